@@ -1,0 +1,158 @@
+"""Every exception of rmvdb. Each message is one sentence that names the thing, the value and the way out.
+
+    RmvdbError                    something failed (exit code 1)
+    ├── UsageError                the caller can mend it by asking differently (exit code 2)
+    │   ├── ConfigError           a setting is unknown, malformed or out of range
+    │   ├── UnknownName           no model version, gallery, upgrade … of that name
+    │   ├── AlreadyExists         that name is taken by something else
+    │   ├── UpgradeRunning        the gallery has an upgrade that has not ended
+    │   ├── WrongPhase            the upgrade's phase does not allow that step
+    │   ├── Mismatch              dimension, metric or model does not fit
+    │   ├── FilterError           a filter expression that cannot be understood
+    │   ├── CannotAdopt           an existing collection that rmvdb cannot serve
+    │   └── NeedsConsent          a step that removes something was not agreed to
+    ├── EngineError               the vector engine refused a call
+    │   ├── EngineUnavailable     the vector engine cannot be reached
+    │   ├── CollectionMissing     no collection of that name
+    │   └── CollectionChanged     a collection is not what the registry remembers
+    ├── RegistryError             the SQL registry refused a call
+    │   ├── RegistryUnavailable   the database cannot be reached
+    │   └── SchemaOutdated        the database is at another schema revision
+    ├── ModelError                an embedder cannot be loaded, or is broken for every item
+    ├── SourceError               a source cannot be loaded, or gives nothing at all
+    ├── ItemError                 one item cannot be read or embedded (that record is quarantined)
+    ├── ArtifactError             an artifact file is missing or altered
+    ├── DiskFull                  a file could not be written for lack of space
+    ├── PlanRefused               the plan would lower the quality, or cannot be made
+    ├── VerifyFailed              the new gallery is not the old one, re-embedded
+    ├── StalePlan                 a client's serving plan is too old to answer safely
+    └── LeaseLost                 another worker has taken over this batch
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RmvdbError(Exception):
+    """Something failed."""
+
+    exit_code = 1
+
+
+class UsageError(RmvdbError):
+    """The caller can mend it by asking differently."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A setting is unknown, malformed or out of range."""
+
+
+class UnknownName(UsageError):
+    """No thing of that kind has that name; the message offers the nearest one."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=1)
+        if near:
+            way_out = f"did you mean {near[0]!r}?"
+        elif known:
+            way_out = f"there are: {', '.join(known[:8])}{' …' if len(known) > 8 else ''}"
+        else:
+            way_out = hint or "there is none yet"
+        super().__init__(f"No {kind} is called {name!r}; {way_out}")
+
+
+class AlreadyExists(UsageError):
+    """That name is taken by something else."""
+
+
+class UpgradeRunning(UsageError):
+    """The gallery has an upgrade that has not ended."""
+
+
+class WrongPhase(UsageError):
+    """The upgrade's phase does not allow that step."""
+
+
+class Mismatch(UsageError):
+    """A dimension, a metric or a model does not fit."""
+
+
+class FilterError(UsageError):
+    """A filter expression that cannot be understood."""
+
+
+class CannotAdopt(UsageError):
+    """An existing collection that rmvdb cannot serve."""
+
+
+class NeedsConsent(UsageError):
+    """A step that removes something was not agreed to."""
+
+
+class EngineError(RmvdbError):
+    """The vector engine refused a call."""
+
+
+class EngineUnavailable(EngineError):
+    """The vector engine cannot be reached."""
+
+
+class CollectionMissing(EngineError):
+    """No collection of that name."""
+
+
+class CollectionChanged(EngineError):
+    """A collection is not what the registry remembers."""
+
+
+class RegistryError(RmvdbError):
+    """The SQL registry refused a call."""
+
+
+class RegistryUnavailable(RegistryError):
+    """The database cannot be reached."""
+
+
+class SchemaOutdated(RegistryError):
+    """The database is at another schema revision."""
+
+
+class ModelError(RmvdbError):
+    """An embedder cannot be loaded, or is broken for every item."""
+
+
+class SourceError(RmvdbError):
+    """A source cannot be loaded, or gives nothing at all."""
+
+
+class ItemError(RmvdbError):
+    """One item cannot be read or embedded; that record is quarantined and the others go on."""
+
+
+class ArtifactError(RmvdbError):
+    """An artifact file is missing or altered."""
+
+
+class DiskFull(RmvdbError):
+    """A file could not be written for lack of space."""
+
+
+class PlanRefused(RmvdbError):
+    """The plan would lower the quality, or cannot be made."""
+
+
+class VerifyFailed(RmvdbError):
+    """The new gallery is not the old one, re-embedded."""
+
+
+class StalePlan(RmvdbError):
+    """A client's serving plan is too old to answer without risking to miss records."""
+
+
+class LeaseLost(RmvdbError):
+    """Another worker has taken over this batch."""

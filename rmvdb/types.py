@@ -1,0 +1,185 @@
+"""The words of DESIGN.md as values: frozen, keyword-only, numpy at the borders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+#: A record's id: INT64 or VARCHAR, one kind per gallery.
+Id: TypeAlias = int | str
+#: What a record or a query is made from: a path, bytes, a PIL image, an array, a text.
+Item: TypeAlias = Any
+#: float32, shape (n, dim) unless a docstring says otherwise.
+Vectors: TypeAlias = npt.NDArray[np.float32]
+
+
+class Metric(StrEnum):
+    """How two vectors of one space are compared."""
+
+    COSINE = "COSINE"
+    IP = "IP"
+    L2 = "L2"
+
+
+class IdType(StrEnum):
+    """What ids a gallery has."""
+
+    INT64 = "INT64"
+    VARCHAR = "VARCHAR"
+
+
+class Phase(StrEnum):
+    """Where an upgrade stands. Pause and throttle are attributes, not phases."""
+
+    PLANNED = "planned"
+    SERVING_BOTH = "serving both"
+    CUT_OVER = "cut over"
+    ENDED = "ended"
+
+
+class BatchState(StrEnum):
+    """Where a batch stands; it only ever moves down this list."""
+
+    #: Nobody works on it, nothing was written.
+    PENDING = "pending"
+    #: A worker reads, loads and embeds it.
+    CLAIMED = "claimed"
+    #: A worker writes it; a client's write of one of its ids waits.
+    WRITING = "writing"
+    #: Every id is in both collections; it waits for one grace.
+    COPIED = "copied"
+    #: Every id is in the new collection and out of the old one.
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One gallery entry."""
+
+    id: Id
+    #: Shape (dim,), or None where the caller did not ask for it.
+    vector: Vectors | None = None
+    #: Scalar and dynamic fields by name, the id and the vector left out.
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hit:
+    """One result of a search."""
+
+    id: Id
+    #: Smaller is closer, whatever the metric: 1 − cos, −⟨q, g⟩ or squared L2; after a merge the calibrated distance.
+    distance: float
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    #: The collection that it was found in.
+    leg: str = ""
+    #: The distance before calibration.
+    raw: float = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """One scalar field of a collection, in the engine's own terms."""
+
+    name: str
+    #: Milvus' name of the type: INT64, VARCHAR, FLOAT, BOOL, JSON, ARRAY …
+    type: str
+    #: max_length, element_type, nullable, is_partition_key …; JSON values only.
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schema:
+    """What a collection holds."""
+
+    collection: str
+    dim: int
+    metric: Metric
+    id_type: IdType
+    id_field: str = "id"
+    #: Only for VARCHAR ids.
+    id_max_length: int = 512
+    vector_field: str = "vector"
+    #: Scalar fields, without the id and the vector.
+    fields: tuple[Field, ...] = ()
+    #: Whether records may carry fields that the schema does not name.
+    dynamic: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Index:
+    """An index and how it is searched, in Milvus' terms; index.py checks both before anything is created."""
+
+    type: str = "AUTOINDEX"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    search: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leg:
+    """One search of a merged search."""
+
+    collection: str
+    #: The model version whose vectors the collection holds.
+    model: str
+    metric: Metric
+    #: The model version whose embedder makes the query (its head is among the transforms).
+    embedder: str
+    #: SHA-256 of the transforms applied to the embedder's output, in order: ρ, then ψ …
+    transforms: tuple[str, ...] = ()
+    #: SHA-256 of the calibration of its distances; None leaves them as they are.
+    calibration: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingPlan:
+    """The legs in force, newest first; the first one's collection is written to."""
+
+    gallery: str
+    epoch: int
+    legs: tuple[Leg, ...]
+    #: Seconds for which a client may use a plan without asking again.
+    max_age: float
+    #: Seconds after which a search is repeated rather than trusted.
+    longest_search: float
+    #: Seconds within which the engine shows every write to every search.
+    staleness: float
+
+    @property
+    def grace(self) -> float:
+        """The one waiting time, in seconds."""
+        return self.max_age + self.longest_search + self.staleness
+
+    @property
+    def embedders(self) -> tuple[str, ...]:
+        """The model versions that embed a query, each once."""
+        return tuple(dict.fromkeys(leg.embedder for leg in self.legs))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far an upgrade is."""
+
+    #: Records found in the new collection, of `total`.
+    done: int
+    total: int
+    quarantined: int = 0
+    #: Records a second over the last minute; None where nothing was moved in it.
+    rate: float | None = None
+
+    @property
+    def t(self) -> float:
+        """The share that is re-embedded, 0 to 1."""
+        return self.done / self.total if self.total else 1.0
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds until the last record is copied; None below 1 % or without a rate."""
+        if self.t < 0.01 or not self.rate:
+            return None
+        return (self.total - self.done) / self.rate
