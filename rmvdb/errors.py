@@ -1,32 +1,32 @@
 """Every exception of rmvdb. Each message is one sentence that names the thing, the value and the way out.
 
-    RmvdbError                    something failed (exit code 1)
-    ├── UsageError                the caller can mend it by asking differently (exit code 2)
-    │   ├── ConfigError           a setting is unknown, malformed or out of range
-    │   ├── UnknownName           no model version, gallery, upgrade … of that name
-    │   ├── AlreadyExists         that name is taken by something else
-    │   ├── UpgradeRunning        the gallery has an upgrade that has not ended
-    │   ├── WrongPhase            the upgrade's phase does not allow that step
-    │   ├── Mismatch              dimension, metric or model does not fit
-    │   ├── FilterError           a filter expression that cannot be understood
-    │   ├── CannotAdopt           an existing collection that rmvdb cannot serve
-    │   └── NeedsConsent          a step that removes something was not agreed to
-    ├── EngineError               the vector engine refused a call
-    │   ├── EngineUnavailable     the vector engine cannot be reached
-    │   ├── CollectionMissing     no collection of that name
-    │   └── CollectionChanged     a collection is not what the registry remembers
-    ├── RegistryError             the SQL registry refused a call
-    │   ├── RegistryUnavailable   the database cannot be reached
-    │   └── SchemaOutdated        the database is at another schema revision
-    ├── ModelError                an embedder cannot be loaded, or is broken for every item
-    ├── SourceError               a source cannot be loaded, or gives nothing at all
-    ├── ItemError                 one item cannot be read or embedded (that record is quarantined)
-    ├── ArtifactError             an artifact file is missing or altered
-    ├── DiskFull                  a file could not be written for lack of space
-    ├── PlanRefused               the plan would lower the quality, or cannot be made
-    ├── VerifyFailed              the new gallery is not the old one, re-embedded
-    ├── StalePlan                 a client's serving plan is too old to answer safely
-    └── LeaseLost                 another worker has taken over this batch
+RmvdbError                    something failed (exit code 1)
+├── UsageError                the caller can mend it by asking differently (exit code 2)
+│   ├── ConfigError           a setting is unknown, malformed or out of range
+│   ├── UnknownName           no model version, gallery, upgrade … of that name
+│   ├── AlreadyExists         that name is taken by something else
+│   ├── UpgradeRunning        the gallery has an upgrade that has not ended
+│   ├── WrongPhase            the upgrade's phase does not allow that step
+│   ├── Mismatch              dimension, metric or model does not fit
+│   ├── FilterError           a filter expression that cannot be understood
+│   ├── CannotAdopt           an existing collection that rmvdb cannot serve
+│   └── NeedsConsent          a step that removes something was not agreed to
+├── EngineError               the vector engine refused a call
+│   ├── EngineUnavailable     the vector engine cannot be reached
+│   ├── CollectionMissing     no collection of that name
+│   └── CollectionChanged     a collection is not what the registry remembers
+├── RegistryError             the SQL registry refused a call
+│   ├── RegistryUnavailable   the database cannot be reached
+│   └── SchemaOutdated        the database is at another schema revision
+├── ModelError                an embedder cannot be loaded, or is broken for every item
+├── SourceError               a source cannot be loaded, or gives nothing at all
+├── ItemError                 one item cannot be read or embedded (that record is quarantined)
+├── ArtifactError             an artifact file is missing or altered
+├── DiskFull                  a file could not be written for lack of space
+├── PlanRefused               the plan would lower the quality, or cannot be made
+├── VerifyFailed              the new gallery is not the old one, re-embedded
+├── StalePlan                 a client's serving plan is too old to answer safely
+└── LeaseLost                 another worker has taken over this batch
 """
 
 from __future__ import annotations

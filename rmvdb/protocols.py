@@ -60,7 +60,13 @@ class VectorStore(Protocol):
         ...
 
     def get(
-        self, collection: str, ids: Sequence[Id], *, fields: Sequence[str] | None = None, vector: bool = False, strong: bool = True
+        self,
+        collection: str,
+        ids: Sequence[Id],
+        *,
+        fields: Sequence[str] | None = None,
+        vector: bool = False,
+        strong: bool = True,
     ) -> list[Record]:
         """The records of these ids that exist, each once, in the order asked; `fields=None` gives all of them."""
         ...

@@ -53,6 +53,8 @@ class BatchState(StrEnum):
     WRITING = "writing"
     #: Every id is in both collections; it waits for one grace.
     COPIED = "copied"
+    #: What leaves the old collection is decided and written down; a rerun removes just that.
+    REMOVING = "removing"
     #: Every id is in the new collection and out of the old one.
     RETIRED = "retired"
 
@@ -134,6 +136,8 @@ class Leg:
     transforms: tuple[str, ...] = ()
     #: SHA-256 of the calibration of its distances; None leaves them as they are.
     calibration: str | None = None
+    #: The model version that makes what is written there, where the query's chain would not give its own vectors (a roll back).
+    write_with: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

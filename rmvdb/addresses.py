@@ -1,0 +1,67 @@
+"""What settings and specs point at: `package.module:object` and the URLs of databases."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rmvdb.errors import RmvdbError, UsageError
+
+_OBJECT = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<name>\w+(\.\w+)*)")
+
+
+def load_object(spec: str, *, error: type[RmvdbError] = UsageError) -> Any:
+    """The object that `package.module:object` names; modules of the current folder are found as with `python -m`.
+
+    Raises UsageError for a spec of another form, and `error` where the module or the object is missing or fails to load.
+    """
+    match = _OBJECT.fullmatch(spec)
+    if match is None:
+        raise UsageError(f"{spec!r} names no object; write package.module:object, such as 'models:clip'")
+    found: Any = _load_module(match["module"], error)
+    for name in match["name"].split("."):
+        if not hasattr(found, name):
+            raise error(f"{spec!r} cannot be loaded: {_place(found)} has no {name!r}; check the name after the colon")
+        found = getattr(found, name)
+    return found
+
+
+def _load_module(name: str, error: type[RmvdbError]) -> ModuleType:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        # For good, not just for this import: the module may import its neighbours later.
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        raise error(_missing_module(name, exc.name or "", folder)) from exc
+    except Exception as exc:
+        raise error(f"Module {name!r} fails to load: {type(exc).__name__}: {exc}; mend it and try again") from exc
+
+
+def _missing_module(name: str, missing: str, folder: str) -> str:
+    if missing and f"{name}.".startswith(f"{missing}."):
+        return f"There is no module {missing!r} in {folder} or among the installed packages; run from its folder or install it"
+    return f"Module {name!r} fails to load: it needs {missing!r}, which is not installed; install it"
+
+
+def _place(found: object) -> str:
+    if isinstance(found, ModuleType):
+        return f"{found.__name__} ({found.__file__})" if getattr(found, "__file__", None) else found.__name__
+    return repr(getattr(found, "__name__", type(found).__name__))
+
+
+def database_url(url: str) -> str:
+    """The URL with the driver that rmvdb uses: plain `postgresql://` and `postgres://` become `postgresql+psycopg://`."""
+    return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown: passwords before the host and among the parameters are replaced by ***."""
+    hidden = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url, flags=re.DOTALL)
+    return re.sub(r"(?i)([?&](?:\w*password|token|sslkey)=)[^&]*", r"\1***", hidden)

@@ -1,0 +1,236 @@
+"""Old vectors kept as Parquet until clean-up, for rolling back; and embeddings kept from the plan's sample.
+
+A file holds one batch: a column of ids, one of float32 vectors, bit for bit, and one with each record's scalar fields as
+JSON, because dynamic fields have no common type. Any program that reads Parquet can read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rmvdb import files
+from rmvdb.errors import ArtifactError
+from rmvdb.types import Id, Record, Vectors
+
+_log = logging.getLogger(__name__)
+#: The SHA-256 in a cached file's name, so that an altered file is noticed.
+_DIGEST = 16
+#: Where an embedding is: the id and the digest of the old vector that its record had.
+_Key: TypeAlias = tuple[Id, bytes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchiveFile:
+    """One file of the archive, as the registry remembers it."""
+
+    #: Relative to the archive's folder, with forward slashes.
+    path: str
+    sha256: str
+    #: How many records it holds.
+    count: int
+
+
+class Archive:
+    """A folder of batches of old records; a file is never changed once it is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, *name: str, records: Sequence[Record]) -> ArchiveFile:
+        """Keep these records in a new file under that name: folders first, such as gallery, upgrade, batch.
+
+        A repeated call never overwrites another's file: what differs gets another file. Raises DiskFull, with nothing left
+        behind, and ArtifactError for a field value that cannot be kept.
+        """
+        data = _parquet(_table(records))
+        digest = files.sha256(data)
+        *folders, last = (files.file_name(part) for part in name)
+        path = "/".join([*folders, f"{last}-{digest[:16]}.parquet"])
+        files.durable_write(self.folder / path, data)
+        return ArchiveFile(path=path, sha256=digest, count=len(records))
+
+    def read(self, file: ArchiveFile) -> list[Record]:
+        """The records as they were written; raises ArtifactError where the file is missing or altered."""
+        table = self._open(file)
+        vectors = _column_vectors(table)
+        return [
+            Record(id=id, vector=vector, fields=json.loads(fields))
+            for id, vector, fields in zip(table["id"].to_pylist(), vectors, table["fields"].to_pylist(), strict=True)
+        ]
+
+    def ids(self, file: ArchiveFile) -> list[Id]:
+        """The ids of its records, in order; raises ArtifactError where the file is missing or altered."""
+        ids: list[Id] = self._open(file, columns=["id"])["id"].to_pylist()
+        return ids
+
+    def remove(self, file: ArchiveFile) -> None:
+        """Remove one file; does nothing where it is gone already."""
+        files.remove(files.inside(self.folder, file.path))
+
+    def clear(self, *name: str) -> None:
+        """Remove every file under these folders, such as gallery, upgrade; does nothing where there is none."""
+        files.remove(self.folder.joinpath(*(files.file_name(part) for part in name)))
+
+    def _open(self, file: ArchiveFile, *, columns: list[str] | None = None) -> Any:
+        data = files.verified_read(files.inside(self.folder, file.path), file.sha256)
+        return pq.read_table(io.BytesIO(data), columns=columns)
+
+
+class EmbeddingCache:
+    """New vectors by id, each good only as long as the record's old vector is what it was.
+
+    Many threads may use one; what another process adds is seen by those that open the cache later. An altered file counts
+    as not there, with a warning: the records are embedded again.
+    """
+
+    def __init__(self, folder: Path, *, model: str) -> None:
+        """Keep the embeddings of one model; `model` is its version's name or fingerprint."""
+        self.folder = folder / files.file_name(model)
+        self._lock = threading.Lock()
+        self._found: dict[_Key, Vectors] | None = None
+
+    def put(self, ids: Sequence[Id], old: Vectors, new: Vectors) -> None:
+        """Keep `new` (n, dim), the embeddings of records whose old vectors are `old` (n, old dim). Raises DiskFull."""
+        if not len(ids) == len(old) == len(new):
+            raise ArtifactError(f"{len(ids)} ids, {len(old)} old and {len(new)} new vectors cannot be kept together")
+        if not ids:
+            return
+        columns = {"id": _id_column(ids), "old": pa.array([_digest(vector) for vector in old], pa.binary(_DIGEST))}
+        data = _parquet(pa.table({**columns, "vector": _vector_column(list(new))}))
+        files.durable_write(self.folder / f"{files.sha256(data)}.parquet", data)
+        with self._lock:
+            if self._found is not None:
+                self._found.update(_entries(data))
+
+    def get(self, ids: Sequence[Id], old: Vectors) -> dict[Id, Vectors]:
+        """The embeddings (dim,) of those ids whose record still has that old vector."""
+        found = self._load()
+        keys = zip(ids, map(_digest, old), strict=True)
+        return {key[0]: found[key] for key in keys if key in found}
+
+    def clear(self) -> None:
+        """Forget every embedding of this model."""
+        with self._lock:
+            files.remove(self.folder)
+            self._found = None
+
+    def _load(self) -> dict[_Key, Vectors]:
+        with self._lock:
+            if self._found is None:
+                self._found = {}
+                for path in sorted(self.folder.glob("*.parquet")):
+                    self._found.update(_read_cached(path))
+            return self._found
+
+
+def _read_cached(path: Path) -> dict[_Key, Vectors]:
+    try:
+        return dict(_entries(files.verified_read(path, path.stem)))
+    except ArtifactError as exc:
+        _log.warning("Embeddings are computed again: %s", exc, extra={"action": "cache-skip", "file": str(path)})
+        return {}
+
+
+def _entries(data: bytes) -> Iterable[tuple[_Key, Vectors]]:
+    table = pq.read_table(io.BytesIO(data))
+    keys = zip(table["id"].to_pylist(), table["old"].to_pylist(), strict=True)
+    return ((key, vector) for key, vector in zip(keys, _column_vectors(table), strict=True) if vector is not None)
+
+
+def _digest(vector: Vectors) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(vector, dtype=np.float32), digest_size=_DIGEST).digest()
+
+
+def _table(records: Sequence[Record]) -> Any:
+    return pa.table(
+        {
+            "id": _id_column([record.id for record in records]),
+            "vector": _vector_column([record.vector for record in records]),
+            "fields": pa.array([_encoded(record) for record in records], pa.string()),
+        }
+    )
+
+
+def _parquet(table: Any) -> bytes:
+    """The table as one file; in memory, because a batch is small and its SHA-256 is needed before it has a name."""
+    out = io.BytesIO()
+    # Splitting floats into their bytes lets zstd see the exponents together.
+    split = ["vector.list.element"]
+    pq.write_table(table, out, compression="zstd", use_dictionary=False, use_byte_stream_split=split)
+    return out.getvalue()
+
+
+def _id_column(ids: Sequence[Id]) -> Any:
+    if all(isinstance(id, str) for id in ids):
+        return pa.array(ids, pa.string())
+    try:
+        return pa.array(ids, pa.int64())
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as exc:
+        raise ArtifactError(f"Ids {list(ids[:3])!r} … cannot be kept: they are neither all INT64 nor all VARCHAR") from exc
+
+
+def _vector_column(vectors: Sequence[Vectors | None]) -> Any:
+    """A column of lists of one length, with null where a record came without its vector."""
+    known = [np.asarray(vector, dtype=np.float32) for vector in vectors if vector is not None]
+    shapes = {vector.shape for vector in known}
+    if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
+        raise ArtifactError(f"Vectors of shapes {sorted(shapes)} cannot be kept together; a collection has one dimension")
+    present = np.array([vector is not None for vector in vectors], dtype=np.int64)
+    dim = known[0].size if known else 0
+    offsets = np.concatenate([[0], np.cumsum(present * dim)])
+    values = pa.array(np.concatenate(known) if known else np.empty(0, np.float32), pa.float32())
+    kind = pa.list_(pa.field("element", pa.float32()))
+    missing = pa.array(present == 0)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=missing).cast(kind)
+
+
+def _column_vectors(table: Any) -> list[Vectors | None]:
+    column = table["vector"].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    values = column.values.to_numpy(zero_copy_only=False)
+    offsets = column.offsets.to_numpy()
+    # A copy each: a slice would keep the whole batch in memory as long as one record lives.
+    return [
+        values[start:end].copy() if valid else None
+        for start, end, valid in zip(offsets[:-1], offsets[1:], column.is_valid().to_pylist(), strict=True)
+    ]
+
+
+def _encoded(record: Record) -> str:
+    try:
+        # Python's JSON writes NaN and Infinity and reads them back; a float's shortest text is exactly that float.
+        return json.dumps(_plain(record.fields))
+    except (TypeError, ValueError) as exc:
+        raise ArtifactError(f"The fields of record {record.id!r} cannot be kept: {exc}") from exc
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's own types; engines hand out numpy scalars and list-like containers of their own."""
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, (np.generic, np.ndarray)):
+        return _plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {_key(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, memoryview)):
+        return [_plain(part) for part in value]
+    raise TypeError(f"a value of type {type(value).__name__} is no number, text, list or JSON")
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"{key!r} is a key of a JSON object and no text")
+    return key

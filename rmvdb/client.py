@@ -1,0 +1,374 @@
+"""What application code calls: one gallery, searched and written as if no upgrade were on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Literal, overload
+
+import numpy as np
+from rmvdb.merge import merge
+
+from rmvdb import errors
+from rmvdb.encoding import Encoder
+from rmvdb.protocols import VectorStore
+from rmvdb.registry import Opened, Registry
+from rmvdb.types import Hit, Id, Item, Leg, Record, ServingPlan, Vectors
+
+log = logging.getLogger(__name__)
+
+#: How often a search that took longer than allowed, or met a new epoch, is repeated before it fails.
+ATTEMPTS = 5
+#: Seconds for which a write may go on after it was announced.
+WRITE_LASTS = 30.0
+#: Records written under one announcement.
+WRITE_BATCH = 500
+
+
+class Plans:
+    """The serving plan as this process knows it, never used when it is older than its maximum age.
+
+    A thread asks again three times within that age, loads what an announced plan needs and reports that it can serve it.
+    """
+
+    def __init__(self, gallery: str, *, registry: Registry, prepare: Callable[[ServingPlan], None], name: str) -> None:
+        self._gallery, self._registry, self._prepare, self._name = gallery, registry, prepare, name
+        self._ready, self._trouble = 0, ""
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._plan, self._asked = self._ask()
+        self._thread = threading.Thread(target=self._keep_asking, name=f"rmvdb-plans-{gallery}", daemon=True)
+        self._thread.start()
+
+    def current(self) -> ServingPlan:
+        """The plan in force, at most `max_age` seconds old; StalePlan when the registry cannot be asked."""
+        plan, asked = self._plan, self._asked
+        if time.monotonic() - asked <= plan.max_age:
+            return plan
+        try:
+            return self.refresh()
+        except errors.RegistryError as exc:
+            age = time.monotonic() - asked
+            raise errors.StalePlan(
+                f"The serving plan of {self._gallery!r} is {age:.0f} s old, {plan.max_age:g} s are allowed, and searching on could "
+                f"miss records: {exc}"
+            ) from exc
+
+    def refresh(self) -> ServingPlan:
+        """Ask the registry now."""
+        with self._lock:
+            self._plan, self._asked = self._ask()
+            return self._plan
+
+    def close(self) -> None:
+        """Stop asking, and tell the registry that nobody need wait for this client."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+        try:
+            self._registry.leave(self._name)
+        except errors.RegistryError:
+            log.info("The registry did not hear that client %s left; it will notice by itself", self._name)
+
+    def _ask(self) -> tuple[ServingPlan, float]:
+        asked = time.monotonic()  # a plan's age counts from before the question: the answer can only be newer
+        serving = self._registry.refresh(self._gallery, client=self._name, ready=self._ready, trouble=self._trouble)
+        if serving.next and self._ready < serving.next.epoch and self._can_serve(serving.next):
+            asked = time.monotonic()
+            serving = self._registry.refresh(self._gallery, client=self._name, ready=self._ready, trouble="")
+        return serving.plan, asked
+
+    def _can_serve(self, plan: ServingPlan) -> bool:
+        try:
+            self._prepare(plan)
+        except Exception as exc:  # noqa: BLE001 (user code may raise anything; it is reported, and this client serves on)
+            self._trouble = f"{type(exc).__name__}: {exc}"[:2000]
+            log.warning(
+                "Epoch %s of %s cannot be served here: %s", plan.epoch, self._gallery, self._trouble, extra={"action": "prepare"}
+            )
+            return False
+        self._ready, self._trouble = plan.epoch, ""
+        return True
+
+    def _keep_asking(self) -> None:
+        while not self._stop.wait(self._plan.max_age / 3):
+            try:
+                self.refresh()
+            except errors.RmvdbError as exc:
+                log.warning("The serving plan of %s could not be refreshed: %s", self._gallery, exc, extra={"action": "refresh"})
+
+
+class Client:
+    """Search, read and write one gallery; make one with `rmvdb.connect`. Safe to share between threads.
+
+    A query is embedded once (twice with method `naive`), its legs are searched at the same time, their hits merged by calibrated
+    distance. During an upgrade every answer is what the whole gallery gives: nothing missed, nothing found twice.
+    """
+
+    def __init__(
+        self, gallery: str, *, registry: Registry, store: VectorStore, encoder: Encoder, longest_call: float = 10.0
+    ) -> None:
+        self.gallery = gallery
+        self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._registry, self._store, self._encoder = registry, store, encoder
+        self._longest_call = longest_call
+        self._wrote = float("-inf")
+        self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rmvdb-leg")
+        self._search_params = {row.name: row.search for row in registry.collections(registry.gallery(gallery).id)}
+        self._plans = Plans(gallery, registry=registry, prepare=encoder.prepare, name=self.name)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave: the next change of epoch need not wait for this client."""
+        self._plans.close()
+        self._pool.shutdown()
+
+    @property
+    def plan(self) -> ServingPlan:
+        """The serving plan in force."""
+        return self._plans.current()
+
+    # --- search -------------------------------------------------------------------------------------------------------
+
+    @overload
+    def search(self, item: list[Item], **options: Any) -> list[list[Hit]]: ...
+    @overload
+    def search(self, item: Item = ..., **options: Any) -> list[Hit]: ...
+
+    def search(
+        self,
+        item: Item = None,
+        *,
+        vector: Any = None,
+        model: str | None = None,
+        limit: int = 10,
+        offset: int = 0,
+        filter: str = "",
+        output_fields: Sequence[str] = (),
+        consistency: Literal["", "Strong"] = "",
+    ) -> list[Hit] | list[list[Hit]]:
+        """The nearest records of an item (a list of items gives a list of answers), nearest first.
+
+        `vector` with `model` searches with a ready vector (dim,) or several (n, dim) instead. `output_fields=["*"]` gives every
+        field. `consistency="Strong"` sees every write that returned before; without it writes of other clients show within the
+        plan's staleness, this client's own at once. Raises UsageError for arguments that don't fit, EngineError, StalePlan.
+        """
+        if limit < 1 or offset < 0:
+            raise errors.UsageError(f"limit must be at least 1 and offset at least 0, not {limit} and {offset}")
+        encode, several = self._question(item, vector, model)
+        fields = None if "*" in output_fields else tuple(output_fields)
+        answers = self._search(encode, limit=limit, offset=offset, filter=filter, fields=fields, strong=consistency == "Strong")
+        return answers if several else answers[0]
+
+    def _question(self, item: Item, vector: Any, model: str | None) -> tuple[Callable[[ServingPlan], dict[str, Vectors]], bool]:
+        if (item is None) == (vector is None):
+            raise errors.UsageError("search takes an item, a list of items, or vector= with model=; give one of them")
+        if vector is None:
+            items = item if isinstance(item, list) else [item]
+            embedded: dict[str, Vectors] = {}  # survives a repetition: an item is embedded once
+            return lambda plan: self._encoder.queries(plan, items, embedded), isinstance(item, list)
+        if model is None:
+            raise errors.UsageError('A raw vector names the model that made it: search(vector=…, model="v2")')
+        vectors = np.asarray(vector, dtype=np.float32)
+        rows = np.atleast_2d(vectors)
+        return lambda plan: self._encoder.vectors(plan, rows, model), vectors.ndim == 2
+
+    def _search(self, encode: Callable[[ServingPlan], dict[str, Vectors]], **options: Any) -> list[list[Hit]]:
+        for _ in range(ATTEMPTS):
+            plan = self._plans.current()
+            queries = encode(plan)
+            if self._plans.current().epoch != plan.epoch:
+                continue  # the epoch changed while the query was embedded
+            started = time.monotonic()
+            answers = self._merged(plan, queries, **options)
+            # A search that took longer may have looked at one collection before a record came and at the other after it went.
+            if time.monotonic() - started <= plan.longest_search:
+                return answers
+        raise errors.EngineError(
+            f"A search of {self.gallery!r} took longer than {plan.longest_search:g} s {ATTEMPTS} times; "
+            "look at the engine's load, or raise search.longest_search and wait one grace"
+        )
+
+    def _merged(
+        self,
+        plan: ServingPlan,
+        queries: Mapping[str, Vectors],
+        *,
+        limit: int,
+        offset: int,
+        filter: str,
+        fields: Any,
+        strong: bool,
+    ) -> list[list[Hit]]:
+        strong = strong or time.monotonic() - self._wrote < plan.staleness + self._longest_call
+
+        def leg(each: Leg) -> list[list[Hit]]:
+            return self._store.search(
+                each.collection,
+                queries[each.collection],
+                limit=limit + offset,
+                filter=filter,
+                fields=fields,
+                search=self._params(each.collection),
+                strong=strong,
+            )
+
+        others = [self._pool.submit(leg, each) for each in plan.legs[1:]]
+        found = [leg(plan.legs[0]), *(other.result() for other in others)]
+        scales = [calibration.apply if (calibration := self._encoder.calibration(each)) else None for each in plan.legs]
+        return [merge(lists, scales, limit=limit, offset=offset) for lists in zip(*found, strict=True)]
+
+    def _params(self, collection: str) -> Mapping[str, object]:
+        if collection not in self._search_params:
+            self._search_params[collection] = self._registry.collection(collection).search
+        return self._search_params[collection]
+
+    # --- read ---------------------------------------------------------------------------------------------------------
+
+    def get(self, ids: Id | Sequence[Id], *, output_fields: Sequence[str] = ("*",)) -> list[Record]:
+        """The records of these ids that exist, each once, in the order asked, as every write before left them."""
+        asked = [ids] if isinstance(ids, int | str) else list(ids)
+        fields = None if "*" in output_fields else tuple(output_fields)
+        found: dict[Id, Record] = {}
+        # Oldest first, one after the other: a record that moves meanwhile is in the next one before it leaves this one.
+        for leg in reversed(self._plans.current().legs):
+            found |= {record.id: record for record in self._store.get(leg.collection, asked, fields=fields)}
+        return [found[id] for id in dict.fromkeys(asked) if id in found]
+
+    def query(
+        self, filter: str = "", *, limit: int = 100, offset: int = 0, output_fields: Sequence[str] = ("*",)
+    ) -> list[Record]:
+        """Records that match a filter, in ascending id order."""
+        fields = None if "*" in output_fields else tuple(output_fields)
+        found: list[Record] = []
+        for page in self._pages(filter, fields, page=min(limit + offset, 1000) or 1):
+            found += page
+            if len(found) >= limit + offset:
+                break
+        return found[offset : offset + limit]
+
+    def count(self, filter: str = "") -> int:
+        """How many records match, each counted once in however many collections it is."""
+        plan = self._plans.current()
+        if len(plan.legs) == 1:
+            return self._store.count(plan.legs[0].collection, filter=filter)
+        return sum(len(page) for page in self._pages(filter, (), page=5000))
+
+    def _pages(self, filter: str, fields: Sequence[str] | None, *, page: int) -> Iterator[list[Record]]:
+        after: Id | None = None
+        while True:
+            # Oldest first again, page by page; only as far as every collection has answered.
+            legs = reversed(self._plans.current().legs)
+            pages = [
+                next(self._store.scan(leg.collection, filter=filter, fields=fields, after=after, page=page), []) for leg in legs
+            ]
+            ends: list[Any] = [each[-1].id for each in pages if len(each) >= page]
+            after = min(ends) if ends else None
+            found = {each.id: each for some in pages for each in some if after is None or each.id <= after}  # type: ignore[operator]
+            yield sorted(found.values(), key=lambda record: record.id)
+            if after is None:
+                return
+
+    # --- write --------------------------------------------------------------------------------------------------------
+
+    def upsert(self, records: Sequence[Mapping[str, Any]]) -> int:
+        """Write records `{"id": …, "item": …, field: value, …}`, replacing those of the same id; how many were written.
+
+        The item is embedded here. After it returned every search of this client shows the records and nothing they replaced.
+        """
+        for record in records:
+            if "id" not in record or "item" not in record:
+                raise errors.UsageError(
+                    f"A record to write needs an id and an item; this one has: {', '.join(map(str, record)) or 'nothing'}"
+                )
+        distinct = list({record["id"]: record for record in records}.values())
+        for start in range(0, len(distinct), WRITE_BATCH):
+            self._upsert(distinct[start : start + WRITE_BATCH])
+        return len(distinct)
+
+    def _upsert(self, records: Sequence[Mapping[str, Any]]) -> None:
+        ids, items = [record["id"] for record in records], [record["item"] for record in records]
+        embedded: dict[str, Vectors] = {}
+        for leg in self._plans.current().legs:  # the slow part, before anybody has to wait for this write
+            self._encoder.stored(leg, items, embedded)
+
+        def rows(leg: Leg) -> list[Record]:
+            vectors = self._encoder.stored(leg, items, embedded)
+            return [
+                Record(id=record["id"], vector=vector, fields={k: v for k, v in record.items() if k not in ("id", "item")})
+                for record, vector in zip(records, vectors, strict=True)
+            ]
+
+        with self._writing("upsert", ids) as (plan, in_time):
+            newest, *older = plan.legs
+            in_time()
+            self._store.upsert(newest.collection, rows(newest))
+            # Where an older collection still has the record it must not show what was replaced. Only workers remove from there.
+            for leg in older:
+                in_time()
+                stale = {record.id for record in self._store.get(leg.collection, ids, fields=())}
+                if stale:
+                    in_time()
+                    self._store.upsert(leg.collection, [row for row in rows(leg) if row.id in stale])
+
+    def delete(self, ids: Id | Sequence[Id] | None = None, *, filter: str = "") -> int:
+        """Remove records by id, or all that match a filter; how many ids were asked for or matched."""
+        if (ids is None) == (not filter):
+            raise errors.UsageError("delete takes ids, or filter=…; give one of them")
+        if ids is None:
+            return sum(self._delete([record.id for record in page]) for page in self._pages(filter, (), page=WRITE_BATCH))
+        asked = [ids] if isinstance(ids, int | str) else list(ids)
+        return sum(self._delete(asked[start : start + WRITE_BATCH]) for start in range(0, len(asked), WRITE_BATCH))
+
+    def _delete(self, ids: Sequence[Id]) -> int:
+        if ids:
+            with self._writing("delete", ids) as (plan, in_time):
+                for leg in plan.legs:
+                    in_time()
+                    self._store.delete(leg.collection, ids)
+        return len(ids)
+
+    @contextmanager
+    def _writing(self, kind: str, ids: Sequence[Id]) -> Iterator[tuple[ServingPlan, Callable[[], None]]]:
+        """Announce a write, wait for whoever is at these records, write, mark it done.
+
+        Both sides announce, then look: a worker that comes later sees the intent, and one that came before is waited for. A write
+        that fails half-way stays announced until its deadline, since nobody can know what reached the engine.
+        """
+        opened, started = self._announce(kind, ids)
+
+        def in_time() -> None:
+            if time.monotonic() - started > WRITE_LASTS - self._longest_call:
+                raise errors.EngineError(
+                    f"Writing {len(ids)} records of {self.gallery!r} took longer than {WRITE_LASTS:g} s; write them again"
+                )
+
+        try:
+            while self._registry.blocked(opened, ids):
+                in_time()
+                time.sleep(0.02)
+        except BaseException:
+            self._registry.withdraw_intents(opened)
+            raise
+        yield opened.plan, in_time
+        self._wrote = time.monotonic()
+        self._registry.close_intents(opened)
+
+    def _announce(self, kind: str, ids: Sequence[Id]) -> tuple[Opened, float]:
+        while True:
+            started = time.monotonic()
+            opened = self._registry.open_intents(self.gallery, kind, ids, client=self.name, lasting=WRITE_LASTS)
+            if opened is not None:
+                return opened, started
+            time.sleep(0.02)  # an epoch is changing: it waits for open writes to end, and new ones wait for it

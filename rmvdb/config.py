@@ -1,0 +1,437 @@
+"""Settings from rmvdb.toml and RMVDB_* environment variables; the environment wins.
+
+    home                   folder for artifacts, archive and cache
+    [milvus]   uri         a file ending in .db (Milvus Lite) or the http(s) address of a server
+               token       user:password or API key
+               timeout     seconds after which one call to the engine is given up
+               staleness   seconds within which the engine shows every write; otherwise what the engine promises
+    [registry] url         sqlite:///file or postgresql://user:password@host/database
+    [index]    type, params, search    index of new collections, in Milvus' terms
+    [indexes.<gallery>]    the same for one gallery, instead of [index]
+    [search]   plan_max_age     seconds for which a client uses a serving plan without asking again
+               longest_search   seconds after which a search is repeated rather than trusted
+    [backfill] batch            records in one batch
+               width            batches that one worker has in flight
+               lease            seconds for which a worker holds a batch before it must renew
+               longest_call     seconds that one call of a worker may take
+               retry_for        seconds for which a worker tries again while the engine or the database does not answer
+    [throttle] rate             records a second that all backfill of one worker stays below; otherwise as fast as it goes
+
+The file is the one that `load` is given, or RMVDB_CONFIG names, or the nearest rmvdb.toml in the current folder and those
+above it. Relative paths start at that file's folder. `[milvus] uri` is RMVDB_MILVUS__URI in the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+
+from rmvdb import types
+from rmvdb.addresses import database_url, without_password
+from rmvdb.errors import ConfigError
+
+NAME = "rmvdb.toml"
+_ENV = "RMVDB_"
+Seconds: TypeAlias = Annotated[float, Field(gt=0)]
+#: The keys of one setting from the outermost section on.
+_Keys: TypeAlias = tuple[str, ...]
+
+
+class DatabaseUrl(SecretStr):
+    """A database's URL; shown without its password."""
+
+    def __str__(self) -> str:
+        return without_password(self.get_secret_value())
+
+    def __repr__(self) -> str:
+        return f"DatabaseUrl({str(self)!r})"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_values(cls, value: object) -> object:
+        # Otherwise `batch = true` would be a batch of one record.
+        if isinstance(value, bool):
+            raise ValueError("must be a number or a text, not true or false")
+        return value
+
+
+class Milvus(_Section):
+    """Where the vectors are."""
+
+    uri: str = Field("", description="a file ending in .db (Milvus Lite) or the http(s) address of a server; milvus.db in home")
+    token: SecretStr = Field(SecretStr(""), description="user:password or API key of a server", examples=["root:Milvus"])
+    timeout: Seconds = Field(10.0, description="seconds after which one call to the engine is given up")
+    staleness: Annotated[float, Field(ge=0)] | None = Field(
+        None,
+        description="seconds within which the engine shows every write; otherwise what the engine promises",
+        examples=[5.0],
+    )
+
+    @field_validator("uri")
+    @classmethod
+    def _file_or_address(cls, uri: str) -> str:
+        scheme, separator, rest = uri.partition("://")
+        if not separator:
+            if uri and not uri.endswith(".db") and not uri.startswith("unix:"):
+                raise ValueError("must be a file ending in .db or an address such as http://localhost:19530")
+        elif scheme not in ("http", "https", "tcp", "unix"):
+            raise ValueError("must be a file ending in .db or an address such as http://localhost:19530")
+        elif "@" in rest:
+            raise ValueError("must not carry a password; write it to milvus.token as user:password")
+        return uri
+
+
+class Registry(_Section):
+    """Where upgrades, batches and intents are remembered."""
+
+    url: DatabaseUrl = Field(
+        DatabaseUrl(""),
+        description="sqlite:///file or postgresql://user:password@host/database; registry.sqlite in home",
+        examples=["postgresql://user:password@localhost/rmvdb"],
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _known_database(cls, url: DatabaseUrl) -> DatabaseUrl:
+        normal = database_url(url.get_secret_value())
+        if normal and not normal.startswith(("sqlite://", "postgresql+psycopg://")):
+            raise ValueError("must begin with sqlite:/// or postgresql://")
+        return DatabaseUrl(normal)
+
+
+class Index(_Section):
+    """An index of a new collection; whether the engine takes it is checked before the collection is made."""
+
+    type: Annotated[str, Field(min_length=1)] = Field("AUTOINDEX", description="index type: FLAT, IVF_FLAT, HNSW, GPU_CAGRA …")
+    params: dict[str, Any] = Field({}, description="how it is built", examples=[{"M": 16, "efConstruction": 200}])
+    search: dict[str, Any] = Field({}, description="how it is searched", examples=[{"ef": 128}])
+
+    def value(self) -> types.Index:
+        """The index as the rest of rmvdb knows it."""
+        return types.Index(type=self.type, params=self.params, search=self.search)
+
+
+class Search(_Section):
+    """How long a client may answer by what it knows."""
+
+    plan_max_age: Seconds = Field(5.0, description="seconds for which a client uses a serving plan without asking again")
+    longest_search: Seconds = Field(5.0, description="seconds after which a search is repeated rather than trusted")
+
+
+class Backfill(_Section):
+    """How the gallery is moved."""
+
+    batch: Annotated[int, Field(ge=1, le=100_000)] = Field(1000, description="records in one batch")
+    width: Annotated[int, Field(ge=1, le=64)] = Field(3, description="batches that one worker has in flight")
+    lease: Seconds = Field(15.0, description="seconds for which a worker holds a batch before it must renew")
+    longest_call: Seconds = Field(10.0, description="seconds that one call of a worker may take")
+    retry_for: Annotated[float, Field(ge=0)] = Field(
+        60.0, description="seconds for which a worker tries again while the engine or the database does not answer"
+    )
+
+    @model_validator(mode="after")
+    def _lease_outlasts_a_call(self) -> Backfill:
+        # A worker uses a claim only while its lease has more left than the longest call: a shorter lease is never usable.
+        if self.lease <= self.longest_call:
+            raise ValueError(f"lease ({self.lease:g} s) must be longer than longest_call ({self.longest_call:g} s)")
+        return self
+
+
+class Throttle(_Section):
+    """How gently the gallery is moved."""
+
+    rate: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="records a second that one worker stays below; otherwise as fast as it goes", examples=[500.0]
+    )
+
+
+class Settings(BaseSettings):
+    """All settings, as `load` gives them: paths are absolute and empty addresses are filled in."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=_ENV,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+    )
+
+    home: Path = Field(Path(".rmvdb"), description="folder for artifacts, archive and cache")
+    milvus: Milvus = Milvus()
+    registry: Registry = Registry()
+    index: Index = Index()
+    indexes: dict[str, Index] = Field({}, description="an index for one gallery, instead of [index]")
+    search: Search = Search()
+    backfill: Backfill = Backfill()
+    throttle: Throttle = Throttle()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment wins over the file, whose content is given to the constructor."""
+        return env_settings, init_settings
+
+    @model_validator(mode="after")
+    def _call_outlasts_the_engine(self) -> Settings:
+        if self.milvus.timeout > self.backfill.longest_call:
+            raise ValueError(
+                f"milvus.timeout ({self.milvus.timeout:g} s) must not be longer than "
+                f"backfill.longest_call ({self.backfill.longest_call:g} s)"
+            )
+        return self
+
+    @property
+    def artifacts(self) -> Path:
+        """The folder of transforms and calibrations."""
+        return self.home / "artifacts"
+
+    @property
+    def archive(self) -> Path:
+        """The folder of old vectors."""
+        return self.home / "archive"
+
+    @property
+    def cache(self) -> Path:
+        """The folder of embeddings that are kept from the plan's sample."""
+        return self.home / "cache"
+
+    def index_for(self, gallery: str) -> types.Index:
+        """The index of that gallery's new collections."""
+        return self.indexes.get(gallery, self.index).value()
+
+
+def load(path: Path | None = None) -> Settings:
+    """Read the settings; raises ConfigError with one sentence that names the file or variable, the key and the way out."""
+    file = _find(path)
+    data = _read(file) if file else {}
+    _refuse_unknown(data, file)
+    try:
+        settings = Settings(**data)
+    except ValidationError as exc:
+        raise ConfigError(_sentence(exc, file)) from exc
+    except SettingsError as exc:
+        raise ConfigError(f"Environment: {exc}; write JSON, or one variable for each key as in RMVDB_MILVUS__URI") from exc
+    return _resolved(settings, file.parent if file else Path.cwd())
+
+
+def template() -> str:
+    """A commented rmvdb.toml in which every setting stands with its default."""
+    lines = [
+        "# Settings of rmvdb. Take the # away to change one; relative paths start at this file's folder.",
+        "# The environment wins over this file: RMVDB_MILVUS__URI is uri in [milvus].",
+        "",
+        *_template_lines(Settings),
+    ]
+    for name, field in Settings.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, _Section):
+            lines += ["", f"# {section.__doc__}", f"[{name}]", *_template_lines(section)]
+    lines += ["", f"# {Settings.model_fields['indexes'].description}", "# [indexes.photos]", '# type = "HNSW"']
+    return "\n".join([*lines, "# params = { M = 16, efConstruction = 200 }", "# search = { ef = 128 }", ""])
+
+
+def _template_lines(section: type[BaseModel]) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        if field.description and name != "indexes":
+            shown = field.examples[0] if field.examples else field.default
+            yield f"# {field.description}"
+            yield f"# {name} = {_toml(_DEFAULT_ADDRESS.get(name, shown))}"
+
+
+#: Defaults that depend on home.
+_DEFAULT_ADDRESS = {"uri": ".rmvdb/milvus.db"}
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + " }"
+    return json.dumps(value if isinstance(value, (int, float, str)) else str(value))
+
+
+def _find(path: Path | None) -> Path | None:
+    asked = path or (Path(os.environ["RMVDB_CONFIG"]) if os.environ.get("RMVDB_CONFIG") else None)
+    if asked is None:
+        here = Path.cwd()
+        return next((folder / NAME for folder in (here, *here.parents) if (folder / NAME).is_file()), None)
+    asked = asked.expanduser().absolute()
+    file = asked / NAME if asked.is_dir() else asked
+    if not file.is_file():
+        whose = "" if path else " (named by RMVDB_CONFIG)"
+        raise ConfigError(f"{file}{whose} is not there; run `rmvdb init` in its folder or name another file")
+    return file
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(
+            f"{file} is not valid TOML: {exc}; mend that line, `rmvdb init` in an empty folder shows the form"
+        ) from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{file} is not UTF-8 text; save it as UTF-8") from exc
+    except OSError as exc:
+        raise ConfigError(f"{file} cannot be read ({exc.strerror}); check its permissions") from exc
+
+
+def _refuse_unknown(data: Mapping[str, Any], file: Path | None) -> None:
+    for keys in _paths(data):
+        if _known_part(keys) not in _known():
+            raise ConfigError(f"{file}: there is no setting {'.'.join(keys)!r}; {_way_out(keys, environment=False)}")
+    for variable in os.environ:
+        keys = _env_keys(variable)
+        if keys and _generic(keys) not in _known():
+            raise ConfigError(f"Environment: there is no setting {variable}; {_way_out(keys, environment=True)}")
+
+
+def _paths(data: Mapping[str, Any], prefix: _Keys = ()) -> Iterator[_Keys]:
+    """The keys of every value and every section, outermost first."""
+    for key, value in data.items():
+        yield (*prefix, key)
+        if isinstance(value, Mapping):
+            yield from _paths(value, (*prefix, key))
+
+
+def _env_keys(variable: str) -> _Keys:
+    """The keys that an environment variable sets; none for one that is not ours."""
+    if not variable.upper().startswith(_ENV) or variable.upper() == "RMVDB_CONFIG":
+        return ()
+    return tuple(variable[len(_ENV) :].lower().split("__"))
+
+
+def _known() -> Iterator[_Keys]:
+    """The keys of every section and setting, with * for a gallery."""
+    for name, field in Settings.model_fields.items():
+        yield (name,)
+        if name == "indexes":
+            yield (name, "*")
+            yield from ((name, "*", key) for key in Index.model_fields)
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, _Section):
+            yield from ((name, key) for key in field.annotation.model_fields)
+
+
+def _generic(keys: _Keys) -> _Keys:
+    return (keys[0], "*", *keys[2:]) if keys[0] == "indexes" and len(keys) > 1 else keys
+
+
+def _known_part(keys: _Keys) -> _Keys:
+    """The keys without those below params and search, which are Milvus' own."""
+    depth = {"index": 2, "indexes": 3}.get(keys[0], len(keys))
+    return _generic(keys[:depth] if keys[depth - 1 : depth] in (("params",), ("search",)) else keys)
+
+
+def _way_out(keys: _Keys, *, environment: bool) -> str:
+    if _known_part(keys) in _known():
+        # The environment has no lower case, and Milvus' own names do.
+        return f"write {_shown(keys[:-1], environment=True)} as JSON, such as '{{\"M\": 16}}'"
+    gallery = keys[1] if keys[0] == "indexes" and len(keys) > 1 else "<gallery>"
+    known = [tuple(gallery if key == "*" else key for key in each) for each in _known()]
+    near = _nearest(keys, known)
+    if near:
+        return f"did you mean {_shown(near, environment=environment)}?"
+    return f"there are: {', '.join(_shown(each, environment=environment) for each in known if len(each) == 1)}"
+
+
+def _nearest(keys: _Keys, known: list[_Keys]) -> _Keys | None:
+    """The known keys most like these; else the setting of such a name in another section."""
+    whole = difflib.get_close_matches(".".join(keys), [".".join(each) for each in known], n=1)
+    if whole:
+        return next(each for each in known if ".".join(each) == whole[0])
+    last = difflib.get_close_matches(keys[-1], [each[-1] for each in known], n=1)
+    return next((each for each in known if each[-1:] == tuple(last)), None)
+
+
+def _shown(keys: _Keys, *, environment: bool) -> str:
+    return _ENV + "__".join(keys).upper() if environment else repr(".".join(keys))
+
+
+def _sentence(exc: ValidationError, file: Path | None) -> str:
+    """The first of pydantic's errors as one sentence; the others show once that is mended."""
+    error = exc.errors(include_url=False)[0]
+    keys = tuple(str(part) for part in error["loc"])
+    problem = re.sub(r"^(Input|String) should", "must", error["msg"].removeprefix("Value error, "))
+    problem = problem.replace("Input is not a valid path for <class 'pathlib.Path'>", "must be a path").split(", unable")[0]
+    where, dotted = _origin(keys, file), ".".join(keys)
+    if error["type"] == "model_type":
+        return f"{where}: {dotted} must be a section; write [{dotted}] and its keys below"
+    field = _field(keys)
+    if field is None or not field.description:
+        return f"{where}: {dotted + ': ' if dotted else ''}{problem}; change one of them"
+    what = "" if error["type"] == "value_error" else f"{_example(field)}: {field.description}"
+    return f"{where}: {dotted}{_value(keys, error['input'])} {problem}{what}"
+
+
+def _origin(keys: _Keys, file: Path | None) -> str:
+    """The environment variable that set these keys, else the file."""
+    for variable in os.environ:
+        found = _env_keys(variable)
+        if found and keys[: len(found)] == found:
+            return variable
+    return str(file) if file else "Settings"
+
+
+def _field(keys: _Keys) -> FieldInfo | None:
+    if keys[:1] == ("indexes",):
+        return Index.model_fields.get(keys[2]) if len(keys) > 2 else Settings.model_fields["indexes"]
+    section: Any = Settings
+    for key in keys[:-1]:
+        section = section.model_fields[key].annotation
+        if not isinstance(section, type) or not issubclass(section, _Section):
+            return None
+    return section.model_fields.get(keys[-1]) if keys else None
+
+
+def _value(keys: _Keys, value: object) -> str:
+    """The wrong value as it may be shown."""
+    if keys[-1] == "token" or isinstance(value, SecretStr):
+        return ""
+    return f" = {without_password(value)!r}" if isinstance(value, str) else f" = {value!r}"
+
+
+def _example(field: FieldInfo) -> str:
+    shown = field.examples[0] if field.examples else field.default
+    return f", such as {_toml(shown)}" if shown else ""
+
+
+def _resolved(settings: Settings, base: Path) -> Settings:
+    """The same with absolute paths and no empty address."""
+    home = _absolute(settings.home, base)
+    uri, url = settings.milvus.uri, settings.registry.url.get_secret_value()
+    if not uri:
+        uri = str(home / "milvus.db")
+    elif "://" not in uri and not uri.startswith("unix:"):
+        uri = str(_absolute(Path(uri), base))
+    if not url:
+        url = f"sqlite:///{home / 'registry.sqlite'}"
+    elif url.startswith("sqlite:///") and url != "sqlite:///:memory:":
+        url = f"sqlite:///{_absolute(Path(url.removeprefix('sqlite:///')), base)}"
+    changes = {
+        "home": home,
+        "milvus": settings.milvus.model_copy(update={"uri": uri}),
+        "registry": settings.registry.model_copy(update={"url": DatabaseUrl(url)}),
+    }
+    return settings.model_copy(update=changes)
+
+
+def _absolute(path: Path, base: Path) -> Path:
+    return Path(os.path.normpath(base.absolute() / path.expanduser()))

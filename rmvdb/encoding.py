@@ -1,0 +1,167 @@
+"""From items to vectors: each embedder runs once, each chain of transforms once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from rmvdb import errors
+from rmvdb.protocols import Embedder
+from rmvdb.types import Item, Leg, ServingPlan, Vectors
+
+if TYPE_CHECKING:
+    from rmvdb.calibration import Calibration
+    from rmvdb.transforms import Transform
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chain:
+    """How a model version's own vectors are made: its embedder, then its head where it has one."""
+
+    #: The version whose embedder runs (the base of a version with a head).
+    embedder: str
+    dim: int
+    head: str | None = None
+
+
+class Encoder:
+    """Makes vectors for the legs of a plan. Loads what it needs once and keeps it; safe to share between threads.
+
+    `load_embedder` gives the embedder of a version name, `load_chain` how a version's vectors are made, `load_artifact` the
+    checked bytes of an artifact.
+    """
+
+    def __init__(
+        self,
+        *,
+        load_embedder: Callable[[str], Embedder],
+        load_chain: Callable[[str], Chain],
+        load_artifact: Callable[[str], bytes],
+    ) -> None:
+        self._load_embedder = load_embedder
+        self._load_chain = load_chain
+        self._load_artifact = load_artifact
+        self._kept: dict[tuple[str, str], object] = {}
+        self._lock = threading.RLock()
+
+    def prepare(self, plan: ServingPlan) -> None:
+        """Load everything that the plan's queries need; raises what loading raises."""
+        for leg in plan.legs:
+            self._embedder(leg.embedder)
+            for sha256 in leg.transforms:
+                self._transform(sha256)
+            self.calibration(leg)
+
+    def embed(self, version: str, items: Sequence[Item]) -> Vectors:
+        """Raw vectors (n, dim) of a version's embedder; ModelError for a wrong shape or a NaN."""
+        dim = self._chain(version).dim
+        vectors = np.asarray(self._embedder(version).embed(items), dtype=np.float32)
+        if vectors.shape != (len(items), dim):
+            raise errors.ModelError(
+                f"Model version {version!r} gave vectors of shape {vectors.shape} for {len(items)} items; "
+                f"it is registered with dimension {dim}: mend the embedder, or register it under a new name"
+            )
+        if not np.isfinite(vectors).all():
+            raise errors.ModelError(
+                f"Model version {version!r} gave a vector with NaN or infinity; look at the item, then at the embedder"
+            )
+        return vectors
+
+    def queries(self, plan: ServingPlan, items: Sequence[Item], embedded: MutableMapping[str, Vectors]) -> dict[str, Vectors]:
+        """The query vectors (n, dim of the leg) of each leg, by collection; `embedded` keeps what each embedder gave."""
+        for version in plan.embedders:
+            if version not in embedded:
+                embedded[version] = self.embed(version, items)
+        return self._chains(plan, {(leg.collection): (embedded[leg.embedder], leg.transforms) for leg in plan.legs})
+
+    def vectors(self, plan: ServingPlan, vectors: Vectors, model: str) -> dict[str, Vectors]:
+        """The query vectors of each leg from vectors (n, dim) of a named model; Mismatch where no transform leads there."""
+        starts = {leg.collection: (vectors, self._rest(plan, leg, model)) for leg in plan.legs}
+        dim = self._chain(model).dim
+        if vectors.ndim != 2 or vectors.shape[1] != dim:
+            raise errors.Mismatch(
+                f"A vector of model {model!r} has dimension {dim}, not shape {vectors.shape}; name the model that made it"
+            )
+        return self._chains(plan, starts)
+
+    def stored(self, leg: Leg, items: Sequence[Item], embedded: MutableMapping[str, Vectors]) -> Vectors:
+        """What is written into a leg's collection for these items, (n, dim of the leg)."""
+        version, transforms = leg.embedder, leg.transforms
+        if leg.write_with:
+            chain = self._chain(leg.write_with)
+            version, transforms = chain.embedder, (chain.head,) if chain.head else ()
+        if version not in embedded:
+            embedded[version] = self.embed(version, items)
+        return self.apply(transforms, embedded[version])
+
+    def own(self, version: str, raw: Vectors) -> Vectors:
+        """A version's own vectors from what its embedder gave: its head applied where it has one."""
+        head = self._chain(version).head
+        return self.apply((head,) if head else (), raw)
+
+    def apply(self, transforms: Sequence[str], vectors: Vectors) -> Vectors:
+        """The transforms one after the other."""
+        for sha256 in transforms:
+            vectors = self._transform(sha256).apply(vectors)
+        return vectors
+
+    def calibration(self, leg: Leg) -> Calibration | None:
+        """The map from this leg's distances to the common scale, where it has one."""
+        if leg.calibration is None:
+            return None
+        from rmvdb.calibration import Calibration
+
+        sha256 = leg.calibration
+        return self._keep(Calibration, sha256, lambda: Calibration.from_bytes(self._load_artifact(sha256)))
+
+    def _rest(self, plan: ServingPlan, leg: Leg, model: str) -> tuple[str, ...]:
+        if model == leg.embedder:
+            return leg.transforms
+        for start in plan.legs:
+            done = start.transforms
+            if start.model == model and start.embedder == leg.embedder and leg.transforms[: len(done)] == done:
+                return leg.transforms[len(done) :]
+        if model == leg.model:
+            return ()
+        known = sorted({each.embedder for each in plan.legs} | {plan.legs[0].model})
+        raise errors.Mismatch(
+            f"No transform leads from vectors of model {model!r} to collection {leg.collection!r}; "
+            f"search with vectors of {' or '.join(known)}"
+        )
+
+    def _chains(self, plan: ServingPlan, starts: Mapping[str, tuple[Vectors, tuple[str, ...]]]) -> dict[str, Vectors]:
+        # ρ is a prefix of ψ∘ρ: what was computed for one leg is where the next one goes on.
+        made: dict[tuple[int, tuple[str, ...]], Vectors] = {}
+
+        def chain(vectors: Vectors, transforms: tuple[str, ...]) -> Vectors:
+            if not transforms:
+                return vectors
+            if (at := (id(vectors), transforms)) not in made:
+                made[at] = self._transform(transforms[-1]).apply(chain(vectors, transforms[:-1]))
+            return made[at]
+
+        return {leg.collection: chain(*starts[leg.collection]) for leg in plan.legs}
+
+    def _embedder(self, version: str) -> Embedder:
+        return self._keep(Embedder, version, lambda: self._load_embedder(version))  # type: ignore[type-abstract]
+
+    def _chain(self, version: str) -> Chain:
+        return self._keep(Chain, version, lambda: self._load_chain(version))
+
+    def _transform(self, sha256: str) -> Transform:
+        from rmvdb.transforms import Transform
+
+        return self._keep(Transform, sha256, lambda: Transform.from_bytes(self._load_artifact(sha256)))
+
+    def _keep(self, kind: type[T], name: str, load: Callable[[], T]) -> T:
+        with self._lock:
+            at = (kind.__name__, name)
+            if at not in self._kept:
+                self._kept[at] = load()
+            return self._kept[at]  # type: ignore[return-value]

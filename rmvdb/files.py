@@ -1,0 +1,116 @@
+"""Files that are whole or not there at all, and names that cannot leave their folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+from pathlib import Path
+from urllib.parse import quote
+
+from rmvdb.errors import ArtifactError, DiskFull, RmvdbError
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+
+def sha256(data: bytes | memoryview) -> str:
+    """The SHA-256 of these bytes as 64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def durable_write(path: Path, data: bytes | memoryview) -> None:
+    """Write the whole file or nothing; when this returns, it survives a power cut.
+
+    Raises DiskFull where there is no space and ArtifactError where the system refuses for another reason; in both cases
+    an earlier file of that name is as it was, and nothing else is left behind.
+    """
+    # Another name first, then a rename: nobody ever reads half a file, whenever this process is killed.
+    pending = path.with_name(f".{path.name[:80]}.{secrets.token_hex(6)}.tmp")
+    try:
+        _make_folder(path.parent)
+        _write_and_sync(pending, data)
+        pending.replace(path)
+        _sync_folder(path.parent)
+    except OSError as exc:
+        raise _refused(path, len(data), exc) from exc
+    finally:
+        with contextlib.suppress(OSError):
+            pending.unlink(missing_ok=True)
+
+
+def verified_read(path: Path, digest: str) -> bytes:
+    """The file's bytes; raises ArtifactError, naming the file, where it is missing, unreadable or not of that SHA-256."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as exc:
+        raise ArtifactError(f"{path} is missing; put it back from a backup or repeat the step that wrote it") from exc
+    except OSError as exc:
+        raise ArtifactError(f"{path} cannot be read ({exc.strerror}); mend that and run the step again") from exc
+    if sha256(data) != digest:
+        raise ArtifactError(
+            f"{path} was altered: its SHA-256 is not {digest[:12]}…; put it back from a backup or repeat the step that wrote it"
+        )
+    return data
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it; does nothing where there is none."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as exc:
+        raise ArtifactError(f"{path} cannot be removed ({exc.strerror}); mend that and run the step again") from exc
+
+
+def file_name(name: str) -> str:
+    """A file name for any text; distinct texts have distinct names, and none of them means another folder."""
+    quoted = quote(name, safe=" ") or "%"
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+
+
+def inside(folder: Path, relative: str) -> Path:
+    """The file of that relative path; raises ArtifactError for a path that leaves the folder."""
+    path = folder / relative
+    if not relative or "\0" in relative or not path.resolve().is_relative_to(folder.resolve()):
+        raise ArtifactError(f"{relative!r} is not a file in {folder}; the registry and that folder do not belong together")
+    return path
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder and its parents so that they survive a power cut too."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _write_and_sync(path: Path, data: bytes | memoryview) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename is durable once its folder is written."""
+    if os.name == "nt":  # Windows cannot open a folder, and writes its entries through
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _refused(path: Path, needed: int, exc: OSError) -> RmvdbError:
+    if exc.errno in _NO_SPACE:
+        return DiskFull(
+            f"{path} could not be written: the disk is full and the file needs {needed:,} bytes; make room and run the step again"
+        )
+    return ArtifactError(f"{path} could not be written ({exc.strerror}); mend that and run the step again")

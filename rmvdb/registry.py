@@ -1,0 +1,806 @@
+"""The model-version registry and the work list, in SQL (SQLite or PostgreSQL). The only room that writes a statement.
+
+Every method is one transaction, repeated with back-off while the database is away. Times are the database's clock. Rows come
+back detached: they are what was true then.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Float,
+    and_,
+    create_engine,
+    delete,
+    event,
+    func,
+    insert,
+    make_url,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.functions import GenericFunction
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from rmvdb import errors
+from rmvdb.tables import (
+    ArtifactRow,
+    BatchRow,
+    ClientRow,
+    CollectionRow,
+    GalleryRow,
+    IntentRow,
+    PhaseRow,
+    PlanRow,
+    QuarantineRow,
+    UpgradeRow,
+    VersionRow,
+    WorkerRow,
+)
+from rmvdb.types import BatchState, Id, IdType, Leg, Metric, Phase, Progress, Schema, ServingPlan
+from rmvdb.types import Field as SchemaField
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Named = TypeVar("Named", VersionRow, GalleryRow, CollectionRow)
+
+#: Batches whose records may be in both collections because of a worker that is at it.
+IN_HAND = (BatchState.CLAIMED, BatchState.WRITING, BatchState.REMOVING)
+#: Batches whose records are found in the new collection.
+MOVED = (BatchState.COPIED, BatchState.REMOVING, BatchState.RETIRED)
+
+
+class clock(GenericFunction[float]):  # noqa: N801 (an SQL function is written in lower case)
+    """Seconds since 1970 by the database's clock, to a fraction of a millisecond."""
+
+    type = Float(53)
+    inherit_cache = True
+
+
+@compiles(clock, "sqlite")
+def _sqlite_clock(*_: Any, **__: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(clock, "postgresql")
+def _postgres_clock(*_: Any, **__: Any) -> str:
+    return "extract(epoch from clock_timestamp())::float8"
+
+
+def key(id: Id) -> str:
+    """How a record's id is written in a row of its own."""
+    return str(id)
+
+
+def pack_ids(ids: Iterable[Id]) -> bytes:
+    """Ids of one kind as bytes, in order; about four bytes an INT64 id."""
+    return zlib.compress(json.dumps(list(ids), ensure_ascii=False).encode())
+
+
+def unpack_ids(packed: bytes | None) -> list[Id]:
+    """The inverse of `pack_ids`; nothing for None."""
+    return list(json.loads(zlib.decompress(packed))) if packed else []
+
+
+def schema_to_json(schema: Schema) -> dict[str, Any]:
+    """A schema as JSON values."""
+    plain = {name: getattr(schema, name) for name in Schema.__slots__}
+    return plain | {"fields": [{"name": each.name, "type": each.type, "params": dict(each.params)} for each in schema.fields]}
+
+
+def schema_from_json(value: Mapping[str, Any]) -> Schema:
+    """The inverse of `schema_to_json`."""
+    fields = tuple(SchemaField(**each) for each in value["fields"])
+    return Schema(**{**value, "fields": fields, "metric": Metric(value["metric"]), "id_type": IdType(value["id_type"])})
+
+
+def transaction(method: Callable[Concatenate[Registry, Session, P], R]) -> Callable[Concatenate[Registry, P], R]:
+    """Run the method in one transaction, again with back-off while the database is away, its errors translated."""
+
+    @functools.wraps(method)
+    def run(self: Registry, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            for attempt in self._attempts():
+                with attempt, Session(self.engine, expire_on_commit=False) as session, session.begin():
+                    return method(self, session, *args, **kwargs)
+        except _Away as away:
+            raise errors.RegistryUnavailable(
+                f"The registry at {self.shown_url} did not answer for {self.patience:g} s ({away}); "
+                "start it or mend registry.url, then run the same command again"
+            ) from away.__cause__
+        raise AssertionError("tenacity ends in a result or an exception")
+
+    return run
+
+
+class _Away(Exception):
+    """The database cannot be reached, or is locked; worth another try."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serving:
+    """What a client learns when it asks: the plan in force, and the one that is announced."""
+
+    plan: ServingPlan
+    next: ServingPlan | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """A client's intents, and the plan that they were made under."""
+
+    plan: ServingPlan
+    intents: tuple[int, ...]
+    upgrade: int | None
+
+
+class Registry:
+    """One database. `patience`: seconds for which a call keeps trying while the database is away."""
+
+    def __init__(self, url: str, *, patience: float = 20.0) -> None:
+        self.url = make_url(url)
+        self.patience = patience
+        self.engine = _engine(self.url.render_as_string(hide_password=False))
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without its password."""
+        return self.url.render_as_string(hide_password=True)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.engine.dispose()
+
+    def _attempts(self) -> Retrying:
+        return Retrying(
+            retry=retry_if_exception_type(_Away),
+            wait=wait_random_exponential(multiplier=0.05, max=2),
+            stop=stop_after_delay(self.patience),
+            reraise=True,
+        )
+
+    @transaction
+    def now(self, s: Session, /) -> float:
+        """The database's clock."""
+        return s.scalar(select(clock())) or 0.0
+
+    # --- model versions and artifacts ---------------------------------------------------------------------------------
+
+    @transaction
+    def add_version(self, s: Session, /, **values: Any) -> VersionRow:
+        """Register a model version; the same again is no error, another one of that name is AlreadyExists."""
+        there = s.scalar(select(VersionRow).where(VersionRow.name == values["name"]))
+        if there is None:
+            there = VersionRow(**values, created_at=_now(s))
+            s.add(there)
+            s.flush()
+        elif differing := [name for name in values if name != "probes" and getattr(there, name) != values[name]]:
+            raise errors.AlreadyExists(
+                f"Model version {there.name!r} is registered with another {differing[0]}; choose another name"
+            )
+        return there
+
+    @transaction
+    def version(self, s: Session, /, name: str) -> VersionRow:
+        """One model version; UnknownName offers the nearest."""
+        return _named(
+            s, VersionRow, "model version", name, hint="register one: rmvdb model add NAME --embedder package.module:object"
+        )
+
+    @transaction
+    def versions(self, s: Session, /) -> Sequence[VersionRow]:
+        """All model versions, oldest first."""
+        return s.scalars(select(VersionRow).order_by(VersionRow.id)).all()
+
+    @transaction
+    def add_artifact(self, s: Session, /, *, sha256: str, kind: str, suffix: str, size: int) -> None:
+        """Register a file; the same again is no error."""
+        if s.get(ArtifactRow, sha256) is None:
+            s.add(ArtifactRow(sha256=sha256, kind=kind, suffix=suffix, size=size, created_at=_now(s)))
+
+    @transaction
+    def artifact(self, s: Session, /, sha256: str) -> ArtifactRow:
+        """One artifact's row."""
+        row = s.get(ArtifactRow, sha256)
+        if row is None:
+            raise errors.ArtifactError(f"Artifact {sha256} is not in the registry; restore the registry from its backup")
+        return row
+
+    # --- galleries and serving plans ----------------------------------------------------------------------------------
+
+    @transaction
+    def add_gallery(
+        self,
+        s: Session,
+        /,
+        *,
+        name: str,
+        model: str,
+        schema: Schema,
+        adopted: bool,
+        source: str | None,
+        source_options: Mapping[str, Any],
+        search: Mapping[str, Any],
+        times: Mapping[str, float],
+    ) -> GalleryRow:
+        """Register a gallery of one collection, which alone serves it at epoch 1; AlreadyExists if a name is taken."""
+        if s.scalar(select(GalleryRow).where(GalleryRow.name == name)):
+            raise errors.AlreadyExists(f"Gallery {name!r} exists; see it with: rmvdb gallery show {name}")
+        if holder := s.scalar(
+            select(CollectionRow).where(CollectionRow.name == schema.collection, CollectionRow.dropped_at.is_(None))
+        ):
+            raise errors.AlreadyExists(
+                f"Collection {schema.collection!r} belongs to gallery {s.get_one(GalleryRow, holder.gallery_id).name!r} already"
+            )
+        version = _named(s, VersionRow, "model version", model)
+        gallery = GalleryRow(
+            name=name, id_type=schema.id_type, source=source, source_options=dict(source_options), epoch=1, created_at=_now(s)
+        )
+        s.add(gallery)
+        s.flush()
+        s.add(_collection(gallery, model, schema, search, adopted=adopted, at=_now(s)))
+        leg = Leg(
+            collection=schema.collection,
+            model=model,
+            metric=schema.metric,
+            embedder=version.base or model,
+            transforms=(version.head,) if version.head else (),
+        )
+        s.add(_plan_row(gallery, ServingPlan(gallery=name, epoch=1, legs=(leg,), **times), at=_now(s)))
+        return gallery
+
+    @transaction
+    def gallery(self, s: Session, /, name: str) -> GalleryRow:
+        """One gallery; UnknownName offers the nearest."""
+        return _named(s, GalleryRow, "gallery", name, hint="make one: rmvdb gallery add NAME --model VERSION")
+
+    @transaction
+    def galleries(self, s: Session, /) -> Sequence[GalleryRow]:
+        """All galleries, oldest first."""
+        return s.scalars(select(GalleryRow).order_by(GalleryRow.id)).all()
+
+    @transaction
+    def add_collection(self, s: Session, /, gallery_id: int, *, model: str, schema: Schema, search: Mapping[str, Any]) -> None:
+        """Register a collection that rmvdb made; the same again is no error."""
+        if s.scalar(select(CollectionRow).where(CollectionRow.name == schema.collection)) is None:
+            s.add(_collection(s.get_one(GalleryRow, gallery_id), model, schema, search, adopted=False, at=_now(s)))
+
+    @transaction
+    def collection(self, s: Session, /, name: str) -> CollectionRow:
+        """One collection's row."""
+        return _named(s, CollectionRow, "collection", name)
+
+    @transaction
+    def collections(self, s: Session, /, gallery_id: int) -> Sequence[CollectionRow]:
+        """The collections of a gallery, dropped ones too, oldest first."""
+        return s.scalars(select(CollectionRow).where(CollectionRow.gallery_id == gallery_id).order_by(CollectionRow.id)).all()
+
+    @transaction
+    def allow_removal(self, s: Session, /, name: str) -> None:
+        """Note that its owner agreed to removals from an adopted collection."""
+        s.execute(update(CollectionRow).where(CollectionRow.name == name).values(removal_allowed=True))
+
+    @transaction
+    def mark_dropped(self, s: Session, /, name: str) -> None:
+        """Note that a collection is gone."""
+        s.execute(update(CollectionRow).where(CollectionRow.name == name).values(dropped_at=clock()))
+
+    @transaction
+    def plan(self, s: Session, /, gallery: str) -> ServingPlan:
+        """The serving plan in force."""
+        row = _named(s, GalleryRow, "gallery", gallery)
+        return _plan(s, row, row.epoch)
+
+    @transaction
+    def refresh(self, s: Session, /, gallery: str, *, client: str, ready: int, trouble: str) -> Serving:
+        """Tell which epoch this client can serve, and learn the plan in force and the one that is announced."""
+        row = _named(s, GalleryRow, "gallery", gallery)
+        values = {"gallery_id": row.id, "epoch": row.epoch, "ready": ready, "trouble": trouble, "seen_at": clock()}
+        if not s.execute(update(ClientRow).where(ClientRow.id == client).values(**values)).rowcount:  # type: ignore[attr-defined]
+            s.execute(insert(ClientRow).values(id=client, **values))
+        upcoming = _plan(s, row, row.next_epoch) if row.next_epoch else None
+        return Serving(plan=_plan(s, row, row.epoch), next=upcoming)
+
+    @transaction
+    def leave(self, s: Session, /, client: str) -> None:
+        """A client that ends well says so, and nobody waits for it."""
+        s.execute(delete(ClientRow).where(ClientRow.id == client))
+
+    @transaction
+    def clients(self, s: Session, /, gallery_id: int) -> Sequence[ClientRow]:
+        """The clients seen within their plan's maximum age."""
+        return s.scalars(_live_clients(s, s.get_one(GalleryRow, gallery_id))).all()
+
+    @transaction
+    def announce(self, s: Session, /, gallery: str, legs: Sequence[Leg], times: Mapping[str, float]) -> int:
+        """Write the next plan and let the clients prepare for it; the epoch it will have. The same legs again: the same epoch."""
+        row = _named(s, GalleryRow, "gallery", gallery, lock=True)
+        for epoch in filter(None, (row.next_epoch, row.epoch)):
+            if _plan(s, row, epoch).legs == tuple(legs):
+                return epoch
+        newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == row.id)) or 0
+        plan = ServingPlan(gallery=gallery, epoch=newest + 1, legs=tuple(legs), **times)
+        s.add(_plan_row(row, plan, at=_now(s)))
+        row.next_epoch = plan.epoch
+        return plan.epoch
+
+    @transaction
+    def activate(self, s: Session, /, gallery: str, epoch: int, *, force: bool = False) -> list[str]:
+        """Put the announced plan in force, or say who is not ready: an epoch changes only when older writes and claims have ended
+        and every live client can serve the next plan (`force` leaves the clients out)."""
+        row = _named(s, GalleryRow, "gallery", gallery, lock=True)
+        if row.epoch == epoch:
+            return []
+        if waiting := ([] if force else _unready(s, row, epoch)):
+            return waiting
+        # The clients are ready: new writes wait from here on, so that the open ones can come to an end under steady load.
+        row.closing_until = _now(s) + 30.0
+        if waiting := _unfinished(s, row):
+            return waiting
+        row.epoch, row.next_epoch, row.closing_until = epoch, None, None
+        return []
+
+    # --- upgrades -----------------------------------------------------------------------------------------------------
+
+    @transaction
+    def add_upgrade(self, s: Session, /, **values: Any) -> UpgradeRow:
+        """Register an upgrade; UpgradeRunning while the gallery has one that has not ended."""
+        row = UpgradeRow(**values, created_at=_now(s))
+        s.add(row)
+        try:
+            s.flush()
+        except IntegrityError as exc:
+            s.rollback()
+            raise errors.UpgradeRunning(
+                "Another upgrade of this gallery has not ended; see it with: rmvdb status, then cutover, cleanup or rollback"
+            ) from exc
+        s.add(PhaseRow(upgrade_id=row.id, at=_now(s), phase=row.phase, note="registered"))
+        return row
+
+    @transaction
+    def active_upgrade(self, s: Session, /, gallery_id: int) -> UpgradeRow | None:
+        """The upgrade of this gallery that has not ended."""
+        return s.scalar(select(UpgradeRow).where(UpgradeRow.gallery_id == gallery_id, UpgradeRow.phase != Phase.ENDED))
+
+    @transaction
+    def upgrade(self, s: Session, /, upgrade_id: int) -> UpgradeRow:
+        """One upgrade as it is now."""
+        return s.get_one(UpgradeRow, upgrade_id)
+
+    @transaction
+    def upgrades(self, s: Session, /, gallery_id: int | None = None) -> Sequence[UpgradeRow]:
+        """Upgrades, ended ones too, oldest first."""
+        every = select(UpgradeRow).order_by(UpgradeRow.id)
+        return s.scalars(every if gallery_id is None else every.where(UpgradeRow.gallery_id == gallery_id)).all()
+
+    @transaction
+    def set_upgrade(self, s: Session, /, upgrade_id: int, *, note: str = "", **values: Any) -> None:
+        """Change attributes; a changed phase or a note goes into the history."""
+        row = s.get_one(UpgradeRow, upgrade_id)
+        changed = values.get("phase", row.phase) != row.phase
+        for name, value in values.items():
+            setattr(row, name, value)
+        if values.get("phase") == Phase.ENDED:
+            row.ended_at = _now(s)
+        if changed or note:
+            s.add(PhaseRow(upgrade_id=upgrade_id, at=_now(s), phase=row.phase, note=note))
+
+    @transaction
+    def history(self, s: Session, /, upgrade_id: int) -> Sequence[PhaseRow]:
+        """What happened to an upgrade, in order."""
+        return s.scalars(select(PhaseRow).where(PhaseRow.upgrade_id == upgrade_id).order_by(PhaseRow.id)).all()
+
+    @transaction
+    def lead(self, s: Session, /, upgrade_id: int, worker: str, seconds: float) -> bool:
+        """Become, or stay, the one process that makes batches and changes phases; `seconds=0` hands it back."""
+        free = or_(UpgradeRow.conductor.is_(None), UpgradeRow.conductor == worker, UpgradeRow.conductor_until < clock())
+        values = {"conductor": worker if seconds else None, "conductor_until": clock() + seconds}
+        return bool(s.execute(update(UpgradeRow).where(UpgradeRow.id == upgrade_id, free).values(**values)).rowcount)  # type: ignore[attr-defined]
+
+    # --- batches and claims -------------------------------------------------------------------------------------------
+
+    @transaction
+    def add_batches(
+        self, s: Session, /, upgrade_id: int, batches: Sequence[tuple[Sequence[Id], Mapping[str, Any] | None]], *, first: int
+    ) -> None:
+        """Append batches (ids, origin) to the work list, priorities counting from `first`; none is added twice."""
+        for priority, (ids, origin) in enumerate(batches, start=first):
+            there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
+            if s.scalar(there) is None:
+                s.add(_batch(upgrade_id, priority, ids, origin))
+
+    @transaction
+    def discard_list(self, s: Session, /, upgrade_id: int) -> None:
+        """Forget the batches nobody has begun, so that the list can be made again."""
+        s.execute(delete(BatchRow).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state == BatchState.PENDING))
+
+    @transaction
+    def next_priority(self, s: Session, /, upgrade_id: int) -> int:
+        """The first priority that is behind every batch."""
+        return (s.scalar(select(func.max(BatchRow.priority)).where(BatchRow.upgrade_id == upgrade_id)) or 0) + 1
+
+    @transaction
+    def listed_ids(self, s: Session, /, upgrade_id: int) -> set[Id]:
+        """The ids of every batch that is not retired."""
+        rows = s.scalars(select(BatchRow.ids).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state != BatchState.RETIRED))
+        return {id for packed in rows for id in unpack_ids(packed)}
+
+    @transaction
+    def claim(
+        self, s: Session, /, upgrade_id: int, worker: str, *, lease: float, longest_call: float, grace: float, copy: bool
+    ) -> BatchRow | None:
+        """Take the first batch that has work: its grace is over, its worker died, or (`copy`) it is fresh."""
+        free = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until + longest_call < clock())
+        due = and_(BatchRow.state == BatchState.COPIED, BatchRow.copied_at + grace <= clock(), free)
+        work = [due, and_(BatchRow.state == BatchState.REMOVING, free)]
+        if copy:
+            work += [
+                BatchRow.state == BatchState.PENDING,
+                and_(BatchRow.state.in_((BatchState.CLAIMED, BatchState.WRITING)), free),
+            ]
+        chosen = (
+            select(BatchRow)
+            .where(BatchRow.upgrade_id == upgrade_id, or_(*work))
+            .order_by(BatchRow.state != BatchState.REMOVING, BatchRow.state != BatchState.COPIED, BatchRow.priority)
+            .limit(1)
+            .with_for_update(skip_locked=True)
+        )
+        row = s.scalar(chosen)
+        if row is not None:
+            row.worker, row.token, row.lease_until = worker, row.token + 1, _now(s) + lease
+            if row.state in (BatchState.PENDING, BatchState.WRITING):
+                row.state = BatchState.CLAIMED
+        return row
+
+    @transaction
+    def renew(self, s: Session, /, worker: str, upgrade_id: int | None, *, lease: float) -> None:
+        """A worker's heartbeat: it lives, and so do its claims."""
+        s.execute(
+            update(BatchRow)
+            .where(BatchRow.worker == worker, BatchRow.lease_until.is_not(None))
+            .values(lease_until=clock() + lease)
+        )
+        values = {"upgrade_id": upgrade_id, "seen_at": clock()}
+        if not s.execute(update(WorkerRow).where(WorkerRow.id == worker).values(**values)).rowcount:  # type: ignore[attr-defined]
+            s.execute(insert(WorkerRow).values(id=worker, **values))
+
+    @transaction
+    def retire_worker(self, s: Session, /, worker: str) -> None:
+        """A worker that ends well leaves, and its unwritten claims are free at once."""
+        mine = and_(BatchRow.worker == worker, BatchRow.lease_until.is_not(None))
+        s.execute(update(BatchRow).where(mine, BatchRow.state == BatchState.CLAIMED).values(state=BatchState.PENDING))
+        s.execute(update(BatchRow).where(mine, BatchRow.state != BatchState.WRITING).values(lease_until=None, worker=None))
+        s.execute(delete(WorkerRow).where(WorkerRow.id == worker))
+
+    @transaction
+    def workers(self, s: Session, /, upgrade_id: int, *, within: float) -> Sequence[WorkerRow]:
+        """The workers at this upgrade that gave a heartbeat within so many seconds."""
+        return s.scalars(select(WorkerRow).where(WorkerRow.upgrade_id == upgrade_id, WorkerRow.seen_at > clock() - within)).all()
+
+    @transaction
+    def advance(self, s: Session, /, batch: BatchRow, state: BatchState, **values: Any) -> None:
+        """Move a claimed batch on; LeaseLost when somebody else has it by now. *Copied* and *retired* end the claim."""
+        if state == BatchState.COPIED:
+            values |= {"copied_at": clock()}
+        if state in (BatchState.COPIED, BatchState.RETIRED):
+            values |= {"lease_until": None, "worker": None}
+        mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token)
+        if not s.execute(update(BatchRow).where(mine).values(state=state, **values)).rowcount:  # type: ignore[attr-defined]
+            raise errors.LeaseLost(f"Batch {batch.id} was taken over by another worker; nothing of it was changed here since")
+
+    @transaction
+    def retire(self, s: Session, /, batch: BatchRow, *, moved: int, again: Sequence[Id]) -> None:
+        """End a batch; the ids in `again` become a batch of their own at the same place in the order."""
+        mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token)
+        ended = update(BatchRow).where(mine).values(state=BatchState.RETIRED, count=moved, lease_until=None, worker=None)
+        if not s.execute(ended).rowcount:  # type: ignore[attr-defined]
+            raise errors.LeaseLost(f"Batch {batch.id} was taken over by another worker; nothing of it was changed here since")
+        if again:
+            s.add(_batch(batch.upgrade_id, batch.priority, again, batch.origin))
+
+    @transaction
+    def batches(
+        self, s: Session, /, upgrade_id: int, *, after: int = 0, limit: int = 200, state: BatchState | None = None
+    ) -> Sequence[BatchRow]:
+        """Batches by row id, a page at a time."""
+        page = select(BatchRow).where(BatchRow.upgrade_id == upgrade_id, BatchRow.id > after).order_by(BatchRow.id).limit(limit)
+        return s.scalars(page if state is None else page.where(BatchRow.state == state)).all()
+
+    @transaction
+    def counts(self, s: Session, /, upgrade_id: int) -> dict[BatchState, tuple[int, int]]:
+        """Batches and records by state."""
+        grouped = (
+            select(BatchRow.state, func.count(), func.sum(BatchRow.count))
+            .where(BatchRow.upgrade_id == upgrade_id)
+            .group_by(BatchRow.state)
+        )
+        return {BatchState(state): (batches, int(records)) for state, batches, records in s.execute(grouped)}
+
+    @transaction
+    def progress(self, s: Session, /, upgrade_id: int, *, window: float = 60.0) -> Progress:
+        """How far the work list is, and how fast it went over the last `window` seconds."""
+        mine = BatchRow.upgrade_id == upgrade_id
+        total = s.scalar(select(func.sum(BatchRow.count)).where(mine)) or 0
+        done = s.scalar(select(func.sum(BatchRow.count)).where(mine, BatchRow.state.in_(MOVED))) or 0
+        stuck = s.scalar(select(func.count()).select_from(QuarantineRow).where(QuarantineRow.upgrade_id == upgrade_id)) or 0
+        recent = and_(mine, BatchRow.copied_at > clock() - window)
+        moved, since = s.execute(select(func.sum(BatchRow.count), clock() - func.min(BatchRow.copied_at)).where(recent)).one()
+        rate = float(moved) / max(float(since), 1.0) if moved and since else None
+        return Progress(done=int(done), total=int(total) + stuck, quarantined=stuck, rate=rate)
+
+    # --- intents ------------------------------------------------------------------------------------------------------
+
+    @transaction
+    def open_intents(
+        self, s: Session, /, gallery: str, kind: str, ids: Sequence[Id], *, client: str, lasting: float
+    ) -> Opened | None:
+        """Register a write of these records and read the plan it must follow in one transaction; None while an epoch changes."""
+        row = _named(s, GalleryRow, "gallery", gallery, share=True)
+        if row.closing_until and row.closing_until > _now(s):
+            return None
+        upgrade = s.scalar(select(UpgradeRow.id).where(UpgradeRow.gallery_id == row.id, UpgradeRow.phase != Phase.ENDED))
+        deadline = _now(s) + lasting
+        made = [
+            IntentRow(
+                gallery_id=row.id,
+                upgrade_id=upgrade,
+                record=key(id),
+                kind=kind,
+                epoch=row.epoch,
+                client=client,
+                deadline=deadline,
+            )
+            for id in ids
+        ]
+        s.add_all(made)
+        s.flush()
+        return Opened(plan=_plan(s, row, row.epoch), intents=tuple(each.id for each in made), upgrade=upgrade)
+
+    @transaction
+    def close_intents(self, s: Session, /, opened: Opened) -> None:
+        """Mark a write as done; outside an upgrade nobody asks for it again."""
+        mine = IntentRow.id.in_(opened.intents)
+        if opened.upgrade is None:
+            s.execute(delete(IntentRow).where(mine))
+        else:
+            s.execute(update(IntentRow).where(mine).values(done=True))
+
+    @transaction
+    def withdraw_intents(self, s: Session, /, opened: Opened) -> None:
+        """Forget a write that never began."""
+        s.execute(delete(IntentRow).where(IntentRow.id.in_(opened.intents)))
+
+    @transaction
+    def blocked(self, s: Session, /, opened: Opened, ids: Sequence[Id]) -> bool:
+        """Whether a live claim that holds one of these ids is *writing*, or an earlier write of one of them is still open."""
+        gallery_id = s.scalar(select(IntentRow.gallery_id).where(IntentRow.id == opened.intents[0]))
+        keys = [key(id) for id in ids]
+        earlier = and_(IntentRow.gallery_id == gallery_id, IntentRow.record.in_(keys), IntentRow.id < opened.intents[0])
+        if s.scalar(select(IntentRow.id).where(earlier, ~IntentRow.done, IntentRow.deadline > clock()).limit(1)):
+            return True
+        live = and_(BatchRow.upgrade_id == opened.upgrade, BatchRow.lease_until > clock())
+        writing = s.scalars(select(BatchRow.ids).where(live, BatchRow.state == BatchState.WRITING)).all()
+        undoing = s.scalars(select(BatchRow.gone).where(live, BatchRow.state == BatchState.REMOVING)).all()
+        wanted = set(ids)
+        return any(wanted.intersection(unpack_ids(packed)) for packed in (*writing, *undoing))
+
+    @transaction
+    def intents(self, s: Session, /, upgrade_id: int, ids: Collection[Id]) -> dict[str, IntentRow]:
+        """By key, the intent that decides for each of these records: one that is open within its deadline, else the last done."""
+        keys = [key(id) for id in ids]
+        valid = or_(IntentRow.done, IntentRow.deadline > clock())
+        rows: dict[str, IntentRow] = {}
+        for some in _chunks(keys, 500):
+            found = select(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.record.in_(some), valid)
+            for row in s.scalars(found.order_by(IntentRow.id)):
+                if row.record not in rows or rows[row.record].done:
+                    rows[row.record] = row
+        return rows
+
+    @transaction
+    def written(self, s: Session, /, upgrade_id: int, *, after: int = 0, limit: int = 1000) -> Sequence[IntentRow]:
+        """Done intents of an upgrade by row id, a page at a time."""
+        done = select(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.done, IntentRow.id > after)
+        return s.scalars(done.order_by(IntentRow.id).limit(limit)).all()
+
+    @transaction
+    def open_count(self, s: Session, /, gallery_id: int) -> int:
+        """How many writes are under way."""
+        mine = and_(IntentRow.gallery_id == gallery_id, ~IntentRow.done, IntentRow.deadline > clock())
+        return s.scalar(select(func.count()).select_from(IntentRow).where(mine)) or 0
+
+    # --- quarantine ---------------------------------------------------------------------------------------------------
+
+    @transaction
+    def quarantine(self, s: Session, /, upgrade_id: int, reasons: Mapping[Id, str]) -> None:
+        """Set records aside, each with its reason; again replaces the reason."""
+        for id, reason in reasons.items():
+            mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record == key(id))
+            s.execute(delete(QuarantineRow).where(mine))
+            s.add(QuarantineRow(upgrade_id=upgrade_id, record=key(id), reason=reason[:2000], at=_now(s)))
+
+    @transaction
+    def quarantined(self, s: Session, /, upgrade_id: int) -> Sequence[QuarantineRow]:
+        """The records set aside, oldest first."""
+        return s.scalars(select(QuarantineRow).where(QuarantineRow.upgrade_id == upgrade_id).order_by(QuarantineRow.id)).all()
+
+    @transaction
+    def release(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, again: bool) -> None:
+        """Take records out of quarantine; with `again` they become a batch in the same transaction."""
+        for some in _chunks(list(ids), 500):
+            s.execute(
+                delete(QuarantineRow).where(
+                    QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record.in_([key(id) for id in some])
+                )
+            )
+        if again and ids:
+            newest = s.scalar(select(func.max(BatchRow.priority)).where(BatchRow.upgrade_id == upgrade_id)) or 0
+            s.add(_batch(upgrade_id, newest + 1, ids, None))
+
+    @transaction
+    def forget_work(self, s: Session, /, upgrade_id: int) -> None:
+        """Clean-up: the work list and the intents of an ended upgrade go, its history stays."""
+        for table in (BatchRow, IntentRow, QuarantineRow):
+            s.execute(delete(table).where(table.upgrade_id == upgrade_id))
+
+
+# --- rows from values and back ----------------------------------------------------------------------------------------
+
+
+def _batch(upgrade_id: int, priority: int, ids: Sequence[Id], origin: Mapping[str, Any] | None) -> BatchRow:
+    return BatchRow(
+        upgrade_id=upgrade_id,
+        priority=priority,
+        ids=pack_ids(ids),
+        count=len(ids),
+        state=BatchState.PENDING,
+        origin=dict(origin) if origin else None,
+    )
+
+
+def _collection(
+    gallery: GalleryRow, model: str, schema: Schema, search: Mapping[str, Any], *, adopted: bool, at: float
+) -> CollectionRow:
+    return CollectionRow(
+        gallery_id=gallery.id,
+        name=schema.collection,
+        model=model,
+        schema=schema_to_json(schema),
+        search=dict(search),
+        adopted=adopted,
+        created_at=at,
+    )
+
+
+def _plan_row(gallery: GalleryRow, plan: ServingPlan, *, at: float) -> PlanRow:
+    legs = [{name: getattr(leg, name) for name in Leg.__slots__} | {"transforms": list(leg.transforms)} for leg in plan.legs]
+    return PlanRow(
+        gallery_id=gallery.id,
+        epoch=plan.epoch,
+        legs=legs,
+        max_age=plan.max_age,
+        longest_search=plan.longest_search,
+        staleness=plan.staleness,
+        created_at=at,
+    )
+
+
+def _plan(s: Session, gallery: GalleryRow, epoch: int) -> ServingPlan:
+    row = s.scalars(select(PlanRow).where(PlanRow.gallery_id == gallery.id, PlanRow.epoch == epoch)).one()
+    legs = tuple(Leg(**{**leg, "metric": Metric(leg["metric"]), "transforms": tuple(leg["transforms"])}) for leg in row.legs)
+    return ServingPlan(
+        gallery=gallery.name,
+        epoch=row.epoch,
+        legs=legs,
+        max_age=row.max_age,
+        longest_search=row.longest_search,
+        staleness=row.staleness,
+    )
+
+
+# --- who is in the way of the next epoch ------------------------------------------------------------------------------
+
+
+def _live_clients(s: Session, gallery: GalleryRow) -> Any:
+    # A client seen longer ago than its plan's maximum age asks again before it searches, so nobody needs to wait for it.
+    max_age = _plan(s, gallery, gallery.epoch).max_age
+    return select(ClientRow).where(ClientRow.gallery_id == gallery.id, ClientRow.seen_at > clock() - max_age)
+
+
+def _unready(s: Session, gallery: GalleryRow, epoch: int) -> list[str]:
+    return [
+        f"client {row.id} cannot serve epoch {epoch} yet{': ' + row.trouble if row.trouble else ''}"
+        for row in s.scalars(_live_clients(s, gallery))
+        if row.ready < epoch
+    ]
+
+
+def _unfinished(s: Session, gallery: GalleryRow) -> list[str]:
+    open_writes = and_(IntentRow.gallery_id == gallery.id, ~IntentRow.done, IntentRow.deadline > clock())
+    waiting = [f"{row.client} is writing record {row.record}" for row in s.scalars(select(IntentRow).where(open_writes).limit(5))]
+    upgrades = select(UpgradeRow.id).where(UpgradeRow.gallery_id == gallery.id)
+    claims = and_(BatchRow.upgrade_id.in_(upgrades), BatchRow.state.in_(IN_HAND), BatchRow.lease_until > clock())
+    waiting += [f"worker {row.worker} is at batch {row.id}" for row in s.scalars(select(BatchRow).where(claims).limit(5))]
+    return waiting
+
+
+# --- statements -------------------------------------------------------------------------------------------------------
+
+
+def _now(s: Session) -> float:
+    return s.scalar(select(clock())) or 0.0
+
+
+def _named(
+    s: Session, table: type[Named], kind: str, name: str, *, hint: str = "", lock: bool = False, share: bool = False
+) -> Named:
+    found = select(table).where(table.name == name)
+    if lock or share:
+        found = found.with_for_update(read=share)
+    row = s.scalar(found)
+    if row is None:
+        raise errors.UnknownName(kind, name, s.scalars(select(table.name)), hint=hint)
+    return row
+
+
+def _chunks(values: Sequence[R], size: int) -> Iterable[Sequence[R]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+# --- the engine -------------------------------------------------------------------------------------------------------
+
+
+def _engine(url: str) -> Engine:
+    if make_url(url).get_backend_name() != "sqlite":
+        engine = create_engine(url, pool_pre_ping=True)
+    else:
+        if (database := make_url(url).database) and database != ":memory:":
+            Path(database).parent.mkdir(parents=True, exist_ok=True)
+        engine = create_engine(url, connect_args={"timeout": 5})
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_immediate)
+    event.listen(engine, "handle_error", _translate, retval=True)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # SQLAlchemy says BEGIN itself, below
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_immediate(connection: Connection) -> None:
+    # SQLite's stand-in for row locks: whoever begins holds the database, so a read and the write that follows see one state.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _translate(context: Any) -> Exception | None:
+    failure = context.original_exception
+    words = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
+    if (
+        "no such table" in words
+        or "no such column" in words
+        or "UndefinedTable" in type(failure).__name__
+        or "UndefinedColumn" in type(failure).__name__
+    ):
+        return errors.SchemaOutdated("The registry's tables are missing or old; run: rmvdb db upgrade")
+    if "disk is full" in words or "No space left" in words:
+        return errors.DiskFull("The disk that holds the registry is full; free some space, then run the same command again")
+    if context.is_disconnect or isinstance(context.sqlalchemy_exception, OperationalError | InterfaceError):
+        away = _Away(words)
+        away.__cause__ = failure
+        return away
+    return None

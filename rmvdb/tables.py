@@ -1,0 +1,276 @@
+"""The registry's tables. Times are seconds since 1970 by the database's clock; ids of records are packed, one batch a row."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+#: SQLite numbers a row by itself only where the key is a plain INTEGER.
+Serial = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class Table(DeclarativeBase):
+    """Base of all tables; names of constraints are fixed so that every migration can name them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        dict[str, Any]: JSON,
+        list[Any]: JSON,
+        bytes: LargeBinary,
+        str: String(255),
+        int: Integer,
+        float: Float(53),
+        bool: Boolean,
+    }
+
+
+class ArtifactRow(Table):
+    """A file that rmvdb made and reads back: a transform, a calibration."""
+
+    __tablename__ = "artifacts"
+
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32))
+    suffix: Mapped[str] = mapped_column(String(32))
+    size: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[float]
+
+
+class VersionRow(Table):
+    """A model version: immutable once registered."""
+
+    __tablename__ = "model_versions"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    #: package.module:object, and the keyword arguments that it is called with.
+    embedder: Mapped[str] = mapped_column(Text)
+    options: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    classifier: Mapped[str | None] = mapped_column(Text)
+    dim: Mapped[int]
+    metric: Mapped[str] = mapped_column(String(16))
+    #: SHA-256 over the weights, where the embedder has any.
+    fingerprint: Mapped[str | None] = mapped_column(String(64))
+    #: float32 embeddings of the fixed probe items, shape (probes, dim), and the kind of the items.
+    probes: Mapped[bytes | None]
+    probe_kind: Mapped[str | None] = mapped_column(String(16))
+    #: The version that this one adds a head (ρ) to, and the head.
+    base: Mapped[str | None] = mapped_column(ForeignKey("model_versions.name"))
+    head: Mapped[str | None] = mapped_column(ForeignKey("artifacts.sha256"))
+    created_at: Mapped[float]
+
+
+class GalleryRow(Table):
+    """All records that can be found together."""
+
+    __tablename__ = "galleries"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    id_type: Mapped[str] = mapped_column(String(16))
+    source: Mapped[str | None] = mapped_column(Text)
+    source_options: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    #: The serving plan in force, and the one announced to the clients.
+    epoch: Mapped[int]
+    next_epoch: Mapped[int | None]
+    #: Until then new writes wait, so that those begun under the old plan can end.
+    closing_until: Mapped[float | None]
+    created_at: Mapped[float]
+
+
+class CollectionRow(Table):
+    """A collection of a gallery, as it looked when it was registered."""
+
+    __tablename__ = "collections"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"), index=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    model: Mapped[str] = mapped_column(ForeignKey("model_versions.name"))
+    schema: Mapped[dict[str, Any]]
+    search: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    #: Made by somebody else: the first removal needs consent.
+    adopted: Mapped[bool]
+    removal_allowed: Mapped[bool] = mapped_column(default=False)
+    created_at: Mapped[float]
+    dropped_at: Mapped[float | None]
+
+
+class PlanRow(Table):
+    """A serving plan; never changed after it was written."""
+
+    __tablename__ = "serving_plans"
+    __table_args__ = (UniqueConstraint("gallery_id", "epoch"),)
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"))
+    epoch: Mapped[int]
+    legs: Mapped[list[Any]]
+    max_age: Mapped[float]
+    longest_search: Mapped[float]
+    staleness: Mapped[float]
+    created_at: Mapped[float]
+
+
+class UpgradeRow(Table):
+    """One change of model of one gallery. At most one per gallery has not ended: a unique partial index, not an `if`."""
+
+    __tablename__ = "upgrades"
+    __table_args__ = (
+        Index(
+            "uq_upgrades_active",
+            "gallery_id",
+            unique=True,
+            sqlite_where=text("phase <> 'ended'"),
+            postgresql_where=text("phase <> 'ended'"),
+        ),
+    )
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"), index=True)
+    #: The version in the old collection, and the one in the new (ρ included).
+    from_version: Mapped[str] = mapped_column(ForeignKey("model_versions.name"))
+    to_version: Mapped[str] = mapped_column(ForeignKey("model_versions.name"))
+    old_collection: Mapped[str]
+    new_collection: Mapped[str]
+    #: For a roll back: the upgrade whose archive gives the vectors.
+    undoes: Mapped[int | None] = mapped_column(ForeignKey("upgrades.id"))
+    phase: Mapped[str] = mapped_column(String(16))
+    method: Mapped[str] = mapped_column(String(16))
+    order: Mapped[str] = mapped_column(String(32))
+    #: Everything else that was asked for and found: sample, labels, until, prediction …
+    plan: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    paused: Mapped[bool] = mapped_column(default=False)
+    #: Records a second, or none.
+    rate: Mapped[float | None]
+    #: Why work on it stands still, in words; empty while it goes on.
+    reason: Mapped[str] = mapped_column(Text, default="")
+    #: The work list is complete.
+    listed: Mapped[bool] = mapped_column(default=False)
+    #: The process that makes batches and changes phases, and how long it may.
+    conductor: Mapped[str | None]
+    conductor_until: Mapped[float | None]
+    created_at: Mapped[float]
+    ended_at: Mapped[float | None]
+
+
+class PhaseRow(Table):
+    """What happened to an upgrade, and when."""
+
+    __tablename__ = "phase_history"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    upgrade_id: Mapped[int] = mapped_column(ForeignKey("upgrades.id"), index=True)
+    at: Mapped[float]
+    phase: Mapped[str] = mapped_column(String(16))
+    note: Mapped[str] = mapped_column(Text)
+
+
+class BatchRow(Table):
+    """One unit of backfill, and the claim on it."""
+
+    __tablename__ = "batches"
+    __table_args__ = (Index("ix_batches_work", "upgrade_id", "state", "priority"),)
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    upgrade_id: Mapped[int] = mapped_column(ForeignKey("upgrades.id"))
+    #: The lowest goes first.
+    priority: Mapped[int] = mapped_column(BigInteger)
+    #: Packed by `registry.pack_ids`.
+    ids: Mapped[bytes]
+    count: Mapped[int]
+    state: Mapped[str] = mapped_column(String(16))
+    worker: Mapped[str | None]
+    #: Grows with every claim: a worker that lost its lease fails on it.
+    token: Mapped[int] = mapped_column(BigInteger, default=0)
+    lease_until: Mapped[float | None]
+    copied_at: Mapped[float | None]
+    #: What was read from the old collection: path, SHA-256 and count of a Parquet file.
+    archive: Mapped[dict[str, Any] | None]
+    #: For a roll back: the file that holds the vectors to write.
+    origin: Mapped[dict[str, Any] | None]
+    #: Decided before anything is removed, so that a rerun does the same: ids to take out of the old collection, out of the new
+    #: one (gone from old behind our back), and to move again (changed or being written).
+    remove: Mapped[bytes | None]
+    gone: Mapped[bytes | None]
+    again: Mapped[bytes | None]
+
+
+class IntentRow(Table):
+    """A client's registered write of one record."""
+
+    __tablename__ = "intents"
+    __table_args__ = (Index("ix_intents_record", "gallery_id", "record"),)
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"))
+    #: The upgrade that it must outlive; none outside one.
+    upgrade_id: Mapped[int | None] = mapped_column(ForeignKey("upgrades.id"), index=True)
+    #: `registry.key(id)`.
+    record: Mapped[str] = mapped_column(Text)
+    kind: Mapped[str] = mapped_column(String(8))
+    done: Mapped[bool] = mapped_column(default=False)
+    epoch: Mapped[int]
+    client: Mapped[str]
+    deadline: Mapped[float]
+
+
+class QuarantineRow(Table):
+    """A record that could not be re-embedded; it stays findable in the old collection."""
+
+    __tablename__ = "quarantined"
+    __table_args__ = (UniqueConstraint("upgrade_id", "record"),)
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    upgrade_id: Mapped[int] = mapped_column(ForeignKey("upgrades.id"))
+    record: Mapped[str] = mapped_column(Text)
+    reason: Mapped[str] = mapped_column(Text)
+    at: Mapped[float]
+
+
+class ClientRow(Table):
+    """A process that searches: alive while seen within its plan's maximum age."""
+
+    __tablename__ = "clients"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"), index=True)
+    epoch: Mapped[int]
+    #: The newest epoch that it can serve, and why it can't serve the next one.
+    ready: Mapped[int]
+    trouble: Mapped[str] = mapped_column(Text, default="")
+    seen_at: Mapped[float]
+
+
+class WorkerRow(Table):
+    """A process that backfills."""
+
+    __tablename__ = "workers"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    upgrade_id: Mapped[int | None]
+    seen_at: Mapped[float]
