@@ -17,16 +17,22 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow
+import pyarrow.parquet
 
 from rmvdb import files
 from rmvdb.errors import ArtifactError
 from rmvdb.types import Id, Record, Vectors
 
+# pyarrow comes without types: checked strictly, every call would be refused.
+pa: Any = pyarrow
+pq: Any = pyarrow.parquet
+
 _log = logging.getLogger(__name__)
-#: The SHA-256 in a cached file's name, so that an altered file is noticed.
+#: Bytes of the digest of an old vector.
 _DIGEST = 16
+#: Embeddings in one file of the cache.
+_A_FILE = 8192
 #: Where an embedding is: the id and the digest of the old vector that its record had.
 _Key: TypeAlias = tuple[Id, bytes]
 
@@ -79,9 +85,9 @@ class Archive:
         """Remove one file; does nothing where it is gone already."""
         files.remove(files.inside(self.folder, file.path))
 
-    def clear(self, *name: str) -> None:
+    def clear(self, folder: str, *more: str) -> None:
         """Remove every file under these folders, such as gallery, upgrade; does nothing where there is none."""
-        files.remove(self.folder.joinpath(*(files.file_name(part) for part in name)))
+        files.remove(self.folder.joinpath(*map(files.file_name, (folder, *more))))
 
     def _open(self, file: ArchiveFile, *, columns: list[str] | None = None) -> Any:
         data = files.verified_read(files.inside(self.folder, file.path), file.sha256)
@@ -105,14 +111,9 @@ class EmbeddingCache:
         """Keep `new` (n, dim), the embeddings of records whose old vectors are `old` (n, old dim). Raises DiskFull."""
         if not len(ids) == len(old) == len(new):
             raise ArtifactError(f"{len(ids)} ids, {len(old)} old and {len(new)} new vectors cannot be kept together")
-        if not ids:
-            return
-        columns = {"id": _id_column(ids), "old": pa.array([_digest(vector) for vector in old], pa.binary(_DIGEST))}
-        data = _parquet(pa.table({**columns, "vector": _vector_column(list(new))}))
-        files.durable_write(self.folder / f"{files.sha256(data)}.parquet", data)
-        with self._lock:
-            if self._found is not None:
-                self._found.update(_entries(data))
+        for start in range(0, len(ids), _A_FILE):
+            part = slice(start, start + _A_FILE)
+            self._put_file(ids[part], old[part], new[part])
 
     def get(self, ids: Sequence[Id], old: Vectors) -> dict[Id, Vectors]:
         """The embeddings (dim,) of those ids whose record still has that old vector."""
@@ -125,6 +126,14 @@ class EmbeddingCache:
         with self._lock:
             files.remove(self.folder)
             self._found = None
+
+    def _put_file(self, ids: Sequence[Id], old: Vectors, new: Vectors) -> None:
+        digests = pa.array([_digest(vector) for vector in old], pa.binary(_DIGEST))
+        data = _parquet(pa.table({"id": _id_column(ids), "old": digests, "vector": _vector_column(list(new))}))
+        files.durable_write(self.folder / f"{files.sha256(data)}.parquet", data)
+        with self._lock:
+            if self._found is not None:
+                self._found.update(_entries(data))
 
     def _load(self) -> dict[_Key, Vectors]:
         with self._lock:
@@ -150,7 +159,7 @@ def _entries(data: bytes) -> Iterable[tuple[_Key, Vectors]]:
 
 
 def _digest(vector: Vectors) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(vector, dtype=np.float32), digest_size=_DIGEST).digest()
+    return hashlib.blake2b(np.asarray(vector, dtype=np.float32).tobytes(), digest_size=_DIGEST).digest()
 
 
 def _table(records: Sequence[Record]) -> Any:
@@ -198,8 +207,6 @@ def _vector_column(vectors: Sequence[Vectors | None]) -> Any:
 
 def _column_vectors(table: Any) -> list[Vectors | None]:
     column = table["vector"].combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     values = column.values.to_numpy(zero_copy_only=False)
     offsets = column.offsets.to_numpy()
     # A copy each: a slice would keep the whole batch in memory as long as one record lives.

@@ -58,7 +58,9 @@ class Calibration:
                 raise ValueError("another format")
             return cls(x=tuple(map(float, stored["x"])), y=tuple(map(float, stored["y"])))
         except (ValueError, KeyError, TypeError) as exc:
-            raise ArtifactError(f"The file is not a calibration that this version reads ({exc}); restore it or plan again") from exc
+            raise ArtifactError(
+                f"The file is not a calibration that this version reads ({exc}); restore it or plan again"
+            ) from exc
 
 
 def fit(distances: npt.NDArray[np.floating], relevant: npt.NDArray[np.bool_]) -> Calibration:
@@ -85,7 +87,7 @@ def _bins(
     seen = relevant.cumsum()
     bin_of = np.minimum((np.maximum(seen - 1, 0) * count) // seen[-1], count - 1)
     totals = np.bincount(bin_of, minlength=count).astype(np.float64)
-    positives = np.bincount(bin_of, weights=relevant, minlength=count)
+    positives = np.bincount(bin_of, weights=relevant.astype(np.float64), minlength=count).astype(np.float64)
     x = np.bincount(bin_of, weights=d * relevant, minlength=count) / positives
     return x, positives, totals
 

@@ -57,8 +57,8 @@ class Plans:
         except errors.RegistryError as exc:
             age = time.monotonic() - asked
             raise errors.StalePlan(
-                f"The serving plan of {self._gallery!r} is {age:.0f} s old, {plan.max_age:g} s are allowed, and searching on could "
-                f"miss records: {exc}"
+                f"The serving plan of {self._gallery!r} is {age:.0f} s old, {plan.max_age:g} s are allowed; "
+                f"searching on could miss records: {exc}"
             ) from exc
 
     def refresh(self) -> ServingPlan:

@@ -30,15 +30,17 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from rmvdb import types
 from rmvdb.addresses import database_url, without_password
 from rmvdb.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rmvdb import types
 
 NAME = "rmvdb.toml"
 _ENV = "RMVDB_"
@@ -72,11 +74,13 @@ class _Section(BaseModel):
 class Milvus(_Section):
     """Where the vectors are."""
 
-    uri: str = Field("", description="a file ending in .db (Milvus Lite) or the http(s) address of a server; milvus.db in home")
-    token: SecretStr = Field(SecretStr(""), description="user:password or API key of a server", examples=["root:Milvus"])
-    timeout: Seconds = Field(10.0, description="seconds after which one call to the engine is given up")
+    uri: str = Field(
+        default="", description="a file ending in .db (Milvus Lite) or the http(s) address of a server; milvus.db in home"
+    )
+    token: SecretStr = Field(default=SecretStr(""), description="user:password or API key of a server", examples=["root:Milvus"])
+    timeout: Seconds = Field(default=10.0, description="seconds after which one call to the engine is given up")
     staleness: Annotated[float, Field(ge=0)] | None = Field(
-        None,
+        default=None,
         description="seconds within which the engine shows every write; otherwise what the engine promises",
         examples=[5.0],
     )
@@ -99,7 +103,7 @@ class Registry(_Section):
     """Where upgrades, batches and intents are remembered."""
 
     url: DatabaseUrl = Field(
-        DatabaseUrl(""),
+        default=DatabaseUrl(""),
         description="sqlite:///file or postgresql://user:password@host/database; registry.sqlite in home",
         examples=["postgresql://user:password@localhost/rmvdb"],
     )
@@ -116,31 +120,35 @@ class Registry(_Section):
 class Index(_Section):
     """An index of a new collection; whether the engine takes it is checked before the collection is made."""
 
-    type: Annotated[str, Field(min_length=1)] = Field("AUTOINDEX", description="index type: FLAT, IVF_FLAT, HNSW, GPU_CAGRA …")
-    params: dict[str, Any] = Field({}, description="how it is built", examples=[{"M": 16, "efConstruction": 200}])
-    search: dict[str, Any] = Field({}, description="how it is searched", examples=[{"ef": 128}])
+    type: Annotated[str, Field(min_length=1)] = Field(
+        default="AUTOINDEX", description="index type: FLAT, IVF_FLAT, HNSW, GPU_CAGRA …"
+    )
+    params: dict[str, Any] = Field(default={}, description="how it is built", examples=[{"M": 16, "efConstruction": 200}])
+    search: dict[str, Any] = Field(default={}, description="how it is searched", examples=[{"ef": 128}])
 
     def value(self) -> types.Index:
         """The index as the rest of rmvdb knows it."""
+        from rmvdb import types  # here, so that reading settings does not wait for numpy
+
         return types.Index(type=self.type, params=self.params, search=self.search)
 
 
 class Search(_Section):
     """How long a client may answer by what it knows."""
 
-    plan_max_age: Seconds = Field(5.0, description="seconds for which a client uses a serving plan without asking again")
-    longest_search: Seconds = Field(5.0, description="seconds after which a search is repeated rather than trusted")
+    plan_max_age: Seconds = Field(default=5.0, description="seconds for which a client uses a serving plan without asking again")
+    longest_search: Seconds = Field(default=5.0, description="seconds after which a search is repeated rather than trusted")
 
 
 class Backfill(_Section):
     """How the gallery is moved."""
 
-    batch: Annotated[int, Field(ge=1, le=100_000)] = Field(1000, description="records in one batch")
-    width: Annotated[int, Field(ge=1, le=64)] = Field(3, description="batches that one worker has in flight")
-    lease: Seconds = Field(15.0, description="seconds for which a worker holds a batch before it must renew")
-    longest_call: Seconds = Field(10.0, description="seconds that one call of a worker may take")
+    batch: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1000, description="records in one batch")
+    width: Annotated[int, Field(ge=1, le=64)] = Field(default=3, description="batches that one worker has in flight")
+    lease: Seconds = Field(default=15.0, description="seconds for which a worker holds a batch before it must renew")
+    longest_call: Seconds = Field(default=10.0, description="seconds that one call of a worker may take")
     retry_for: Annotated[float, Field(ge=0)] = Field(
-        60.0, description="seconds for which a worker tries again while the engine or the database does not answer"
+        default=60.0, description="seconds for which a worker tries again while the engine or the database does not answer"
     )
 
     @model_validator(mode="after")
@@ -155,7 +163,7 @@ class Throttle(_Section):
     """How gently the gallery is moved."""
 
     rate: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="records a second that one worker stays below; otherwise as fast as it goes", examples=[500.0]
+        default=None, description="records a second that one worker stays below; otherwise as fast as it goes", examples=[500.0]
     )
 
 
@@ -170,11 +178,11 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    home: Path = Field(Path(".rmvdb"), description="folder for artifacts, archive and cache")
+    home: Path = Field(default=Path(".rmvdb"), description="folder for artifacts, archive and cache")
     milvus: Milvus = Milvus()
     registry: Registry = Registry()
     index: Index = Index()
-    indexes: dict[str, Index] = Field({}, description="an index for one gallery, instead of [index]")
+    indexes: dict[str, Index] = Field(default={}, description="an index for one gallery, instead of [index]")
     search: Search = Search()
     backfill: Backfill = Backfill()
     throttle: Throttle = Throttle()

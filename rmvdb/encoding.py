@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-
 from rmvdb import errors
+from rmvdb.embedders import checked
 from rmvdb.protocols import Embedder
 from rmvdb.types import Item, Leg, ServingPlan, Vectors
 
@@ -53,25 +52,14 @@ class Encoder:
     def prepare(self, plan: ServingPlan) -> None:
         """Load everything that the plan's queries need; raises what loading raises."""
         for leg in plan.legs:
-            self._embedder(leg.embedder)
+            self.embedder(leg.embedder)
             for sha256 in leg.transforms:
                 self._transform(sha256)
             self.calibration(leg)
 
     def embed(self, version: str, items: Sequence[Item]) -> Vectors:
-        """Raw vectors (n, dim) of a version's embedder; ModelError for a wrong shape or a NaN."""
-        dim = self._chain(version).dim
-        vectors = np.asarray(self._embedder(version).embed(items), dtype=np.float32)
-        if vectors.shape != (len(items), dim):
-            raise errors.ModelError(
-                f"Model version {version!r} gave vectors of shape {vectors.shape} for {len(items)} items; "
-                f"it is registered with dimension {dim}: mend the embedder, or register it under a new name"
-            )
-        if not np.isfinite(vectors).all():
-            raise errors.ModelError(
-                f"Model version {version!r} gave a vector with NaN or infinity; look at the item, then at the embedder"
-            )
-        return vectors
+        """Raw vectors (n, dim) of a version's embedder; ItemError for an item that cannot be embedded, ModelError for a broken one."""
+        return checked(self.embedder(version), dim=self.chain(version).dim).embed(items)
 
     def queries(self, plan: ServingPlan, items: Sequence[Item], embedded: MutableMapping[str, Vectors]) -> dict[str, Vectors]:
         """The query vectors (n, dim of the leg) of each leg, by collection; `embedded` keeps what each embedder gave."""
@@ -83,7 +71,7 @@ class Encoder:
     def vectors(self, plan: ServingPlan, vectors: Vectors, model: str) -> dict[str, Vectors]:
         """The query vectors of each leg from vectors (n, dim) of a named model; Mismatch where no transform leads there."""
         starts = {leg.collection: (vectors, self._rest(plan, leg, model)) for leg in plan.legs}
-        dim = self._chain(model).dim
+        dim = self.chain(model).dim
         if vectors.ndim != 2 or vectors.shape[1] != dim:
             raise errors.Mismatch(
                 f"A vector of model {model!r} has dimension {dim}, not shape {vectors.shape}; name the model that made it"
@@ -94,7 +82,7 @@ class Encoder:
         """What is written into a leg's collection for these items, (n, dim of the leg)."""
         version, transforms = leg.embedder, leg.transforms
         if leg.write_with:
-            chain = self._chain(leg.write_with)
+            chain = self.chain(leg.write_with)
             version, transforms = chain.embedder, (chain.head,) if chain.head else ()
         if version not in embedded:
             embedded[version] = self.embed(version, items)
@@ -102,7 +90,7 @@ class Encoder:
 
     def own(self, version: str, raw: Vectors) -> Vectors:
         """A version's own vectors from what its embedder gave: its head applied where it has one."""
-        head = self._chain(version).head
+        head = self.chain(version).head
         return self.apply((head,) if head else (), raw)
 
     def apply(self, transforms: Sequence[str], vectors: Vectors) -> Vectors:
@@ -148,10 +136,12 @@ class Encoder:
 
         return {leg.collection: chain(*starts[leg.collection]) for leg in plan.legs}
 
-    def _embedder(self, version: str) -> Embedder:
+    def embedder(self, version: str) -> Embedder:
+        """The embedder of a version, loaded once; ModelError where it cannot be loaded."""
         return self._keep(Embedder, version, lambda: self._load_embedder(version))  # type: ignore[type-abstract]
 
-    def _chain(self, version: str) -> Chain:
+    def chain(self, version: str) -> Chain:
+        """How a version's own vectors are made."""
         return self._keep(Chain, version, lambda: self._load_chain(version))
 
     def _transform(self, sha256: str) -> Transform:

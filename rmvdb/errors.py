@@ -156,3 +156,7 @@ class StalePlan(RmvdbError):
 
 class LeaseLost(RmvdbError):
     """Another worker has taken over this batch."""
+
+
+class Stopped(RmvdbError):
+    """Somebody asked for a stop; the same command goes on from there."""

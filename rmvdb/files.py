@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 from rmvdb.errors import ArtifactError, DiskFull, RmvdbError
 
+#: Systems allow 255 bytes; the rest is for what is put before and after.
+_LONGEST_NAME = 120
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -69,7 +71,10 @@ def remove(path: Path) -> None:
 
 def file_name(name: str) -> str:
     """A file name for any text; distinct texts have distinct names, and none of them means another folder."""
-    quoted = quote(name, safe=" ") or "%"
+    quoted = quote(name, safe=" ", errors="surrogatepass") or "%"
+    if len(quoted) > _LONGEST_NAME:
+        # "%~" appears in no quoted name, so a shortened one cannot be taken for another.
+        quoted = f"{quoted[:_LONGEST_NAME]}%~{sha256(quoted.encode())[:32]}"
     return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
 
 

@@ -65,10 +65,14 @@ def mcl(d_old: Tensor, d_new: Tensor, same: Tensor, *, temperature: float = 1.0,
 
 
 def hardest_half(d: Tensor, allowed: Tensor, *, farthest: bool) -> Tensor:
-    """Footnote 2, as read in METHODS: of the allowed k of each anchor, the farther (or nearer) half, rounded up; (B, B) bool."""
-    keys = d.detach().masked_fill(~allowed, -torch.inf if farthest else torch.inf)
-    rank = keys.argsort(dim=1, descending=farthest, stable=True).argsort(dim=1)  # (B, B): 0 is the hardest
-    return allowed & (rank < (allowed.sum(1, keepdim=True) + 1) // 2)
+    """Footnote 2, as read in METHODS: of the allowed k of each anchor, the farther (or nearer) half, rounded up; (B, B) bool.
+
+    Everything at the distance where the half ends is kept.
+    """
+    sign = -1.0 if farthest else 1.0
+    keys = (sign * d.detach()).masked_fill(~allowed, torch.inf)  # (B, B): the hardest are the smallest
+    end = ((allowed.sum(1, keepdim=True) + 1) // 2 - 1).clamp_min(0)  # (B, 1)
+    return allowed & (keys <= keys.sort(dim=1).values.gather(1, end))
 
 
 def _old(d_old: Tensor, same: Tensor, temperature: float, mining: bool) -> tuple[Tensor, Tensor]:

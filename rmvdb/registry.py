@@ -107,6 +107,16 @@ def schema_from_json(value: Mapping[str, Any]) -> Schema:
     return Schema(**{**value, "fields": fields, "metric": Metric(value["metric"]), "id_type": IdType(value["id_type"])})
 
 
+def leg_to_json(leg: Leg) -> dict[str, Any]:
+    """A leg as JSON values."""
+    return {name: getattr(leg, name) for name in Leg.__slots__} | {"transforms": list(leg.transforms)}
+
+
+def leg_from_json(value: Mapping[str, Any]) -> Leg:
+    """The inverse of `leg_to_json`."""
+    return Leg(**{**value, "metric": Metric(value["metric"]), "transforms": tuple(value["transforms"])})
+
+
 def transaction(method: Callable[Concatenate[Registry, Session, P], R]) -> Callable[Concatenate[Registry, P], R]:
     """Run the method in one transaction, again with back-off while the database is away, its errors translated."""
 
@@ -232,7 +242,6 @@ class Registry:
         schema: Schema,
         adopted: bool,
         source: str | None,
-        source_options: Mapping[str, Any],
         search: Mapping[str, Any],
         times: Mapping[str, float],
     ) -> GalleryRow:
@@ -246,9 +255,7 @@ class Registry:
                 f"Collection {schema.collection!r} belongs to gallery {s.get_one(GalleryRow, holder.gallery_id).name!r} already"
             )
         version = _named(s, VersionRow, "model version", model)
-        gallery = GalleryRow(
-            name=name, id_type=schema.id_type, source=source, source_options=dict(source_options), epoch=1, created_at=_now(s)
-        )
+        gallery = GalleryRow(name=name, id_type=schema.id_type, source=source, epoch=1, created_at=_now(s))
         s.add(gallery)
         s.flush()
         s.add(_collection(gallery, model, schema, search, adopted=adopted, at=_now(s)))
@@ -266,6 +273,11 @@ class Registry:
     def gallery(self, s: Session, /, name: str) -> GalleryRow:
         """One gallery; UnknownName offers the nearest."""
         return _named(s, GalleryRow, "gallery", name, hint="make one: rmvdb gallery add NAME --model VERSION")
+
+    @transaction
+    def set_source(self, s: Session, /, gallery: str, source: str) -> None:
+        """Change where a gallery's items come from."""
+        _named(s, GalleryRow, "gallery", gallery).source = source
 
     @transaction
     def galleries(self, s: Session, /) -> Sequence[GalleryRow]:
@@ -328,9 +340,11 @@ class Registry:
     def announce(self, s: Session, /, gallery: str, legs: Sequence[Leg], times: Mapping[str, float]) -> int:
         """Write the next plan and let the clients prepare for it; the epoch it will have. The same legs again: the same epoch."""
         row = _named(s, GalleryRow, "gallery", gallery, lock=True)
-        for epoch in filter(None, (row.next_epoch, row.epoch)):
-            if _plan(s, row, epoch).legs == tuple(legs):
-                return epoch
+        if row.next_epoch and _plan(s, row, row.next_epoch).legs == tuple(legs):
+            return row.next_epoch
+        if _plan(s, row, row.epoch).legs == tuple(legs):
+            row.next_epoch, row.closing_until = None, None
+            return row.epoch
         newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == row.id)) or 0
         plan = ServingPlan(gallery=gallery, epoch=newest + 1, legs=tuple(legs), **times)
         s.add(_plan_row(row, plan, at=_now(s)))
@@ -368,6 +382,19 @@ class Registry:
                 "Another upgrade of this gallery has not ended; see it with: rmvdb status, then cutover, cleanup or rollback"
             ) from exc
         s.add(PhaseRow(upgrade_id=row.id, at=_now(s), phase=row.phase, note="registered"))
+        return row
+
+    @transaction
+    def supersede(self, s: Session, /, ended: int, *, note: str, **values: Any) -> UpgradeRow:
+        """End one upgrade and register the one that takes its place, in one transaction."""
+        before = s.get_one(UpgradeRow, ended)
+        before.phase, before.ended_at = Phase.ENDED, _now(s)
+        s.flush()  # one active upgrade per gallery: the old one ends first
+        row = UpgradeRow(**values, created_at=_now(s))
+        s.add(row)
+        s.flush()
+        s.add(PhaseRow(upgrade_id=ended, at=_now(s), phase=Phase.ENDED, note=note))
+        s.add(PhaseRow(upgrade_id=row.id, at=_now(s), phase=row.phase, note=f"takes the place of upgrade {ended}"))
         return row
 
     @transaction
@@ -443,6 +470,8 @@ class Registry:
         self, s: Session, /, upgrade_id: int, worker: str, *, lease: float, longest_call: float, grace: float, copy: bool
     ) -> BatchRow | None:
         """Take the first batch that has work: its grace is over, its worker died, or (`copy`) it is fresh."""
+        if s.scalar(select(UpgradeRow.phase).where(UpgradeRow.id == upgrade_id)) == Phase.ENDED:
+            return None
         free = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until + longest_call < clock())
         due = and_(BatchRow.state == BatchState.COPIED, BatchRow.copied_at + grace <= clock(), free)
         work = [due, and_(BatchRow.state == BatchState.REMOVING, free)]
@@ -466,14 +495,14 @@ class Registry:
         return row
 
     @transaction
-    def renew(self, s: Session, /, worker: str, upgrade_id: int | None, *, lease: float) -> None:
+    def renew(self, s: Session, /, worker: str, upgrade_id: int | None, *, lease: float, note: str = "") -> None:
         """A worker's heartbeat: it lives, and so do its claims."""
         s.execute(
             update(BatchRow)
             .where(BatchRow.worker == worker, BatchRow.lease_until.is_not(None))
             .values(lease_until=clock() + lease)
         )
-        values = {"upgrade_id": upgrade_id, "seen_at": clock()}
+        values = {"upgrade_id": upgrade_id, "note": note, "seen_at": clock()}
         if not s.execute(update(WorkerRow).where(WorkerRow.id == worker).values(**values)).rowcount:  # type: ignore[attr-defined]
             s.execute(insert(WorkerRow).values(id=worker, **values))
 
@@ -648,7 +677,8 @@ class Registry:
             )
         if again and ids:
             newest = s.scalar(select(func.max(BatchRow.priority)).where(BatchRow.upgrade_id == upgrade_id)) or 0
-            s.add(_batch(upgrade_id, newest + 1, ids, None))
+            # One batch each: a batch that fails as a whole stops the upgrade, and these may well fail again.
+            s.add_all([_batch(upgrade_id, newest + 1 + at, [id], None) for at, id in enumerate(ids)])
 
     @transaction
     def forget_work(self, s: Session, /, upgrade_id: int) -> None:
@@ -686,11 +716,10 @@ def _collection(
 
 
 def _plan_row(gallery: GalleryRow, plan: ServingPlan, *, at: float) -> PlanRow:
-    legs = [{name: getattr(leg, name) for name in Leg.__slots__} | {"transforms": list(leg.transforms)} for leg in plan.legs]
     return PlanRow(
         gallery_id=gallery.id,
         epoch=plan.epoch,
-        legs=legs,
+        legs=[leg_to_json(leg) for leg in plan.legs],
         max_age=plan.max_age,
         longest_search=plan.longest_search,
         staleness=plan.staleness,
@@ -700,7 +729,7 @@ def _plan_row(gallery: GalleryRow, plan: ServingPlan, *, at: float) -> PlanRow:
 
 def _plan(s: Session, gallery: GalleryRow, epoch: int) -> ServingPlan:
     row = s.scalars(select(PlanRow).where(PlanRow.gallery_id == gallery.id, PlanRow.epoch == epoch)).one()
-    legs = tuple(Leg(**{**leg, "metric": Metric(leg["metric"]), "transforms": tuple(leg["transforms"])}) for leg in row.legs)
+    legs = tuple(leg_from_json(leg) for leg in row.legs)
     return ServingPlan(
         gallery=gallery.name,
         epoch=row.epoch,

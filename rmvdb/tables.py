@@ -93,7 +93,6 @@ class GalleryRow(Table):
     name: Mapped[str] = mapped_column(unique=True)
     id_type: Mapped[str] = mapped_column(String(16))
     source: Mapped[str | None] = mapped_column(Text)
-    source_options: Mapped[dict[str, Any]] = mapped_column(default=dict)
     #: The serving plan in force, and the one announced to the clients.
     epoch: Mapped[int]
     next_epoch: Mapped[int | None]
@@ -273,4 +272,6 @@ class WorkerRow(Table):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     upgrade_id: Mapped[int | None]
+    #: What it would have `status` say of it, such as the window it keeps to.
+    note: Mapped[str] = mapped_column(Text, default="")
     seen_at: Mapped[float]

@@ -204,17 +204,21 @@ def _batches(groups: npt.NDArray[np.int64], parts: int, total: int, seed: int) -
 def _groups(pairs: Pairs, new_metric: Metric, settings: Settings) -> npt.NDArray[np.int64]:
     """What counts as one class, (n,): the labels, or else clusters of the new space."""
     if pairs.labels is not None:
-        return np.unique(pairs.labels, return_inverse=True)[1].astype(np.int64).reshape(-1)
+        return np.asarray(np.unique(pairs.labels, return_inverse=True)[1], dtype=np.int64).reshape(-1)
     vectors = np.ascontiguousarray(pairs.new, dtype=np.float32)
     if new_metric is not Metric.L2:
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     count = settings.clusters or max(2, min(len(pairs) // 20, 100))
     kmeans = faiss.Kmeans(
-        vectors.shape[1], min(count, len(pairs)), niter=20, seed=settings.seed, min_points_per_centroid=1, spherical=new_metric is not Metric.L2
+        vectors.shape[1],
+        min(count, len(pairs)),
+        niter=20,
+        seed=settings.seed,
+        min_points_per_centroid=1,
+        spherical=new_metric is not Metric.L2,
     )
     kmeans.train(vectors)
-    nearest: npt.NDArray[np.int64] = kmeans.index.search(vectors, 1)[1][:, 0]
-    return nearest
+    return np.asarray(kmeans.assign(vectors)[1], dtype=np.int64)
 
 
 def _reverse(pairs: Pairs, old_space: Space, new_space: Space, settings: Settings) -> Config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -51,7 +52,9 @@ class Config:
         if not 1 <= self.blocks <= 5:
             raise Mismatch(f"A transform has 1 to 5 blocks, not {self.blocks}; set blocks in that range")
         if self.residual and self.d_in != self.d_out:
-            raise Mismatch(f"A residual transform keeps the dimension, but maps {self.d_in} to {self.d_out}; set residual to false")
+            raise Mismatch(
+                f"A residual transform keeps the dimension, but maps {self.d_in} to {self.d_out}; set residual to false"
+            )
 
 
 class Network(nn.Module):
@@ -63,7 +66,7 @@ class Network(nn.Module):
         self.config = config
         widths = [config.d_in, *[config.hidden] * (config.blocks - 1), config.d_out]
         layers: list[nn.Module] = []
-        for block, (into, out) in enumerate(zip(widths, widths[1:], strict=False), start=1):
+        for block, (into, out) in enumerate(pairwise(widths), start=1):
             layers.append(nn.Linear(into, out))
             if block < config.blocks:
                 layers += [nn.ReLU()] if folded else [nn.BatchNorm1d(out), nn.ReLU()]
@@ -111,7 +114,9 @@ class Transform:
         """(n, d_in) to (n, d_out), float32, in order; raises Mismatch for another dimension."""
         x = np.ascontiguousarray(vectors, dtype=np.float32)
         if x.ndim != 2 or x.shape[1] != self.config.d_in:
-            raise Mismatch(f"The transform takes vectors of shape (n, {self.config.d_in}), not {x.shape}; give it its model's vectors")
+            raise Mismatch(
+                f"The transform takes vectors of shape (n, {self.config.d_in}), not {x.shape}; give it its model's vectors"
+            )
         if not x.flags.writeable:  # torch warns of an array that it could write to by mistake
             x = x.copy()
         with torch.inference_mode():

@@ -1,0 +1,52 @@
+"""Upgrade the embedding model behind a running vector search, with no downtime: rank merge and online backfilling.
+
+import rmvdb
+
+client = rmvdb.connect(gallery="photos")
+hits = client.search("query.jpg", limit=10)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmvdb import errors
+
+if TYPE_CHECKING:
+    from rmvdb.client import Client
+    from rmvdb.embedders import TorchEmbedder, read_image
+    from rmvdb.errors import RmvdbError
+    from rmvdb.types import Hit, Record
+
+__version__ = "0.1.0"
+__all__ = ["Client", "Hit", "Record", "RmvdbError", "TorchEmbedder", "connect", "errors", "read_image"]
+
+#: Where each public name lives; loaded when it is asked for, so that `rmvdb --help` does not wait for numpy.
+_HOMES = {
+    "Client": "rmvdb.client",
+    "Hit": "rmvdb.types",
+    "Record": "rmvdb.types",
+    "RmvdbError": "rmvdb.errors",
+    "TorchEmbedder": "rmvdb.embedders",
+    "read_image": "rmvdb.embedders",
+}
+
+
+def connect(config: str | Path | None = None, *, gallery: str | None = None) -> Client:
+    """A client of a gallery (its name may be left out where there is only one).
+
+    `config` is an rmvdb.toml or its folder; without it RMVDB_CONFIG, then the nearest rmvdb.toml upwards of the current folder.
+    Raises ConfigError, UnknownName, RegistryUnavailable, EngineUnavailable.
+    """
+    from rmvdb import app
+
+    return app.load(Path(config) if config else None).client(gallery)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,184 @@
+"""Settings in, wired objects out; the only place that chooses classes."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmvdb import config, errors
+from rmvdb.registry import Registry
+
+if TYPE_CHECKING:
+    from rmvdb.backfill import Worker
+    from rmvdb.client import Client
+    from rmvdb.encoding import Encoder
+    from rmvdb.protocols import Classifier, Embedder, Source, VectorStore
+    from rmvdb.tables import VersionRow
+    from rmvdb.upgrade import Conductor
+
+
+class App:
+    """One configuration and what is made from it, each part when it is first asked for: `status` never loads torch or pymilvus."""
+
+    def __init__(self, settings: config.Settings) -> None:
+        self.settings = settings
+
+    @functools.cached_property
+    def registry(self) -> Registry:
+        """The registry, its schema looked at."""
+        return Registry(self.settings.registry.url.get_secret_value(), patience=self.settings.backfill.retry_for)
+
+    @functools.cached_property
+    def store(self) -> VectorStore:
+        """The vector engine: a Milvus server, or the server process of a Milvus Lite file that all processes here share."""
+        from rmvdb import lite
+        from rmvdb.milvus import MilvusStore
+
+        milvus = self.settings.milvus
+        remote = "://" in milvus.uri or milvus.uri.startswith("unix:")
+        return MilvusStore(
+            (lambda: milvus.uri) if remote else functools.partial(lite.address, Path(milvus.uri)),
+            token=milvus.token.get_secret_value(),
+            timeout=milvus.timeout,
+            staleness=milvus.staleness,
+            patience=self.settings.backfill.retry_for,
+        )
+
+    @functools.cached_property
+    def encoder(self) -> Encoder:
+        """Embedders, heads and transforms by name, each loaded once."""
+        from rmvdb.encoding import Encoder
+
+        return Encoder(load_embedder=self.embedder, load_chain=self._chain, load_artifact=self.artifacts.get)
+
+    @functools.cached_property
+    def artifacts(self) -> Any:
+        """The files that rmvdb made and reads back."""
+        from rmvdb.artifacts import Artifacts
+
+        return Artifacts(self.settings.artifacts)
+
+    @property
+    def times(self) -> dict[str, float]:
+        """The waiting times of every new serving plan, in seconds."""
+        search = self.settings.search
+        return {"max_age": search.plan_max_age, "longest_search": search.longest_search, "staleness": self.store.staleness}
+
+    def embedder(self, version: str) -> Embedder:
+        """The embedder of a registered version, its weights compared with those that were registered."""
+        from rmvdb import embedders
+
+        row = self.registry.version(version)
+        embedder = embedders.load(row.embedder, row.options)
+        if row.fingerprint and (found := embedders.fingerprint(embedder)) != row.fingerprint:
+            raise errors.ModelError(
+                f"The weights of model version {version!r} are not those that were registered (SHA-256 {str(found)[:12]}…, not "
+                f"{row.fingerprint[:12]}…); put them back, or register the new ones as a version of their own"
+            )
+        return embedder
+
+    def _chain(self, version: str) -> Any:
+        from rmvdb.encoding import Chain
+
+        row = self.registry.version(version)
+        return Chain(embedder=row.base or row.name, dim=row.dim, head=row.head)
+
+    def classifier(self, row: VersionRow) -> Classifier | None:
+        """The classifier of a version, where it declares one."""
+        if not row.classifier:
+            return None
+        from rmvdb.addresses import load_object
+
+        found = load_object(row.classifier, error=errors.ModelError)
+        made = found if hasattr(found, "scores") and not isinstance(found, type) else found()
+        if not hasattr(made, "scores"):
+            raise errors.ModelError(
+                f"{row.classifier!r} has no scores(vectors); give it one that returns (n, classes) probabilities"
+            )
+        return made  # type: ignore[no-any-return]
+
+    def source(self, gallery: str) -> Source | None:
+        """Where a gallery's items come from, where it has a source."""
+        from rmvdb import sources
+
+        spec = self.registry.gallery(gallery).source
+        return sources.load(spec, base=self.base) if spec else None
+
+    @property
+    def base(self) -> Path:
+        """The folder that relative paths in sources start at: that of rmvdb.toml."""
+        return self.settings.home.parent
+
+    def gallery_name(self, asked: str | None) -> str:
+        """The gallery that was named, or the only one there is."""
+        if asked:
+            return self.registry.gallery(asked).name
+        names = [row.name for row in self.registry.galleries()]
+        if len(names) == 1:
+            return names[0]
+        if not names:
+            raise errors.UsageError("There is no gallery yet; make one: rmvdb gallery add NAME --model VERSION")
+        raise errors.UsageError(f"There are {len(names)} galleries; name one with --gallery: {', '.join(names[:8])}")
+
+    def client(self, gallery: str | None = None) -> Client:
+        """A client of a gallery."""
+        from rmvdb.client import Client
+
+        return Client(
+            self.gallery_name(gallery),
+            registry=self.registry,
+            store=self.store,
+            encoder=self.encoder,
+            longest_call=self.settings.milvus.timeout,
+        )
+
+    def worker(self, *, note: str = "") -> Worker:
+        """A worker with this configuration's lease, width and rate."""
+        from rmvdb.backfill import Worker
+
+        backfill = self.settings.backfill
+        return Worker(
+            registry=self.registry,
+            lease=backfill.lease,
+            longest_call=backfill.longest_call,
+            width=backfill.width,
+            rate=self.settings.throttle.rate,
+            note=note,
+        )
+
+    def conductor(
+        self,
+        gallery: str | None = None,
+        *,
+        say: Callable[[str], None] = lambda _: None,
+        report: Callable[[str, int, int], None] = lambda *_: None,
+        stop: threading.Event | None = None,
+    ) -> Conductor:
+        """A conductor of a gallery's upgrades."""
+        from rmvdb.archive import Archive, EmbeddingCache
+        from rmvdb.upgrade import Conductor, Hands
+
+        name = self.gallery_name(gallery)
+        hands = Hands(
+            registry=self.registry,
+            store=self.store,
+            encoder=self.encoder,
+            artifacts=self.artifacts,
+            archive=Archive(self.settings.archive),
+            source=self.source(name),
+            cache=lambda version: EmbeddingCache(self.settings.cache / "embeddings", model=f"{name}-{version}"),
+            classifier=self.classifier,
+            index=self.settings.index_for(name),
+            times=self.times,
+            batch=self.settings.backfill.batch,
+            folder=self.settings.cache,
+        )
+        return Conductor(name, hands, say=say, report=report, stop=stop)
+
+
+def load(path: Path | None = None) -> App:
+    """The app of the configuration at `path`, of RMVDB_CONFIG, or of the nearest rmvdb.toml."""
+    return App(config.load(path))

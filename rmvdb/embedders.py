@@ -1,0 +1,338 @@
+"""Embedders: any torch module with its preprocessing, or any object with `embed`; and what shows that one is sound.
+
+torch is imported only by what runs a torch module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rmvdb.addresses import load_object as load_object
+from rmvdb.errors import ItemError, ModelError
+from rmvdb.protocols import Embedder
+from rmvdb.types import Item, Vectors
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+
+#: What a model version's items are.
+Kind: TypeAlias = Literal["image", "text"]
+_PROBE_TEXTS = (
+    "a photo of a red bicycle in front of a white wall",
+    "Two dogs run along the beach at sunset.",
+    "42",
+    "The quick brown fox jumps over the lazy dog, and nobody minds.",
+)
+
+
+def load(spec: str, options: Mapping[str, Any] | None = None) -> Embedder:
+    """The embedder that `package.module:object` names: an object with `embed`, or a class or function that makes one.
+
+    `options` are given to the class or function by name. Raises ModelError where that fails, UsageError for a malformed spec.
+    """
+    found = load_object(spec, error=ModelError)
+    made: Any = found if _is_ready(found) else _make(spec, found, dict(options or {}))
+    if _is_ready(found) and options:
+        raise ModelError(f"{spec!r} is an object that is ready and takes no options; remove {', '.join(options)}")
+    if not callable(getattr(made, "embed", None)):
+        raise ModelError(f"{spec!r} gives a {type(made).__name__} without embed(items); {_way_to_embed(made)}")
+    embedder: Embedder = made
+    return embedder
+
+
+def _is_ready(found: object) -> bool:
+    return not inspect.isclass(found) and (hasattr(found, "embed") or not callable(found) or hasattr(found, "state_dict"))
+
+
+def _make(spec: str, factory: Any, options: dict[str, Any]) -> object:
+    try:
+        inspect.signature(factory).bind(**options)
+    except TypeError as exc:
+        raise ModelError(f"{spec!r} cannot be made with options {options}: {exc}; mend the options") from exc
+    except ValueError:
+        pass  # a few classes written in C have no signature; the call itself will tell
+    try:
+        made: object = factory(**options)
+    except Exception as exc:
+        raise ModelError(f"{spec!r} fails to load: {_reason(exc)}; mend it and try again") from exc
+    return made
+
+
+def _way_to_embed(made: object) -> str:
+    if hasattr(made, "state_dict"):
+        return "wrap it: TorchEmbedder(module, preprocess)"
+    return "give it a method embed(items) that returns (n, dim) float32"
+
+
+def read_image(item: Item, *, mode: str = "RGB") -> Image:
+    """The picture of a path, bytes, an array (height, width) or (height, width, channels) of uint8, or a PIL image.
+
+    Raises ItemError where it cannot be read.
+    """
+    from PIL import Image
+
+    try:
+        if isinstance(item, Image.Image):
+            return item.convert(mode)
+        if isinstance(item, np.ndarray):
+            return Image.fromarray(item).convert(mode)
+        file = io.BytesIO(item) if isinstance(item, (bytes, bytearray, memoryview)) else item
+        with Image.open(file) as image:
+            return image.convert(mode)
+    # A broken picture raises nearly anything: OSError, SyntaxError, struct.error, DecompressionBombError …
+    except Exception as exc:
+        raise ItemError(f"{_named(item)} is no picture that can be read: {_reason(exc)}") from exc
+
+
+def read_item(item: Item) -> Item:
+    """Pictures as PIL images; texts and everything else as they are. A text is never taken for a path; a Path is one."""
+    if isinstance(item, (Path, bytes, bytearray, memoryview)):
+        return read_image(item)
+    if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3):
+        return read_image(item)
+    if type(item).__module__.startswith("PIL."):
+        return read_image(item)
+    return item
+
+
+def _named(item: Item) -> str:
+    return str(item) if isinstance(item, (str, Path)) else f"An item of type {type(item).__name__}"
+
+
+class TorchEmbedder:
+    """A torch module with its preprocessing, in batches, without gradients, in evaluation mode, float32 out.
+
+    Many threads may use one: they prepare items at the same time and run the module in turn.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        preprocess: Callable[[Any], Any],
+        *,
+        dim: int | None = None,
+        device: str = "auto",
+        batch_size: int = 64,
+        read: Callable[[Item], Any] = read_item,
+    ) -> None:
+        """`preprocess` makes a tensor (or an array) of what `read` gives: a PIL image in RGB, a text, or the item itself.
+
+        The module is moved to `device` ("auto": CUDA, Apple's GPU or the CPU). Where `dim` is given, another dimension
+        raises ModelError.
+        """
+        self.device = _device(device)
+        self.module = module.to(self.device).eval()
+        self.dim = dim
+        self.batch_size = batch_size
+        self._preprocess = preprocess
+        self._read = read
+        self._lock = threading.Lock()
+
+    def embed(self, items: Sequence[Item]) -> Vectors:
+        """Vectors (n, dim) for n items, in order; raises what reading and preprocessing raise."""
+        starts = range(0, len(items), self.batch_size)
+        parts = [self._embed_batch(items[start : start + self.batch_size]) for start in starts]
+        return np.concatenate(parts) if parts else np.empty((0, self.dim or 0), np.float32)
+
+    def _embed_batch(self, items: Sequence[Item]) -> Vectors:
+        import torch
+
+        batch = torch.stack([torch.as_tensor(self._preprocess(self._read(item))) for item in items])  # (n, …)
+        with self._lock, torch.inference_mode():
+            output = self.module(batch.to(self.device))  # (n, dim)
+        vectors = _as_array(output)
+        if vectors.ndim != 2 or (self.dim is not None and vectors.shape[1] != self.dim):
+            raise _wrong_shape(vectors, len(items), self.dim)
+        return vectors
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+class CheckedEmbedder:
+    """An embedder whose vectors are (n, dim) and finite, or it raises."""
+
+    def __init__(self, embedder: Embedder, *, dim: int) -> None:
+        self.embedder = embedder
+        self.dim = dim
+
+    def embed(self, items: Sequence[Item]) -> Vectors:
+        """Vectors (n, dim); raises ItemError for the first item that cannot be embedded, ModelError for a broken model."""
+        vectors, failed = embed_checked(self.embedder, items, self.dim)
+        if failed:
+            index, reason = min(failed.items())
+            which = "The item" if len(items) == 1 else f"Item {index} of {len(items)}"
+            raise ItemError(f"{which} cannot be embedded: {reason}")
+        return vectors
+
+
+def checked(embedder: Embedder, *, dim: int) -> CheckedEmbedder:
+    """The embedder with its output checked, for queries and single writes."""
+    return CheckedEmbedder(embedder, dim=dim)
+
+
+def embed_checked(embedder: Embedder, items: Sequence[Item], dim: int) -> tuple[Vectors, dict[int, str]]:
+    """Vectors (n, dim) and, by index, why an item has none; its row is NaN, so that it cannot pass for a vector.
+
+    A batch that fails is halved until the items that cannot be read, or give NaN, stand alone. Raises ModelError where
+    every item of several fails, and wherever the shape is wrong: then the model is broken, not an item.
+    """
+    vectors = np.full((len(items), dim), np.nan, np.float32)
+    failed: dict[int, str] = {}
+    waiting = [list(range(len(items)))] if items else []
+    while waiting:
+        part = waiting.pop()
+        reason = _try(embedder, items, part, vectors)
+        if reason and len(part) == 1:
+            failed[part[0]] = reason
+        elif reason:
+            # Rows that came out well are kept: only the others are tried again, the first half first.
+            rest = [index for index in part if not np.isfinite(vectors[index]).all()]
+            waiting += [half for half in (rest[len(rest) // 2 :], rest[: len(rest) // 2]) if half]
+    if len(items) > 1 and len(failed) == len(items):
+        raise ModelError(f"The embedder fails for each of {len(items)} items: {failed[0]}; mend the embedder or its items")
+    return vectors, dict(sorted(failed.items()))
+
+
+def _try(embedder: Embedder, items: Sequence[Item], part: list[int], vectors: Vectors) -> str:
+    """Embed these items into their rows; returns why that failed, empty where it did not."""
+    try:
+        output = embedder.embed([items[index] for index in part])
+    except ModelError:
+        raise
+    except Exception as exc:  # noqa: BLE001 - it is foreign code: whatever it raises is the reason
+        return _reason(exc)
+    found = _as_array(output)
+    if found.shape != (len(part), vectors.shape[1]):
+        raise _wrong_shape(found, len(part), vectors.shape[1])
+    finite = np.isfinite(found).all(axis=1)
+    vectors[np.array(part)[finite]] = found[finite]
+    return "" if finite.all() else "the embedder gives NaN or infinity for it"
+
+
+def _as_array(output: Any) -> Vectors:
+    """The embedder's output as float32, also where it is a tensor on some device."""
+    if hasattr(output, "detach"):
+        output = output.detach().float().cpu().numpy()
+    try:
+        with np.errstate(over="ignore"):  # what is too large becomes infinity, which the caller looks for
+            return np.asarray(output, dtype=np.float32)
+    except (TypeError, ValueError) as exc:
+        raise ModelError(f"The embedder gives a {type(output).__name__} and no array of numbers: {exc}") from exc
+
+
+def _wrong_shape(found: npt.NDArray[Any], n: int, dim: int | None) -> ModelError:
+    expected = f"({n}, {'dim' if dim is None else dim})"
+    return ModelError(
+        f"The embedder gives shape {found.shape} for {n} items and must give {expected}; mend it or the version's dim"
+    )
+
+
+def _reason(exc: Exception) -> str:
+    return str(exc) if isinstance(exc, ItemError) else f"{type(exc).__name__}: {exc}".removesuffix(": ")
+
+
+def fingerprint(embedder: Embedder) -> str | None:
+    """The SHA-256 over the weights' names, types, shapes and bytes; None for an embedder that shows none.
+
+    Weights are looked for in `state_dict()` of the embedder, of its `module` or `model`, or of the embedder that it wraps.
+    """
+    weights = {name: value for name, value in _state(embedder).items() if hasattr(value, "shape")}
+    if not weights:
+        return None
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        kind = str(value.dtype).removeprefix("torch.")
+        digest.update(f"{name} {kind} {tuple(value.shape)}\n".encode())
+        digest.update(_raw_bytes(value))
+    return digest.hexdigest()
+
+
+def _state(embedder: object) -> Mapping[str, Any]:
+    for owner in (embedder, getattr(embedder, "module", None), getattr(embedder, "model", None)):
+        state_dict = getattr(owner, "state_dict", None)
+        if callable(state_dict):
+            state: Mapping[str, Any] = state_dict()
+            return state
+    inner = getattr(embedder, "embedder", None)
+    return _state(inner) if inner is not None else {}
+
+
+def _raw_bytes(value: Any) -> bytes:
+    if not hasattr(value, "detach"):
+        return np.asarray(value).tobytes()
+    import torch
+
+    # As bytes, because numpy has no bfloat16.
+    raw: bytes = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return raw
+
+
+def probes(kind: Kind) -> list[Item]:
+    """The fixed items on which two embedders are compared: the same on every machine and in every version of rmvdb."""
+    if kind == "text":
+        return list(_PROBE_TEXTS)
+    from PIL import Image
+
+    down, across = np.mgrid[0:224, 0:224].astype(np.uint32)
+    pictures = (
+        (down, across, (down + across) // 2),
+        (255 * (down // 28 % 2 ^ across // 28 % 2), 255 * (across // 56 % 2), down),
+        ((down - 112) ** 2 + (across - 112) ** 2 >> 6, 255 - across, 255 - down),
+        # Noise from arithmetic, because generators of random numbers change from release to release.
+        tuple((down * 224 + across + 1) * factor >> 13 for factor in (2654435761, 2246822519, 3266489917)),
+    )
+    return [Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8)) for channels in pictures]
+
+
+def probe_vectors(embedder: Embedder, *, dim: int, kind: Kind | None = None) -> Vectors | None:
+    """What the embedder gives for the probes (4, dim); without a kind, texts are tried, then pictures.
+
+    None where it takes neither; raises ModelError where it fails on the kind that it was said to take.
+    """
+    # Texts first: an embedder of texts may take a picture for text, but none of pictures takes a text for a picture.
+    kinds: tuple[Kind, ...] = (kind,) if kind else ("text", "image")
+    for each in kinds:
+        try:
+            vectors, failed = embed_checked(embedder, probes(each), dim)
+        except ModelError:
+            if kind:
+                raise
+            continue
+        if not failed:
+            return vectors
+    if kind:
+        raise ModelError(f"The embedder fails for {len(failed)} of 4 {kind} probes: {next(iter(failed.values()))}; mend it")
+    return None
+
+
+def same_model(old: Vectors, new: Vectors, *, tolerance: float = 1e-4) -> bool:
+    """Whether two sets of probe vectors (n, dim) come from one model, on whatever device.
+
+    Each pair may differ by `tolerance` in cosine distance and by its square root in length: devices and batch sizes round
+    differently by about 1e-6, while a step of training shows from 1e-3 on.
+    """
+    if old.shape != new.shape:
+        return False
+    a, b = old.astype(np.float64), new.astype(np.float64)
+    # |a − b|² / (|a| |b|) = 2 (1 − cos) + (|a| − |b|)² / (|a| |b|): both differences in one number.
+    gap = ((a - b) ** 2).sum(axis=1)  # (n,)
+    scale = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)  # (n,)
+    return bool((gap <= 2 * tolerance * scale).all())

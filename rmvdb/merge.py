@@ -1,0 +1,48 @@
+"""Ranked lists to one, by calibrated distance. No I/O, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rmvdb.types import Hit, Id
+
+#: Takes distances (n,), gives distances (n,) on the common scale, in the same order.
+Calibrate: TypeAlias = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+#: Calibrated distance, leg, distance before calibration, id: smaller ranks first, and no two are equal.
+_Key: TypeAlias = tuple[float, int, float, Id]
+
+
+def merge(legs: Sequence[Sequence[Hit]], calibrations: Sequence[Calibrate | None], *, limit: int, offset: int = 0) -> list[Hit]:
+    """The nearest hits of all legs, each record once, after leaving out the first `offset`.
+
+    Legs are newest first, each asked for offset + limit. A hit gets its calibrated distance and keeps the other one as `raw`.
+    A record found twice has the smaller calibrated distance, with its raw one and its leg, and the fields of the first leg
+    that has it: the collection that is written to. Equal distances rank by leg, then by raw distance, then by id.
+    """
+    best: dict[Id, tuple[_Key, Hit]] = {}
+    first: dict[Id, Hit] = {}
+    for number, (hits, calibrate) in enumerate(zip(legs, calibrations, strict=True)):
+        for hit, distance in zip(hits, _calibrated(hits, calibrate), strict=True):
+            first.setdefault(hit.id, hit)
+            key = (distance, number, _rankable(hit.distance), hit.id)
+            if hit.id not in best or key < best[hit.id][0]:
+                best[hit.id] = (key, hit)
+    ranked = sorted(best.values(), key=lambda found: found[0])[offset : offset + limit]
+    return [replace(hit, distance=key[0], raw=hit.distance, fields=first[hit.id].fields) for key, hit in ranked]
+
+
+def _calibrated(hits: Sequence[Hit], calibrate: Calibrate | None) -> list[float]:
+    raw = np.array([hit.distance for hit in hits], dtype=np.float64)  # (n,)
+    distances = raw if calibrate is None or not len(raw) else calibrate(raw)
+    return [_rankable(distance) for distance in distances.tolist()]
+
+
+def _rankable(distance: float) -> float:
+    # NaN compares with nothing, and would leave the whole list in no order.
+    return math.inf if math.isnan(distance) else distance

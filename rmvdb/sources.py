@@ -1,0 +1,212 @@
+"""Sources: where the item of a record comes from.
+
+folder:photos/{id}.jpg              a file, its name made from the record's id and fields
+field:caption                       a field of the record itself
+call:package.module:function        function(ids) → {id: item}, or an object with load(records)
+sql:URL#SELECT id, item FROM … WHERE id IN :ids     two columns of a query; ${NAME} in the URL is read from the environment
+"""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import os
+import re
+import string
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmvdb.addresses import database_url, load_object, without_password
+from rmvdb.errors import SourceError, UsageError
+from rmvdb.protocols import Source
+from rmvdb.types import Id, Item, Record
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+#: Ids in one query: far below what any database allows, large enough to be few.
+_IDS_A_QUERY = 500
+_QUERY = "SELECT id, item FROM … WHERE id IN :ids"
+
+
+def load(spec: str, *, base: Path | None = None) -> Source:
+    """The source that a spec means; relative folders start at `base`, else at the current folder.
+
+    Raises UsageError for a spec of none of the forms above, SourceError where what it names cannot be loaded.
+    """
+    kind, _, rest = spec.partition(":")
+    makers: dict[str, Callable[[str], Source]] = {
+        "folder": lambda pattern: ImageFolder(pattern, base=base),
+        "field": FieldSource,
+        "call": CallableSource,
+        "sql": _sql_source,
+    }
+    if kind not in makers or not rest:
+        raise UsageError(
+            f"{without_password(spec)!r} is no source; write folder:photos/{{id}}.jpg, field:NAME, call:package.module:function "
+            f"or sql:URL#{_QUERY}"
+        )
+    return makers[kind](rest)
+
+
+def _sql_source(rest: str) -> Source:
+    url, _, query = rest.partition("#")
+    return SQLSource(url, query)
+
+
+class ImageFolder:
+    """Files whose names are made from records: `photos/{id}.jpg`, `{split}/{id:06d}.png`. Items are paths."""
+
+    def __init__(self, pattern: str, *, base: Path | None = None) -> None:
+        self.pattern = pattern
+        try:
+            parts = list(string.Formatter().parse(pattern))
+        except ValueError as exc:
+            raise UsageError(f"{pattern!r} is no pattern of files: {exc}; write one such as photos/{{id}}.jpg") from exc
+        names = [name for _, name, _, _ in parts if name is not None]
+        # Plain names only: str.format would look into attributes too.
+        plain = all(map(str.isidentifier, names)) and not any(conversion for *_, conversion in parts)
+        if not names or not plain or "{{" in pattern or "}}" in pattern:
+            raise UsageError(f"{pattern!r} is no pattern of files; name fields of the record, as in photos/{{id}}.jpg")
+        # The folder is all that comes before the first field: nothing that a record holds leads out of it.
+        fixed, slash, _ = pattern[: pattern.index("{")].rpartition("/")
+        self.folder = (base or Path.cwd()) / Path(fixed + slash).expanduser()
+        self._template = pattern[len(fixed + slash) :]
+
+    def load(self, records: Sequence[Record]) -> Mapping[Id, Item]:
+        """Paths by id; records without that file or without one of the fields are left out."""
+        if not self.folder.is_dir():
+            raise SourceError(f"Folder {self.folder} is not there; mount it, or correct the source 'folder:{self.pattern}'")
+        found = ((record.id, self._file(record)) for record in records)
+        return {id: path for id, path in found if path is not None}
+
+    def _file(self, record: Record) -> Path | None:
+        name = self._name(record)
+        if name is None or "\0" in name:
+            return None
+        relative = Path(name)
+        if relative.is_absolute() or relative.drive or ".." in relative.parts:
+            return None
+        path = self.folder / relative
+        try:
+            return path if path.is_file() else None
+        except OSError as exc:
+            if exc.errno == errno.ENAMETOOLONG:
+                return None
+            raise SourceError(f"{path} cannot be looked at ({exc.strerror}); mend that and run the step again") from exc
+
+    def _name(self, record: Record) -> str | None:
+        values = {**record.fields, "id": record.id}
+        try:
+            return self._template.format_map({name: value for name, value in values.items() if value is not None})
+        except KeyError:
+            return None
+        except ValueError as exc:
+            raise SourceError(
+                f"The pattern {self.pattern!r} does not fit record {record.id!r}: {exc}; correct the pattern"
+            ) from exc
+
+
+class FieldSource:
+    """A field of the record itself, such as its text."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+
+    def load(self, records: Sequence[Record]) -> Mapping[Id, Item]:
+        """The field's values by id; records without it are left out."""
+        return {record.id: record.fields[self.field] for record in records if record.fields.get(self.field) is not None}
+
+
+class CallableSource:
+    """A function(ids) → {id: item}, or a source of one's own: an object, or a class without arguments, with load(records)."""
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+        found = load_object(spec, error=SourceError)
+        if inspect.isclass(found):
+            found = self._guarded(found)
+        self._load: Callable[[Sequence[Record]], object]
+        if callable(getattr(found, "load", None)):
+            self._load = found.load
+        elif callable(found):
+            self._load = lambda records: found([record.id for record in records])
+        else:
+            raise SourceError(f"{spec!r} is a {type(found).__name__}; name a function(ids) or an object with load(records)")
+
+    def load(self, records: Sequence[Record]) -> Mapping[Id, Item]:
+        """Items by id, as the function gives them; ids that were not asked for and items that are None are left out."""
+        items = self._guarded(lambda: self._load(records))
+        if not isinstance(items, Mapping):
+            raise SourceError(f"{self.spec!r} gives a {type(items).__name__}; it must give a mapping of ids to items")
+        return {record.id: items[record.id] for record in records if items.get(record.id) is not None}
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except SourceError:
+            raise
+        except Exception as exc:
+            raise SourceError(f"{self.spec!r} fails: {type(exc).__name__}: {exc}; mend it and run the step again") from exc
+
+
+class SQLSource:
+    """A table: the first two columns of a query over `:ids` are id and item."""
+
+    def __init__(self, url: str, query: str) -> None:
+        self.url = url
+        self.query = query.strip()
+        if not re.match(r"(?i)(select|with)\b", self.query) or not re.search(r"(?<!:):ids\b", self.query):
+            raise UsageError(f"{query!r} is no query for items; write one such as {_QUERY}")
+        self._lock = threading.Lock()
+        self._made: Engine | None = None
+
+    def __repr__(self) -> str:
+        return f"SQLSource({without_password(self.url)!r}, {self.query!r})"
+
+    def load(self, records: Sequence[Record]) -> Mapping[Id, Item]:
+        """Items by id; rows of other ids and items that are NULL are left out."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        wanted = {record.id for record in records}
+        try:
+            return {id: item for id, item in self._rows(list(wanted)) if id in wanted and item is not None}
+        except (SQLAlchemyError, ImportError) as exc:
+            cause = getattr(exc, "orig", None) or exc
+            raise SourceError(
+                f"{without_password(self.url)} does not answer {self.query!r}: {without_password(str(cause).splitlines()[0])}; "
+                "check the address, the query and the database"
+            ) from exc
+
+    def _rows(self, ids: list[Id]) -> Iterator[tuple[Id, Item]]:
+        from sqlalchemy import bindparam, text
+
+        query = text(self.query).bindparams(bindparam("ids", expanding=True))
+        with self._engine().connect() as connection:
+            for start in range(0, len(ids), _IDS_A_QUERY):
+                for row in connection.execute(query, {"ids": ids[start : start + _IDS_A_QUERY]}):
+                    if len(row) < 2:
+                        raise SourceError(f"{self.query!r} gives one column; it must give two, id and item")
+                    yield row[0], bytes(row[1]) if isinstance(row[1], memoryview) else row[1]
+
+    def _engine(self) -> Engine:
+        from sqlalchemy import NullPool, create_engine
+
+        with self._lock:
+            if self._made is None:
+                # No pool: one query a batch is rare, and a connection kept for hours is one that may be gone.
+                self._made = create_engine(database_url(_filled_in(self.url)), poolclass=NullPool)
+            return self._made
+
+
+def _filled_in(url: str) -> str:
+    """The URL with each ${NAME} from the environment, so that a password need not be kept with the gallery."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise SourceError(f"The environment variable {match[1]} is not set; {without_password(url)} needs it")
+        return os.environ[match[1]]
+
+    return re.sub(r"\$\{(\w+)\}", value, url)

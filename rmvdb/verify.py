@@ -1,0 +1,170 @@
+"""Is the new gallery the old one, re-embedded?
+
+Expected ids = archive ∪ done upserts − done deletes; fields equal; a sample re-embedded within 1e-5 cosine; every written record
+as its intent left it. Bounded memory but for eight bytes a record, by which ids are compared as sets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rmvdb.archive import Archive, ArchiveFile
+from rmvdb.backfill import Task
+from rmvdb.encoding import Encoder
+from rmvdb.protocols import Source, VectorStore
+from rmvdb.registry import Registry, key, unpack_ids
+from rmvdb.types import BatchState, Id, Record
+
+#: Largest cosine distance between a stored vector and the item embedded again.
+TOLERANCE = 1e-5
+#: Problems that a report names; the rest it counts.
+NAMED = 20
+
+
+@dataclass(kw_only=True, slots=True)
+class Report:
+    """What was compared and what did not agree."""
+
+    records: int = 0
+    fields_compared: int = 0
+    embedded_again: int = 0
+    problems: int = 0
+    #: The first problems, a sentence each.
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything agreed."""
+        return not self.problems
+
+    def complain(self, sentence: str) -> None:
+        """Count a problem, and keep its sentence if there are few."""
+        self.problems += 1
+        if len(self.examples) < NAMED:
+            self.examples.append(sentence)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self) | {"ok": self.ok}
+
+
+class Verify:
+    """Compares the collection that an upgrade filled with what it was filled from."""
+
+    def __init__(
+        self, *, registry: Registry, store: VectorStore, encoder: Encoder, source: Source | None, archive: Archive
+    ) -> None:
+        self._registry, self._store, self._encoder = registry, store, encoder
+        self._source, self._archive = source, archive
+
+    def run(self, task: Task, *, sample: int = 200, progress: Callable[[int, int], None] = lambda *_: None) -> Report:
+        """Compare every id and field, and a sample of the vectors; never raises for a difference, the report says it."""
+        report = Report()
+        total = self._registry.progress(task.upgrade).total
+        moved = [np.empty(0, np.uint64)]
+        for archived in self._moved(task):
+            moved.append(_hashes([record.id for record in archived]))
+            self._compare(task, archived, report, sample=sample, of=total)
+            report.fields_compared += len(archived)
+            progress(report.fields_compared, total)
+        self._compare_ids(task, np.unique(np.concatenate(moved)), report)
+        return report
+
+    def _moved(self, task: Task) -> Iterator[list[Record]]:
+        """The records that batches took out of the old collection, as they were read."""
+        after = 0
+        while page := self._registry.batches(task.upgrade, after=after, limit=50, state=BatchState.RETIRED):
+            for batch in page:
+                if batch.archive is not None:
+                    left = set(unpack_ids(batch.remove))
+                    yield [each for each in self._archive.read(ArchiveFile(**batch.archive)) if each.id in left]
+            after = page[-1].id
+
+    def _compare(self, task: Task, archived: Sequence[Record], report: Report, *, sample: int, of: int) -> None:
+        ids = [record.id for record in archived]
+        written = self._registry.intents(task.upgrade, ids)
+        expected = {record.id: record for record in archived if key(record.id) not in written}
+        found = {record.id: record for record in self._store.get(task.new, list(expected), vector=True)}
+        since = self._registry.intents(task.upgrade, expected.keys() - found.keys())
+        for id, record in expected.items():
+            if id not in found and key(id) in since:
+                continue  # deleted while this was read
+            if id not in found:
+                report.complain(f"record {id!r} was moved and is not in {task.new}")
+            elif dict(found[id].fields) != dict(record.fields):
+                report.complain(f"record {id!r} has other fields in {task.new} than it had in {task.old}")
+        share = min(1.0, sample / of) if of else 1.0
+        chosen = [found[id] for id in expected if id in found and _share(id) < share]
+        self._embed_again(task, chosen, report)
+
+    def _embed_again(self, task: Task, records: Sequence[Record], report: Report) -> None:
+        # A roll back puts back what was there; there is nothing to embed.
+        if not records or self._source is None or task.undoes is not None:
+            return
+        items = self._source.load(records)
+        there = [record for record in records if record.id in items]
+        if not there:
+            return
+        chain = self._encoder.chain(task.version)
+        again = self._encoder.own(task.version, self._encoder.embed(chain.embedder, [items[record.id] for record in there]))
+        for record, vector in zip(there, again, strict=True):
+            report.embedded_again += 1
+            if record.vector is None or (distance := _cosine_distance(record.vector, vector)) > TOLERANCE:
+                report.complain(f"record {record.id!r} embedded again lies {distance:.1e} from the stored vector")
+
+    def _compare_ids(self, task: Task, moved: npt.NDArray[np.uint64], report: Report) -> None:
+        expected = np.union1d(moved, self._written(task)[0])
+        stored = [np.empty(0, np.uint64)]
+        for page in self._store.scan(task.new):
+            stored.append(_hashes([record.id for record in page]))
+            if task.undoes is None:  # a roll back fills a collection that was not empty
+                self._complain_of_strangers(task, page, expected, report)
+        present = np.unique(np.concatenate(stored))
+        report.records = len(present)
+        # Read after the scan: what was deleted meanwhile is not missing.
+        if missing := len(np.setdiff1d(np.setdiff1d(expected, present), self._written(task)[1])):
+            report.complain(f"{missing} records that were moved or written are not in {task.new}")
+
+    def _complain_of_strangers(
+        self, task: Task, page: Sequence[Record], expected: npt.NDArray[np.uint64], report: Report
+    ) -> None:
+        known = np.isin(_hashes([record.id for record in page]), expected)
+        strangers = [record.id for record, is_known in zip(page, known, strict=True) if not is_known]
+        written = self._registry.intents(task.upgrade, strangers)  # since, by a client
+        for id in strangers:
+            if key(id) not in written:
+                report.complain(f"record {id!r} is in {task.new} though it was neither moved nor written there")
+
+    def _written(self, task: Task) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """Hashes of the ids whose last done intent is an upsert, and of those whose last is a delete."""
+        last: dict[str, str] = {}
+        after = 0
+        while page := self._registry.written(task.upgrade, after=after):
+            last |= {row.record: row.kind for row in page}
+            after = page[-1].id
+        return (
+            _hashes([record for record, kind in last.items() if kind == "upsert"]),
+            _hashes([record for record, kind in last.items() if kind == "delete"]),
+        )
+
+
+def _hashes(ids: Sequence[Id]) -> npt.NDArray[np.uint64]:
+    digests = (hashlib.blake2b(key(id).encode(), digest_size=8).digest() for id in ids)
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)
+
+
+def _share(id: Id) -> float:
+    """A fixed number in [0, 1) of an id, by which a sample is drawn."""
+    return int(_hashes([id])[0]) / 2**64
+
+
+def _cosine_distance(one: Any, other: Any) -> float:
+    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    scale = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return 1.0 - float(one @ other) / scale if scale else float(not np.array_equal(one, other))
