@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class App:
-    """One configuration and what is made from it, each part when it is first asked for: `status` never loads torch or pymilvus."""
+    """One configuration and what is made of it, each part when it is first asked for: `status` never loads torch."""
 
     def __init__(self, settings: config.Settings) -> None:
         self.settings = settings

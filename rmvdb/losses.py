@@ -69,10 +69,9 @@ def hardest_half(d: Tensor, allowed: Tensor, *, farthest: bool) -> Tensor:
 
     Everything at the distance where the half ends is kept.
     """
-    sign = -1.0 if farthest else 1.0
-    keys = (sign * d.detach()).masked_fill(~allowed, torch.inf)  # (B, B): the hardest are the smallest
-    end = ((allowed.sum(1, keepdim=True) + 1) // 2 - 1).clamp_min(0)  # (B, 1)
-    return allowed & (keys <= keys.sort(dim=1).values.gather(1, end))
+    keys = (-d if farthest else d).detach().masked_fill(~allowed, torch.nan)  # (B, B): the hardest are the smallest
+    # The lower median of n is the ⌈n/2⌉-th smallest; a row of nothing but NaN has none, and keeps nothing.
+    return allowed & (keys <= keys.nanmedian(dim=1, keepdim=True).values)
 
 
 def _old(d_old: Tensor, same: Tensor, temperature: float, mining: bool) -> tuple[Tensor, Tensor]:

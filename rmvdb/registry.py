@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sqlite3
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     Float,
+    Select,
     and_,
     create_engine,
     delete,
@@ -33,9 +35,10 @@ from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import GenericFunction
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import RetryCallState, Retrying, stop_after_delay, wait_random_exponential
 
 from rmvdb import errors
+from rmvdb.addresses import without_password
 from rmvdb.tables import (
     ArtifactRow,
     BatchRow,
@@ -140,6 +143,12 @@ class _Away(Exception):
     """The database cannot be reached, or is locked; worth another try."""
 
 
+def _worth_another_try(attempt: RetryCallState) -> bool:
+    failure = attempt.outcome.exception() if attempt.outcome else None
+    # Two that register the same name at once both find it free; the second one finds the first one's row when it looks again.
+    return isinstance(failure, _Away) or (isinstance(failure, IntegrityError) and attempt.attempt_number < 3)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
     """What a client learns when it asks: the plan in force, and the one that is announced."""
@@ -168,7 +177,7 @@ class Registry:
     @property
     def shown_url(self) -> str:
         """The URL without its password."""
-        return self.url.render_as_string(hide_password=True)
+        return without_password(self.url.render_as_string(hide_password=False))
 
     def close(self) -> None:
         """Give the connections back."""
@@ -176,7 +185,7 @@ class Registry:
 
     def _attempts(self) -> Retrying:
         return Retrying(
-            retry=retry_if_exception_type(_Away),
+            retry=_worth_another_try,
             wait=wait_random_exponential(multiplier=0.05, max=2),
             stop=stop_after_delay(self.patience),
             reraise=True,
@@ -248,9 +257,7 @@ class Registry:
         """Register a gallery of one collection, which alone serves it at epoch 1; AlreadyExists if a name is taken."""
         if s.scalar(select(GalleryRow).where(GalleryRow.name == name)):
             raise errors.AlreadyExists(f"Gallery {name!r} exists; see it with: rmvdb gallery show {name}")
-        if holder := s.scalar(
-            select(CollectionRow).where(CollectionRow.name == schema.collection, CollectionRow.dropped_at.is_(None))
-        ):
+        if holder := s.scalar(select(CollectionRow).where(CollectionRow.name == schema.collection)):
             raise errors.AlreadyExists(
                 f"Collection {schema.collection!r} belongs to gallery {s.get_one(GalleryRow, holder.gallery_id).name!r} already"
             )
@@ -358,9 +365,12 @@ class Registry:
         row = _named(s, GalleryRow, "gallery", gallery, lock=True)
         if row.epoch == epoch:
             return []
+        if row.next_epoch != epoch:
+            announced = f", which is {row.next_epoch}" if row.next_epoch else "; none is"
+            raise errors.WrongPhase(f"Plan epoch {epoch} of gallery {gallery!r} is not the announced one{announced}")
         if waiting := ([] if force else _unready(s, row, epoch)):
             return waiting
-        # The clients are ready: new writes wait from here on, so that the open ones can come to an end under steady load.
+        # The clients are ready: from here on new writes and claims wait, so that the open ones come to an end under steady load.
         row.closing_until = _now(s) + 30.0
         if waiting := _unfinished(s, row):
             return waiting
@@ -469,8 +479,11 @@ class Registry:
     def claim(
         self, s: Session, /, upgrade_id: int, worker: str, *, lease: float, longest_call: float, grace: float, copy: bool
     ) -> BatchRow | None:
-        """Take the first batch that has work: its grace is over, its worker died, or (`copy`) it is fresh."""
+        """Take the first batch that has work: its grace is over, its worker died, or (`copy`) it is fresh. None while an epoch
+        changes."""
         if s.scalar(select(UpgradeRow.phase).where(UpgradeRow.id == upgrade_id)) == Phase.ENDED:
+            return None
+        if _closing(s, s.scalars(_gallery_of(upgrade_id).with_for_update(read=True, of=GalleryRow)).one()):
             return None
         free = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until + longest_call < clock())
         due = and_(BatchRow.state == BatchState.COPIED, BatchRow.copied_at + grace <= clock(), free)
@@ -495,16 +508,14 @@ class Registry:
         return row
 
     @transaction
-    def renew(self, s: Session, /, worker: str, upgrade_id: int | None, *, lease: float, note: str = "") -> None:
-        """A worker's heartbeat: it lives, and so do its claims."""
-        s.execute(
-            update(BatchRow)
-            .where(BatchRow.worker == worker, BatchRow.lease_until.is_not(None))
-            .values(lease_until=clock() + lease)
-        )
+    def renew(self, s: Session, /, worker: str, upgrade_id: int | None, *, lease: float, note: str = "") -> set[int]:
+        """A worker's heartbeat: it lives, and so do its claims, whose ids come back; one whose lease has run out stays lost."""
+        mine = update(BatchRow).where(BatchRow.worker == worker, BatchRow.lease_until > clock())
+        held = set(s.scalars(mine.values(lease_until=clock() + lease).returning(BatchRow.id)))
         values = {"upgrade_id": upgrade_id, "note": note, "seen_at": clock()}
         if not s.execute(update(WorkerRow).where(WorkerRow.id == worker).values(**values)).rowcount:  # type: ignore[attr-defined]
             s.execute(insert(WorkerRow).values(id=worker, **values))
+        return held
 
     @transaction
     def retire_worker(self, s: Session, /, worker: str) -> None:
@@ -577,8 +588,9 @@ class Registry:
         self, s: Session, /, gallery: str, kind: str, ids: Sequence[Id], *, client: str, lasting: float
     ) -> Opened | None:
         """Register a write of these records and read the plan it must follow in one transaction; None while an epoch changes."""
-        row = _named(s, GalleryRow, "gallery", gallery, share=True)
-        if row.closing_until and row.closing_until > _now(s):
+        # Locked until the commit, so that of two writes of one record the one with the smaller id is also seen first.
+        row = _named(s, GalleryRow, "gallery", gallery, lock=True)
+        if _closing(s, row):
             return None
         upgrade = s.scalar(select(UpgradeRow.id).where(UpgradeRow.gallery_id == row.id, UpgradeRow.phase != Phase.ENDED))
         deadline = _now(s) + lasting
@@ -757,6 +769,14 @@ def _unready(s: Session, gallery: GalleryRow, epoch: int) -> list[str]:
     ]
 
 
+def _gallery_of(upgrade_id: int) -> Select[GalleryRow]:
+    return select(GalleryRow).join(UpgradeRow, UpgradeRow.gallery_id == GalleryRow.id).where(UpgradeRow.id == upgrade_id)
+
+
+def _closing(s: Session, gallery: GalleryRow) -> bool:
+    return gallery.closing_until is not None and gallery.closing_until > _now(s)
+
+
 def _unfinished(s: Session, gallery: GalleryRow) -> list[str]:
     open_writes = and_(IntentRow.gallery_id == gallery.id, ~IntentRow.done, IntentRow.deadline > clock())
     waiting = [f"{row.client} is writing record {row.record}" for row in s.scalars(select(IntentRow).where(open_writes).limit(5))]
@@ -773,12 +793,10 @@ def _now(s: Session) -> float:
     return s.scalar(select(clock())) or 0.0
 
 
-def _named(
-    s: Session, table: type[Named], kind: str, name: str, *, hint: str = "", lock: bool = False, share: bool = False
-) -> Named:
+def _named(s: Session, table: type[Named], kind: str, name: str, *, hint: str = "", lock: bool = False) -> Named:
     found = select(table).where(table.name == name)
-    if lock or share:
-        found = found.with_for_update(read=share)
+    if lock:
+        found = found.with_for_update(key_share=True)
     row = s.scalar(found)
     if row is None:
         raise errors.UnknownName(kind, name, s.scalars(select(table.name)), hint=hint)
@@ -792,9 +810,29 @@ def _chunks(values: Sequence[R], size: int) -> Iterable[Sequence[R]]:
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
+#: A server that vanished without a word is noticed within seconds.
+_POSTGRES = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
+#: What SQLite calls a file that is busy, locked, unreadable or not to be opened just now.
+_SQLITE_AWAY = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+)
+#: What PostgreSQL says when another try cannot help.
+_REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry")
+
+
 def _engine(url: str) -> Engine:
     if make_url(url).get_backend_name() != "sqlite":
-        engine = create_engine(url, pool_pre_ping=True)
+        engine = create_engine(url, pool_pre_ping=True, connect_args=_POSTGRES)
     else:
         if (database := make_url(url).database) and database != ":memory:":
             Path(database).parent.mkdir(parents=True, exist_ok=True)
@@ -828,8 +866,18 @@ def _translate(context: Any) -> Exception | None:
         return errors.SchemaOutdated("The registry's tables are missing or old; run: rmvdb db upgrade")
     if "disk is full" in words or "No space left" in words:
         return errors.DiskFull("The disk that holds the registry is full; free some space, then run the same command again")
-    if context.is_disconnect or isinstance(context.sqlalchemy_exception, OperationalError | InterfaceError):
+    if _is_away(context, words):
         away = _Away(words)
         away.__cause__ = failure
         return away
+    if isinstance(failure, sqlite3.DatabaseError) or isinstance(context.sqlalchemy_exception, OperationalError):
+        return errors.RegistryError(f"The registry refused: {words}; mend registry.url or the database it names")
     return None
+
+
+def _is_away(context: Any, words: str) -> bool:
+    failure = context.original_exception
+    if isinstance(failure, sqlite3.Error):
+        return getattr(failure, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF in _SQLITE_AWAY
+    known = context.is_disconnect or isinstance(context.sqlalchemy_exception, OperationalError | InterfaceError)
+    return known and not any(refusal in words for refusal in _REFUSALS)

@@ -91,14 +91,14 @@ class Network(nn.Module):
 
     def folded(self) -> Network:
         """The same map with every BatchNorm folded into its Linear; for inference only."""
-        twin = Network(self.config, folded=True)
+        twin = _empty(self.config)
         layers, fused = list(self.body.eval()), []
         for layer, following in zip(layers, [*layers[1:], nn.Identity()], strict=True):
             if isinstance(layer, nn.Linear):
                 fused.append(fuse_linear_bn_eval(layer, following) if isinstance(following, nn.BatchNorm1d) else layer)
         linears = [layer for layer in twin.body if isinstance(layer, nn.Linear)]
         for linear, source in zip(linears, fused, strict=True):
-            linear.load_state_dict(source.state_dict())
+            linear.load_state_dict(source.state_dict(), assign=True)
         return twin
 
 
@@ -134,11 +134,17 @@ class Transform:
         """Read what `to_bytes` wrote; raises ArtifactError for anything else."""
         try:
             config = _config(data)
-            network = Network(config, folded=True)
-            network.load_state_dict(load(data))
+            network = _empty(config)
+            network.load_state_dict(load(data), assign=True)
         except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError, Mismatch) as exc:
             raise ArtifactError(f"The file is not a transform that this version reads ({exc}); restore it or plan again") from exc
         return cls(network)
+
+
+def _empty(config: Config) -> Network:
+    # Without storage: fresh weights would be thrown away, and would draw from the caller's random numbers.
+    with torch.device("meta"):
+        return Network(config, folded=True)
 
 
 def _config(data: bytes) -> Config:

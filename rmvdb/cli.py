@@ -1,0 +1,1016 @@
+"""The command line: one command per step; parse, call one function, print."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmvdb import __version__, errors
+
+if TYPE_CHECKING:
+    from rmvdb.app import App
+    from rmvdb.planning import Question
+    from rmvdb.status import Status
+    from rmvdb.tables import UpgradeRow
+
+METHODS = ("naive", "rqt", "cl-s", "cl-m", "mcl", "rm")
+ORDERS = ("classification-score", "centroid", "cluster", "random")
+
+
+class Commands(click.Group):
+    """A group whose commands end with one sentence and the right exit code where something of ours fails."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except errors.RmvdbError as exc:
+            click.echo(f"Error: {exc}", err=True)
+            ctx.exit(130 if isinstance(exc, errors.Stopped) else exc.exit_code)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+gallery_option = click.option("--gallery", "-g", help="Which gallery; may be left out where there is one.")
+force_option = click.option("--force", is_flag=True, help="Do not wait for clients that cannot serve the next plan.")
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="rmvdb")
+@click.option("--config", type=click.Path(path_type=Path), help="rmvdb.toml or its folder [default: the nearest one upwards].")
+@click.option("-v", "--verbose", is_flag=True, help="Print what is logged, too.")
+@click.pass_context
+def main(ctx: click.Context, config: Path | None, verbose: bool) -> None:
+    """Upgrade the embedding model behind a running vector search, with no downtime.
+
+    \b
+    Example:
+      rmvdb init
+      rmvdb model add v1 --embedder app.models:v1
+      rmvdb gallery add photos --model v1 --source "folder:photos/{id}.jpg"
+      rmvdb model add v2 --embedder app.models:v2
+      rmvdb upgrade --from v1 --to v2
+    """
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.ERROR, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr
+    )
+    ctx.obj = config
+
+
+def _app(ctx: click.Context) -> App:
+    from rmvdb import app
+
+    return app.load(ctx.find_root().obj)
+
+
+# --- set up -----------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.option("--here", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path(), help="Where rmvdb.toml goes.")
+@click.pass_context
+def init(ctx: click.Context, folder: Path) -> None:
+    """Write a commented rmvdb.toml and make the registry. Run again, it changes nothing.
+
+    \b
+    Example:
+      rmvdb init
+    """
+    from rmvdb import app, config, schema
+
+    file = ctx.find_root().obj or folder / config.NAME
+    if file.exists():
+        click.echo(f"{file} is there already and stays as it is")
+    else:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(config.template(), encoding="utf-8")
+        click.echo(f"wrote {file}")
+    registry = app.load(file).registry
+    schema.upgrade(registry.url.render_as_string(hide_password=False))
+    click.echo(f"registry {registry.shown_url} is at schema {schema.head()}")
+
+
+@main.command()
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Check every part and say what to do about each failure; exits with 1 if there is one.
+
+    \b
+    Example:
+      rmvdb doctor
+    """
+    from rmvdb.doctor import examine
+
+    findings = []
+    for finding in examine(_app(ctx)):
+        findings.append(finding)
+        if not as_json:
+            click.echo(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.part}: {finding.detail}")
+    if as_json:
+        _print_json([finding.to_json() for finding in findings])
+    ctx.exit(0 if all(finding.ok for finding in findings) else 1)
+
+
+@main.group()
+def db() -> None:
+    """The registry's schema."""
+
+
+@db.command("upgrade")
+@click.pass_context
+def db_upgrade(ctx: click.Context) -> None:
+    """Bring the registry to this version's schema.
+
+    \b
+    Example:
+      rmvdb db upgrade
+    """
+    from rmvdb import schema
+
+    registry = _app(ctx).registry
+    schema.upgrade(registry.url.render_as_string(hide_password=False))
+    click.echo(f"registry {registry.shown_url} is at schema {schema.head()}")
+
+
+@db.command("check")
+@click.pass_context
+def db_check(ctx: click.Context) -> None:
+    """Say whether the registry is at this version's schema.
+
+    \b
+    Example:
+      rmvdb db check
+    """
+    from rmvdb import schema
+
+    registry = _app(ctx).registry
+    schema.check(registry.url.render_as_string(hide_password=False))
+    click.echo(f"registry {registry.shown_url} is at schema {schema.head()}")
+
+
+# --- model versions and galleries -------------------------------------------------------------------------------------
+
+
+@main.group()
+def model() -> None:
+    """Model versions."""
+
+
+@model.command("add")
+@click.argument("name")
+@click.option(
+    "--embedder", required=True, metavar="PACKAGE.MODULE:OBJECT", help="An object with embed(items), or what makes one."
+)
+@click.option("--options", default="{}", help="Keyword arguments for what makes it, as JSON.")
+@click.option(
+    "--classifier", metavar="PACKAGE.MODULE:OBJECT", help="An object with scores(vectors), for --order classification-score."
+)
+@click.option(
+    "--metric", type=click.Choice(["COSINE", "IP", "L2"]), default="COSINE", show_default=True, help="How vectors compare."
+)
+@click.option("--dim", type=click.IntRange(min=1), help="Dimension [default: measured].")
+@click.option("--kind", type=click.Choice(["image", "text"]), help="What its items are [default: found out].")
+@click.pass_context
+def model_add(
+    ctx: click.Context, name: str, embedder: str, options: str, classifier: str | None, metric: str, dim: int | None, kind: Any
+) -> None:
+    """Register a model version: it is loaded, probed and fingerprinted.
+
+    \b
+    Example:
+      rmvdb model add v2 --embedder app.models:v2 --classifier app.models:v2_head
+    """
+    from rmvdb import catalog
+    from rmvdb.types import Metric
+
+    row = catalog.add_version(
+        _app(ctx).registry,
+        name=name,
+        spec=embedder,
+        options=_json_object(options, "--options"),
+        classifier=classifier,
+        metric=Metric(metric),
+        dim=dim,
+        kind=kind,
+    )
+    weights = f", weights {row.fingerprint[:12]}" if row.fingerprint else ""
+    click.echo(f"model version {row.name}: {row.dim} dimensions, {row.metric}{weights}")
+
+
+@model.command("list")
+@json_option
+@click.pass_context
+def model_list(ctx: click.Context, as_json: bool) -> None:
+    """List the model versions.
+
+    \b
+    Example:
+      rmvdb model list --json
+    """
+    names = ("name", "dim", "metric", "embedder", "classifier", "base", "fingerprint")
+    rows = [{name: getattr(row, name) for name in names} for row in _app(ctx).registry.versions()]
+    _print_rows(rows, as_json)
+
+
+@main.group()
+def gallery() -> None:
+    """Galleries."""
+
+
+@gallery.command("add")
+@click.argument("name")
+@click.option("--model", "version", required=True, help="The model version that makes, or made, its vectors.")
+@click.option("--collection", help="Adopt this existing Milvus collection as it is [default: create one].")
+@click.option(
+    "--source", metavar="SPEC", help="Where items come from: folder:photos/{id}.jpg, field:NAME, call:MODULE:F, sql:URL#SELECT …"
+)
+@click.option(
+    "--id-type", type=click.Choice(["INT64", "VARCHAR"]), default="INT64", show_default=True, help="Of a created collection."
+)
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="NAME:TYPE",
+    help="A typed scalar field; others are dynamic. VARCHAR(200), INT64 …",
+)
+@click.pass_context
+def gallery_add(
+    ctx: click.Context, name: str, version: str, collection: str | None, source: str | None, id_type: str, fields: tuple[str, ...]
+) -> None:
+    """Create a gallery, or adopt an existing collection without rewriting it.
+
+    \b
+    Example:
+      rmvdb gallery add photos --model v1 --source "folder:photos/{id}.jpg"
+      rmvdb gallery add photos --model v1 --collection my_photos --source "folder:photos/{id}.jpg"
+    """
+    from rmvdb import catalog, sources
+    from rmvdb.types import IdType
+
+    app = _app(ctx)
+    row = catalog.add_gallery(
+        app.registry,
+        app.store,
+        app.encoder,
+        name=name,
+        model=version,
+        collection=collection,
+        id_type=IdType(id_type),
+        fields=[_field(each) for each in fields],
+        source=source,
+        loaded_source=sources.load(source, base=app.base) if source else None,
+        chosen_index=app.settings.index_for(name),
+        times=app.times,
+    )
+    held = app.registry.collections(row.id)[-1]
+    click.echo(
+        f"gallery {row.name}: collection {held.name} ({'adopted' if held.adopted else 'created'}), model version {held.model}"
+    )
+
+
+@gallery.command("list")
+@json_option
+@click.pass_context
+def gallery_list(ctx: click.Context, as_json: bool) -> None:
+    """List the galleries.
+
+    \b
+    Example:
+      rmvdb gallery list
+    """
+    app = _app(ctx)
+    rows = [
+        {
+            "name": row.name,
+            "model": (plan := app.registry.plan(row.name)).legs[0].model,
+            "collections": [leg.collection for leg in plan.legs],
+            "epoch": plan.epoch,
+            "source": row.source,
+        }
+        for row in app.registry.galleries()
+    ]
+    _print_rows(rows, as_json)
+
+
+@gallery.command("show")
+@click.argument("name", required=False)
+@json_option
+@click.pass_context
+def gallery_show(ctx: click.Context, name: str | None, as_json: bool) -> None:
+    """Show a gallery: its collections, its records, its source.
+
+    \b
+    Example:
+      rmvdb gallery show photos
+    """
+    app = _app(ctx)
+    row = app.registry.gallery(app.gallery_name(name))
+    collections = [
+        {
+            "name": each.name,
+            "model": each.model,
+            "records": app.store.count(each.name),
+            "adopted": each.adopted,
+            "dim": each.schema["dim"],
+            "metric": each.schema["metric"],
+        }
+        for each in app.registry.collections(row.id)
+        if each.dropped_at is None and app.store.exists(each.name)
+    ]
+    shown = {"name": row.name, "source": row.source, "id_type": row.id_type, "epoch": row.epoch}
+    if as_json:
+        _print_json(shown | {"collections": collections})
+        return
+    click.echo("  ".join(f"{key}: {value}" for key, value in shown.items()))
+    _print_rows(collections, as_json=False)
+
+
+@gallery.command("source")
+@click.argument("name")
+@click.argument("spec")
+@click.pass_context
+def gallery_source(ctx: click.Context, name: str, spec: str) -> None:
+    """Say where a gallery's items come from.
+
+    \b
+    Example:
+      rmvdb gallery source photos "folder:photos/{id}.jpg"
+    """
+    from rmvdb import sources
+
+    app = _app(ctx)
+    sources.load(spec, base=app.base)
+    app.registry.set_source(name, spec)
+    click.echo(f"gallery {name}: items come from {spec}")
+
+
+# --- the upgrade ------------------------------------------------------------------------------------------------------
+
+
+def _plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(
+        (
+            gallery_option,
+            click.option("--from", "from_version", required=True, help="The model version the gallery holds."),
+            click.option("--to", "to_version", required=True, help="The model version it shall hold."),
+            click.option(
+                "--method", type=click.Choice(METHODS), default="rm", show_default=True, help="How the old part is searched."
+            ),
+            click.option(
+                "--order", type=click.Choice(ORDERS), help="What is backfilled first [default: the first the version can give]."
+            ),
+            click.option("--labels", metavar="FIELD", help="The field with a record's class or identity, if it has one."),
+            click.option(
+                "--sample", type=click.IntRange(min=1), default=20_000, show_default=True, help="Records to train and measure on."
+            ),
+            click.option("--paper", is_flag=True, help="Train with the paper's settings as printed."),
+            click.option("--seed", type=int, default=0, show_default=True, help="Of the sample, the split and the training."),
+            click.option("--again", is_flag=True, help="Make the plan anew, even if one is kept."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _question(gallery: str, options: dict[str, Any]) -> Question:
+    from rmvdb.planning import Question
+    from rmvdb.training import Method
+
+    names = ("from_version", "to_version", "order", "labels", "sample", "paper", "seed")
+    return Question(gallery=gallery, method=Method(options["method"]), **{name: options[name] for name in names})
+
+
+@main.command()
+@_plan_options
+@json_option
+@click.pass_context
+def plan(ctx: click.Context, gallery: str | None, as_json: bool, again: bool, **options: Any) -> None:
+    """Train into a cache and show what an upgrade would do: held-out quality, curve, cost. Changes nothing.
+
+    \b
+    Example:
+      rmvdb plan --from v1 --to v2 --labels category
+    """
+    app = _app(ctx)
+    name = app.gallery_name(gallery)
+    with _progress(quiet=as_json) as report:
+        conductor = app.conductor(name, report=report)
+        found = conductor.plan(conductor.resolve(_question(name, options)), again=again)
+    if as_json:
+        from dataclasses import asdict
+
+        _print_json(asdict(found))
+    else:
+        _print_plan(found)
+
+
+@main.command()
+@_plan_options
+@click.option("--until", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Stop at this share of the gallery.")
+@click.option("--no-cutover", is_flag=True, help="Leave both collections in service at the end.")
+@click.option("--detach", is_flag=True, help="Plan and deploy, then leave the backfill to workers.")
+@click.option("--execute", is_flag=True, help="Agree that records leave a collection that rmvdb did not make.")
+@force_option
+@click.pass_context
+def upgrade(
+    ctx: click.Context,
+    gallery: str | None,
+    again: bool,
+    until: float,
+    no_cutover: bool,
+    detach: bool,
+    execute: bool,
+    force: bool,
+    **options: Any,
+) -> None:
+    """Plan, deploy, backfill and cut over; Ctrl-C stops it, the same command goes on.
+
+    \b
+    Example:
+      rmvdb upgrade --from v1 --to v2
+      rmvdb upgrade --from v1 --to v2 --method rm --labels category --until 0.5
+    """
+    app = _app(ctx)
+    name = app.gallery_name(gallery)
+    with _stoppable() as stop, _progress() as report:
+        conductor = app.conductor(name, say=report.say, report=report, stop=stop)
+        row = _begun(app, name, options["from_version"], options["to_version"])
+        if row is None:
+            if _is_done(app, name, options["from_version"], options["to_version"]):
+                report.say(f"gallery {name} holds {options['to_version']} already")
+                return
+            question = conductor.resolve(_question(name, options))
+            found = conductor.plan(question, again=again)
+            report.show(lambda: _print_plan(found))
+            row = conductor.begin(question, found, until=until, cutover=not no_cutover, execute=execute)
+        else:
+            report.say(f"going on with upgrade {row.id}: {row.phase}")
+            app.registry.set_upgrade(row.id, plan=row.plan | {"until": until, "cutover": not no_cutover})
+            if execute:
+                app.registry.allow_removal(row.old_collection)
+            row = app.registry.upgrade(row.id)
+        _go_on(app, conductor, row, report, detach=detach, force=force)
+
+
+def _begun(app: App, gallery: str, from_version: str, to_version: str) -> UpgradeRow | None:
+    """The upgrade that this command goes on with; UpgradeRunning where the gallery is in another one."""
+    row = app.registry.active_upgrade(app.registry.gallery(gallery).id)
+    app.registry.version(from_version)
+    app.registry.version(to_version)
+    if row is None:
+        return None
+    sources, targets = (_names(app, version) for version in (row.from_version, row.to_version))
+    if row.undoes is None and from_version in sources and to_version in targets:
+        return row
+    going = f"{row.from_version} to {row.to_version}"
+    raise errors.UpgradeRunning(
+        f"Gallery {gallery!r} is in an upgrade from {going} ({row.phase}); end it first: rmvdb cleanup, or rmvdb rollback"
+    )
+
+
+def _names(app: App, version: str) -> set[str]:
+    return {version, app.registry.version(version).base or version}
+
+
+def _is_done(app: App, gallery: str, from_version: str, to_version: str) -> bool:
+    held = app.registry.plan(gallery).legs[0].model
+    return from_version != to_version and to_version in _names(app, held)
+
+
+def _go_on(app: App, conductor: Any, row: UpgradeRow, report: Any, *, detach: bool, force: bool) -> None:
+    if detach:
+        conductor.deploy(row, force=force)
+        report.say("deployed; the backfill waits for a worker: rmvdb worker")
+        return
+    row = conductor.advance(row, app.worker(), force=force)
+    if conductor.stop.is_set():
+        raise errors.Stopped("Stopped; the same command goes on from here")
+    if row.phase == "cut over":
+        report.say("rmvdb cleanup drops the old collection; until then rmvdb rollback leads back")
+    elif row.phase == "serving both":
+        now = app.registry.progress(row.id)
+        report.say(f"{now.done} of {now.total} records are re-embedded (t = {now.t:.2f}); both collections are searched")
+
+
+@main.command()
+@gallery_option
+@click.pass_context
+def pause(ctx: click.Context, gallery: str | None) -> None:
+    """Let no further batch begin; what is in hand is finished. Searches go on as they are.
+
+    \b
+    Example:
+      rmvdb pause
+    """
+    _set(ctx, gallery, "paused", paused=True)
+
+
+@main.command()
+@gallery_option
+@click.pass_context
+def resume(ctx: click.Context, gallery: str | None) -> None:
+    """Go on after a pause.
+
+    \b
+    Example:
+      rmvdb resume
+    """
+    _set(ctx, gallery, "goes on", paused=False)
+
+
+@main.command()
+@gallery_option
+@click.option("--rate", type=click.FloatRange(min=0), required=True, help="Records a second for each worker; 0 lifts the limit.")
+@click.pass_context
+def throttle(ctx: click.Context, gallery: str | None, rate: float) -> None:
+    """Limit the backfill, at once and for every worker.
+
+    \b
+    Example:
+      rmvdb throttle --rate 200
+    """
+    _set(ctx, gallery, f"throttled to {rate:g} records/s" if rate else "no longer throttled", rate=rate or None)
+
+
+def _set(ctx: click.Context, gallery: str | None, words: str, **values: Any) -> None:
+    app, row = _active(ctx, gallery)
+    app.registry.set_upgrade(row.id, note=words, **values)
+    click.echo(f"upgrade {row.from_version} → {row.to_version}: {words}")
+
+
+def _active(ctx: click.Context, gallery: str | None) -> tuple[App, UpgradeRow]:
+    app = _app(ctx)
+    name = app.gallery_name(gallery)
+    row = app.registry.active_upgrade(app.registry.gallery(name).id)
+    if row is None:
+        raise errors.WrongPhase(f"Gallery {name!r} is in no upgrade; begin one: rmvdb upgrade --from OLD --to NEW")
+    return app, row
+
+
+@main.command()
+@gallery_option
+@click.option("--sample", type=click.IntRange(min=0), default=200, show_default=True, help="Records to embed again.")
+@json_option
+@click.pass_context
+def verify(ctx: click.Context, gallery: str | None, sample: int, as_json: bool) -> None:
+    """Compare the new collection with what it was filled from; exits with 1 if anything differs.
+
+    \b
+    Example:
+      rmvdb verify --sample 1000
+    """
+    app, row = _active(ctx, gallery)
+    with _progress(quiet=as_json) as report:
+        found = app.conductor(gallery, report=report).verify(row, sample=sample)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        for example in found.examples:
+            click.echo(f"differs: {example}")
+        click.echo(
+            f"{found.records} records, {found.fields_compared} compared, {found.embedded_again} embedded again: {found.problems} differences"
+        )
+    ctx.exit(0 if found.ok else 1)
+
+
+@main.command()
+@gallery_option
+@force_option
+@click.pass_context
+def cutover(ctx: click.Context, gallery: str | None, force: bool) -> None:
+    """Verify, then search the new collection alone.
+
+    \b
+    Example:
+      rmvdb cutover
+    """
+    app, row = _active(ctx, gallery)
+    with _stoppable() as stop, _progress() as report:
+        conductor = app.conductor(gallery, say=report.say, report=report, stop=stop)
+        app.registry.set_upgrade(row.id, plan=row.plan | {"cutover": True})
+        conductor.cut_over(app.registry.upgrade(row.id), app.worker(), force=force)
+
+
+@main.command()
+@gallery_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def cleanup(ctx: click.Context, gallery: str | None, yes: bool) -> None:
+    """Drop the old collection, the archive and the work list. There is no way back from here; it asks.
+
+    \b
+    Example:
+      rmvdb cleanup --yes
+    """
+    app, row = _active(ctx, gallery)
+    if row.phase != "cut over":
+        raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
+    if not yes and not click.confirm(f"Drop {row.old_collection} and its archive? rmvdb rollback is impossible afterwards"):
+        raise errors.NeedsConsent("Nothing was dropped; run rmvdb cleanup --yes to agree")
+    with _stoppable() as stop, _progress() as report:
+        app.conductor(gallery, say=report.say, report=report, stop=stop).clean_up(row)
+
+
+@main.command()
+@gallery_option
+@force_option
+@click.pass_context
+def rollback(ctx: click.Context, gallery: str | None, force: bool) -> None:
+    """Go back to the old model: an upgrade whose vectors come from the archive. Ctrl-C stops it, the same command goes on.
+
+    \b
+    Example:
+      rmvdb rollback
+    """
+    app, row = _active(ctx, gallery)
+    with _stoppable() as stop, _progress() as report:
+        conductor = app.conductor(gallery, say=report.say, report=report, stop=stop)
+        back = row if row.undoes is not None else conductor.roll_back(row)
+        if back is not None:
+            _go_on(app, conductor, back, report, detach=False, force=force)
+
+
+@main.command()
+@gallery_option
+@click.option("--watch", is_flag=True, help="Repeat every second until the upgrade is cut over, or Ctrl-C.")
+@json_option
+@click.pass_context
+def status(ctx: click.Context, gallery: str | None, watch: bool, as_json: bool) -> None:
+    """Show how far the upgrade is, who works on it, and why it is not faster.
+
+    \b
+    Example:
+      rmvdb status --watch
+      rmvdb status --json
+    """
+    import time
+
+    from rmvdb.status import status as read
+
+    app = _app(ctx)
+    row = app.registry.gallery(app.gallery_name(gallery))
+    while True:
+        now = read(app.registry, app.registry.gallery(row.name))
+        if as_json:
+            click.echo(json.dumps(now.to_json()))
+        else:
+            if watch and sys.stdout.isatty():
+                click.clear()
+            _print_status(now)
+        if not watch or now.phase in ("", "cut over", "ended"):
+            return
+        time.sleep(1)
+
+
+@main.command()
+@gallery_option
+@json_option
+@click.pass_context
+def history(ctx: click.Context, gallery: str | None, as_json: bool) -> None:
+    """Show what happened to the gallery's upgrades, and when.
+
+    \b
+    Example:
+      rmvdb history
+    """
+    import datetime as dt
+
+    app = _app(ctx)
+    rows = [
+        {
+            "at": dt.datetime.fromtimestamp(event.at, tz=dt.UTC).isoformat(timespec="seconds"),
+            "upgrade": upgrade.id,
+            "from": upgrade.from_version,
+            "to": upgrade.to_version,
+            "phase": event.phase,
+            "note": event.note,
+        }
+        for upgrade in app.registry.upgrades(app.registry.gallery(app.gallery_name(gallery)).id)
+        for event in app.registry.history(upgrade.id)
+    ]
+    _print_rows(rows, as_json)
+
+
+@main.group()
+def quarantine() -> None:
+    """Records that could not be re-embedded."""
+
+
+@quarantine.command("list")
+@gallery_option
+@json_option
+@click.pass_context
+def quarantine_list(ctx: click.Context, gallery: str | None, as_json: bool) -> None:
+    """List the quarantined records and why each is.
+
+    \b
+    Example:
+      rmvdb quarantine list
+    """
+    app, row = _active(ctx, gallery)
+    _print_rows([{"id": each.record, "reason": each.reason} for each in app.registry.quarantined(row.id)], as_json)
+
+
+@quarantine.command("retry")
+@gallery_option
+@click.argument("ids", nargs=-1)
+@click.pass_context
+def quarantine_retry(ctx: click.Context, gallery: str | None, ids: tuple[str, ...]) -> None:
+    """Put records (all, if none is named) back on the work list, once their items are mended.
+
+    \b
+    Example:
+      rmvdb quarantine retry
+    """
+    app, row = _active(ctx, gallery)
+    chosen = _quarantined(app, row, ids)
+    app.registry.release(row.id, chosen, again=True)
+    click.echo(f"{len(chosen)} records are on the work list again; rmvdb upgrade or rmvdb worker goes on")
+
+
+@quarantine.command("drop")
+@gallery_option
+@click.argument("ids", nargs=-1)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def quarantine_drop(ctx: click.Context, gallery: str | None, ids: tuple[str, ...], yes: bool) -> None:
+    """Delete quarantined records (all, if none is named) from the gallery. It asks.
+
+    \b
+    Example:
+      rmvdb quarantine drop 17 42
+    """
+    app, row = _active(ctx, gallery)
+    chosen = _quarantined(app, row, ids)
+    if chosen and not yes and not click.confirm(f"Delete {len(chosen)} records from the gallery for good?"):
+        raise errors.NeedsConsent("Nothing was deleted; run rmvdb quarantine drop --yes to agree")
+    with app.client(gallery) as client:
+        client.delete(chosen)
+    app.registry.release(row.id, chosen, again=False)
+    click.echo(f"{len(chosen)} records are deleted")
+
+
+def _quarantined(app: App, row: UpgradeRow, ids: tuple[str, ...]) -> list[Any]:
+    known = [each.record for each in app.registry.quarantined(row.id)]
+    if unknown := sorted(set(ids) - set(known)):
+        raise errors.UnknownName("quarantined record", unknown[0], known)
+    numbers = app.registry.collection(row.old_collection).schema["id_type"] == "INT64"
+    return [int(each) if numbers else each for each in ids or known]
+
+
+@main.command()
+@gallery_option
+@click.argument("item")
+@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="How many hits.")
+@click.option("--filter", "expression", default="", help="A Milvus filter expression.")
+@click.option("--field", "fields", multiple=True, help="A field to show; * shows all.")
+@click.option("--explain", is_flag=True, help="Show the legs, and raw and calibrated distances.")
+@json_option
+@click.pass_context
+def search(
+    ctx: click.Context,
+    gallery: str | None,
+    item: str,
+    limit: int,
+    expression: str,
+    fields: tuple[str, ...],
+    explain: bool,
+    as_json: bool,
+) -> None:
+    """Search with a file or a text.
+
+    \b
+    Example:
+      rmvdb search query.jpg --limit 5 --explain
+    """
+    with _app(ctx).client(gallery) as client:
+        hits = client.search(Path(item) if Path(item).is_file() else item, limit=limit, filter=expression, output_fields=fields)
+        legs = [
+            {
+                "collection": leg.collection,
+                "model": leg.model,
+                "embedder": leg.embedder,
+                "transforms": len(leg.transforms),
+                "calibrated": leg.calibration is not None,
+            }
+            for leg in client.plan.legs
+        ]
+    rows = [
+        {"id": hit.id, "distance": round(hit.distance, 6)}
+        | ({"raw": round(hit.raw, 6), "leg": hit.leg} if explain else {})
+        | ({"fields": dict(hit.fields)} if fields else {})
+        for hit in hits
+    ]
+    if as_json:
+        _print_json({"legs": legs, "hits": rows} if explain else {"hits": rows})
+        return
+    if explain:
+        _print_rows(legs, as_json=False)
+    _print_rows(rows, as_json=False)
+
+
+@main.command()
+@click.option("--gallery", "-g", "galleries", multiple=True, help="Which galleries [default: all].")
+@click.option("--window", metavar="CRON", help="Work for an hour from each firing: '0 1-6 * * *' is 01:00 to 07:00.")
+@click.pass_context
+def worker(ctx: click.Context, galleries: tuple[str, ...], window: str | None) -> None:
+    """Stay, and work on every upgrade: backfill, complete, verify, cut over. Ctrl-C ends it after the batches in hand.
+
+    \b
+    Example:
+      rmvdb worker --window "0 1-6 * * *"
+    """
+    from rmvdb.scheduler import Scheduler, Window
+
+    app = _app(ctx)
+    for name in galleries:
+        app.registry.gallery(name)
+    with _stoppable() as stop:
+        click.echo("worker started; Ctrl-C ends it")
+        Scheduler(app, galleries=galleries, window=Window(window), say=lambda words: click.echo(words)).run(stop)
+    click.echo("worker ended")
+
+
+# --- printing ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _stoppable() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C or SIGTERM sets; the second Ctrl-C ends the process at once, which loses nothing either."""
+    stop = threading.Event()
+
+    def ask(number: int, _: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        click.echo("stopping after the batches in hand; once more stops at once", err=True)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Reporter:
+    """Progress bars on a terminal; elsewhere a line each time something began, and every tenth of the way."""
+
+    def __init__(self, progress: Any, *, quiet: bool) -> None:
+        self._progress, self._quiet = progress, quiet
+        self._tasks: dict[str, Any] = {}
+        self._tenths: dict[str, int] = {}
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Say how far a step is."""
+        if self._quiet or not total:
+            return
+        if self._progress.console.is_terminal:
+            if step not in self._tasks:
+                self._tasks[step] = self._progress.add_task(step, total=total)
+            self._progress.update(self._tasks[step], completed=done, total=total)
+        elif (tenth := done * 10 // total) > self._tenths.get(step, -1):
+            self._tenths[step] = tenth
+            click.echo(f"{step}: {done} of {total}")
+
+    def say(self, words: str) -> None:
+        """Say a sentence."""
+        if not self._quiet:
+            self.show(lambda: click.echo(words))
+
+    def show(self, write: Callable[[], None]) -> None:
+        """Write something between the bars."""
+        if self._progress.console.is_terminal:
+            self._progress.stop()
+            write()
+            self._progress.start()
+        else:
+            write()
+
+
+@contextmanager
+def _progress(*, quiet: bool = False) -> Iterator[_Reporter]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet)
+    with progress:
+        yield _Reporter(progress, quiet=quiet)
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        _print_json(rows)
+        return
+    if not rows:
+        click.echo("none")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0], box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    Console(soft_wrap=not sys.stdout.isatty()).print(table, markup=False)
+
+
+def _print_plan(found: Any) -> None:
+    cost, told = found.cost, found.prediction
+    click.echo(f"plan: method {found.method}, order {found.order}, {cost['records']:.0f} records")
+    if told is not None:
+        curve, naive = told["curve"], told["naive"]
+        rows = [
+            {"t": f"{t:.1f}", "mAP": f"{100 * a:.2f}", "CMC@1": f"{100 * b:.2f}", "naive mAP": f"{100 * c:.2f}"}
+            for t, a, b, c in zip(curve["ts"], curve["map"], curve["cmc"], naive["map"], strict=True)
+        ]
+        _print_rows(rows, as_json=False)
+        low, high = (100 * bound for bound in told["start"])
+        click.echo(
+            f"held out ({told['evaluated']} records, {'labels' if told['labelled'] else 'neighbours of the new model'}): "
+            f"old {100 * told['map_old']:.2f}, new {100 * told['map_new']:.2f} mAP; "
+            f"M_0 - M_old in [{low:+.2f}, {high:+.2f}]; gain {_percent(curve['gain'])} (naive {_percent(naive['gain'])}); "
+            f"calibration {'on' if told['calibrated'] else 'off'}"
+        )
+        click.echo(f"{told['verdict']}: {told['reason']}")
+    time_needed = f", about {_duration(cost['seconds'])} to embed" if "seconds" in cost else ""
+    click.echo(f"cost: {_size(cost['vector_bytes'])} of new vectors, {_size(cost['archive_bytes'])} of archive{time_needed}")
+    if found.skipped:
+        click.echo(f"{found.skipped} records of the sample could not be embedded; the backfill will quarantine such records")
+
+
+def _print_status(now: Status) -> None:
+    click.echo(
+        f"gallery {now.gallery}: epoch {now.epoch}, served from {', '.join(leg['collection'] for leg in now.legs)}, {now.clients} clients"
+    )
+    if now.upgrade is None:
+        click.echo("no upgrade yet")
+        return
+    what = "roll back" if now.rolls_back else "upgrade"
+    click.echo(f"{what} {now.upgrade}: {now.from_version} → {now.to_version}, {now.method}, {now.order} order")
+    click.echo(f"phase: {now.phase} — {now.doing}")
+    if now.phase in ("serving both", "cut over"):
+        speed = f", {now.rate:.0f} records/s" if now.rate else ""
+        eta = f", {_duration(now.eta)} left" if now.eta else ""
+        click.echo(
+            f"t = {now.t:.3f}: {now.done} of {now.total}{speed}{eta}; {now.quarantined} quarantined, {now.writes_open} writes open"
+        )
+    for each in now.workers or []:
+        click.echo(f"worker: {each}")
+    if now.held_back:
+        click.echo(f"held back: {now.held_back}")
+    if now.stopped:
+        click.echo(f"stopped: {now.stopped}")
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f} %"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _json_object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as exc:
+        raise errors.UsageError(f'{option} {text!r} is not JSON ({exc.msg}); write {{"name": value}}') from exc
+    if not isinstance(value, dict):
+        raise errors.UsageError(f'{option} {text!r} is not an object; write {{"name": value}}')
+    return value
+
+
+def _field(text: str) -> Any:
+    import re
+
+    from rmvdb.types import Field
+
+    match = re.fullmatch(r"(\w+):(\w+)(?:\((\d+)\))?", text)
+    if match is None:
+        raise errors.UsageError(f"--field {text!r} is no field; write NAME:TYPE, such as label:INT64 or caption:VARCHAR(500)")
+    name, kind, length = match.groups()
+    return Field(name=name, type=kind.upper(), params={"max_length": int(length or 512)} if kind.upper() == "VARCHAR" else {})

@@ -1,0 +1,116 @@
+"""Looks at every part and says what to do about each failure. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rmvdb import catalog, embedders, errors, schema
+from rmvdb import index as index_rules
+from rmvdb.app import App
+from rmvdb.registry import schema_from_json
+from rmvdb.tables import CollectionRow, GalleryRow, VersionRow
+from rmvdb.types import Metric
+
+#: Records whose items are asked of a source.
+ASKED = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One part, and how it is."""
+
+    part: str
+    ok: bool
+    #: What was found, or what is wrong and what to do about it.
+    detail: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def examine(app: App) -> Iterator[Finding]:
+    """The configuration, the registry, the engine, every model version and every gallery, one finding at a time."""
+    registry = _look("registry", lambda: _registry(app))
+    yield registry
+    engine = _look("engine", lambda: app.store.version())
+    yield engine
+    if not registry.ok:
+        return
+    for version in app.registry.versions():
+        yield _look(f"model {version.name}", lambda version=version: _model(app, version))  # type: ignore[misc]
+    for gallery in app.registry.galleries():
+        yield _look(f"gallery {gallery.name}: index", lambda gallery=gallery: _index(app, gallery))  # type: ignore[misc]
+        if engine.ok:
+            for row in app.registry.collections(gallery.id):
+                if row.dropped_at is None:
+                    yield _look(f"collection {row.name}", lambda row=row: _collection(app, row))  # type: ignore[misc]
+            yield _look(f"gallery {gallery.name}: source", lambda gallery=gallery: _source(app, gallery))  # type: ignore[misc]
+
+
+def _look(part: str, examine_it: Callable[[], str]) -> Finding:
+    try:
+        return Finding(part=part, ok=True, detail=examine_it())
+    except errors.RmvdbError as exc:
+        return Finding(part=part, ok=False, detail=str(exc))
+    except Exception as exc:  # noqa: BLE001 (user code may raise anything, and a doctor does not die of it)
+        return Finding(part=part, ok=False, detail=f"{type(exc).__name__}: {exc}")
+
+
+def _registry(app: App) -> str:
+    schema.check(app.settings.registry.url.get_secret_value())
+    return f"{app.registry.shown_url}, schema {schema.head()}"
+
+
+def _model(app: App, row: VersionRow) -> str:
+    embedder = app.embedder(row.base or row.name)
+    if row.head:
+        app.artifacts.get(row.head)
+    if row.classifier:
+        app.classifier(row)
+    known = catalog.registered_probes(row)
+    if known is None:
+        return f"{row.embedder} loads; its dimension could not be probed"
+    found = catalog.probe(embedder, dim=row.dim, kind=row.probe_kind)  # type: ignore[arg-type]
+    if found is None or not embedders.same_model(known, found):
+        raise errors.ModelError(
+            f"{row.embedder} gives other vectors for the probe items than when {row.name!r} was registered; put the old model "
+            "back, or register this one as a version of its own"
+        )
+    return f"{row.embedder} loads, gives dimension {row.dim}, and is the model that was registered"
+
+
+def _index(app: App, gallery: GalleryRow) -> str:
+    chosen = app.settings.index_for(gallery.name)
+    held = app.registry.version(app.registry.plan(gallery.name).legs[0].model)
+    index_rules.check(chosen, dim=held.dim, metric=Metric(held.metric))
+    return f"{chosen.type} for new collections"
+
+
+def _collection(app: App, row: CollectionRow) -> str:
+    registered, found = schema_from_json(row.schema), app.store.describe(row.name)
+    for name in ("dim", "metric", "id_type", "id_field", "vector_field"):
+        if getattr(found, name) != getattr(registered, name):
+            raise errors.CollectionChanged(
+                f"Collection {row.name!r} has {name} {getattr(found, name)!r} not {getattr(registered, name)!r}; "
+                "restore it, or register it as a gallery of its own"
+            )
+    return f"{app.store.count(row.name)} records, {found.dim} dimensions, {found.metric}"
+
+
+def _source(app: App, gallery: GalleryRow) -> str:
+    source = app.source(gallery.name)
+    if source is None:
+        raise errors.SourceError(f"Gallery {gallery.name!r} has no source of items; rmvdb gallery source {gallery.name} SPEC")
+    leg = app.registry.plan(gallery.name).legs[-1]
+    records = next(app.store.scan(leg.collection, fields=None, page=ASKED), [])
+    if not records:
+        return f"{gallery.source}; the gallery is empty, so nothing was asked for"
+    items = source.load(records)
+    if missing := [record.id for record in records if record.id not in items]:
+        raise errors.SourceError(
+            f"{gallery.source} has no item of record {missing[0]!r}, and of {len(missing)} of {len(records)} in all"
+        )
+    return f"{gallery.source} gives items"

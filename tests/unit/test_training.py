@@ -1,0 +1,138 @@
+"""ψ and ρ learn what they are asked to, the same each time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rmvdb import metrics
+from rmvdb.errors import Mismatch, PlanRefused
+from rmvdb.training import Fitted, Method, Pairs, Settings, fit
+from rmvdb.types import Metric
+
+QUICK = Settings(epochs=1, least_steps=120, batch=128)
+
+
+def pairs(n=400, classes=8, seed=0, *, labels=True, length=1.0):
+    """A new space that separates the classes, and an old one that is a poorer view of it."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, n)
+    centres, view = np.random.default_rng(99).normal(size=(classes, 12)), np.random.default_rng(98).normal(size=(12, 8))
+    new = centres[y] + 0.5 * rng.normal(size=(n, 12))
+    old = new @ view + 4 * rng.normal(size=(n, 8))
+    scale = length / np.linalg.norm(new, axis=1).mean()
+    return Pairs(old=(old * scale).astype(np.float32), new=(new * scale).astype(np.float32), labels=y if labels else None)
+
+
+def quality(queries, gallery, y, metric):
+    distance = metrics.distances(queries, gallery, metric=metric).astype(np.float64)
+    np.fill_diagonal(distance, np.inf)
+    return metrics.mean(metrics.average_precision(distance, y[:, None] == y[None, :]))
+
+
+@pytest.mark.parametrize("metric", list(Metric))
+@pytest.mark.parametrize("method", [method for method in Method if method is not Method.NAIVE])
+def test_every_method_beats_the_old_model_on_records_it_never_saw(method, metric):
+    length = 1.0 if metric is Metric.COSINE else 20.0
+    held_out = pairs(seed=1, length=length)
+    fitted = fit(pairs(length=length), method=method, old_metric=metric, new_metric=metric, settings=QUICK)
+    reverse = fitted.reverse.apply(fitted.final(held_out.new))
+    # Regression shrinks towards the mean, which a squared distance pays for.
+    least = 0.85 if (method, metric) == (Method.RQT, Metric.L2) else 1
+    old = quality(held_out.old, held_out.old, held_out.labels, metric)
+    assert quality(reverse, held_out.old, held_out.labels, metric) > least * old
+    assert (fitted.head is not None) == method.has_head
+
+
+def test_a_mixed_upgrade_from_l2_to_cosine_trains_too():
+    held_out = pairs(seed=1, length=20.0)
+    fitted = fit(pairs(length=20.0), method=Method.RM, old_metric=Metric.L2, new_metric=Metric.COSINE, settings=QUICK)
+    reverse = fitted.reverse.apply(fitted.final(held_out.new))
+    old = quality(held_out.old, held_out.old, held_out.labels, Metric.L2)
+    assert quality(reverse, held_out.old, held_out.labels, Metric.L2) > old
+
+
+def test_without_labels_clusters_of_the_new_space_stand_in():
+    held_out = pairs(seed=1)
+    fitted = fit(pairs(labels=False), method=Method.MCL, old_metric=Metric.COSINE, new_metric=Metric.COSINE, settings=QUICK)
+    reverse = fitted.reverse.apply(held_out.new)
+    old = quality(held_out.old, held_out.old, held_out.labels, Metric.COSINE)
+    assert quality(reverse, held_out.old, held_out.labels, Metric.COSINE) > old
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_the_same_pairs_and_settings_give_the_same_files_and_leave_the_callers_random_numbers_alone(labels):
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    runs = [
+        fit(pairs(labels=labels), method=Method.RM, old_metric=Metric.COSINE, new_metric=Metric.COSINE, settings=QUICK)
+        for _ in range(2)
+    ]
+    assert torch.rand(1) == expected
+    assert runs[0].head.to_bytes() == runs[1].head.to_bytes()
+    assert runs[0].reverse.to_bytes() == runs[1].reverse.to_bytes()
+
+
+def test_another_seed_gives_another_transform():
+    one, two = (
+        fit(pairs(), method=Method.RQT, old_metric=Metric.COSINE, new_metric=Metric.COSINE, settings=replace(QUICK, seed=seed))
+        for seed in (0, 1)
+    )
+    assert one.reverse.to_bytes() != two.reverse.to_bytes()
+
+
+def test_naive_trains_nothing():
+    assert fit(pairs(), method=Method.NAIVE, old_metric=Metric.IP, new_metric=Metric.L2, settings=QUICK) == Fitted()
+
+
+def test_progress_counts_every_step_up_to_the_total():
+    seen = []
+    settings = replace(QUICK, least_steps=7)
+    fit(
+        pairs(),
+        method=Method.RQT,
+        old_metric=Metric.COSINE,
+        new_metric=Metric.COSINE,
+        settings=settings,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(step, 8) for step in range(1, 9)]  # 400 pairs are 4 batches of 100: two epochs
+
+
+def test_an_inner_product_galleries_reverse_queries_have_the_length_of_its_records():
+    sample = pairs(length=30.0)
+    fitted = fit(sample, method=Method.RM, old_metric=Metric.IP, new_metric=Metric.IP, settings=replace(QUICK, least_steps=5))
+    lengths = np.linalg.norm(fitted.reverse.apply(fitted.final(sample.new)), axis=1)
+    np.testing.assert_allclose(lengths, np.linalg.norm(sample.old, axis=1).mean(), rtol=1e-4)
+    kept = np.linalg.norm(fitted.final(sample.new), axis=1)
+    np.testing.assert_allclose(kept, np.linalg.norm(sample.new, axis=1), rtol=1e-4)
+
+
+def test_the_papers_settings_are_those_it_prints():
+    paper = Settings.paper()
+    assert (paper.epochs, paper.lr, paper.temperature, paper.residual, paper.mining, paper.blocks) == (50, 1e-4, 1.0, False, True, 2)
+    assert paper.least_steps == 0
+    assert Settings.paper(blocks=5).blocks == 5
+
+
+def test_pairs_that_do_not_go_row_by_row_are_refused():
+    with pytest.raises(Mismatch, match="row by row"):
+        Pairs(old=np.zeros((3, 2), np.float32), new=np.zeros((4, 2), np.float32))
+
+
+def test_too_few_and_broken_pairs_are_refused_with_the_way_out():
+    broken = pairs()
+    broken.new[3, 2] = np.nan
+    for bad, message in ((pairs(n=4), "larger sample"), (broken, "new model's embedder")):
+        with pytest.raises(PlanRefused, match=message):
+            fit(bad, method=Method.RM, old_metric=Metric.COSINE, new_metric=Metric.COSINE, settings=QUICK)
+
+
+def test_labels_may_be_words_and_one_of_a_kind():
+    sample = pairs(n=64)
+    for labels in (np.array([f"class {y}" for y in sample.labels]), np.arange(64)):
+        words = Pairs(old=sample.old, new=sample.new, labels=labels)
+        fitted = fit(words, method=Method.RM, old_metric=Metric.COSINE, new_metric=Metric.COSINE, settings=replace(QUICK, least_steps=5))
+        assert np.isfinite(fitted.final(sample.new)).all()
