@@ -248,6 +248,8 @@ class Worker:
         #: What `status` says of this worker besides that it lives, such as the window it keeps to.
         self.note = note
         self._alive_until = float("-inf")
+        #: How often a lease ran out before its heartbeat came.
+        self._lapses = 0
         self._next_copy = float("-inf")
 
     def run(
@@ -297,7 +299,7 @@ class Worker:
             if not stop.is_set() and len(at_work) < self._width:
                 claimed = self._claim(task, row, copy=now.t < until)
             if claimed is not None:
-                at_work.add(pool.submit(self._work, task, backfill, claimed))
+                at_work.add(pool.submit(self._work, task, backfill, claimed, self._in_time(self._lapses)))
             elif not at_work and (stop.is_set() or not self._unfinished(task, copy=now.t < until)):
                 now = self._registry.progress(task.upgrade)
                 progress(now)
@@ -312,12 +314,12 @@ class Worker:
             each.result()
         return going_on
 
-    def _work(self, task: Task, backfill: Backfill, batch: BatchRow) -> None:
+    def _work(self, task: Task, backfill: Backfill, batch: BatchRow, in_time: Callable[[], None]) -> None:
         try:
             if batch.state == BatchState.CLAIMED:
-                backfill.copy(task, batch, self._in_time)
+                backfill.copy(task, batch, in_time)
             else:
-                backfill.retire(task, batch, self._in_time)
+                backfill.retire(task, batch, in_time)
         except errors.LeaseLost as exc:
             log.warning("%s", exc, extra={"action": "lease-lost", "batch": batch.id})
 
@@ -336,13 +338,23 @@ class Worker:
             self._next_copy = time.monotonic() + claimed.count / rate
         return claimed
 
-    def _in_time(self) -> None:
-        # No call leaves later than its lease allows: whoever takes over waits for the lease and the longest call.
-        if time.monotonic() + self._longest_call > self._alive_until:
-            raise errors.LeaseLost("This worker was suspended or cut off for longer than its lease; its batch is left to others")
+    def _in_time(self, lapses: int) -> Callable[[], None]:
+        """A check that a claim made now is still this worker's for as long as the longest call."""
+
+        def check() -> None:
+            # No call leaves later than its lease allows: whoever takes over waits for the lease and the longest call. A heartbeat
+            # that comes too late does not bring a claim back.
+            if lapses != self._lapses or time.monotonic() + self._longest_call > self._alive_until:
+                raise errors.LeaseLost(
+                    "This worker was suspended or cut off for longer than its lease; its batch is left to others"
+                )
+
+        return check
 
     def _renew(self, upgrade: int) -> None:
         asked = time.monotonic()
+        if asked > self._alive_until:
+            self._lapses += 1
         self._registry.renew(self.name, upgrade, lease=self._lease, note=self.note)
         self._alive_until = asked + self._lease
 

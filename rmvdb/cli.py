@@ -393,7 +393,7 @@ def _question(gallery: str, options: dict[str, Any]) -> Question:
 @_plan_options
 @json_option
 @click.pass_context
-def plan(ctx: click.Context, gallery: str | None, as_json: bool, again: bool, **options: Any) -> None:
+def plan(ctx: click.Context, /, gallery: str | None, as_json: bool, again: bool, **options: Any) -> None:
     """Train into a cache and show what an upgrade would do: held-out quality, curve, cost. Changes nothing.
 
     \b
@@ -423,6 +423,7 @@ def plan(ctx: click.Context, gallery: str | None, as_json: bool, again: bool, **
 @click.pass_context
 def upgrade(
     ctx: click.Context,
+    /,
     gallery: str | None,
     again: bool,
     until: float,

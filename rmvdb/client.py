@@ -142,9 +142,31 @@ class Client:
     # --- search -------------------------------------------------------------------------------------------------------
 
     @overload
-    def search(self, item: list[Item], **options: Any) -> list[list[Hit]]: ...
+    def search(
+        self,
+        item: list[Item],
+        *,
+        vector: Any = ...,
+        model: str | None = ...,
+        limit: int = ...,
+        offset: int = ...,
+        filter: str = ...,
+        output_fields: Sequence[str] = ...,
+        consistency: Literal["", "Strong"] = ...,
+    ) -> list[list[Hit]]: ...
     @overload
-    def search(self, item: Item = ..., **options: Any) -> list[Hit]: ...
+    def search(
+        self,
+        item: Item = ...,
+        *,
+        vector: Any = ...,
+        model: str | None = ...,
+        limit: int = ...,
+        offset: int = ...,
+        filter: str = ...,
+        output_fields: Sequence[str] = ...,
+        consistency: Literal["", "Strong"] = ...,
+    ) -> list[Hit]: ...
 
     def search(
         self,
@@ -275,7 +297,7 @@ class Client:
             ]
             ends: list[Any] = [each[-1].id for each in pages if len(each) >= page]
             after = min(ends) if ends else None
-            found = {each.id: each for some in pages for each in some if after is None or each.id <= after}  # type: ignore[operator]
+            found = {each.id: each for some in pages for each in some if after is None or each.id <= after}
             yield sorted(found.values(), key=lambda record: record.id)
             if after is None:
                 return

@@ -1,4 +1,4 @@
-"""Milvus' boolean expressions: written for the engine (`literal`, `ids_in`, `between`, `both`) and understood in this process (`parse`).
+"""Milvus' boolean expressions: written for the engine (`literal`, `ids_in`, `between`, `both`), understood here (`parse`).
 
 What is understood is the part that every engine reads alike: comparisons of a field with a literal, `in` and `not in`, `and`,
 `or`, `not (…)` and parentheses. The rest of the language (https://milvus.io/docs/boolean.md) is passed to Milvus untouched,
@@ -46,7 +46,7 @@ _MISSING = object()
 
 
 def literal(value: Literal) -> str:
-    """A value as Milvus reads it back, whatever quotes, backslashes or line breaks it holds; FilterError for what cannot be written."""
+    """A value as Milvus reads it back, whatever quotes, backslashes or line breaks it holds; FilterError for what has no form."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -200,9 +200,9 @@ class _Parser:
             body = match[1]
             if body[0] in "xu" and len(body) > 1:
                 return chr(int(body[1:], 16))
-            if body in _UNESCAPES or body in "\\'\"":
-                return _UNESCAPES.get(body, body)
-            self._fail(token.position + match.start() + 1, f"the escape {match[0]!r} is not known")
+            if body not in _UNESCAPES and body not in "\\'\"":
+                self._fail(token.position + match.start() + 1, f"the escape {match[0]!r} is not known")
+            return _UNESCAPES.get(body, body)
 
         return re.sub(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)", character, token.text[1:-1])
 

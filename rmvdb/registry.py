@@ -62,6 +62,8 @@ Named = TypeVar("Named", VersionRow, GalleryRow, CollectionRow)
 
 #: Batches whose records may be in both collections because of a worker that is at it.
 IN_HAND = (BatchState.CLAIMED, BatchState.WRITING, BatchState.REMOVING)
+#: Seconds for which new writes and claims wait while an epoch changes; renewed by every try, so a dead conductor holds nobody up.
+CLOSING = 5.0
 #: Batches whose records are found in the new collection.
 MOVED = (BatchState.COPIED, BatchState.REMOVING, BatchState.RETIRED)
 
@@ -371,7 +373,7 @@ class Registry:
         if waiting := ([] if force else _unready(s, row, epoch)):
             return waiting
         # The clients are ready: from here on new writes and claims wait, so that the open ones come to an end under steady load.
-        row.closing_until = _now(s) + 30.0
+        row.closing_until = _now(s) + CLOSING
         if waiting := _unfinished(s, row):
             return waiting
         row.epoch, row.next_epoch, row.closing_until = epoch, None, None
@@ -592,7 +594,8 @@ class Registry:
         row = _named(s, GalleryRow, "gallery", gallery, lock=True)
         if _closing(s, row):
             return None
-        upgrade = s.scalar(select(UpgradeRow.id).where(UpgradeRow.gallery_id == row.id, UpgradeRow.phase != Phase.ENDED))
+        plan = _plan(s, row, row.epoch)
+        upgrade = _writing_for(s, row, plan)
         deadline = _now(s) + lasting
         made = [
             IntentRow(
@@ -608,7 +611,7 @@ class Registry:
         ]
         s.add_all(made)
         s.flush()
-        return Opened(plan=_plan(s, row, row.epoch), intents=tuple(each.id for each in made), upgrade=upgrade)
+        return Opened(plan=plan, intents=tuple(each.id for each in made), upgrade=upgrade)
 
     @transaction
     def close_intents(self, s: Session, /, opened: Opened) -> None:
@@ -752,6 +755,20 @@ def _plan(s: Session, gallery: GalleryRow, epoch: int) -> ServingPlan:
     )
 
 
+def _writing_for(s: Session, gallery: GalleryRow, plan: ServingPlan) -> int | None:
+    """The upgrade that must know of a write made under this plan: the one that fills the collection written to.
+
+    Not simply the active one: while an upgrade is planned its writes still go to the old collection alone, and while a roll
+    back is planned they still belong to the upgrade that it undoes.
+    """
+    active = s.scalar(select(UpgradeRow).where(UpgradeRow.gallery_id == gallery.id, UpgradeRow.phase != Phase.ENDED))
+    undone = s.get(UpgradeRow, active.undoes) if active is not None and active.undoes else None
+    for upgrade in filter(None, (active, undone)):
+        if upgrade.new_collection == plan.legs[0].collection:
+            return upgrade.id
+    return None
+
+
 # --- who is in the way of the next epoch ------------------------------------------------------------------------------
 
 
@@ -832,7 +849,10 @@ _REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry")
 
 def _engine(url: str) -> Engine:
     if make_url(url).get_backend_name() != "sqlite":
-        engine = create_engine(url, pool_pre_ping=True, connect_args=_POSTGRES)
+        try:
+            engine = create_engine(url, pool_pre_ping=True, connect_args=_POSTGRES)
+        except ModuleNotFoundError as exc:
+            raise errors.RegistryError(f"PostgreSQL needs {exc.name}; install it: pip install 'rmvdb[postgres]'") from exc
     else:
         if (database := make_url(url).database) and database != ":memory:":
             Path(database).parent.mkdir(parents=True, exist_ok=True)
@@ -870,7 +890,7 @@ def _translate(context: Any) -> Exception | None:
         away = _Away(words)
         away.__cause__ = failure
         return away
-    if isinstance(failure, sqlite3.DatabaseError) or isinstance(context.sqlalchemy_exception, OperationalError):
+    if type(failure) is sqlite3.DatabaseError or isinstance(context.sqlalchemy_exception, OperationalError):
         return errors.RegistryError(f"The registry refused: {words}; mend registry.url or the database it names")
     return None
 

@@ -174,6 +174,8 @@ def predict(
     keys = np.random.default_rng(seed).random(len(pairs)) if confidence is None else np.asarray(confidence, dtype=np.float64)
     sample = _Part(pairs=pairs, confidence=keys, old_metric=old_metric, new_metric=new_metric)
     train, check, judge = (sample.take(rows) for rows in split(pairs, seed=seed))
+    if not (check.relevance().any() and judge.relevance().any()):
+        raise PlanRefused("Hardly two records of the sample share a label, so nothing can be measured; leave the labels out")
     chosen, fitted = _fitted(train, check, method, settings, progress)
     calibrations = _calibrations(check, fitted)
     measured, naive = judge.curve(fitted, calibrations), judge.curve(Fitted(), _calibrations(check, Fitted()))
@@ -322,18 +324,16 @@ def _calibrations(check: _Part, fitted: Fitted) -> Calibrations:
     try:
         raw = [half.curve(fitted) for half in halves]
         calibrated = [half.curve(fitted, other.calibrations(fitted)) for half, other in zip(halves, halves[::-1], strict=True)]
-        better = _height(calibrated) > _height(raw) and _fall(calibrated) <= max(_fall(raw), TOLERATED_FALL)
+        better = _merit(calibrated) > _merit(raw)
         return check.calibrations(fitted) if better else UNCALIBRATED
     except PlanRefused:  # too few pairs to calibrate on
         return UNCALIBRATED
 
 
-def _height(curves: Sequence[Curve]) -> float:
-    return sum(metrics.area(one.ts, one.map) for one in curves)
-
-
-def _fall(curves: Sequence[Curve]) -> float:
-    return metrics.largest_fall(np.mean([one.map for one in curves], axis=0).tolist())
+def _merit(curves: Sequence[Curve]) -> float:
+    """The areas of mAP and CMC@1, less what they fall on the way: a curve that only rises is worth more than its area."""
+    maps, cmcs = (np.mean([getattr(one, name) for one in curves], axis=0).tolist() for name in ("map", "cmc"))
+    return sum(metrics.area(TS, values) - metrics.largest_fall(values) for values in (maps, cmcs))
 
 
 def _verdict(

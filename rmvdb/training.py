@@ -68,8 +68,10 @@ class Settings:
     mining: bool = True
     #: ρ(x) = x̂ + MLP(x̂), starting at the identity.
     residual: bool = True
-    #: k-means clusters of the new space that stand in for classes where there are no labels; None chooses by the sample's size.
+    #: k-means clusters of the new space that stand in for classes where there are no labels; None is 3 √n.
     clusters: int | None = None
+    #: Weight of Eq. 9 beside the contrast where there are no labels: clusters alone forget which record is which.
+    pull: float = 1.0
     seed: int = 0
 
     @classmethod
@@ -163,6 +165,7 @@ def _train(
 ) -> None:
     f_o, f_n, y = torch.from_numpy(pairs.old), torch.from_numpy(pairs.new), torch.from_numpy(groups)  # (n, d_o) (n, d_n) (n,)
     old_space, new_space = spaces
+    pull = settings.pull if pairs.labels is None and method is not Method.RQT else 0.0
     modules = torch.nn.ModuleList([reverse] if head is None else [reverse, head]).train()
     optimizer = torch.optim.Adam(modules.parameters(), lr=settings.lr)
     parts = math.ceil(len(pairs) / settings.batch)
@@ -171,7 +174,11 @@ def _train(
     for step, rows in enumerate(_batches(groups, parts, total, settings.seed), start=1):
         old, new, same = f_o[rows], f_n[rows], y[rows, None] == y[None, rows]  # (B, d_o), (B, d_n), (B, B)
         final = new if head is None else head(new)  # (B, d_n)
-        loss = _loss(method, reverse(final), final, old, same, old_space, new_space, settings)
+        rev = reverse(final)  # (B, d_o)
+        loss = _loss(method, rev, final, old, same, old_space, new_space, settings)
+        if pull:
+            d_pair = losses.paired(rev, old, metric=old_space.metric, scale=old_space.scale)  # (B,)
+            loss = loss + pull * losses.rqt(d_pair) / settings.temperature
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -208,7 +215,7 @@ def _groups(pairs: Pairs, new_metric: Metric, settings: Settings) -> npt.NDArray
     vectors = np.ascontiguousarray(pairs.new, dtype=np.float32)
     if new_metric is not Metric.L2:
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    count = settings.clusters or max(2, min(len(pairs) // 20, 100))
+    count = settings.clusters or round(3 * math.sqrt(len(pairs)))
     kmeans = faiss.Kmeans(
         vectors.shape[1],
         min(count, len(pairs)),

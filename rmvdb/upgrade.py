@@ -239,11 +239,11 @@ class Conductor:
 
     def _serve(self, legs: Sequence[Mapping[str, Any]], *, force: bool) -> None:
         epoch = self.registry.announce(self.gallery.name, [leg_from_json(leg) for leg in legs], self.hands.times)
-        told: list[str] = []
+        told = ""
         while waiting := self.registry.activate(self.gallery.name, epoch, force=force):
-            if (waiting != told and not waiting[0].startswith("client")) or len(told) == 0:
-                self.say(f"epoch {epoch} waits: {waiting[0]}")
-            told = waiting
+            if waiting[0] != told:
+                told = waiting[0]
+                self.say(f"epoch {epoch} waits: {told}")
             self._check_stop()
             self.stop.wait(0.1)
 

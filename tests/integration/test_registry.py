@@ -34,6 +34,8 @@ TIMES = {"max_age": 5.0, "longest_search": 5.0, "staleness": 1.0}
 OLD = Leg(collection="photos_1", model="v1", metric=Metric.COSINE, embedder="v1")
 NEW = Leg(collection="photos_2", model="v2", metric=Metric.COSINE, embedder="v2", transforms=("a" * 64,), calibration="b" * 64)
 
+OLD_AGAIN = Leg(collection="photos_3", model="v1", metric=Metric.COSINE, embedder="v1")
+
 
 def shape(collection: str = "photos_1") -> Schema:
     """A schema with everything that a schema can have."""
@@ -78,8 +80,10 @@ def gallery(registry: Registry) -> GalleryRow:
 
 @pytest.fixture
 def upgrade(registry: Registry, gallery: GalleryRow) -> UpgradeRow:
-    """A running upgrade of photos, with no work yet."""
-    return add_upgrade(registry, gallery)
+    """A running upgrade of photos, deployed, with no work yet."""
+    row = add_upgrade(registry, gallery)
+    registry.activate("photos", registry.announce("photos", [NEW, OLD], TIMES))
+    return row
 
 
 def claim(registry: Registry, upgrade: UpgradeRow, worker: str = "w1", **changed: Any) -> BatchRow | None:
@@ -374,7 +378,7 @@ def test_an_epoch_waits_for_claims_and_new_claims_wait_for_it(
 ) -> None:
     registry.add_batches(upgrade.id, [([1, 2], None), ([3], None)], first=1)
     batch = claimed(registry, upgrade)
-    epoch = registry.announce("photos", [NEW, OLD], TIMES)
+    epoch = registry.announce("photos", [NEW], TIMES)
     waiting = registry.activate("photos", epoch)
     refused = claim(registry, upgrade, "w2")
     registry.advance(batch, BatchState.COPIED)
@@ -815,6 +819,31 @@ def test_done_writes_are_read_a_page_at_a_time(registry: Registry, upgrade: Upgr
     rest = registry.written(upgrade.id, after=page[-1].id)
 
     assert [row.record for row in [*page, *rest]] == ["1", "2", "3"]
+
+
+def test_a_write_under_the_old_plan_is_not_the_planned_upgrades(registry: Registry, gallery: GalleryRow) -> None:
+    planned = add_upgrade(registry, gallery, phase=Phase.PLANNED)
+    before = opened(registry, [1])
+    registry.close_intents(before)
+    registry.activate("photos", registry.announce("photos", [NEW, OLD], TIMES))
+
+    assert before.upgrade is None
+    assert opened(registry, [1]).upgrade == planned.id
+
+
+def test_a_write_while_a_roll_back_is_planned_belongs_to_what_is_undone(
+    registry: Registry, gallery: GalleryRow, upgrade: UpgradeRow
+) -> None:
+    registry.set_upgrade(upgrade.id, phase=Phase.ENDED)
+    back = add_upgrade(
+        registry, gallery, undoes=upgrade.id, old_collection="photos_2", new_collection="photos_3", phase=Phase.PLANNED
+    )
+    during = opened(registry, [1])
+    registry.close_intents(during)
+    registry.activate("photos", registry.announce("photos", [OLD_AGAIN, NEW], TIMES))
+
+    assert during.upgrade == upgrade.id
+    assert opened(registry, [2]).upgrade == back.id
 
 
 def test_a_write_outside_an_upgrade_leaves_nothing_behind(registry: Registry, gallery: GalleryRow) -> None:

@@ -109,7 +109,8 @@ def test_random_is_the_same_for_an_id_wherever_it_is_asked():
 
 def test_every_name_makes_its_order_and_others_are_refused():
     kinds = [
-        type(make_order(name, records(), classifier=Softmax(), label_field="kind", metric=Metric.COSINE, seed=1)) for name in ORDERS
+        type(make_order(name, records(), classifier=Softmax(), label_field="kind", metric=Metric.COSINE, seed=1))
+        for name in ORDERS
     ]
     assert kinds == [ClassificationScore, Centroid, Cluster, Random]
     with pytest.raises(UnknownName, match="'cluster'"):

@@ -112,7 +112,14 @@ def test_an_inner_product_galleries_reverse_queries_have_the_length_of_its_recor
 
 def test_the_papers_settings_are_those_it_prints():
     paper = Settings.paper()
-    assert (paper.epochs, paper.lr, paper.temperature, paper.residual, paper.mining, paper.blocks) == (50, 1e-4, 1.0, False, True, 2)
+    assert (paper.epochs, paper.lr, paper.temperature, paper.residual, paper.mining, paper.blocks) == (
+        50,
+        1e-4,
+        1.0,
+        False,
+        True,
+        2,
+    )
     assert paper.least_steps == 0
     assert Settings.paper(blocks=5).blocks == 5
 
@@ -134,5 +141,7 @@ def test_labels_may_be_words_and_one_of_a_kind():
     sample = pairs(n=64)
     for labels in (np.array([f"class {y}" for y in sample.labels]), np.arange(64)):
         words = Pairs(old=sample.old, new=sample.new, labels=labels)
-        fitted = fit(words, method=Method.RM, old_metric=Metric.COSINE, new_metric=Metric.COSINE, settings=replace(QUICK, least_steps=5))
+        fitted = fit(
+            words, method=Method.RM, old_metric=Metric.COSINE, new_metric=Metric.COSINE, settings=replace(QUICK, least_steps=5)
+        )
         assert np.isfinite(fitted.final(sample.new)).all()

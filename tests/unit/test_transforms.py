@@ -78,7 +78,9 @@ def test_a_file_gives_back_the_same_transform():
 
 def test_the_same_transform_always_has_the_same_sha256():
     transform = Transform(lively(Config(d_in=5, d_out=3)))
-    digests = {hashlib.sha256(data).hexdigest() for data in (transform.to_bytes(), Transform.from_bytes(transform.to_bytes()).to_bytes())}
+    digests = {
+        hashlib.sha256(data).hexdigest() for data in (transform.to_bytes(), Transform.from_bytes(transform.to_bytes()).to_bytes())
+    }
     assert len(digests) == 1
 
 

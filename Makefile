@@ -1,0 +1,35 @@
+# make setup            .venv with rmvdb and everything that its tests need, in the versions of constraints.txt
+# make test             all checks and all tests
+# make demo [DATA=dir]  an upgrade from the first command to the last, on pictures made here or on those of a folder
+# make clean            take away what the others made
+#
+# PYTHON=python3.12 chooses the interpreter that .venv is made with. Packages come from wherever pip is told to look.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup test demo clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("rmvdb needs Python 3.11 or newer; name one: make setup PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1' # the first that knows --group
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group test
+	@touch $@
+
+test: setup
+	@started=$$(date +%s); \
+	for check in "ruff check ." "ruff format --check ." mypy lint-imports "python -m pytest"; do \
+		echo "== $$check"; $(BIN)/$$check || exit 1; \
+	done; \
+	echo "== all of it passed in $$(($$(date +%s) - started)) s"
+
+demo: setup
+	$(BIN)/python examples/demo.py --out demo $(if $(DATA),--data "$(DATA)")
+
+clean:
+	rm -rf .venv build dist demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,2 @@
+def check(index, *, dim, metric):
+    return None

@@ -1,0 +1,306 @@
+"""Shares one Milvus Lite file between the processes of a machine: `address(path)` gives the socket of the one that serves it.
+
+Milvus Lite lets one process open a file, and its server ends with that process. So the owner is neither the application nor
+the command line but a small process of rmvdb's own (`python -m rmvdb.lite <path>`), started by whoever comes first. Beside
+`x.db` lie
+
+    .x.db.lock      Milvus Lite's own lock, held by the owner: nobody else opens the file meanwhile
+    .x.db.lease     held shared by every process that uses the file, exclusively by an owner that ends
+    .x.db.address   where the owner's server listens; locked by whoever reads it or starts an owner
+    .x.db.log       what the server said last
+
+All locks are the kernel's: they go with their process however it ends. The server goes with its owner (Linux: by a death
+signal; elsewhere because it watches the first lock itself).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NoReturn
+
+from rmvdb.errors import EngineError, EngineUnavailable
+
+#: Seconds without any user after which the owner ends.
+IDLE = 60.0
+#: Seconds that a server may take to start, and to let go of a file.
+_START, _RELEASE = 60.0, 10.0
+_SQLITE = b"SQLite format 3\0"
+#: A Unix socket's path has room for 104 bytes on macOS and 108 on Linux; gRPC would decode other characters.
+_SOCKET = re.compile(r"[A-Za-z0-9._/-]{1,100}")
+
+_leases: dict[Path, IO[bytes]] = {}
+_leases_lock = threading.Lock()
+
+
+def address(path: Path | str, *, idle: float = IDLE) -> str:
+    """Where the server of this Milvus Lite file listens, such as "unix:/data/.x.db.sock"; starts its owner if there is none.
+
+    From then on this process counts as a user of the file, until it ends or calls `release`. The owner ends after `idle`
+    seconds without users. Raises EngineError for a path that cannot be used, EngineUnavailable if the server does not start.
+    """
+    path = _usable(path)
+    try:
+        _hold(path)
+        with _beside(path, "address").open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            known = file.read().decode()
+            return known if known and _answers(known) else _start_owner(path, idle)
+    except PermissionError as exc:
+        raise EngineError(
+            f"{path} cannot be used: no permission to write {exc.filename}; give it or choose another path"
+        ) from exc
+
+
+def release(path: Path | str) -> None:
+    """Stop counting as a user of the file; does nothing where this process is none."""
+    with _leases_lock:
+        lease = _leases.pop(Path(path).resolve(), None)
+    if lease is not None:
+        lease.close()
+
+
+def _usable(path: Path | str) -> Path:
+    path = Path(path).resolve()
+    if not path.parent.is_dir():
+        raise EngineError(f"{path} cannot be used: the folder {path.parent} does not exist; create it")
+    if not _package():
+        raise EngineError(f"{path} cannot be served: milvus-lite is not installed; install it, or use a Milvus server")
+    if path.is_dir() and _binary():
+        raise EngineError(
+            f"{path} is a folder: it was made by Milvus Lite 3, and Milvus Lite 2 is installed; install milvus-lite>=3"
+        )
+    if path.is_file() and not _is_lite_2(path):
+        raise EngineError(f"{path} is not a Milvus Lite file; choose another path")
+    if path.is_file() and not _binary():
+        raise EngineError(f"{path} was made by Milvus Lite 2, and Milvus Lite 3 is installed; install milvus-lite<3")
+    return path
+
+
+def _is_lite_2(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE)) in (b"", _SQLITE)
+
+
+def _package() -> Path | None:
+    # Found, not imported: milvus-lite 2.5 imports pkg_resources, which setuptools has dropped.
+    spec = importlib.util.find_spec("milvus_lite")
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _binary() -> Path | None:
+    """The server program of Milvus Lite 2; None for Lite 3, which is Python."""
+    package = _package()
+    binary = package / "lib" / "milvus" if package else None
+    return binary if binary and binary.exists() else None
+
+
+def _beside(path: Path, what: str) -> Path:
+    return path.parent / f".{path.name}.{what}"
+
+
+def _hold(path: Path) -> None:
+    with _leases_lock:
+        if path not in _leases:
+            lease = _beside(path, "lease").open("ab")
+            # Waits while an owner ends: its address is gone when the lease is ours.
+            fcntl.flock(lease, fcntl.LOCK_SH)
+            _leases[path] = lease
+        # A user that comes and goes between two looks of the owner is seen by this.
+        os.utime(_beside(path, "lease"))
+
+
+def _answers(address: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(address.removeprefix("unix:"))
+        except OSError:
+            return False
+    return True
+
+
+def _start_owner(path: Path, idle: float) -> str:
+    command = [sys.executable, "-m", "rmvdb.lite", str(path), "--idle", str(idle)]
+    with _beside(path, "log").open("ab") as log:
+        try:
+            # Returns when the owner has closed its output: it has told its address, or why there is none.
+            said = subprocess.run(  # noqa: S603 - our own program
+                command,
+                cwd=Path(__file__).parent.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                timeout=_START + _RELEASE + 10.0,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as exc:
+            raise EngineUnavailable(f"The server of {path} did not start in time; see {_beside(path, 'log')}") from exc
+    answer = said.stdout.decode().strip()
+    if not answer.startswith("unix:"):
+        raise EngineUnavailable(answer or f"The server of {path} did not start; see {_beside(path, 'log')}")
+    return answer
+
+
+# The owner
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serve one Milvus Lite file until nobody has used it for a while; tells its address on the output once it listens."""
+    parser = argparse.ArgumentParser(prog="python -m rmvdb.lite", description=main.__doc__)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--idle", type=float, default=IDLE, help="seconds without users after which to end (%(default)s)")
+    options = parser.parse_args(arguments)
+    if os.fork():
+        os._exit(0)  # the owner is nobody's child: who started it need not wait for it
+    signal.signal(signal.SIGTERM, _ended)
+    try:
+        _serve(options.path.resolve(), options.idle)
+    except EngineUnavailable as exc:
+        _tell(str(exc))
+
+
+def _ended(*_: object) -> NoReturn:
+    raise SystemExit(0)
+
+
+def _serve(path: Path, idle: float) -> None:
+    place = _beside(path, "address")
+    with _exclusive(path), _socket(path) as listening, _server(path, listening) as server:
+        try:
+            _wait_until_ready(path, server, listening)
+            place.write_text(f"unix:{listening}")
+            _tell(f"unix:{listening}")
+            with _beside(path, "lease").open("ab") as lease:
+                _wait_until_unused(server, lease, idle)
+                # Still holding the lease if it was idle, so that a newcomer waits until all of this is gone.
+                _stop(server)
+                place.write_text("")
+        finally:
+            if server.poll() is None:
+                _stop(server)
+
+
+@contextlib.contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """Milvus Lite's own lock on the file; a server that has just lost its owner may keep it for a moment."""
+    name, deadline = _beside(path, "lock"), time.monotonic() + _RELEASE
+    while True:
+        lock = name.open("ab")
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # pymilvus removes the file when it lets go: what counts is the lock on the one that is there.
+            if os.fstat(lock.fileno()).st_ino == name.stat().st_ino:
+                break
+        lock.close()
+        if time.monotonic() > deadline:
+            raise EngineUnavailable(
+                f"{path} is open in another program; close it there (pymilvus keeps it until its process ends)"
+            )
+        time.sleep(0.05)
+    try:
+        yield
+    finally:
+        lock.close()
+
+
+@contextlib.contextmanager
+def _socket(path: Path) -> Iterator[Path]:
+    """Where to listen: beside the file, or in a private temporary folder where that path is too long or odd."""
+    listening = _beside(path, "sock")
+    with contextlib.ExitStack() as stack:
+        if not _SOCKET.fullmatch(str(listening)):
+            listening = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmvdb-"))) / "sock"
+        listening.unlink(missing_ok=True)
+        yield listening
+        listening.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _server(path: Path, listening: Path) -> Iterator[subprocess.Popen[bytes]]:
+    binary = _binary()
+    if binary:
+        command = [str(binary), str(path), f"unix:{listening}", "ERROR", str(_beside(path, "lock"))]
+        environment = os.environ | {"LD_LIBRARY_PATH": str(binary.parent), "DYLD_LIBRARY_PATH": str(binary.parent)}
+    else:
+        program = (
+            "import sys; from milvus_lite.adapter.grpc.server import run_server; run_server(sys.argv[1], 'unix', sys.argv[2])"
+        )
+        command, environment = [sys.executable, "-c", program, str(path), str(listening)], dict(os.environ)
+    with _beside(path, "log").open("wb") as log:
+        server = subprocess.Popen(  # noqa: S603 - Milvus Lite's own server
+            command,
+            cwd=path.parent,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=_die_with_owner,
+        )
+    yield server
+
+
+def _die_with_owner() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _wait_until_ready(path: Path, server: subprocess.Popen[bytes], listening: Path) -> None:
+    deadline = time.monotonic() + _START
+    while not _answers(f"unix:{listening}"):
+        if server.poll() is not None or time.monotonic() > deadline:
+            lines = _beside(path, "log").read_text(errors="replace").strip().splitlines()
+            raise EngineUnavailable(f"Milvus Lite does not open {path}: {lines[-1] if lines else 'it does not say why'}")
+        time.sleep(0.02)
+
+
+def _wait_until_unused(server: subprocess.Popen[bytes], lease: IO[bytes], idle: float) -> None:
+    """Returns when the server has ended, or holding the lease when nobody has held it for a while."""
+    free_since = time.time()
+    while server.poll() is None:
+        try:
+            fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free_since = time.time()
+        else:
+            if time.time() - max(free_since, os.fstat(lease.fileno()).st_mtime) >= idle:
+                return
+            fcntl.flock(lease, fcntl.LOCK_UN)
+        time.sleep(min(0.5, idle / 4 + 0.01))
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    # Lite 3 closes its files on an interrupt, Lite 2 ends on either.
+    for sent in (signal.SIGINT, signal.SIGKILL):
+        server.send_signal(sent)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(_RELEASE / 2)
+            return
+
+
+def _tell(line: str) -> None:
+    """Say one line to whoever started this process, and no more."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, line.encode())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,795 @@
+"""VectorStore over pymilvus: a Milvus server or cluster from 2.3 on, or a Milvus Lite process; pymilvus' only importer.
+
+What was measured on Milvus 2.3.5, Milvus Lite 2.5.1 and 3.2.2, and decides how things are done here:
+a limited query gives the lowest keys on the first two (fewer than asked where keys are duplicated) and any keys on the third;
+a server collapses duplicated keys only after it has cut at the limit; an upsert that names a key twice stores it twice;
+Lite 2.5 puts ids into its own SQL unescaped and its search fails on an undeclared output field of an empty collection.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import logging
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import tenacity
+
+from rmvdb.errors import (
+    AlreadyExists,
+    CannotAdopt,
+    CollectionMissing,
+    EngineError,
+    EngineUnavailable,
+    FilterError,
+    Mismatch,
+    RmvdbError,
+)
+from rmvdb.filters import between, both, ids_in
+from rmvdb.types import Field, Hit, Id, IdType, Index, Metric, Record, Schema, Vectors
+
+if TYPE_CHECKING:
+    from pymilvus import MilvusClient
+
+_T = TypeVar("_T")
+
+#: The most rows of one query and hits of one search: Milvus' quotaAndLimits.limits.maxQueryResultWindow and topK.
+WINDOW = 16_384
+#: Bytes of one request or answer; the receiving side of Milvus 2.3 ends at 64 MiB.
+_MESSAGE = 8 * 2**20
+_ROWS, _IDS, _HITS = 1_000, 5_000, 200_000
+#: Rows after which Lite 3 is told to flush: searching 100,000 unflushed ones took it twice as long.
+_FLUSH_AFTER = 10_000
+
+_MISSING, _NOT_LOADED = 100, 101
+#: Milvus' own codes for "not now": unavailable, busy, rate limit, (not) recovering, no replica, channel, segment or node.
+_PASSING = {2, 4, 8, 103, 106, 401, 500, 501, 503, 601, 602, 901, 902, 903, 904}
+_PASSING_TEXT = re.compile(
+    r"no available shard|channel .*not available|not (ready|healthy|serviceable)|recovering|node .*(offline|not match|not found)"
+    r"|closed channel|delegator not found"
+)
+_FILTER_TEXT = re.compile(r"expr|predicate|parse|column \d+|PhyFilterBits|Cannot find field", re.IGNORECASE)
+
+
+class _Engine(NamedTuple):
+    name: str
+    version: str
+
+    @property
+    def lite2(self) -> bool:
+        return self.name == "milvus-lite" and self.version.startswith("2")
+
+    @property
+    def lite3(self) -> bool:
+        return self.name == "milvus-lite" and not self.lite2
+
+
+class MilvusStore:
+    """A vector store that any number of threads share; it connects when it is first used and reconnects by itself.
+
+    `address` is asked again at each connection, because a Milvus Lite process may have moved. A call that finds the engine
+    unavailable is repeated for `patience` seconds; one that gets no answer for `timeout` seconds is given up.
+    """
+
+    def __init__(
+        self,
+        address: Callable[[], str],
+        token: str = "",
+        *,
+        timeout: float = 60.0,
+        patience: float = 20.0,
+        staleness: float | None = None,
+    ) -> None:
+        self._connection = _Connection(address, token, timeout)
+        self._timeout = timeout
+        self._patience = patience
+        self._staleness = staleness
+        self._schemas: dict[str, Schema] = {}
+        self._unflushed: dict[str, int] = {}
+
+    @property
+    def staleness(self) -> float:
+        """Seconds within which the engine shows every write to every search: none for Milvus Lite, 5 (gracefulTime) else."""
+        if self._staleness is not None:
+            return self._staleness
+        return 0.0 if self._engine().name == "milvus-lite" else 5.0
+
+    def version(self) -> str:
+        """The engine and its version, such as "milvus 2.3.5"; raises EngineUnavailable if it does not answer."""
+        return " ".join(self._engine(fresh=True))
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        self._connection.drop()
+
+    # Collections
+
+    def create(self, schema: Schema, index: Index) -> None:
+        """Make the collection with its index, loaded; finishes one that was left half made, AlreadyExists for another schema."""
+        name, engine = schema.collection, self._engine()
+        made = not self.exists(name) and self._make(schema, engine)
+        if not made:
+            _same(schema, self._read(name))
+        try:
+            self._finish(schema, index)
+        except RmvdbError:
+            if made:
+                self.drop(name)
+            raise
+
+    def _make(self, schema: Schema, engine: _Engine) -> bool:
+        """Whether this call made it; False where another one was faster."""
+        try:
+            self._run(
+                schema.collection,
+                # For the other programs that will read it; every call of this class names its own level.
+                lambda client: client.create_collection(
+                    schema.collection, schema=_engine_schema(schema, engine), consistency_level="Bounded", **_ONCE
+                ),
+            )
+        except EngineError:
+            if not self.exists(schema.collection):
+                raise
+            return False
+        return True
+
+    def _finish(self, schema: Schema, index: Index) -> None:
+        name, field = schema.collection, schema.vector_field
+
+        def finish(client: MilvusClient) -> None:
+            found = _vector_index(client, name, field)
+            if not found:
+                client.create_index(name, index_params(schema, index), **_ONCE)
+            elif found.get("metric_type") != schema.metric.value:
+                raise AlreadyExists(
+                    f"Collection {name!r} exists with metric {found.get('metric_type')}; drop it or take its name"
+                )
+            client.load_collection(name, **_ONCE)
+
+        self._run(name, finish)
+
+    def describe(self, collection: str) -> Schema:
+        """Read the schema (of the collection behind the name, where it is an alias); CannotAdopt for what cannot be served."""
+        raw = self._read(collection)
+        _adoptable(collection, raw)
+        partitions = self._partitions(collection, raw)
+        name, vector = raw["collection_name"], _vector_fields(raw)[0]
+        index = self._run(collection, lambda client: _vector_index(client, collection, vector["name"]))
+        metric = index.get("metric_type", "")
+        if partitions:
+            _refuse(collection, f"has the partition {partitions[0]!r}", "copy it into a collection without partitions")
+        if metric not in set(Metric):
+            _refuse(collection, f"has no index with a metric on {vector['name']!r}", "create one, such as AUTOINDEX with COSINE")
+        return _schema(name, raw, Metric(metric))
+
+    def exists(self, collection: str) -> bool:
+        """Whether there is a collection of that name."""
+        return bool(self._run(collection, lambda client: client.has_collection(collection, **_ONCE)))
+
+    def drop(self, collection: str) -> None:
+        """Remove the collection and its records; does nothing where there is none."""
+        self._schemas.pop(collection, None)
+        if self.exists(collection):
+            self._run(collection, lambda client: client.drop_collection(collection, **_ONCE))
+
+    # Reading
+
+    def search(
+        self,
+        collection: str,
+        vectors: Vectors,
+        *,
+        limit: int,
+        filter: str = "",
+        fields: Sequence[str] | None = (),
+        search: Mapping[str, object] | None = None,
+        strong: bool = False,
+    ) -> list[list[Hit]]:
+        """The nearest `limit` distinct records of each query (n, dim), nearest first; `fields=None` gives all of them."""
+        schema = self._schema(collection)
+        queries = _queries(collection, schema, vectors)
+        if not 0 < limit <= WINDOW:
+            raise Mismatch(f"limit is {limit}; Milvus gives between 1 and {WINDOW} hits")
+
+        def ask(rows: Vectors, asked: int) -> list[list[Hit]]:
+            found = self._run(
+                collection,
+                lambda client: client.search(
+                    collection,
+                    data=list(rows),
+                    anns_field=schema.vector_field,
+                    filter=filter,
+                    limit=asked,
+                    output_fields=_output(schema, fields),
+                    search_params={"metric_type": schema.metric.value, "params": dict(search or {})},
+                    consistency_level=_level(strong),
+                    **_ONCE,
+                ),
+                filter=filter,
+            )
+            return [_hits(schema, fields, hits) for hits in found]
+
+        size = max(1, _HITS // limit)
+        parts = [queries[start : start + size] for start in range(0, len(queries), size)]
+        return [hits[:limit] for part in parts for hits in self._filled(part, limit, ask)]
+
+    @staticmethod
+    def _filled(queries: Vectors, limit: int, ask: Callable[[Vectors, int], list[list[Hit]]]) -> list[list[Hit]]:
+        """Hits of every query, asked for more where duplicated keys may have cost some of them."""
+        found, asked = ask(queries, limit), limit
+        short = [at for at, hits in enumerate(found) if len(hits) < limit]
+        while short and asked < WINDOW:
+            asked = min(2 * asked, WINDOW)
+            again = ask(queries[short], asked)
+            grown = [at for at, hits in zip(short, again, strict=True) if len(hits) > len(found[at])]
+            for at, hits in zip(short, again, strict=True):
+                found[at] = hits if at in grown else found[at]
+            short = [at for at in grown if len(found[at]) < limit]
+        return found
+
+    def get(
+        self,
+        collection: str,
+        ids: Sequence[Id],
+        *,
+        fields: Sequence[str] | None = None,
+        vector: bool = False,
+        strong: bool = True,
+    ) -> list[Record]:
+        """The records of these ids that exist, each once, in the order asked; `fields=None` gives all of them."""
+        schema = self._schema(collection)
+        wanted = list(dict.fromkeys(_plain_id(collection, schema, id) for id in ids))
+        size = max(1, min(_IDS if fields == () else _ROWS, _MESSAGE // (4 * schema.dim) if vector else WINDOW))
+        output = [*_output(schema, fields), *([schema.vector_field] if vector else [])]
+        found: dict[Id, Record] = {}
+        for start in range(0, len(wanted), size):
+            rows = self._query(schema, ids_in(schema.id_field, wanted[start : start + size]), output=output, strong=strong)
+            found |= {row[schema.id_field]: _record(schema, fields, row) for row in rows}
+        return [found[id] for id in wanted if id in found]
+
+    def scan(
+        self,
+        collection: str,
+        *,
+        filter: str = "",
+        fields: Sequence[str] | None = (),
+        vector: bool = False,
+        after: Id | None = None,
+        upto: Id | None = None,
+        page: int = 1000,
+    ) -> Iterator[list[Record]]:
+        """Every record in ascending id order, each once, in pages, with `after < id <= upto`; strong; bounded by the page.
+
+        Up to 16,384 ids are read ahead, a range of them at a time that is proven whole; their records come page by page.
+        """
+        schema = self._schema(collection)
+        bare = not vector and fields is not None and not fields
+        for window in self._windows(schema, filter, after, upto):
+            for start in range(0, len(window.ids), page):
+                ids = window.ids[start : start + page]
+                records = [Record(id=id) for id in ids] if bare else self.get(collection, ids, fields=fields, vector=vector)
+                if records:
+                    yield records
+
+    def count(self, collection: str, *, filter: str = "") -> int:
+        """How many distinct ids match, at strong consistency.
+
+        Exact up to 16,384 ids. Above, `count(*)` is believed if the first 16,384 ids stand for as many rows; else, since the
+        collection has duplicated keys, every id is read.
+        """
+        schema = self._schema(collection)
+        windows = self._windows(schema, filter, None, None)
+        first = next(windows, _NOTHING)
+        if first.last:
+            return len(first.ids)
+        if first.rows == len(first.ids):
+            return self._rows(schema, filter)
+        return len(first.ids) + sum(len(window.ids) for window in windows)
+
+    def _windows(self, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> Iterator[_Window]:
+        """Whole ranges of ids, ascending.
+
+        No engine promises which rows a limited query gives, so what it gave is believed once `count(*)` of the range it
+        spans agrees; else a range that is small enough to be given whole is looked for.
+        """
+        while True:
+            window = self._window(schema, filter, after, upto)
+            if window.ids:
+                yield window
+                after = window.ids[-1]
+            if window.last:
+                return
+
+    def _window(self, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> _Window:
+        end = upto
+        ids = self._ids(schema, filter, after, end)
+        if len(ids) < WINDOW:
+            rows = self._rows(schema, both(filter, between(schema.id_field, after, upto))) if ids else 0
+            if rows <= len(ids):
+                return _Window(ids, rows, last=True)
+        while True:
+            end = ids[-1]
+            rows = self._rows(schema, both(filter, between(schema.id_field, after, end)))
+            if rows <= len(ids) or len(ids) == 1:
+                return _Window(ids, rows, last=False)
+            if rows > WINDOW:
+                # Aim at four fifths of a window: the ids at hand are a sample of those in the range.
+                end = ids[max(0, min(len(ids) - 2, len(ids) * WINDOW * 4 // (rows * 5)))]
+            ids = self._ids(schema, filter, after, end) or ids[:1]
+
+    def _ids(self, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> list[Id]:
+        range_ = between(schema.id_field, after, upto) or _every(schema)
+        rows = self._query(schema, both(filter, range_), output=[schema.id_field], limit=WINDOW, filter=filter)
+        return sorted({row[schema.id_field] for row in rows})
+
+    def _rows(self, schema: Schema, expression: str) -> int:
+        rows = self._query(schema, expression, output=["count(*)"], filter=expression)
+        return int(rows[0]["count(*)"]) if rows else 0
+
+    def _query(
+        self,
+        schema: Schema,
+        expression: str,
+        *,
+        output: list[str],
+        strong: bool = True,
+        limit: int | None = None,
+        filter: str = "",
+    ) -> list[dict[str, Any]]:
+        extra = _ONCE if limit is None else {"limit": limit, **_ONCE}
+        return list(
+            self._run(
+                schema.collection,
+                lambda client: client.query(
+                    schema.collection, filter=expression, output_fields=output, consistency_level=_level(strong), **extra
+                ),
+                filter=filter,
+            )
+        )
+
+    # Writing
+
+    def upsert(self, collection: str, records: Sequence[Record]) -> None:
+        """Write records (vectors required), replacing those of the same id; returns when all are written."""
+        schema = self._schema(collection)
+        # A key that stands twice in one call would be stored twice: the last one counts.
+        rows = {row[schema.id_field]: row for row in (_row(schema, record) for record in records)}
+        self._check_ids(rows)
+        for part in _parts(list(rows.values()), schema):
+            self._run(collection, lambda client, part=part: client.upsert(collection, part, **_ONCE))  # type: ignore[misc]
+        self._written(collection, len(rows))
+
+    def delete(self, collection: str, ids: Sequence[Id]) -> None:
+        """Remove the records of these ids; ids that are not there are no error."""
+        schema = self._schema(collection)
+        wanted = list(dict.fromkeys(_plain_id(collection, schema, id) for id in ids))
+        self._check_ids(wanted)
+        for start in range(0, len(wanted), _IDS):
+            expression = ids_in(schema.id_field, wanted[start : start + _IDS])
+            self._run(collection, lambda client, e=expression: client.delete(collection, filter=e, **_ONCE))  # type: ignore[misc]
+        self._written(collection, len(wanted))
+
+    def _check_ids(self, ids: Any) -> None:
+        """Lite 2.5 deletes, and so upserts, with SQL that it writes itself: a quote in an id would be read as SQL."""
+        if self._engine().lite2 and (bad := next((id for id in ids if isinstance(id, str) and set(id) & set("'\0\n\r")), None)):
+            raise EngineError(
+                f"Milvus Lite 2.5 cannot write or delete the id {bad!r}: quotes, line breaks and NUL break its SQL; "
+                "use a Milvus server or rename the id"
+            )
+
+    def _written(self, collection: str, rows: int) -> None:
+        if not rows or not self._engine().lite3:
+            return
+        self._unflushed[collection] = self._unflushed.get(collection, 0) + rows
+        if self._unflushed[collection] >= _FLUSH_AFTER:
+            self._unflushed[collection] = 0
+            self._run(collection, lambda client: client.flush(collection, **_ONCE))
+
+    # Talking to the engine
+
+    def _engine(self, *, fresh: bool = False) -> _Engine:
+        return self._run("", lambda client: self._connection.engine(client, fresh=fresh))
+
+    def _read(self, collection: str) -> dict[str, Any]:
+        return dict(self._run(collection, lambda client: client.describe_collection(collection, **_ONCE)))
+
+    def _partitions(self, collection: str, raw: Mapping[str, Any]) -> list[str]:
+        """Partitions that somebody made; those of a partition key are the engine's own."""
+        if self._engine().lite2 or any(field.get("is_partition_key") for field in raw["fields"]):
+            return []
+        names = self._run(collection, lambda client: client.list_partitions(collection, **_ONCE))
+        return [name for name in names if name != "_default"]
+
+    def _schema(self, collection: str) -> Schema:
+        known = self._schemas.get(collection)
+        if known is None:
+            known = self._schemas[collection] = self.describe(collection)
+        return known
+
+    def _run(self, collection: str, call: Callable[[MilvusClient], _T], *, filter: str = "") -> _T:
+        """Run one call, again while the engine is unavailable, and translate what it raises."""
+        foreign = _foreign_errors()
+
+        def attempt() -> _T:
+            client = self._connection.get()
+            try:
+                return call(client)
+            except foreign as exc:
+                if _passing(exc):
+                    self._connection.drop(client)
+                raise
+
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_delay(self._patience),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=2.0),
+            retry=tenacity.retry_if_exception(_passing),
+            reraise=True,
+        )
+        try:
+            return retrying(attempt)
+        except foreign as exc:
+            if _code(exc) == _MISSING:
+                self._schemas.pop(collection, None)
+            raise self._translated(exc, collection, filter) from exc
+
+    def _translated(self, exc: BaseException, collection: str, filter: str) -> RmvdbError:
+        place, text = self._connection.place, _text(exc)
+        if _passing(exc):
+            return EngineUnavailable(
+                f"Milvus at {place} cannot be reached ({text}); see that it runs and that the address is right"
+            )
+        if _status(exc) == "DEADLINE_EXCEEDED":
+            return EngineUnavailable(f"Milvus at {place} gave no answer within {self._timeout:g} s; look at its load and its log")
+        if _status(exc) in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+            return EngineError(f"Milvus at {place} refused the token ({text}); correct it")
+        if _code(exc) == _MISSING:
+            return CollectionMissing(f"There is no collection {collection!r} at {place}")
+        if _code(exc) == _NOT_LOADED:
+            way_out = f"load it with MilvusClient({place!r}).load_collection({collection!r})"
+            return EngineError(f"Collection {collection!r} is not loaded, so that it cannot be searched; {way_out}")
+        if filter and _FILTER_TEXT.search(text):
+            return FilterError(f"The filter {filter!r} is not understood by Milvus: {text}")
+        return EngineError(f"Milvus at {place} refused a call on {collection!r}: {text}")
+
+
+class _Connection:
+    """The one client of a store, opened when it is needed and opened anew after a failure."""
+
+    def __init__(self, address: Callable[[], str], token: str, timeout: float) -> None:
+        self._address = address
+        self._token = token
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._client: MilvusClient | None = None
+        self._engine: _Engine | None = None
+        #: Where the last client was sent.
+        self.place = "its address"
+
+    def get(self) -> MilvusClient:
+        client = self._client
+        if client is not None:
+            return client
+        with self._lock:
+            if self._client is None:
+                self.place = self._address()
+                self._client = _open(self.place, self._token, self._timeout)
+                self._engine = None
+            return self._client
+
+    def drop(self, client: MilvusClient | None = None) -> None:
+        """Close the client; nothing where another thread has already done so with this one."""
+        with self._lock:
+            if self._client is None or client not in (None, self._client):
+                return
+            old, self._client = self._client, None
+        old.close()
+
+    def engine(self, client: MilvusClient, *, fresh: bool) -> _Engine:
+        if self._engine is None or fresh:
+            self._engine = _ask_engine(client)
+        return self._engine
+
+
+#: pymilvus repeats a failed call 75 times by default, in minutes; repeating is done here, where the address is asked again.
+_ONCE: dict[str, Any] = {"retry_times": 0}
+
+
+def _open(place: str, token: str, timeout: float) -> MilvusClient:
+    # A deadline for every call of the channel: pymilvus' own timeout would also make it repeat failures that long.
+    deadline = json.dumps({"methodConfig": [{"name": [{}], "timeout": f"{timeout:.3f}s"}]})
+    client = _pymilvus().MilvusClient(
+        uri=place, token=token, timeout=min(timeout, 5.0), dedicated=True, grpc_options={"grpc.service_config": deadline}
+    )
+    return client  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _pymilvus() -> Any:
+    import pymilvus
+
+    # It logs a traceback for each failed call, also for those that are repeated or expected here.
+    for name in ("pymilvus", "pymilvus.milvus_client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return pymilvus
+
+
+@functools.cache
+def _foreign_errors() -> tuple[type[BaseException], ...]:
+    import grpc
+
+    return (_pymilvus().MilvusException, grpc.RpcError)
+
+
+def _ask_engine(client: MilvusClient) -> _Engine:
+    try:
+        found = str(client.get_server_version(**_ONCE))
+    except _foreign_errors() as exc:
+        if _status(exc) != "UNIMPLEMENTED":
+            raise
+        # Only Lite 2 cannot say; the process serves the package that is installed beside this one.
+        version = importlib.metadata.version("milvus-lite")
+        return _Engine("milvus-lite", version if version.startswith("2.") else "2")
+    name = "milvus-lite" if "milvus_lite" in found else "milvus"
+    version = re.search(r"\d[\w.]*", found.replace("milvus_lite", ""))
+    return _Engine(name, version[0] if version else found)
+
+
+def _passing(exc: BaseException) -> bool:
+    """Whether the engine may answer if it is asked again."""
+    if not isinstance(exc, _foreign_errors()):
+        return False
+    code = _code(exc)
+    return _status(exc) in ("UNAVAILABLE", "CANCELLED") or code in _PASSING or bool(_PASSING_TEXT.search(_text(exc)))
+
+
+def _status(exc: BaseException) -> str:
+    """The name of the gRPC status, "" for an error of Milvus itself."""
+    code = getattr(exc, "code", None)
+    return getattr(code() if callable(code) else code, "name", "")
+
+
+def _code(exc: BaseException) -> int:
+    code = getattr(exc, "code", None)
+    return code if isinstance(code, int) and not _status(exc) else 0
+
+
+def _text(exc: BaseException) -> str:
+    details = getattr(exc, "details", None)
+    text = str(getattr(exc, "message", "") or (details() if callable(details) else "") or exc)
+    return " ".join(text.split())[:300]
+
+
+# Schemas
+
+
+def index_params(schema: Schema, index: Index) -> Any:
+    """The index in pymilvus' own form: exactly the parameters of `index`."""
+    params = _pymilvus().MilvusClient.prepare_index_params()
+    params.add_index(
+        field_name=schema.vector_field,
+        index_name=schema.vector_field,
+        index_type=index.type,
+        metric_type=schema.metric.value,
+        params=dict(index.params),
+    )
+    return params
+
+
+def _engine_schema(schema: Schema, engine: _Engine) -> Any:
+    types = _pymilvus().DataType
+    made = _pymilvus().MilvusClient.create_schema(auto_id=False, enable_dynamic_field=schema.dynamic)
+    length = {"max_length": schema.id_max_length} if schema.id_type is IdType.VARCHAR else {}
+    made.add_field(schema.id_field, types[schema.id_type.value], is_primary=True, **length)
+    made.add_field(schema.vector_field, types.FLOAT_VECTOR, dim=schema.dim)
+    for field in schema.fields:
+        params = dict(field.params)
+        if engine.lite2:
+            # It takes one and then cannot read a filter on the collection.
+            params.pop("is_partition_key", None)
+        if "element_type" in params:
+            params["element_type"] = types[params["element_type"]]
+        made.add_field(field.name, types[field.type], **params)
+    return made
+
+
+def _same(schema: Schema, raw: Mapping[str, Any]) -> None:
+    """AlreadyExists where the collection is not what the schema says; lengths and such differ between engines."""
+    found = {field["name"]: (field["type"].name, _dim(field)) for field in raw["fields"]}
+    wanted: dict[str, tuple[str, int]] = {field.name: (field.type, 0) for field in schema.fields}
+    wanted |= {schema.id_field: (schema.id_type.value, 0), schema.vector_field: ("FLOAT_VECTOR", schema.dim)}
+    if found != wanted or bool(raw.get("enable_dynamic_field")) != schema.dynamic:
+        raise AlreadyExists(f"Collection {schema.collection!r} exists with another schema; drop it or take another name")
+
+
+def _dim(field: Mapping[str, Any]) -> int:
+    return int(field.get("params", {}).get("dim", 0))
+
+
+def _vector_fields(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [field for field in raw["fields"] if "VECTOR" in field["type"].name]
+
+
+def _refuse(collection: str, what: str, way_out: str) -> None:
+    raise CannotAdopt(f"Collection {collection!r} {what}, which rmvdb cannot serve; {way_out}")
+
+
+def _adoptable(collection: str, raw: Mapping[str, Any]) -> None:
+    vectors = _vector_fields(raw)
+    kinds = ", ".join(field["type"].name for field in vectors)
+    copy = "copy it into a collection with ids of your own"
+    if raw.get("auto_id") or any(field.get("auto_id") for field in raw["fields"]):
+        _refuse(collection, "makes its ids itself (auto_id)", copy)
+    if raw.get("functions"):
+        _refuse(collection, f"computes fields by the function {raw['functions'][0].get('name')!r}", "copy it without functions")
+    if len(vectors) != 1:
+        _refuse(collection, f"has {len(vectors)} vector fields ({kinds})", "copy it into a collection with one vector field")
+    if vectors[0]["type"].name != "FLOAT_VECTOR":
+        _refuse(collection, f"has vectors of type {kinds}", "copy it into a collection of FLOAT_VECTOR")
+    if vectors[0].get("nullable"):
+        _refuse(collection, "may hold records without a vector", "copy it into a collection whose vector is not nullable")
+    if nested := next((field for field in raw["fields"] if "STRUCT" in field["type"].name), None):
+        _refuse(collection, f"has the field {nested['name']!r} of structs", "copy it with fields of their own")
+    if _seconds(raw.get("properties", {}).get("collection.ttl.seconds")) > 0:
+        _refuse(collection, "forgets records by itself (collection.ttl.seconds)", "drop that property")
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if value else 0.0
+
+
+def _vector_index(client: MilvusClient, collection: str, field: str) -> dict[str, Any]:
+    """The description of the index on the vector field, empty without one."""
+    for name in client.list_indexes(collection, **_ONCE):
+        found = client.describe_index(collection, name, **_ONCE) or {}
+        if found.get("field_name") == field:
+            return dict(found)
+    return {}
+
+
+def _schema(name: str, raw: Mapping[str, Any], metric: Metric) -> Schema:
+    vector = _vector_fields(raw)[0]
+    primary = next(field for field in raw["fields"] if field.get("is_primary"))
+    return Schema(
+        collection=name,
+        dim=_dim(vector),
+        metric=metric,
+        id_type=IdType(primary["type"].name),
+        id_field=primary["name"],
+        id_max_length=int(primary.get("params", {}).get("max_length", 512)),
+        vector_field=vector["name"],
+        fields=tuple(_field(field) for field in raw["fields"] if field is not primary and field is not vector),
+        dynamic=bool(raw.get("enable_dynamic_field")),
+    )
+
+
+def _field(raw: Mapping[str, Any]) -> Field:
+    params = dict(raw.get("params", {}))
+    if raw["type"].name == "ARRAY":
+        params["element_type"] = raw["element_type"].name
+    params |= {key: True for key in ("nullable", "is_partition_key", "is_clustering_key") if raw.get(key)}
+    if (default := _default(raw.get("default_value"))) is not None:
+        params["default_value"] = default
+    return Field(name=raw["name"], type=raw["type"].name, params=params)
+
+
+def _default(value: Any) -> Any:
+    """The value inside Milvus' message, which names its type."""
+    kind = value.WhichOneof("data") if hasattr(value, "WhichOneof") else None
+    return getattr(value, kind) if kind else None if hasattr(value, "WhichOneof") else value
+
+
+# Rows, records and hits
+
+
+class _Window(NamedTuple):
+    #: Every id of a range, ascending.
+    ids: list[Id]
+    #: How many rows they stand for.
+    rows: int
+    #: Whether no id follows.
+    last: bool
+
+
+_NOTHING = _Window([], 0, last=True)
+
+
+def _level(strong: bool) -> str:  # noqa: FBT001 - passed on from the protocol's own argument
+    return "Strong" if strong else "Bounded"
+
+
+def _every(schema: Schema) -> str:
+    """An expression that holds for every id: a query must have one."""
+    return f'{schema.id_field} >= ""' if schema.id_type is IdType.VARCHAR else f"{schema.id_field} >= {-(2**63) + 1}"
+
+
+def _plain_id(collection: str, schema: Schema, id: Id) -> Id:
+    if schema.id_type is IdType.VARCHAR:
+        fits = isinstance(id, str)
+    else:
+        fits = isinstance(id, int | np.integer) and not isinstance(id, bool)
+    if not fits:
+        raise Mismatch(f"Collection {collection!r} has ids of type {schema.id_type.value}; {id!r} is none")
+    return str(id) if isinstance(id, str) else int(id)
+
+
+def _queries(collection: str, schema: Schema, vectors: Vectors) -> Vectors:
+    queries = np.ascontiguousarray(vectors, dtype=np.float32)  # (n, dim)
+    if queries.ndim != 2 or queries.shape[1] != schema.dim:
+        raise Mismatch(f"Collection {collection!r} has vectors of dimension {schema.dim}; the queries have shape {queries.shape}")
+    return queries
+
+
+def _row(schema: Schema, record: Record) -> dict[str, Any]:
+    id = _plain_id(schema.collection, schema, record.id)
+    vector = np.asarray(record.vector if record.vector is not None else [], dtype=np.float32)
+    if vector.shape != (schema.dim,) or not math.isfinite(float(vector.sum())):
+        problem = f"shape {vector.shape}" if vector.shape != (schema.dim,) else "values that are not finite"
+        raise Mismatch(f"Record {id!r} has a vector with {problem}; {schema.collection!r} takes {schema.dim} finite numbers")
+    return {**record.fields, schema.id_field: id, schema.vector_field: vector}
+
+
+def _parts(rows: list[dict[str, Any]], schema: Schema) -> Iterator[list[dict[str, Any]]]:
+    """Rows in requests that stay under gRPC's limit."""
+    part: list[dict[str, Any]] = []
+    size = 0
+    for row in rows:
+        weight = 4 * schema.dim + sum(len(repr(value)) for name, value in row.items() if name != schema.vector_field)
+        if part and (size + weight > _MESSAGE or len(part) >= _IDS):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += weight
+    if part:
+        yield part
+
+
+def _output(schema: Schema, fields: Sequence[str] | None) -> list[str]:
+    """Declared fields by name and the undeclared ones as a whole: only that works on every engine, empty collections too."""
+    declared = [field.name for field in schema.fields]
+    if fields is None:
+        return [schema.id_field, *declared, *(["$meta"] if schema.dynamic else [])]
+    unknown = [name for name in fields if name not in declared and name not in (schema.id_field, schema.vector_field)]
+    if unknown and not schema.dynamic:
+        raise Mismatch(f"Collection {schema.collection!r} has no field {unknown[0]!r}; it has {', '.join(declared) or 'none'}")
+    return [schema.id_field, *(name for name in declared if name in fields), *(["$meta"] if unknown else [])]
+
+
+def _fields(schema: Schema, fields: Sequence[str] | None, row: Mapping[str, Any]) -> dict[str, Any]:
+    keys = row.keys() if fields is None else fields
+    hidden = (schema.id_field, schema.vector_field, "$meta")
+    return {key: _plain(row[key]) for key in keys if key in row and key not in hidden}
+
+
+def _plain(value: Any) -> Any:
+    """An ARRAY arrives as a message's own sequence."""
+    return value if value is None or isinstance(value, str | int | float | dict | list) else list(value)
+
+
+def _record(schema: Schema, fields: Sequence[str] | None, row: Mapping[str, Any]) -> Record:
+    vector = row.get(schema.vector_field)
+    array = None if vector is None else np.asarray(vector, dtype=np.float32)
+    return Record(id=row[schema.id_field], vector=array, fields=_fields(schema, fields, row))
+
+
+def _hits(schema: Schema, fields: Sequence[str] | None, found: Any) -> list[Hit]:
+    """Hits with each id once, its nearest one."""
+    hits: dict[Id, Hit] = {}
+    for id, score, hit in zip(found.ids, found.distances, found, strict=True):
+        if id not in hits:
+            distance = _distance(schema.metric, score)
+            entity = _fields(schema, fields, hit["entity"])
+            hits[id] = Hit(id=id, distance=distance, fields=entity, leg=schema.collection, raw=distance)
+    return list(hits.values())
+
+
+def _distance(metric: Metric, score: float) -> float:
+    """Smaller is closer: Milvus gives the cosine, the inner product or the squared Euclidean distance."""
+    if metric is Metric.COSINE:
+        return 1.0 - score
+    return -score if metric is Metric.IP else score

@@ -1,0 +1,315 @@
+"""The main job, by the real command in real processes, on Milvus Lite and SQLite."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rmvdb
+from rmvdb.types import Id
+from tests.support.project import Project
+
+IDS = list(range(1, 401))
+UPGRADE = ("upgrade", "--from", "v1", "--to", "v2", "--labels", "label", "--method", "rqt")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A filled gallery of 400 records at v1."""
+    return Project(tmp_path).prepare(IDS)
+
+
+@dataclass
+class Watch:
+    """What an application that searches all the while has seen."""
+
+    searches: int = 0
+    failed: list[str] = field(default_factory=list)
+    missed: list[Any] = field(default_factory=list)
+    duplicated: list[Any] = field(default_factory=list)
+
+    @property
+    def trouble(self) -> list[Any]:
+        return [*self.failed[:3], *self.missed[:3], *self.duplicated[:3]]
+
+
+@contextmanager
+def searching(project: Project, ids: Sequence[Id]) -> Iterator[Watch]:
+    """An application that asks for the whole gallery again and again while the block runs."""
+    watch, stop = Watch(), threading.Event()
+    models = project.models()
+
+    def go_on(client: rmvdb.Client) -> None:
+        while not stop.is_set():
+            try:
+                hits = client.search(models.item(ids[watch.searches % len(ids)]), limit=len(ids) + 50)
+            except Exception as exc:  # noqa: BLE001 (whatever it is, a search failed)
+                watch.failed.append(repr(exc))
+                continue
+            time.sleep(0.02)  # the upgrade needs a share of the machine, too
+            found = [hit.id for hit in hits]
+            watch.searches += 1
+            if missing := set(ids) - set(found):
+                watch.missed.append((watch.searches, sorted(missing)[:5], len(missing)))
+            if len(found) != len(set(found)):
+                watch.duplicated.append(watch.searches)
+
+    with project.client() as client:
+        thread = threading.Thread(target=go_on, args=(client,))
+        thread.start()
+        try:
+            yield watch
+        finally:
+            stop.set()
+            thread.join()
+
+
+def collections(project: Project) -> dict[str, int]:
+    """Records by model version, of the collections that exist."""
+    return {each["model"]: each["records"] for each in project.json("gallery", "show", "things")["collections"]}
+
+
+def test_a_gallery_is_upgraded_while_an_application_searches_it(project: Project) -> None:
+    with searching(project, IDS) as watch:
+        out = project.run(*UPGRADE).stdout
+    assert watch.trouble == []
+    assert watch.searches > 5
+    assert "cut over: 400 records verified" in out
+    status = project.json("status")
+    assert (status["phase"], status["t"], status["done"], status["total"]) == ("cut over", 1.0, 400, 400)
+    project.run("cleanup", "--yes")
+    assert list(collections(project).values()) == [400]
+    assert project.json("status")["phase"] == "ended"
+
+
+def test_the_new_gallery_is_what_an_offline_reindex_would_have_given(project: Project) -> None:
+    project.run(*UPGRADE)
+    app = _app(project)
+    leg = app.registry.plan("things").legs[0]
+    models = project.models()
+    records = app.store.get(leg.collection, IDS, vector=True)
+    raw = app.encoder.embed("v2", [models.item(id) for id in IDS])
+    expected = app.encoder.own(leg.model, raw)
+    assert [record.id for record in records] == IDS
+    cosines = [float(a.vector @ b / np.linalg.norm(a.vector) / np.linalg.norm(b)) for a, b in zip(records, expected, strict=True)]
+    assert min(cosines) > 1 - 1e-5
+    assert [record.fields["label"] for record in records] == [models.label(id) for id in IDS]
+
+
+def test_an_embedding_made_for_the_plan_is_not_made_again(project: Project) -> None:
+    project.run(*UPGRADE, "--no-cutover")
+    asked = [each for each in project.calls("v2") if each != "probe"]
+    assert sorted(asked, key=int) == sorted(map(str, IDS), key=int)
+
+
+def test_ctrl_c_stops_and_the_same_command_goes_on(project: Project) -> None:
+    project.fault(v2={"slow": 0.004})
+    first = project.start(*UPGRADE, "--sample", "80")
+    _until(lambda: project.json("status")["done"] > 0)
+    first.send_signal(signal.SIGINT)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert "the same command goes on" in err
+    assert 0 < project.json("status")["t"] < 1
+    assert project.json("status")["workers"] == []
+    with searching(project, IDS) as watch:
+        project.run(*UPGRADE)
+    assert watch.trouble == []
+    assert project.json("status")["phase"] == "cut over"
+
+
+def test_a_killed_upgrade_run_again_ends_in_the_same_state(project: Project) -> None:
+    project.fault(v2={"slow": 0.004})
+    with searching(project, IDS) as watch:
+        for share in (0.1, 0.4):
+            first = project.start(*UPGRADE, "--sample", "80")
+            _until(lambda share=share: project.json("status")["t"] > share)
+            first.kill()
+            first.communicate()
+        project.run(*UPGRADE)
+    assert watch.trouble == []
+    assert project.json("verify")["ok"]
+    assert sorted(collections(project).values()) == [0, 400]
+
+
+@pytest.mark.parametrize("until", ["0", "0.3", "1"])
+def test_a_roll_back_gives_back_the_same_ids_fields_and_vectors(project: Project, until: str) -> None:
+    app = _app(project)
+    old = app.registry.plan("things").legs[0].collection
+    before = app.store.get(old, IDS, vector=True)
+    project.run(*UPGRADE, "--until", until, *(["--no-cutover"] if until != "1" else []))
+    with searching(project, IDS) as watch:
+        project.run("rollback")
+    assert watch.trouble == []
+    after = app.store.get(old, IDS, vector=True)
+    assert [record.id for record in after] == IDS
+    assert all(np.array_equal(a.vector, b.vector) and a.fields == b.fields for a, b in zip(before, after, strict=True))
+    project.run("cleanup", "--yes")
+    assert collections(project) == {"v1": 400}
+
+
+def test_a_roll_back_keeps_the_writes_made_since(project: Project) -> None:
+    models = project.models()
+    project.run(*UPGRADE, "--until", "0.5", "--no-cutover")
+    with project.client() as client:
+        project.editions(**{"7": 1})
+        client.upsert([{"id": 7, "item": models.item(7), "label": 99}, {"id": 1001, "item": models.item(1001), "label": 5}])
+        client.delete([8, 9])
+    project.run("rollback")
+    with project.client() as client:
+        found = {record.id: record.fields["label"] for record in client.get([7, 8, 9, 1001])}
+        assert client.count() == 399
+        assert client.search(models.item(7), limit=1)[0].id == 7
+    assert found == {7: 99, 1001: 5}
+    app = _app(project)
+    record = app.store.get(app.registry.plan("things").legs[0].collection, [7], vector=True)[0]
+    own = app.encoder.embed("v1", [models.item(7)])[0]
+    assert np.allclose(record.vector, own, atol=1e-5)
+
+
+def test_an_application_reads_and_writes_as_if_no_upgrade_were_on(project: Project) -> None:
+    models = project.models()
+    project.run(*UPGRADE, "--until", "0.5", "--no-cutover")
+    with project.client() as client:
+        assert len(client.plan.legs) == 2
+        assert client.count() == 400
+        assert client.count("label == 3") == sum(models.label(id) == 3 for id in IDS)
+        assert [record.id for record in client.query("label == 3", limit=5)] == [id for id in IDS if models.label(id) == 3][:5]
+        assert [record.id for record in client.get([5, 399, 5, 77])] == [5, 399, 77]
+        project.editions(**{"5": 1, "399": 1})
+        client.upsert([{"id": id, "item": models.item(id), "label": 50} for id in (5, 399, 2000)])
+        assert client.count("label == 50") == 3
+        for id in (5, 399, 2000):
+            assert client.search(models.item(id), limit=1, output_fields=["label"])[0].fields["label"] == 50
+        assert client.delete(filter="label == 50") == 3
+        assert client.count() == 398
+        first, both = client.search(models.item(1), limit=10), client.search([models.item(1), models.item(2)], limit=10)
+        assert [hit.id for hit in both[0]] == [hit.id for hit in first]
+        assert [hit.id for hit in client.search(models.item(1), limit=5, offset=5)] == [hit.id for hit in first[5:]]
+        vector = client._encoder.embed("v2", [models.item(1)])[0]
+        assert [hit.id for hit in client.search(vector=vector, model="v2", limit=10)] == [hit.id for hit in first]
+        with pytest.raises(rmvdb.errors.Mismatch, match="No transform leads from vectors of model 'v1'"):
+            client.search(vector=np.zeros(16, np.float32), model="v1")
+    project.run(*UPGRADE)
+    with project.client() as client:
+        assert client.count() == 398
+
+
+def test_a_query_is_embedded_once_and_twice_only_by_naive(project: Project) -> None:
+    models = project.models()
+    for method, expected in (("rqt", {"v1": 0, "v2": 1}), ("naive", {"v1": 1, "v2": 1})):
+        project.run(*UPGRADE, "--until", "0.5", "--no-cutover", "--method", method)
+        before = {version: len(project.calls(version)) for version in expected}
+        with project.client() as client:
+            client.search(models.item(3))
+        assert {version: len(project.calls(version)) - before[version] for version in expected} == expected
+        project.run("rollback")
+        project.run("cleanup", "--yes")
+
+
+def test_a_worker_takes_over_what_detach_left(project: Project) -> None:
+    project.run(*UPGRADE, "--detach")
+    status = project.json("status")
+    assert (status["phase"], status["t"], status["doing"]) == (
+        "serving both",
+        0.0,
+        "both collections are searched; the work list is being made",
+    )
+    assert "waiting for a worker" in status["held_back"]
+    worker = project.start("worker")
+    try:
+        _until(lambda: project.json("status")["phase"] == "cut over")
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        out, err = worker.communicate(timeout=30)
+    assert worker.returncode == 0, out + err
+
+
+def test_pause_throttle_and_windows_are_obeyed_and_said(project: Project) -> None:
+    project.run(*UPGRADE, "--detach")
+    project.run("pause")
+    worker = project.start("worker")
+    try:
+        _until(lambda: project.json("status")["workers"])
+        time.sleep(2)
+        status = project.json("status")
+        assert status["done"] == 0
+        assert "paused" in status["held_back"]
+        project.run("throttle", "--rate", "100")
+        project.run("resume")
+        began = time.monotonic()
+        _until(lambda: project.json("status")["done"] == 400)
+        assert time.monotonic() - began > 2.5
+        assert "throttled to 100 records/s" in project.json("status")["held_back"]
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=30)
+
+
+def test_a_worker_outside_its_window_waits_and_says_so(project: Project) -> None:
+    project.run(*UPGRADE, "--detach")
+    closed = (time.localtime().tm_hour + 12) % 24
+    worker = project.start("worker", "--window", f"0 {closed} * * *")
+    try:
+        _until(lambda: "outside its window" in project.json("status")["held_back"])
+        assert project.json("status")["done"] == 0
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=30)
+
+
+def test_a_plan_changes_nothing(project: Project) -> None:
+    before = (collections(project), project.json("model", "list"))
+    plan = project.json("plan", "--from", "v1", "--to", "v2", "--labels", "label")
+    assert plan["prediction"]["evaluated"] > 0
+    assert (collections(project), project.json("model", "list")) == before
+    assert project.json("status")["upgrade"] is None
+
+
+def test_an_adopted_collection_is_emptied_only_with_consent(tmp_path: Path) -> None:
+    project = Project(tmp_path).prepare(IDS)
+    old = project.json("gallery", "show", "things")["collections"][0]["name"]
+    other = Project(tmp_path / "other", milvus=str(tmp_path / ".rmvdb" / "milvus.db"))
+    other.run("init")
+    other.run("model", "add", "v1", "--embedder", "models:v1")
+    other.run("model", "add", "v2", "--embedder", "models:v2")
+    other.run("gallery", "add", "mine", "--model", "v1", "--collection", old, "--source", "call:models:items")
+    refused = other.run(*UPGRADE, code=2)
+    assert "--execute" in refused.stderr
+    assert collections(project) == {"v1": 400}
+    other.run(*UPGRADE, "--execute")
+    assert other.json("status")["phase"] == "cut over"
+
+
+def test_records_with_varchar_ids_are_upgraded_too(tmp_path: Path) -> None:
+    ids = [f'it\'s "{n}" \\ ü' for n in range(200)]
+    project = Project(tmp_path).prepare(ids)
+    with searching(project, ids) as watch:
+        project.run(*UPGRADE)
+    assert watch.trouble == []
+    assert sorted(collections(project).values()) == [0, 200]
+
+
+def _app(project: Project) -> Any:
+    import rmvdb.app
+
+    project.models()
+    return rmvdb.app.load(project.folder)
+
+
+def _until(true: Any, *, seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if true():
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"that was not so within {seconds} s")

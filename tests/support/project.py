@@ -1,0 +1,249 @@
+"""A user's project in a folder of its own, driven by the real command line in real processes.
+
+Its two models are small numpy functions of a latent vector per record: v2 sees more of it than v1. `faults.json` beside them
+makes an embedder misbehave the way real ones do: raise on an item, give NaN, the wrong shape, be slow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import rmvdb
+
+MODELS = """
+import json, pathlib, time
+import numpy as np
+
+HERE = pathlib.Path(__file__).parent
+LATENT, CLASSES = 24, 12
+CENTRES = np.random.default_rng(1).normal(size=(CLASSES, LATENT))
+
+
+def label(id):
+    return hash_of(id) % CLASSES
+
+
+def hash_of(id):
+    return sum(str(id).encode()) * 31 + len(str(id))
+
+
+def latent(id, edition=0):
+    seed = [*str(id).encode(), edition]
+    return (CENTRES[(label(id) + edition) % CLASSES] + 0.9 * np.random.default_rng(seed).normal(size=LATENT)).astype(np.float32)
+
+
+def item(id, edition=None):
+    return {"id": id, "z": latent(id, editions().get(str(id), 0) if edition is None else edition)}
+
+
+def editions():
+    return _read("editions.json")
+
+
+def items(ids):
+    missing = set(map(str, faults().get("missing", [])))
+    return {id: item(id) for id in ids if str(id) not in missing}
+
+
+def faults():
+    return _read("faults.json")
+
+
+def _read(name):
+    try:
+        return json.loads((HERE / name).read_text())
+    except FileNotFoundError:
+        return {}
+
+
+class Embedder:
+    def __init__(self, name, seen, dim):
+        self.name, self.seen = name, seen
+        self.matrix = np.random.default_rng([*name.encode()]).normal(size=(LATENT, dim)).astype(np.float32)
+        self.matrix[seen:] = 0.0
+
+    def state_dict(self):
+        return {"matrix": self.matrix}
+
+    def embed(self, items):
+        fault = faults().get(self.name, {})
+        with (HERE / f"calls-{self.name}.log").open("a") as log:
+            log.write("".join(f"{_id(each)}\\n" for each in items))
+        time.sleep(fault.get("slow", 0.0) * len(items))
+        for each in items:
+            if fault.get("raise_all") or str(_id(each)) in fault.get("raise", []):
+                raise ValueError(f"cannot decode item {_id(each)}")
+        z = np.stack([each["z"] if isinstance(each, dict) else _probe(each) for each in items])
+        vectors = np.tanh(z @ self.matrix / 3)
+        if fault.get("shape"):
+            return vectors[:, : fault["shape"]]
+        for row, each in enumerate(items):
+            if str(_id(each)) in fault.get("nan", []):
+                vectors[row] = np.nan
+        return vectors
+
+
+def _id(item):
+    return item["id"] if isinstance(item, dict) else "probe"
+
+
+def _probe(item):
+    return np.random.default_rng([*str(item)[:40].encode()]).normal(size=LATENT).astype(np.float32)
+
+
+class Classifier:
+    def scores(self, vectors):
+        centres = np.tanh(CENTRES @ v1().matrix / 3)
+        logits = 5 * vectors @ centres.T
+        raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return raised / raised.sum(axis=1, keepdims=True)
+
+
+def v1():
+    return Embedder("v1", 8, 16)
+
+
+def v2():
+    return Embedder("v2", 20, 20)
+
+
+def v3():
+    return Embedder("v3", 24, 16)
+"""
+
+CONFIG = """
+[milvus]
+{milvus}
+timeout = 3.0
+
+[registry]
+{registry}
+
+[index]
+type = "{index}"
+
+[search]
+plan_max_age = 0.6
+longest_search = 1.5
+
+[backfill]
+batch = {batch}
+width = 3
+lease = 6.0
+longest_call = 3.0
+retry_for = {retry_for}
+"""
+
+
+class Project:
+    """A folder with rmvdb.toml and models.py, and the commands run in it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        milvus: str | None = None,
+        registry: str | None = None,
+        batch: int = 50,
+        retry_for: float = 6.0,
+        index: str = "FLAT",
+    ) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "models.py").write_text(MODELS)
+        (folder / "rmvdb.toml").write_text(
+            CONFIG.format(
+                milvus=f'uri = "{milvus}"' if milvus else "",
+                registry=f'url = "{registry}"' if registry else "",
+                batch=batch,
+                retry_for=retry_for,
+                index=index,
+            )
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the commands run under."""
+        return os.environ | {"PYTHONPATH": str(self.folder), "PYTHONWARNINGS": "default", "COLUMNS": "200"}
+
+    def command(self, *words: str) -> list[str]:
+        """The real command, run by this interpreter."""
+        return [sys.executable, "-m", "rmvdb", *words]
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Begin a command and do not wait."""
+        return subprocess.Popen(
+            self.command(*words),
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def run(self, *words: str, code: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end and look at its exit code."""
+        process = self.start(*words)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            raise AssertionError(f"rmvdb {' '.join(words)} took over {timeout} s:\n{out}\n{err}") from None
+        done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        if code is not None and done.returncode != code:
+            raise AssertionError(f"rmvdb {' '.join(words)} ended with {done.returncode}, not {code}:\n{out}\n{err}")
+        return done
+
+    def json(self, *words: str) -> Any:
+        """What a command prints with --json."""
+        return json.loads(self.run(*words, "--json").stdout)
+
+    def fault(self, **faults: Any) -> None:
+        """Make the models, or the source, misbehave from now on."""
+        (self.folder / "faults.json").write_text(json.dumps(faults))
+
+    def editions(self, **editions: int) -> None:
+        """The source has another item for these ids from now on."""
+        (self.folder / "editions.json").write_text(json.dumps(editions))
+
+    def calls(self, version: str) -> list[str]:
+        """The ids that a model has been asked to embed, in order."""
+        log = self.folder / f"calls-{version}.log"
+        return log.read_text().split() if log.exists() else []
+
+    def client(self) -> rmvdb.Client:
+        """The application's client, in this process."""
+        if str(self.folder) not in sys.path:
+            sys.path.insert(0, str(self.folder))
+        sys.modules.pop("models", None)
+        return rmvdb.connect(self.folder)
+
+    def models(self) -> Any:
+        """The project's models module."""
+        import importlib
+
+        if str(self.folder) not in sys.path:
+            sys.path.insert(0, str(self.folder))
+        sys.modules.pop("models", None)
+        return importlib.import_module("models")
+
+    def prepare(self, ids: Sequence[int | str], *, fill: bool = True) -> Project:
+        """Registry, both versions, and a gallery `things` filled by v1."""
+        self.run("init")
+        self.run("model", "add", "v1", "--embedder", "models:v1", "--classifier", "models:Classifier")
+        self.run("model", "add", "v2", "--embedder", "models:v2")
+        kind = "VARCHAR" if isinstance(ids[0], str) else "INT64"
+        self.run("gallery", "add", "things", "--model", "v1", "--source", "call:models:items", "--id-type", kind)
+        if fill:
+            models = self.models()
+            with self.client() as client:
+                client.upsert([{"id": id, "item": models.item(id), "label": models.label(id)} for id in ids])
+        return self
