@@ -11,8 +11,8 @@ import numpy as np
 from rmvdb import embedders, errors, index
 from rmvdb.encoding import Encoder
 from rmvdb.protocols import Embedder, Source, VectorStore
-from rmvdb.registry import Registry
-from rmvdb.tables import GalleryRow, VersionRow
+from rmvdb.registry import Registry, schema_from_json
+from rmvdb.tables import CollectionRow, GalleryRow, VersionRow
 from rmvdb.types import Field, IdType, Index, Metric, Record, Schema, Vectors
 
 if TYPE_CHECKING:
@@ -155,6 +155,18 @@ def check_fits(schema: Schema, version: VersionRow) -> None:
             f"Collection {schema.collection!r} is compared by {schema.metric}, model version {version.name!r} by {version.metric}; "
             f"register the version with --metric {schema.metric}"
         )
+
+
+def check_unchanged(store: VectorStore, row: CollectionRow) -> Schema:
+    """The collection's schema; CollectionChanged where it is not what was registered, CollectionMissing where it is gone."""
+    registered, found = schema_from_json(row.schema), store.describe(row.name)
+    for name in ("dim", "metric", "id_type", "id_field", "vector_field"):
+        if getattr(found, name) != getattr(registered, name):
+            raise errors.CollectionChanged(
+                f"Collection {row.name!r} has {name} {getattr(found, name)!r}, not {getattr(registered, name)!r} as when it was "
+                "registered; restore it, or register it as a gallery of its own"
+            )
+    return found
 
 
 def _check_vectors(store: VectorStore, encoder: Encoder, schema: Schema, version: VersionRow, source: Source | None) -> None:

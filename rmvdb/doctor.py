@@ -9,7 +9,6 @@ from typing import Any
 from rmvdb import catalog, embedders, errors, schema
 from rmvdb import index as index_rules
 from rmvdb.app import App
-from rmvdb.registry import schema_from_json
 from rmvdb.tables import CollectionRow, GalleryRow, VersionRow
 from rmvdb.types import Metric
 
@@ -90,13 +89,7 @@ def _index(app: App, gallery: GalleryRow) -> str:
 
 
 def _collection(app: App, row: CollectionRow) -> str:
-    registered, found = schema_from_json(row.schema), app.store.describe(row.name)
-    for name in ("dim", "metric", "id_type", "id_field", "vector_field"):
-        if getattr(found, name) != getattr(registered, name):
-            raise errors.CollectionChanged(
-                f"Collection {row.name!r} has {name} {getattr(found, name)!r} not {getattr(registered, name)!r}; "
-                "restore it, or register it as a gallery of its own"
-            )
+    found = catalog.check_unchanged(app.store, row)
     return f"{app.store.count(row.name)} records, {found.dim} dimensions, {found.metric}"
 
 

@@ -8,6 +8,7 @@ Lite 2.5 puts ids into its own SQL unescaped and its search fails on an undeclar
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import json
@@ -15,6 +16,7 @@ import logging
 import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -31,7 +33,7 @@ from rmvdb.errors import (
     Mismatch,
     RmvdbError,
 )
-from rmvdb.filters import between, both, ids_in
+from rmvdb.filters import INT64_BOUNDS, between, both, ids_in
 from rmvdb.types import Field, Hit, Id, IdType, Index, Metric, Record, Schema, Vectors
 
 if TYPE_CHECKING:
@@ -44,6 +46,12 @@ WINDOW = 16_384
 #: Bytes of one request or answer; the receiving side of Milvus 2.3 ends at 64 MiB.
 _MESSAGE = 8 * 2**20
 _ROWS, _IDS, _HITS = 1_000, 5_000, 200_000
+#: Seconds of one attempt to connect. pymilvus also spends them on the old address before it gives a broken connection up.
+_CONNECT = 2.0
+#: Seconds for which fewer hits than asked are believed, once asking for more has given no more.
+_BELIEVED = 10.0
+#: Search parameters that must not be smaller than the number of hits asked for.
+_AT_LEAST_LIMIT = ("ef", "search_list", "itopk_size", "reorder_k")
 #: Rows after which Lite 3 is told to flush: searching 100,000 unflushed ones took it twice as long.
 _FLUSH_AFTER = 10_000
 
@@ -92,6 +100,7 @@ class MilvusStore:
         self._staleness = staleness
         self._schemas: dict[str, Schema] = {}
         self._unflushed: dict[str, int] = {}
+        self._believed: dict[str, float] = {}
 
     @property
     def staleness(self) -> float:
@@ -207,7 +216,7 @@ class MilvusStore:
                     filter=filter,
                     limit=asked,
                     output_fields=_output(schema, fields),
-                    search_params={"metric_type": schema.metric.value, "params": dict(search or {})},
+                    search_params={"metric_type": schema.metric.value, "params": _search_params(search, asked)},
                     consistency_level=_level(strong),
                     **_ONCE,
                 ),
@@ -217,19 +226,24 @@ class MilvusStore:
 
         size = max(1, _HITS // limit)
         parts = [queries[start : start + size] for start in range(0, len(queries), size)]
-        return [hits[:limit] for part in parts for hits in self._filled(part, limit, ask)]
+        return [hits[:limit] for part in parts for hits in self._filled(collection, part, limit, ask)]
 
-    @staticmethod
-    def _filled(queries: Vectors, limit: int, ask: Callable[[Vectors, int], list[list[Hit]]]) -> list[list[Hit]]:
+    def _filled(
+        self, collection: str, queries: Vectors, limit: int, ask: Callable[[Vectors, int], list[list[Hit]]]
+    ) -> list[list[Hit]]:
         """Hits of every query, asked for more where duplicated keys may have cost some of them."""
         found, asked = ask(queries, limit), limit
         short = [at for at, hits in enumerate(found) if len(hits) < limit]
+        if time.monotonic() < self._believed.get(collection, 0.0):
+            return found
         while short and asked < WINDOW:
             asked = min(2 * asked, WINDOW)
-            again = ask(queries[short], asked)
-            grown = [at for at, hits in zip(short, again, strict=True) if len(hits) > len(found[at])]
-            for at, hits in zip(short, again, strict=True):
-                found[at] = hits if at in grown else found[at]
+            more = dict(zip(short, ask(queries[short], asked), strict=True))
+            grown = [at for at in short if len(more[at]) > len(found[at])]
+            if not grown:
+                self._believed[collection] = time.monotonic() + _BELIEVED
+            for at in grown:
+                found[at] = more[at]
             short = [at for at in grown if len(found[at]) < limit]
         return found
 
@@ -289,7 +303,7 @@ class MilvusStore:
         if first.last:
             return len(first.ids)
         if first.rows == len(first.ids):
-            return self._rows(schema, filter)
+            return self._rows(schema, filter, None, None)
         return len(first.ids) + sum(len(window.ids) for window in windows)
 
     def _windows(self, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> Iterator[_Window]:
@@ -310,12 +324,12 @@ class MilvusStore:
         end = upto
         ids = self._ids(schema, filter, after, end)
         if len(ids) < WINDOW:
-            rows = self._rows(schema, both(filter, between(schema.id_field, after, upto))) if ids else 0
+            rows = self._rows(schema, filter, after, upto) if ids else 0
             if rows <= len(ids):
                 return _Window(ids, rows, last=True)
         while True:
             end = ids[-1]
-            rows = self._rows(schema, both(filter, between(schema.id_field, after, end)))
+            rows = self._rows(schema, filter, after, end)
             if rows <= len(ids) or len(ids) == 1:
                 return _Window(ids, rows, last=False)
             if rows > WINDOW:
@@ -324,12 +338,13 @@ class MilvusStore:
             ids = self._ids(schema, filter, after, end) or ids[:1]
 
     def _ids(self, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> list[Id]:
-        range_ = between(schema.id_field, after, upto) or _every(schema)
-        rows = self._query(schema, both(filter, range_), output=[schema.id_field], limit=WINDOW, filter=filter)
+        within = between(schema.id_field, after, upto) or _every(schema)
+        rows = self._query(schema, both(filter, within), output=[schema.id_field], limit=WINDOW, filter=filter)
         return sorted({row[schema.id_field] for row in rows})
 
-    def _rows(self, schema: Schema, expression: str) -> int:
-        rows = self._query(schema, expression, output=["count(*)"], filter=expression)
+    def _rows(self, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> int:
+        within = between(schema.id_field, after, upto)
+        rows = self._query(schema, both(filter, within), output=["count(*)"], filter=filter)
         return int(rows[0]["count(*)"]) if rows else 0
 
     def _query(
@@ -503,10 +518,10 @@ _ONCE: dict[str, Any] = {"retry_times": 0}
 def _open(place: str, token: str, timeout: float) -> MilvusClient:
     # A deadline for every call of the channel: pymilvus' own timeout would also make it repeat failures that long.
     deadline = json.dumps({"methodConfig": [{"name": [{}], "timeout": f"{timeout:.3f}s"}]})
-    client = _pymilvus().MilvusClient(
-        uri=place, token=token, timeout=min(timeout, 5.0), dedicated=True, grpc_options={"grpc.service_config": deadline}
+    opened: MilvusClient = _pymilvus().MilvusClient(
+        uri=place, token=token, timeout=min(timeout, _CONNECT), dedicated=True, grpc_options={"grpc.service_config": deadline}
     )
-    return client  # type: ignore[no-any-return]
+    return opened
 
 
 @functools.cache
@@ -521,7 +536,7 @@ def _pymilvus() -> Any:
 
 @functools.cache
 def _foreign_errors() -> tuple[type[BaseException], ...]:
-    import grpc
+    import grpc  # type: ignore[import-untyped]
 
     return (_pymilvus().MilvusException, grpc.RpcError)
 
@@ -533,11 +548,13 @@ def _ask_engine(client: MilvusClient) -> _Engine:
         if _status(exc) != "UNIMPLEMENTED":
             raise
         # Only Lite 2 cannot say; the process serves the package that is installed beside this one.
-        version = importlib.metadata.version("milvus-lite")
-        return _Engine("milvus-lite", version if version.startswith("2.") else "2")
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version("milvus-lite")
+            return _Engine("milvus-lite", version if version.startswith("2.") else "2")
+        return _Engine("milvus-lite", "2")
     name = "milvus-lite" if "milvus_lite" in found else "milvus"
-    version = re.search(r"\d[\w.]*", found.replace("milvus_lite", ""))
-    return _Engine(name, version[0] if version else found)
+    number = re.search(r"\d[\w.]*", found.replace("milvus_lite", ""))
+    return _Engine(name, number[0] if number else found)
 
 
 def _passing(exc: BaseException) -> bool:
@@ -549,9 +566,10 @@ def _passing(exc: BaseException) -> bool:
 
 
 def _status(exc: BaseException) -> str:
-    """The name of the gRPC status, "" for an error of Milvus itself."""
+    """The name of the gRPC status, "" for an error of Milvus itself; a failure to connect hides it in its cause."""
     code = getattr(exc, "code", None)
-    return getattr(code() if callable(code) else code, "name", "")
+    name = getattr(code() if callable(code) else code, "name", "")
+    return name if name or exc.__cause__ is None else _status(exc.__cause__)
 
 
 def _code(exc: BaseException) -> int:
@@ -562,7 +580,7 @@ def _code(exc: BaseException) -> int:
 def _text(exc: BaseException) -> str:
     details = getattr(exc, "details", None)
     text = str(getattr(exc, "message", "") or (details() if callable(details) else "") or exc)
-    return " ".join(text.split())[:300]
+    return " ".join(re.sub(r"^\[\w+\] Retry run out of \d+ retry times, (message=)?", "", text).split())[:300]
 
 
 # Schemas
@@ -699,23 +717,28 @@ class _Window(NamedTuple):
 _NOTHING = _Window([], 0, last=True)
 
 
-def _level(strong: bool) -> str:  # noqa: FBT001 - passed on from the protocol's own argument
+def _level(strong: bool) -> str:
     return "Strong" if strong else "Bounded"
+
+
+def _search_params(search: Mapping[str, Any] | None, asked: int) -> dict[str, Any]:
+    return {name: max(int(value), asked) if name in _AT_LEAST_LIMIT else value for name, value in (search or {}).items()}
 
 
 def _every(schema: Schema) -> str:
     """An expression that holds for every id: a query must have one."""
-    return f'{schema.id_field} >= ""' if schema.id_type is IdType.VARCHAR else f"{schema.id_field} >= {-(2**63) + 1}"
+    return f'{schema.id_field} >= ""' if schema.id_type is IdType.VARCHAR else f"{schema.id_field} >= {INT64_BOUNDS[0] + 1}"
 
 
 def _plain_id(collection: str, schema: Schema, id: Id) -> Id:
-    if schema.id_type is IdType.VARCHAR:
-        fits = isinstance(id, str)
-    else:
-        fits = isinstance(id, int | np.integer) and not isinstance(id, bool)
-    if not fits:
-        raise Mismatch(f"Collection {collection!r} has ids of type {schema.id_type.value}; {id!r} is none")
-    return str(id) if isinstance(id, str) else int(id)
+    if schema.id_type is IdType.VARCHAR and isinstance(id, str):
+        return str(id)
+    if schema.id_type is IdType.INT64 and isinstance(id, int | np.integer) and not isinstance(id, bool):
+        low, high = INT64_BOUNDS
+        if low < id < high:
+            return int(id)
+        raise Mismatch(f"The id {id} cannot be served: Milvus hides or misreads the ids {low} and {high}; use one between them")
+    raise Mismatch(f"Collection {collection!r} has ids of type {schema.id_type.value}; {id!r} is none")
 
 
 def _queries(collection: str, schema: Schema, vectors: Vectors) -> Vectors:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rmvdb import errors, index
+from rmvdb import catalog, errors, index
 from rmvdb.archive import Archive, EmbeddingCache
 from rmvdb.artifacts import Artifacts
 from rmvdb.backfill import Backfill, Task, Worker
@@ -87,6 +87,7 @@ class Conductor:
     def plan(self, question: Question, *, again: bool = False) -> Plan:
         """What the upgrade would do; changes nothing but the cache of plans and embeddings."""
         leg = self._only_leg(question)
+        catalog.check_unchanged(self.store, self.registry.collection(leg.collection))
         return self._planner(question).plan(
             question,
             leg,

@@ -16,16 +16,10 @@ import pytest
 
 import rmvdb
 from rmvdb.types import Id
+from tests.acceptance.conftest import IDS
 from tests.support.project import Project
 
-IDS = list(range(1, 401))
 UPGRADE = ("upgrade", "--from", "v1", "--to", "v2", "--labels", "label", "--method", "rqt")
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    """A filled gallery of 400 records at v1."""
-    return Project(tmp_path).prepare(IDS)
 
 
 @dataclass

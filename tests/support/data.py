@@ -1,4 +1,4 @@
-"""Real images, from the folder that the environment variable TEST_DATA names (its name must not begin with RMVDB_: that is a setting)."""
+"""Real images, from the folder that the environment variable TEST_DATA names (RMVDB_… would be taken for a setting)."""
 
 from __future__ import annotations
 

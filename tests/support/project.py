@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import rmvdb
+from rmvdb import lite
 
 MODELS = """
 import json, pathlib, time
@@ -170,7 +173,9 @@ class Project:
     @property
     def environment(self) -> dict[str, str]:
         """What the commands run under."""
-        return os.environ | {"PYTHONPATH": str(self.folder), "PYTHONWARNINGS": "default", "COLUMNS": "200"}
+        # One thread each: several processes with a pool for every core would mostly wait for one another.
+        threads = {"OMP_NUM_THREADS": "1"}
+        return os.environ | threads | {"PYTHONPATH": str(self.folder), "PYTHONWARNINGS": "default", "COLUMNS": "200"}
 
     def command(self, *words: str) -> list[str]:
         """The real command, run by this interpreter."""
@@ -235,6 +240,19 @@ class Project:
         sys.modules.pop("models", None)
         return importlib.import_module("models")
 
+    def stop_engine(self) -> None:
+        """End the process that shares this project's Milvus Lite file, as its idleness would."""
+        lite.release(self.folder / ".rmvdb" / "milvus.db")
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = process.read_bytes().split(b"\0")
+            except OSError:
+                continue  # it ended while we looked
+            if b"rmvdb.lite" in words and any(str(self.folder).encode() + b"/" in word for word in words):
+                pid = int(process.parent.name)
+                os.kill(pid, signal.SIGTERM)
+                _wait_until_gone(pid)
+
     def prepare(self, ids: Sequence[int | str], *, fill: bool = True) -> Project:
         """Registry, both versions, and a gallery `things` filled by v1."""
         self.run("init")
@@ -247,3 +265,9 @@ class Project:
             with self.client() as client:
                 client.upsert([{"id": id, "item": models.item(id), "label": models.label(id)} for id in ids])
         return self
+
+
+def _wait_until_gone(pid: int) -> None:
+    end = time.monotonic() + 15
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+        time.sleep(0.05)

@@ -1,0 +1,211 @@
+"""The demo's application: a process of its own that searches and writes all the time, and counts what goes wrong.
+
+It knows nothing of upgrades: it calls `rmvdb.connect` once, then `search`, `upsert`, `delete`. It takes commands as lines of
+JSON and answers each with one; it ends when its input does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rmvdb
+
+#: Ids from here on are records that come and go; quality is not measured on them.
+VISITORS = 1_000_000
+#: At most this many hits are asked for in one call, so that no call takes long.
+HITS = 100_000
+#: Seconds between two searches, and between two writes.
+SEARCH_PAUSE, WRITE_PAUSE = 0.02, 0.5
+
+
+class Tally:
+    """What was done and what went wrong, counted by several threads."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter(
+            {name: 0 for name in ("searches", "failed", "missed", "duplicates", "writes", "writes_failed", "writes_unseen")}
+        )
+        self.errors: list[str] = []
+        self.slowest = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, **counts: int) -> None:
+        with self._lock:
+            self.counts.update(counts)
+
+    @contextmanager
+    def watched(self, failure: str) -> Iterator[None]:
+        """Count what fails instead of ending: an application's users would see it."""
+        started = time.monotonic()
+        try:
+            yield
+        except Exception as exc:  # noqa: BLE001 (whatever it is, it is what a user would have met)
+            self.add(**{failure: 1})
+            with self._lock:
+                self.errors.append(f"{type(exc).__name__}: {exc}")
+        self.slowest = max(self.slowest, time.monotonic() - started)
+
+
+class Application:
+    """Searches and writes one gallery."""
+
+    def __init__(self, client: rmvdb.Client) -> None:
+        self.client = client
+        self.tally = Tally()
+        self.queries = sorted(Path("queries").glob("*.png"), key=lambda path: int(path.stem))
+        self.expected: set[int] = set()
+        #: The share of the gallery that the last full search found in another collection than the first.
+        self.t = 0.0
+        self._first = client.plan.legs[0].collection
+        self._stop, self._unfollow = threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def fill(self, first: int, last: int, labels: list[int] | None = None) -> dict[str, Any]:
+        """Put the photos first … last - 1 into the gallery, with their labels if there are any."""
+        fields = [{"label": label} for label in labels] if labels else [{}] * (last - first)
+        records = [{"id": id, "item": _photo(id), **more} for id, more in zip(range(first, last), fields, strict=True)]
+        self.client.upsert(records)
+        self.expected |= set(range(first, last))
+        return {"records": self.client.count()}
+
+    def traffic(self) -> dict[str, Any]:
+        """Search and write from now on, until the end."""
+        for work, pause in ((self._search, SEARCH_PAUSE), (self._write, WRITE_PAUSE)):
+            self._start(work, pause)
+        return {}
+
+    def measure(self, name: str) -> dict[str, Any]:
+        """Rank the whole gallery for every query and keep the ranks in rounds/{name}.npz."""
+        size = max(1, HITS // len(self.expected))
+        rankings: list[list[rmvdb.Hit]] = []
+        started = time.monotonic()
+        for at in range(0, len(self.queries), size):
+            asked: list[Any] = list(self.queries[at : at + size])
+            with self.tally.watched("failed"):
+                rankings += self._ranked(asked)
+        ids, new = (np.full((len(rankings), len(self.expected)), none) for none in (-1, False))
+        for row, hits in enumerate(rankings):
+            known = [hit for hit in hits if hit.id in self.expected][: ids.shape[1]]
+            ids[row, : len(known)] = [int(hit.id) for hit in known]
+            new[row, : len(known)] = [hit.leg != self._first for hit in known]
+        Path("rounds").mkdir(exist_ok=True)
+        np.savez(f"rounds/{name}.npz", ids=ids, new=new)
+        return {"name": name, "t": float(new.mean()), "seconds": time.monotonic() - started}
+
+    def follow(self, say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """Measure each time another tenth of the gallery has moved, until `unfollow`; each round is told when it is done."""
+        names = (f"{number:02d}" for number in itertools.count(1))
+
+        def look(due: list[float]) -> None:
+            if self.t >= due[0]:
+                told = self.measure(next(names))
+                # A tenth that passed while this round was measured is not measured again.
+                due[0] = min(1.0, (int(told["t"] * 10 + 1e-9) + 1) / 10) if told["t"] < 1 else float("inf")
+                say({"answer": "round", **told})
+
+        due = [0.1]
+        self._start(lambda: look(due), SEARCH_PAUSE, until=self._unfollow)
+        return {}
+
+    def unfollow(self) -> dict[str, Any]:
+        """Measure no more."""
+        self._unfollow.set()
+        self._threads.pop().join()
+        return {}
+
+    def end(self) -> dict[str, Any]:
+        """Stop, and tell the tally."""
+        self._stop.set()
+        self._unfollow.set()
+        for thread in self._threads:
+            thread.join()
+        return {**self.tally.counts, "slowest": self.tally.slowest, "errors": self.tally.errors[:5]}
+
+    # --- what it does all the time ------------------------------------------------------------------------------------
+
+    def _start(self, work: Callable[[], None], pause: float, *, until: threading.Event | None = None) -> None:
+        ended = until or self._stop
+
+        def repeat() -> None:
+            while not ended.wait(pause):
+                work()
+
+        thread = threading.Thread(target=repeat, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _search(self) -> None:
+        """A search as a user makes it, and every tenth time one that must return the whole gallery."""
+        item: Any = random.choice(self.queries)
+        with self.tally.watched("failed"):
+            if random.random() < 0.1:
+                hits = self._ranked([item])[0]
+                self.t = sum(hit.leg != self._first for hit in hits) / len(hits)
+                return
+            hits = self.client.search(item, limit=10)
+            self.tally.add(searches=1, missed=10 - len(hits), duplicates=len(hits) - len({hit.id for hit in hits}))
+
+    def _ranked(self, items: list[Any]) -> list[list[rmvdb.Hit]]:
+        """The whole gallery, ranked for each item; what is not there, or there twice, is counted."""
+        answers = self.client.search(items, limit=len(self.expected) + 10)
+        for hits in answers:
+            found = {hit.id for hit in hits}
+            self.tally.add(searches=1, missed=len(self.expected - found), duplicates=len(hits) - len(found))
+        return answers
+
+    def _write(self) -> None:
+        """Write a record again; let a new one come and go, and look whether searches agree."""
+        with self.tally.watched("writes_failed"):
+            again = random.choice(sorted(self.expected))
+            fields = self.client.get(again)[0].fields
+            self.client.upsert([{**fields, "id": again, "item": _photo(again)}])
+            visitor, item = VISITORS + self.tally.counts["writes"], self.queries[0]
+            self.client.upsert([{"id": visitor, "item": item}])
+            came = visitor in self._found(item)
+            self.client.delete(visitor)
+            self.tally.add(writes=3, writes_unseen=int(not came) + int(visitor in self._found(item)))
+
+    def _found(self, item: Any) -> set[rmvdb.types.Id]:
+        return {hit.id for hit in self._ranked([item])[0]}
+
+
+def _photo(id: int) -> Path:
+    return Path("photos") / f"{id}.png"
+
+
+def main() -> None:
+    """Take commands until the input ends."""
+    # Ctrl-C in the terminal reaches every process of the demo; this one ends when the demo closes its input.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    telling = threading.Lock()
+
+    def say(answer: dict[str, Any]) -> None:
+        with telling:
+            print(json.dumps(answer), flush=True)
+
+    with rmvdb.connect(gallery="photos") as client:
+        application = Application(client)
+        for line in sys.stdin:
+            asked = json.loads(line)
+            command = asked.pop("command")
+            more = {"say": say} if command == "follow" else {}
+            say({"answer": command, **getattr(application, command)(**asked, **more)})
+        application.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""Bad input, by the real command in real processes: one sentence that names the thing, the value and the way out."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import IDS
+from tests.support.project import Project
+
+UPGRADE = ("upgrade", "--from", "v1", "--to", "v2", "--labels", "label", "--method", "rqt")
+
+
+def refused(project: Project, *words: str, code: int, saying: str) -> None:
+    """The command ends with that code and one sentence that says so; no traceback."""
+    done = project.run(*words, code=code)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1, done.stderr
+    assert saying in errors[0]
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def everything_is_found(project: Project, *, missing: int = 0) -> None:
+    with project.client() as client:
+        hits = client.search(project.models().item(1), limit=len(IDS) + 10)
+    assert len({hit.id for hit in hits}) == len(hits) == len(IDS) - missing
+
+
+def test_an_unknown_version_is_named_with_the_nearest_one(project: Project) -> None:
+    refused(
+        project, "upgrade", "--from", "v1", "--to", "v22", code=2, saying="No model version is called 'v22'; did you mean 'v2'?"
+    )
+
+
+def test_a_version_cannot_be_upgraded_to_itself(project: Project) -> None:
+    refused(project, "upgrade", "--from", "v1", "--to", "v1", code=2, saying="--from and --to both say 'v1'")
+
+
+def test_a_gallery_of_another_version_is_named(project: Project) -> None:
+    project.run("model", "add", "v3", "--embedder", "models:v3")
+    refused(project, "upgrade", "--from", "v3", "--to", "v2", code=2, saying="holds vectors of 'v1', not of 'v3'; use --from v1")
+
+
+def test_a_second_upgrade_waits_for_the_first(project: Project) -> None:
+    project.run("model", "add", "v3", "--embedder", "models:v3")
+    project.run(*UPGRADE, "--detach")
+    refused(project, "upgrade", "--from", "v1", "--to", "v3", code=2, saying="is in an upgrade from v1 to v2 (serving both)")
+
+
+def test_two_commands_do_not_conduct_the_same_upgrade(project: Project) -> None:
+    project.fault(v2={"slow": 0.02})
+    first = project.start(*UPGRADE, "--sample", "70")
+    try:
+        _wait_for(first, "backfilling")
+        refused(project, *UPGRADE, code=2, saying="is at work on this upgrade; watch it with rmvdb status --watch")
+    finally:
+        first.terminate()
+        first.communicate(timeout=60)
+
+
+def test_a_collection_of_another_dimension_or_metric_is_refused(project: Project) -> None:
+    held = project.json("gallery", "show")["collections"][0]["name"]
+    other = _other(project)
+    other.run("model", "add", "v2", "--embedder", "models:v2")
+    other.run("model", "add", "ip", "--embedder", "models:v1", "--metric", "IP")
+    adopt = ("gallery", "add", "mine", "--collection", held, "--model")
+    refused(other, *adopt, "v2", code=2, saying="has dimension 16, model version 'v2' gives 20")
+    refused(other, *adopt, "ip", code=2, saying="is compared by COSINE, model version 'ip' by IP")
+
+
+def test_the_same_dimension_from_another_model_is_refused(project: Project) -> None:
+    held = project.json("gallery", "show")["collections"][0]["name"]
+    other = _other(project)
+    other.run("model", "add", "v3", "--embedder", "models:v3")
+    adopt = ("gallery", "add", "mine", "--collection", held, "--model", "v3", "--source", "call:models:items")
+    refused(other, *adopt, code=2, saying="were not made by model version 'v3'")
+
+
+def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(project: Project) -> None:
+    project.fault(v2={"raise": ["7"], "nan": ["9"]}, missing=[11])
+    refused(project, *UPGRADE, code=2, saying="3 records are quarantined")
+    aside = {each["id"]: each["reason"] for each in project.json("quarantine", "list")}
+    assert aside == {
+        "7": "ValueError: cannot decode item 7",
+        "9": "the embedder gives NaN or infinity for it",
+        "11": "the source has no item of this id",
+    }
+    assert project.json("status")["done"] == 397
+    everything_is_found(project)
+    refused(project, "cutover", code=2, saying="quarantined")
+    project.fault(v2={"raise": ["7"]})
+    project.run("quarantine", "retry")
+    refused(project, *UPGRADE, code=2, saying="1 records are quarantined")
+    refused(project, "quarantine", "drop", "77", code=2, saying="No quarantined record is called '77'; did you mean '7'?")
+    project.run("quarantine", "drop", "7", "--yes")
+    project.run(*UPGRADE)
+    everything_is_found(project, missing=1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "saying"),
+    [
+        ({"raise_all": True}, "cannot decode item"),
+        ({"shape": 5}, "shape"),
+        ({"nan": [str(id) for id in IDS]}, "NaN"),
+    ],
+)
+def test_a_broken_model_stops_the_upgrade_which_goes_on_when_it_is_mended(
+    project: Project, fault: dict[str, object], saying: str
+) -> None:
+    project.run(*UPGRADE, "--sample", "80", "--detach")
+    project.fault(v2=fault)
+    refused(project, *UPGRADE, code=1, saying=saying)
+    assert saying in project.json("status")["stopped"]
+    everything_is_found_by_v1_alone(project)
+    project.fault()
+    project.run(*UPGRADE)
+    everything_is_found(project)
+
+
+def everything_is_found_by_v1_alone(project: Project) -> None:
+    """The model is broken, so no query can be embedded by it; the records are there all the same."""
+    records = project.json("gallery", "show")["collections"]
+    assert max(each["records"] for each in records) == len(IDS)
+
+
+def test_weights_that_changed_since_they_were_registered_are_refused(project: Project) -> None:
+    models = project.folder / "models.py"
+    models.write_text(models.read_text().replace('Embedder("v2", 20, 20)', 'Embedder("v2", 19, 20)'))
+    refused(project, *UPGRADE, code=1, saying="weights of model version 'v2' are not those that were registered")
+    assert project.run("doctor", code=1).stdout.count("FAIL") == 1
+
+
+def test_a_source_that_knows_nothing_stops_the_upgrade(project: Project) -> None:
+    project.fault(missing=IDS)
+    refused(project, *UPGRADE, code=1, saying="has an item of none of 400 records, such as 1")
+
+
+def test_a_collection_dropped_or_replaced_behind_our_back_is_noticed(project: Project) -> None:
+    import rmvdb.app
+    from rmvdb.types import IdType, Index, Metric, Schema
+
+    store = rmvdb.app.load(project.folder).store
+    held = project.json("gallery", "show")["collections"][0]["name"]
+    store.drop(held)
+    refused(project, *UPGRADE, code=1, saying=held)
+    store.create(Schema(collection=held, dim=5, metric=Metric.COSINE, id_type=IdType.INT64), Index(type="FLAT"))
+    refused(project, *UPGRADE, code=1, saying=f"Collection '{held}' has dim 5, not 16 as when it was registered")
+
+
+def test_a_missing_or_altered_artifact_is_named_and_put_back(project: Project) -> None:
+    project.run(*UPGRADE, "--detach")
+    artifact = next((project.folder / ".rmvdb" / "artifacts").glob("*.safetensors"))
+    whole = artifact.read_bytes()
+    for damage in (lambda: artifact.unlink(), lambda: artifact.write_bytes(whole[:-1] + b"x")):
+        damage()
+        refused(project, "search", "x", code=1, saying=artifact.name)
+        artifact.write_bytes(whole)
+    project.run(*UPGRADE)
+    everything_is_found(project)
+
+
+def test_an_altered_archive_stops_the_removal_and_nothing_is_lost(project: Project) -> None:
+    project.fault(v2={"slow": 0.01})
+    first = project.start(*UPGRADE, "--sample", "70")
+    _wait_for(first, "backfilling")
+    archive = project.folder / ".rmvdb" / "archive"
+    _until(lambda: list(archive.rglob("*.parquet")))
+    first.kill()
+    first.communicate()
+    project.fault()
+    written = next(archive.rglob("*.parquet"))
+    whole = written.read_bytes()
+    written.write_bytes(whole[:-1] + b"x")
+    done = project.run(*UPGRADE, code=None)
+    if done.returncode == 0:  # its batch had not been registered yet, and was read again
+        return
+    assert written.name in done.stderr
+    everything_is_found(project)
+    written.write_bytes(whole)
+    project.run(*UPGRADE)
+    everything_is_found(project)
+
+
+@pytest.mark.parametrize(
+    ("line", "saying"),
+    [
+        ("[milvos]\nuri = 'x.db'", "did you mean 'milvus'"),
+        ("[backfill]\nbach = 3", "batch"),
+        ("[backfill]\nbatch = 'many'", "batch"),
+        ("[index]\ntype = 'HNSV'", "HNSW"),
+    ],
+)
+def test_a_slip_in_the_configuration_names_the_nearest_key(tmp_path: Path, line: str, saying: str) -> None:
+    project = Project(tmp_path)
+    (tmp_path / "rmvdb.toml").write_text(line)
+    if "index" in line:
+        project.run("init")
+        project.run("model", "add", "v1", "--embedder", "models:v1")
+        refused(project, "gallery", "add", "things", "--model", "v1", code=2, saying=saying)
+    else:
+        refused(project, "gallery", "list", code=2, saying=saying)
+
+
+def test_a_registry_that_was_never_made_says_how_to_make_it(tmp_path: Path) -> None:
+    refused(Project(tmp_path), "gallery", "list", code=1, saying="rmvdb db upgrade")
+
+
+def test_a_full_disk_while_archiving_stops_the_upgrade_with_nothing_lost(project: Project) -> None:
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("this kernel gives no mount namespace to mount a small tmpfs in")
+    archive = project.folder / ".rmvdb" / "archive"
+    archive.mkdir(exist_ok=True)
+    project.run(*UPGRADE, "--detach")  # the shared Lite process runs outside the namespace
+    command = " ".join([sys.executable, "-m", "rmvdb", *UPGRADE])
+    small = f"mount -t tmpfs -o size=16k tmpfs {archive} && exec {command}"
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", small],
+        cwd=project.folder,
+        env=project.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the disk is full" in done.stderr
+    assert "Traceback" not in done.stderr
+    everything_is_found(project)
+    project.run(*UPGRADE)
+    everything_is_found(project)
+
+
+def test_a_broken_embedder_spec_names_what_is_missing(project: Project) -> None:
+    add = ("model", "add", "v9", "--embedder")
+    refused(project, *add, "nowhere:v9", code=1, saying="nowhere")
+    refused(project, *add, "models:v9", code=1, saying="v9")
+    refused(project, *add, "models", code=2, saying="models")
+    refused(project, *add, "models:v1", "--options", "{", code=2, saying="--options '{' is not JSON")
+
+
+def _other(project: Project) -> Project:
+    """Another project on the same Milvus file, with a registry of its own."""
+    other = Project(project.folder / "other", milvus=str(project.folder / ".rmvdb" / "milvus.db"))
+    other.run("init")
+    return other
+
+
+def _wait_for(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if words in line:
+            return
+    raise AssertionError(f"it ended before it said {words!r}")
+
+
+def _until(true: object, *, seconds: float = 60) -> None:
+    import time
+
+    end = time.monotonic() + seconds
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.05)

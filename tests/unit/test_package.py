@@ -1,0 +1,148 @@
+"""The package as it is installed: quick to start, small at the door, complete in the wheel, every command explained."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import click
+import pytest
+
+import rmvdb
+from rmvdb import cli
+
+ROOT = Path(__file__).parents[2]
+
+
+def commands(group: click.Group, name: str = "rmvdb") -> dict[str, click.Command]:
+    """Every command below a group by what a user types."""
+    found: dict[str, click.Command] = {}
+    for each, command in group.commands.items():
+        typed = f"{name} {each}"
+        found |= commands(command, typed) if isinstance(command, click.Group) else {typed: command}
+    return found
+
+
+COMMANDS = commands(cli.main)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A Python of its own in the checkout."""
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+
+
+def test_help_comes_at_once() -> None:
+    def seconds() -> float:
+        began = time.perf_counter()
+        run("-m", "rmvdb", "--help")
+        return time.perf_counter() - began
+
+    assert min(seconds() for _ in range(5)) < 0.5
+
+
+@pytest.mark.parametrize("module", ["rmvdb", "rmvdb.cli", "rmvdb.config", "rmvdb.errors"])
+def test_the_door_opens_without_tensors_engines_or_databases(module: str) -> None:
+    heavy = {
+        "torch",
+        "numpy",
+        "faiss",
+        "pymilvus",
+        "milvus_lite",
+        "pandas",
+        "pyarrow",
+        "sqlalchemy",
+        "alembic",
+        "apscheduler",
+        "PIL",
+    }
+    loaded = run("-c", f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})").stdout.split()
+
+    assert heavy & set(loaded) == set()
+
+
+@pytest.mark.parametrize("module", ["rmvdb.registry", "rmvdb.status"])
+def test_status_needs_no_tensors_and_no_engine(module: str) -> None:
+    heavy = {"torch", "faiss", "pymilvus", "milvus_lite", "pandas", "alembic"}
+    loaded = run("-c", f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})").stdout.split()
+
+    assert heavy & set(loaded) == set()
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(rmvdb.__all__) == [
+        "Client",
+        "Hit",
+        "Record",
+        "RmvdbError",
+        "TorchEmbedder",
+        "connect",
+        "errors",
+        "read_image",
+    ]
+    assert all(getattr(rmvdb, name).__doc__ for name in rmvdb.__all__)
+
+
+def test_a_name_that_is_not_there_is_an_ordinary_error() -> None:
+    with pytest.raises(AttributeError, match="module 'rmvdb' has no attribute 'serch'"):
+        _ = rmvdb.serch
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert f'version = "{rmvdb.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert rmvdb.__version__ in run("-m", "rmvdb", "--version").stdout
+
+
+def test_the_wheel_holds_every_room_and_every_migration(tmp_path: Path) -> None:
+    run("-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(tmp_path))
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("rmvdb-")}
+    rooms = {f"rmvdb/{path.name}" for path in (ROOT / "rmvdb").glob("*.py")} | {"rmvdb/py.typed"}
+    migrations = {
+        f"rmvdb/{path.relative_to(ROOT)}" for path in (ROOT / "migrations").rglob("*") if path.suffix in (".py", ".mako")
+    }
+
+    assert packed == rooms | migrations
+
+
+def test_a_registry_is_made_by_what_the_wheel_holds(tmp_path: Path) -> None:
+    run("-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(tmp_path))
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    make = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from rmvdb import schema; url = 'sqlite:///' + sys.argv[2];"
+        "schema.upgrade(url); schema.check(url); print(schema.__file__)"
+    )
+
+    where = run("-P", "-c", make, str(tmp_path / "installed"), str(tmp_path / "registry.sqlite")).stdout.strip()
+
+    assert Path(where).parent == tmp_path / "installed" / "rmvdb"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    text = COMMANDS[command].help or ""
+
+    assert text.strip()
+    assert "Example:" in text
+    assert command in text.split("Example:")[1]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_explained(command: str) -> None:
+    options = [each for each in COMMANDS[command].params if isinstance(each, click.Option)]
+
+    assert [each.name for each in options if not each.help] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_stands_in_the_readme(command: str) -> None:
+    assert command in (ROOT / "README.md").read_text()
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [path.name for path in (ROOT / "rmvdb").glob("*.py") if not path.read_text().lstrip().startswith('"""')]
+
+    assert silent == []
