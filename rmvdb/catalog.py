@@ -152,7 +152,8 @@ def check_fits(schema: Schema, version: VersionRow) -> None:
         )
     if schema.metric != version.metric:
         raise errors.Mismatch(
-            f"Collection {schema.collection!r} is compared by {schema.metric}, model version {version.name!r} by {version.metric}; "
+            f"Collection {schema.collection!r} is compared by {schema.metric}, model version {version.name!r} by "
+            f"{version.metric}; "
             f"register the version with --metric {schema.metric}"
         )
 

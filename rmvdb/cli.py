@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmvdb import __version__, errors
+from rmvdb import __version__, errors, terminal
 
 if TYPE_CHECKING:
     from rmvdb.app import App
     from rmvdb.planning import Question
-    from rmvdb.status import Status
     from rmvdb.tables import UpgradeRow
 
 METHODS = ("naive", "rqt", "cl-s", "cl-m", "mcl", "rm")
@@ -115,7 +111,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         if not as_json:
             click.echo(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.part}: {finding.detail}")
     if as_json:
-        _print_json([finding.to_json() for finding in findings])
+        terminal.print_json([finding.to_json() for finding in findings])
     ctx.exit(0 if all(finding.ok for finding in findings) else 1)
 
 
@@ -217,7 +213,7 @@ def model_list(ctx: click.Context, as_json: bool) -> None:
     """
     names = ("name", "dim", "metric", "embedder", "classifier", "base", "fingerprint")
     rows = [{name: getattr(row, name) for name in names} for row in _app(ctx).registry.versions()]
-    _print_rows(rows, as_json)
+    terminal.print_rows(rows, as_json)
 
 
 @main.group()
@@ -298,7 +294,7 @@ def gallery_list(ctx: click.Context, as_json: bool) -> None:
         }
         for row in app.registry.galleries()
     ]
-    _print_rows(rows, as_json)
+    terminal.print_rows(rows, as_json)
 
 
 @gallery.command("show")
@@ -328,10 +324,10 @@ def gallery_show(ctx: click.Context, name: str | None, as_json: bool) -> None:
     ]
     shown = {"name": row.name, "source": row.source, "id_type": row.id_type, "epoch": row.epoch}
     if as_json:
-        _print_json(shown | {"collections": collections})
+        terminal.print_json(shown | {"collections": collections})
         return
     click.echo("  ".join(f"{key}: {value}" for key, value in shown.items()))
-    _print_rows(collections, as_json=False)
+    terminal.print_rows(collections, as_json=False)
 
 
 @gallery.command("source")
@@ -402,15 +398,15 @@ def plan(ctx: click.Context, /, gallery: str | None, as_json: bool, again: bool,
     """
     app = _app(ctx)
     name = app.gallery_name(gallery)
-    with _progress(quiet=as_json) as report:
+    with terminal.progress(quiet=as_json) as report:
         conductor = app.conductor(name, report=report)
         found = conductor.plan(conductor.resolve(_question(name, options)), again=again)
     if as_json:
         from dataclasses import asdict
 
-        _print_json(asdict(found))
+        terminal.print_json(asdict(found))
     else:
-        _print_plan(found)
+        terminal.print_plan(found)
 
 
 @main.command()
@@ -442,7 +438,7 @@ def upgrade(
     """
     app = _app(ctx)
     name = app.gallery_name(gallery)
-    with _stoppable() as stop, _progress() as report:
+    with terminal.stoppable() as stop, terminal.progress() as report:
         conductor = app.conductor(name, say=report.say, report=report, stop=stop)
         row = _begun(app, name, options["from_version"], options["to_version"])
         if row is None:
@@ -451,7 +447,7 @@ def upgrade(
                 return
             question = conductor.resolve(_question(name, options))
             found = conductor.plan(question, again=again)
-            report.show(lambda: _print_plan(found))
+            report.show(lambda: terminal.print_plan(found))
             row = conductor.begin(question, found, until=until, cutover=not no_cutover, execute=execute)
         else:
             report.say(f"going on with upgrade {row.id}: {row.phase}")
@@ -570,15 +566,16 @@ def verify(ctx: click.Context, gallery: str | None, sample: int, as_json: bool) 
       rmvdb verify --sample 1000
     """
     app, row = _active(ctx, gallery)
-    with _progress(quiet=as_json) as report:
+    with terminal.progress(quiet=as_json) as report:
         found = app.conductor(gallery, report=report).verify(row, sample=sample)
     if as_json:
-        _print_json(found.to_json())
+        terminal.print_json(found.to_json())
     else:
         for example in found.examples:
             click.echo(f"differs: {example}")
         click.echo(
-            f"{found.records} records, {found.fields_compared} compared, {found.embedded_again} embedded again: {found.problems} differences"
+            f"{found.records} records, {found.fields_compared} compared, {found.embedded_again} embedded again: "
+            f"{found.problems} differences"
         )
     ctx.exit(0 if found.ok else 1)
 
@@ -595,7 +592,7 @@ def cutover(ctx: click.Context, gallery: str | None, force: bool) -> None:
       rmvdb cutover
     """
     app, row = _active(ctx, gallery)
-    with _stoppable() as stop, _progress() as report:
+    with terminal.stoppable() as stop, terminal.progress() as report:
         conductor = app.conductor(gallery, say=report.say, report=report, stop=stop)
         app.registry.set_upgrade(row.id, plan=row.plan | {"cutover": True})
         conductor.cut_over(app.registry.upgrade(row.id), app.worker(), force=force)
@@ -617,7 +614,7 @@ def cleanup(ctx: click.Context, gallery: str | None, yes: bool) -> None:
         raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
     if not yes and not click.confirm(f"Drop {row.old_collection} and its archive? rmvdb rollback is impossible afterwards"):
         raise errors.NeedsConsent("Nothing was dropped; run rmvdb cleanup --yes to agree")
-    with _stoppable() as stop, _progress() as report:
+    with terminal.stoppable() as stop, terminal.progress() as report:
         app.conductor(gallery, say=report.say, report=report, stop=stop).clean_up(row)
 
 
@@ -633,7 +630,7 @@ def rollback(ctx: click.Context, gallery: str | None, force: bool) -> None:
       rmvdb rollback
     """
     app, row = _active(ctx, gallery)
-    with _stoppable() as stop, _progress() as report:
+    with terminal.stoppable() as stop, terminal.progress() as report:
         conductor = app.conductor(gallery, say=report.say, report=report, stop=stop)
         back = row if row.undoes is not None else conductor.roll_back(row)
         if back is not None:
@@ -666,7 +663,7 @@ def status(ctx: click.Context, gallery: str | None, watch: bool, as_json: bool) 
         else:
             if watch and sys.stdout.isatty():
                 click.clear()
-            _print_status(now)
+            terminal.print_status(now)
         if not watch or now.phase in ("", "cut over", "ended"):
             return
         time.sleep(1)
@@ -698,7 +695,7 @@ def history(ctx: click.Context, gallery: str | None, as_json: bool) -> None:
         for upgrade in app.registry.upgrades(app.registry.gallery(app.gallery_name(gallery)).id)
         for event in app.registry.history(upgrade.id)
     ]
-    _print_rows(rows, as_json)
+    terminal.print_rows(rows, as_json)
 
 
 @main.group()
@@ -718,7 +715,7 @@ def quarantine_list(ctx: click.Context, gallery: str | None, as_json: bool) -> N
       rmvdb quarantine list
     """
     app, row = _active(ctx, gallery)
-    _print_rows([{"id": each.record, "reason": each.reason} for each in app.registry.quarantined(row.id)], as_json)
+    terminal.print_rows([{"id": each.record, "reason": each.reason} for each in app.registry.quarantined(row.id)], as_json)
 
 
 @quarantine.command("retry")
@@ -812,11 +809,11 @@ def search(
         for hit in hits
     ]
     if as_json:
-        _print_json({"legs": legs, "hits": rows} if explain else {"hits": rows})
+        terminal.print_json({"legs": legs, "hits": rows} if explain else {"hits": rows})
         return
     if explain:
-        _print_rows(legs, as_json=False)
-    _print_rows(rows, as_json=False)
+        terminal.print_rows(legs, as_json=False)
+    terminal.print_rows(rows, as_json=False)
 
 
 @main.command()
@@ -835,164 +832,10 @@ def worker(ctx: click.Context, galleries: tuple[str, ...], window: str | None) -
     app = _app(ctx)
     for name in galleries:
         app.registry.gallery(name)
-    with _stoppable() as stop:
+    with terminal.stoppable() as stop:
         click.echo("worker started; Ctrl-C ends it")
         Scheduler(app, galleries=galleries, window=Window(window), say=lambda words: click.echo(words)).run(stop)
     click.echo("worker ended")
-
-
-# --- printing ---------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _stoppable() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets; the second Ctrl-C ends the process at once, which loses nothing either."""
-    stop = threading.Event()
-
-    def ask(number: int, _: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        click.echo("stopping after the batches in hand; once more stops at once", err=True)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class _Reporter:
-    """Progress bars on a terminal; elsewhere a line each time something began, and every tenth of the way."""
-
-    def __init__(self, progress: Any, *, quiet: bool) -> None:
-        self._progress, self._quiet = progress, quiet
-        self._tasks: dict[str, Any] = {}
-        self._tenths: dict[str, int] = {}
-
-    def __call__(self, step: str, done: int, total: int) -> None:
-        """Say how far a step is."""
-        if self._quiet or not total:
-            return
-        if self._progress.console.is_terminal:
-            if step not in self._tasks:
-                self._tasks[step] = self._progress.add_task(step, total=total)
-            self._progress.update(self._tasks[step], completed=done, total=total)
-        elif (tenth := done * 10 // total) > self._tenths.get(step, -1):
-            self._tenths[step] = tenth
-            click.echo(f"{step}: {done} of {total}")
-
-    def say(self, words: str) -> None:
-        """Say a sentence."""
-        if not self._quiet:
-            self.show(lambda: click.echo(words))
-
-    def show(self, write: Callable[[], None]) -> None:
-        """Write something between the bars."""
-        if self._progress.console.is_terminal:
-            self._progress.stop()
-            write()
-            self._progress.start()
-        else:
-            write()
-
-
-@contextmanager
-def _progress(*, quiet: bool = False) -> Iterator[_Reporter]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet)
-    with progress:
-        yield _Reporter(progress, quiet=quiet)
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
-
-
-def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        _print_json(rows)
-        return
-    if not rows:
-        click.echo("none")
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*rows[0], box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console(soft_wrap=not sys.stdout.isatty()).print(table, markup=False)
-
-
-def _print_plan(found: Any) -> None:
-    cost, told = found.cost, found.prediction
-    click.echo(f"plan: method {found.method}, order {found.order}, {cost['records']:.0f} records")
-    if told is not None:
-        curve, naive = told["curve"], told["naive"]
-        rows = [
-            {"t": f"{t:.1f}", "mAP": f"{100 * a:.2f}", "CMC@1": f"{100 * b:.2f}", "naive mAP": f"{100 * c:.2f}"}
-            for t, a, b, c in zip(curve["ts"], curve["map"], curve["cmc"], naive["map"], strict=True)
-        ]
-        _print_rows(rows, as_json=False)
-        low, high = (100 * bound for bound in told["start"])
-        click.echo(
-            f"held out ({told['evaluated']} records, {'labels' if told['labelled'] else 'neighbours of the new model'}): "
-            f"old {100 * told['map_old']:.2f}, new {100 * told['map_new']:.2f} mAP; "
-            f"M_0 - M_old in [{low:+.2f}, {high:+.2f}]; gain {_percent(curve['gain'])} (naive {_percent(naive['gain'])}); "
-            f"calibration {'on' if told['calibrated'] else 'off'}"
-        )
-        click.echo(f"{told['verdict']}: {told['reason']}")
-    time_needed = f", about {_duration(cost['seconds'])} to embed" if "seconds" in cost else ""
-    click.echo(f"cost: {_size(cost['vector_bytes'])} of new vectors, {_size(cost['archive_bytes'])} of archive{time_needed}")
-    if found.skipped:
-        click.echo(f"{found.skipped} records of the sample could not be embedded; the backfill will quarantine such records")
-
-
-def _print_status(now: Status) -> None:
-    click.echo(
-        f"gallery {now.gallery}: epoch {now.epoch}, served from {', '.join(leg['collection'] for leg in now.legs)}, {now.clients} clients"
-    )
-    if now.upgrade is None:
-        click.echo("no upgrade yet")
-        return
-    what = "roll back" if now.rolls_back else "upgrade"
-    click.echo(f"{what} {now.upgrade}: {now.from_version} → {now.to_version}, {now.method}, {now.order} order")
-    click.echo(f"phase: {now.phase} — {now.doing}")
-    if now.phase in ("serving both", "cut over"):
-        speed = f", {now.rate:.0f} records/s" if now.rate else ""
-        eta = f", {_duration(now.eta)} left" if now.eta else ""
-        click.echo(
-            f"t = {now.t:.3f}: {now.done} of {now.total}{speed}{eta}; {now.quarantined} quarantined, {now.writes_open} writes open"
-        )
-    for each in now.workers or []:
-        click.echo(f"worker: {each}")
-    if now.held_back:
-        click.echo(f"held back: {now.held_back}")
-    if now.stopped:
-        click.echo(f"stopped: {now.stopped}")
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.0f} %"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _json_object(text: str, option: str) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from typing import Any, Literal, overload
 
 import numpy as np
-from rmvdb.merge import merge
 
 from rmvdb import errors
 from rmvdb.encoding import Encoder
+from rmvdb.merge import merge
 from rmvdb.protocols import VectorStore
 from rmvdb.registry import Opened, Registry
 from rmvdb.types import Hit, Id, Item, Leg, Record, ServingPlan, Vectors

@@ -58,7 +58,7 @@ class Encoder:
             self.calibration(leg)
 
     def embed(self, version: str, items: Sequence[Item]) -> Vectors:
-        """Raw vectors (n, dim) of a version's embedder; ItemError for an item that cannot be embedded, ModelError for a broken one."""
+        """Raw vectors (n, dim) of a version's embedder; ItemError where one item fails, ModelError where all do."""
         return checked(self.embedder(version), dim=self.chain(version).dim).embed(items)
 
     def queries(self, plan: ServingPlan, items: Sequence[Item], embedded: MutableMapping[str, Vectors]) -> dict[str, Vectors]:

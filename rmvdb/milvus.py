@@ -432,22 +432,31 @@ class MilvusStore:
         foreign = _foreign_errors()
 
         def attempt() -> _T:
-            client = self._connection.get()
+            client = None
             try:
+                client = self._connection.get()
                 return call(client)
             except foreign as exc:
-                if _passing(exc):
+                if not (_passing(exc) or (client and _code(exc) == _NOT_LOADED and _loading(client, collection))):
+                    raise
+                if client and _status(exc):
                     self._connection.drop(client)
-                raise
+                raise _NotNowError from exc
 
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_delay(self._patience),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=2.0),
-            retry=tenacity.retry_if_exception(_passing),
+            retry=tenacity.retry_if_exception_type(_NotNowError),
             reraise=True,
         )
         try:
             return retrying(attempt)
+        except _NotNowError as exc:
+            text = _text(exc.__cause__ or exc)
+            way_out = "see that it runs and that the address is right"
+            raise EngineUnavailable(
+                f"Milvus at {self._connection.place} cannot be reached ({text}); {way_out}"
+            ) from exc.__cause__
         except foreign as exc:
             if _code(exc) == _MISSING:
                 self._schemas.pop(collection, None)
@@ -455,10 +464,6 @@ class MilvusStore:
 
     def _translated(self, exc: BaseException, collection: str, filter: str) -> RmvdbError:
         place, text = self._connection.place, _text(exc)
-        if _passing(exc):
-            return EngineUnavailable(
-                f"Milvus at {place} cannot be reached ({text}); see that it runs and that the address is right"
-            )
         if _status(exc) == "DEADLINE_EXCEEDED":
             return EngineUnavailable(f"Milvus at {place} gave no answer within {self._timeout:g} s; look at its load and its log")
         if _status(exc) in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
@@ -557,19 +562,31 @@ def _ask_engine(client: MilvusClient) -> _Engine:
     return _Engine(name, number[0] if number else found)
 
 
+class _NotNowError(Exception):
+    """The engine may answer if it is asked again; the cause says why it did not."""
+
+
 def _passing(exc: BaseException) -> bool:
-    """Whether the engine may answer if it is asked again."""
-    if not isinstance(exc, _foreign_errors()):
+    if _status(exc) in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
         return False
-    code = _code(exc)
-    return _status(exc) in ("UNAVAILABLE", "CANCELLED") or code in _PASSING or bool(_PASSING_TEXT.search(_text(exc)))
+    return _status(exc) in ("UNAVAILABLE", "CANCELLED") or _code(exc) in _PASSING or bool(_PASSING_TEXT.search(_text(exc)))
+
+
+def _loading(client: MilvusClient, collection: str) -> bool:
+    """Whether a server is still loading the collection, as after its restart, rather than keeping it released."""
+    try:
+        state = client.get_load_state(collection, **_ONCE)["state"]
+    except _foreign_errors():
+        return False
+    return bool(state.name in ("Loading", "Loaded"))
 
 
 def _status(exc: BaseException) -> str:
     """The name of the gRPC status, "" for an error of Milvus itself; a failure to connect hides it in its cause."""
     code = getattr(exc, "code", None)
     name = getattr(code() if callable(code) else code, "name", "")
-    return name if name or exc.__cause__ is None else _status(exc.__cause__)
+    cause = exc.__cause__
+    return name if name or cause is None or cause is exc else _status(cause)
 
 
 def _code(exc: BaseException) -> int:

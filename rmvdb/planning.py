@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from rmvdb.ordering import ORDERS, Order, make_order
 
 from rmvdb import errors, files, simulate
 from rmvdb.archive import EmbeddingCache
 from rmvdb.artifacts import Artifacts
 from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
+from rmvdb.ordering import ORDERS, Order, make_order
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.training import Method, Pairs, Settings
 from rmvdb.types import Id, Leg, Metric, Record, Vectors
@@ -207,7 +207,8 @@ class Planner:
         there = [record for record in records if record.id in items]
         if not there:
             raise errors.SourceError(
-                f"The source has an item of none of {len(records)} records, such as {records[0].id!r}; mend the source, then plan again"
+                f"The source has an item of none of {len(records)} records, such as {records[0].id!r}; "
+                "mend the source, then plan again"
             )
         vectors, bad = embed_checked(
             self._encoder.embedder(version), [items[record.id] for record in there], self._encoder.chain(version).dim
@@ -280,6 +281,7 @@ def _labels(records: Sequence[Record], field: str | None) -> npt.NDArray[np.gene
     missing = [record.id for record in records if record.fields.get(field) is None]
     if missing:
         raise errors.UsageError(
-            f"{len(missing)} records of the sample, such as {missing[0]!r}, have no field {field!r}; name another --labels, or leave it out"
+            f"{len(missing)} records of the sample, such as {missing[0]!r}, have no field {field!r}; "
+            "name another --labels, or leave it out"
         )
     return np.array([str(record.fields[field]) for record in records])

@@ -1,0 +1,175 @@
+"""What the command line prints: sentences, tables, progress; and how it is stopped."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rmvdb.planning import Plan
+    from rmvdb.status import Status
+
+
+@contextmanager
+def stoppable() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C or SIGTERM sets; the second Ctrl-C ends the process at once, which loses nothing either."""
+    stop = threading.Event()
+
+    def ask(number: int, _: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        click.echo("stopping after the batches in hand; once more stops at once", err=True)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Reporter:
+    """Progress bars on a terminal; elsewhere a line each time something began, and every tenth of the way."""
+
+    def __init__(self, progress: Any, *, quiet: bool) -> None:
+        self._progress, self._quiet = progress, quiet
+        self._tasks: dict[str, Any] = {}
+        self._tenths: dict[str, int] = {}
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Say how far a step is."""
+        if self._quiet or not total:
+            return
+        if self._progress.console.is_terminal:
+            if step not in self._tasks:
+                self._tasks[step] = self._progress.add_task(step, total=total)
+            self._progress.update(self._tasks[step], completed=done, total=total)
+        elif (tenth := done * 10 // total) > self._tenths.get(step, -1):
+            self._tenths[step] = tenth
+            click.echo(f"{step}: {done} of {total}")
+
+    def say(self, words: str) -> None:
+        """Say a sentence."""
+        if not self._quiet:
+            self.show(lambda: click.echo(words))
+
+    def show(self, write: Callable[[], None]) -> None:
+        """Write something between the bars."""
+        if self._progress.console.is_terminal:
+            self._progress.stop()
+            write()
+            self._progress.start()
+        else:
+            write()
+
+
+@contextmanager
+def progress(*, quiet: bool = False) -> Iterator[Reporter]:
+    """A reporter for as long as the block runs."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet)
+    with progress:
+        yield Reporter(progress, quiet=quiet)
+
+
+def print_json(value: Any) -> None:
+    """A value as JSON."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Rows of the same keys, as a table or as JSON."""
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        click.echo("none")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0], box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    Console(soft_wrap=not sys.stdout.isatty()).print(table, markup=False)
+
+
+def print_plan(found: Plan) -> None:
+    """A plan: the predicted curve, what was measured, the cost."""
+    cost, told = found.cost, found.prediction
+    click.echo(f"plan: method {found.method}, order {found.order}, {cost['records']:.0f} records")
+    if told is not None:
+        curve, naive = told["curve"], told["naive"]
+        rows = [
+            {"t": f"{t:.1f}", "mAP": f"{100 * a:.2f}", "CMC@1": f"{100 * b:.2f}", "naive mAP": f"{100 * c:.2f}"}
+            for t, a, b, c in zip(curve["ts"], curve["map"], curve["cmc"], naive["map"], strict=True)
+        ]
+        print_rows(rows, as_json=False)
+        low, high = (100 * bound for bound in told["start"])
+        click.echo(
+            f"held out ({told['evaluated']} records, {'labels' if told['labelled'] else 'neighbours of the new model'}): "
+            f"old {100 * told['map_old']:.2f}, new {100 * told['map_new']:.2f} mAP; "
+            f"M_0 - M_old in [{low:+.2f}, {high:+.2f}]; gain {_percent(curve['gain'])} (naive {_percent(naive['gain'])}); "
+            f"calibration {'on' if told['calibrated'] else 'off'}"
+        )
+        click.echo(f"{told['verdict']}: {told['reason']}")
+    time_needed = f", about {_duration(cost['seconds'])} to embed" if "seconds" in cost else ""
+    click.echo(f"cost: {_size(cost['vector_bytes'])} of new vectors, {_size(cost['archive_bytes'])} of archive{time_needed}")
+    if found.skipped:
+        click.echo(f"{found.skipped} records of the sample could not be embedded; the backfill will quarantine such records")
+
+
+def print_status(now: Status) -> None:
+    """The status of a gallery, for people."""
+    click.echo(
+        f"gallery {now.gallery}: epoch {now.epoch}, served from {', '.join(leg['collection'] for leg in now.legs)}, "
+        f"{now.clients} clients"
+    )
+    if now.upgrade is None:
+        click.echo("no upgrade yet")
+        return
+    what = "roll back" if now.rolls_back else "upgrade"
+    click.echo(f"{what} {now.upgrade}: {now.from_version} → {now.to_version}, {now.method}, {now.order} order")
+    click.echo(f"phase: {now.phase} — {now.doing}")
+    if now.phase in ("serving both", "cut over"):
+        speed = f", {now.rate:.0f} records/s" if now.rate else ""
+        eta = f", {_duration(now.eta)} left" if now.eta else ""
+        click.echo(
+            f"t = {now.t:.3f}: {now.done} of {now.total}{speed}{eta}; {now.quarantined} quarantined, "
+            f"{now.writes_open} writes open"
+        )
+    for each in now.workers or []:
+        click.echo(f"worker: {each}")
+    if now.held_back:
+        click.echo(f"held back: {now.held_back}")
+    if now.stopped:
+        click.echo(f"stopped: {now.stopped}")
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f} %"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
