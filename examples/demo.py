@@ -48,7 +48,14 @@ class Commands:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
-        self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+        # One thread each: on two cores, several processes with a thread for each core would wait for one another.
+        threads = str(max(1, (os.cpu_count() or 1) // 2))
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
+        }
         self.running: list[subprocess.Popen[str]] = []
 
     def start(self, command: list[str], **more: Any) -> subprocess.Popen[str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 import rmvdb
 
 #: Ids from here on are records that come and go; quality is not measured on them.
@@ -35,7 +36,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter(
-            {name: 0 for name in ("searches", "failed", "missed", "duplicates", "writes", "writes_failed", "writes_unseen")}
+            dict.fromkeys(("searches", "failed", "missed", "duplicates", "writes", "writes_failed", "writes_unseen"), 0)
         )
         self.errors: list[str] = []
         self.slowest = 0.0
@@ -45,6 +46,11 @@ class Tally:
         with self._lock:
             self.counts.update(counts)
 
+    def note(self, words: str) -> None:
+        """Keep what is worth reading afterwards."""
+        with self._lock:
+            self.errors.append(f"{time.strftime('%H:%M:%S')} {words}")
+
     @contextmanager
     def watched(self, failure: str) -> Iterator[None]:
         """Count what fails instead of ending: an application's users would see it."""
@@ -53,8 +59,7 @@ class Tally:
             yield
         except Exception as exc:  # noqa: BLE001 (whatever it is, it is what a user would have met)
             self.add(**{failure: 1})
-            with self._lock:
-                self.errors.append(f"{type(exc).__name__}: {exc}")
+            self.note(f"{type(exc).__name__}: {exc}")
         self.slowest = max(self.slowest, time.monotonic() - started)
 
 
@@ -164,7 +169,12 @@ class Application:
         answers = self.client.search(items, limit=len(self.expected) + 10)
         for hits in answers:
             found = {hit.id for hit in hits}
-            self.tally.add(searches=1, missed=len(self.expected - found), duplicates=len(hits) - len(found))
+            missed = sorted(self.expected - found)
+            self.tally.add(searches=1, missed=len(missed), duplicates=len(hits) - len(found))
+            if missed:
+                self.tally.note(
+                    f"missed {len(missed)} records, such as {missed[:5]}, near t = {self.t:.2f}, {self.client.plan.epoch}"
+                )
         return answers
 
     def _write(self) -> None:
@@ -177,7 +187,13 @@ class Application:
             self.client.upsert([{"id": visitor, "item": item}])
             came = visitor in self._found(item)
             self.client.delete(visitor)
-            self.tally.add(writes=3, writes_unseen=int(not came) + int(visitor in self._found(item)))
+            left = visitor not in self._found(item)
+            self.tally.add(writes=3, writes_unseen=int(not came) + int(not left))
+            if not (came and left):
+                self.tally.note(f"record {visitor} {'stayed' if came else 'did not come'}, {self._when()}")
+
+    def _when(self) -> str:
+        return f"near t = {self.t:.2f} in epoch {self.client.plan.epoch}"
 
     def _found(self, item: Any) -> set[rmvdb.types.Id]:
         return {hit.id for hit in self._ranked([item])[0]}

@@ -116,7 +116,8 @@ def _reader(path: Path) -> Any:
     if not path.is_file():
         raise SystemExit(f"{path} is not there; name a folder whose load.py has cifar100(split)")
     spec = importlib.util.spec_from_file_location("demo_reader", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

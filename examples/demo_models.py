@@ -1,6 +1,7 @@
 """The demo's two embedding models: small convolutional networks, trained here, kept as safetensors.
 
-`rmvdb model add v1 --embedder demo_models:embedder --options '{"weights": "v1.safetensors"}' --classifier demo_models:v1_classifier`
+rmvdb model add v1 --embedder demo_models:embedder --options '{"weights": "v1.safetensors"}' \\
+    --classifier demo_models:v1_classifier
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import rmvdb
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
+
+import rmvdb
 
 #: Cosines are multiplied by this before the softmax.
 SCALE = 16.0
@@ -87,7 +89,7 @@ def _shifted(images: torch.Tensor) -> torch.Tensor:
 
 def _pixels(images: np.ndarray) -> torch.Tensor:
     """uint8 (n, side, side) or (n, side, side, 3) to float32 (n, channels, side, side) around 0."""
-    found = torch.from_numpy(np.ascontiguousarray(images)).float() / 127.5 - 1
+    found = torch.from_numpy(np.array(images)).float() / 127.5 - 1
     return found[:, None] if found.ndim == 3 else found.permute(0, 3, 1, 2).contiguous()
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import demo_models
 import numpy as np
 from demo_data import Pictures
-from rmvdb import app, metrics
-from rmvdb.types import Metric
 from rich.console import Console
 from rich.table import Table
+
+from rmvdb import app, calibration, metrics
+from rmvdb.types import Metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +38,16 @@ class Report:
         self.first = len(pictures.labelled)  # the lowest id that quality is measured on
         self.relevant = pictures.queries.labels[:, None] == pictures.plain.labels[None, :]  # (Q, G)
         queries = [folder / "queries" / f"{number}.png" for number in range(len(pictures.queries))]
-        photos = [folder / "photos" / f"{self.first + number}.png" for number in range(len(pictures.plain))]
+        photos = [folder / "photos" / f"{number}.png" for number in range(self.first + len(pictures.plain))]
         old, new = (demo_models.embedder(str(folder / f"{name}.safetensors")) for name in ("v1", "v2"))
-        new_queries, new_photos = new.embed(queries), new.embed(photos)
-        self.d_old = _distances(old.embed(queries), old.embed(photos))  # (Q, G)
-        self.d_new = _distances(new_queries, new_photos)
-        self.d_final = _distances(*self._final(new_queries, new_photos))
+        old_queries, old_photos, new_queries, new_photos = (
+            model.embed(items) for model in (old, new) for items in (queries, photos)
+        )
+        measured = slice(self.first, None)
+        self.d_old = _distances(old_queries, old_photos[measured])  # (Q, G)
+        self.d_new = _distances(new_queries, new_photos[measured])
+        self.d_final = _distances(*self._final(new_queries, new_photos[measured]))
+        self.scales = [self._calibration(each[: self.first]) for each in (old_photos, new_photos)]
 
     def _final(self, *vectors: np.ndarray) -> list[np.ndarray]:
         """ρ∘φ_new, as the registry now has it."""
@@ -49,13 +55,21 @@ class Report:
         version = found.registry.plan("photos").legs[0].model
         return [found.encoder.own(version, each) for each in vectors]
 
+    def _calibration(self, labelled: np.ndarray) -> calibration.Calibration:
+        """What makes a model's distances comparable with another's, learnt from the labelled pictures."""
+        labels = self.pictures.labelled.labels
+        others = ~np.eye(len(labels), dtype=bool)
+        return calibration.fit(_distances(labelled, labelled)[others], (labels[:, None] == labels[None, :])[others])
+
     def summary(self, tally: dict[str, Any], rounds: list[str], seconds: dict[str, float]) -> dict[str, Any]:
         """Everything that was measured; `rounds` are those while both collections were in service, in their order."""
         before, after = self.measured("before"), self.measured("after")
         new = self.point(1.0, self.d_new)
         curve = [self.measured(name) for name in rounds]
         naive = [self.naive(name) for name in rounds]
-        areas = {name: _areas(points) for name, points in (("rm", curve), ("naive", naive))}
+        scaled = [self.naive(name, scaled=True) for name in rounds]
+        curves = {"rm": curve, "naive": naive, "naive_calibrated": scaled}
+        areas = {name: _areas(points) for name, points in curves.items()}
         gains = {name: metrics.gain(area["mAP"], old=before.map, new=new.map) for name, area in areas.items()}
         return {
             "data": self.pictures.name,
@@ -67,6 +81,7 @@ class Report:
             "M_0": round(curve[0].map, 3),
             "curve": [point.rounded() for point in curve],
             "naive": [point.rounded() for point in naive],
+            "naive_calibrated": [point.rounded() for point in scaled],
             "M_1": round(after.map, 3),
             "M_new": round(new.map, 3),
             "M_offline": round(self.point(1.0, self.d_final).map, 3),
@@ -75,7 +90,7 @@ class Report:
             "CMC_offline": round(self.point(1.0, self.d_final).cmc, 3),
             "AUC": {name: {key: round(value, 3) for key, value in area.items()} for name, area in areas.items()},
             "gain": {name: round(value, 3) for name, value in gains.items()},
-            "largest_fall": round(max(0.0, *(one.map - two.map for one, two in zip(curve, curve[1:], strict=False))), 3),
+            "largest_fall": round(max(0.0, *(one.map - two.map for one, two in pairwise(curve))), 3),
             "seconds": seconds,
         }
 
@@ -88,14 +103,18 @@ class Report:
             place[row, ranked[there] - self.first] = np.flatnonzero(there)
         return self.point(float(new.mean()), place)
 
-    def naive(self, name: str) -> Point:
-        """Both models' own distances merged as they are, with the same records re-embedded as in that round."""
+    def naive(self, name: str, *, scaled: bool = False) -> Point:
+        """Both models' own distances merged, as they are or calibrated, with the records re-embedded that were in that round."""
         ids, new = self._round(name)
         moved = np.zeros(self.d_old.shape, dtype=bool)  # (Q, G)
         for row, ranked in enumerate(ids):
             there = new[row] & (ranked >= self.first)
             moved[row, ranked[there] - self.first] = True
-        return self.point(float(new.mean()), np.where(moved, self.d_new, self.d_old))
+        d_old, d_new = (
+            scale.apply(distance) if scaled else distance
+            for scale, distance in zip(self.scales, (self.d_old, self.d_new), strict=True)
+        )
+        return self.point(float(new.mean()), np.where(moved, d_new, d_old))
 
     def point(self, t: float, distance: np.ndarray) -> Point:
         precision = metrics.mean(metrics.average_precision(distance, self.relevant))
@@ -126,7 +145,8 @@ def failures(summary: dict[str, Any]) -> list[str]:
         f"mAP fell by {summary['largest_fall']:.2f} points from one step to the next": summary["largest_fall"] > 0.5,
         f"M_1 is {off:.2f} points away from M_offline": off > 0.1,
         f"M_1 is {summary['M_1']:.2f}, below M_new, {summary['M_new']:.2f}": summary["M_1"] < summary["M_new"],
-        "the area under RM's curve is below naive's": summary["AUC"]["rm"]["mAP"] < summary["AUC"]["naive"]["mAP"],
+        "the area under RM's curve is below naive's": summary["AUC"]["rm"]["mAP"]
+        < max(area["mAP"] for area in summary["AUC"].values()),
     }
     return [sentence for sentence, so in broken.items() if so]
 
@@ -143,47 +163,59 @@ COUNTED = {
 
 def table(summary: dict[str, Any], console: Console) -> None:
     """The summary for people."""
-    counts = Table("searches", *COUNTED, "writes", title=f"{summary['data']}: {summary['records']} records, during the upgrade")
+    counts = Table(title=f"{summary['data']}: {summary['records']} records, while the upgrade went on")
+    for name in ("searches", *COUNTED, "writes"):
+        counts.add_column(name.replace("_", " "), justify="right")
     counts.add_row(*(str(summary[name]) for name in ("searches", *COUNTED, "writes")))
     console.print(counts)
-    quality = Table("t", "RM mAP", "naive mAP", "RM CMC@1", "naive CMC@1", title="measured while the upgrade ran, in percent")
-    for rm, naive in zip(summary["curve"], summary["naive"], strict=True):
-        quality.add_row(f"{rm[0]:.2f}", *(f"{value:.1f}" for value in (rm[1], naive[1], rm[2], naive[2])))
+    names = ("rmvdb", "naive", "naive, calibrated")
+    quality = Table("t", *(f"{name}: mAP CMC@1" for name in names), title="measured meanwhile, in percent")
+    for points in zip(*(summary[name] for name in ("curve", "naive", "naive_calibrated")), strict=True):
+        quality.add_row(f"{points[0][0]:.2f}", *(f"{point[1]:.1f}  {point[2]:.1f}" for point in points))
     console.print(quality)
     names = ("M_old", "M_0", "M_1", "M_offline", "M_new")
-    ends = Table(*names, "gain of RM", "gain of naive", "seconds", title="mAP, in percent")
-    gains = (f"{100 * summary['gain'][name]:.0f} %" for name in ("rm", "naive"))
+    ends = Table(*names, *(f"gain, {name}" for name in ("rmvdb", "naive", "calibrated")), "seconds", title="mAP, in percent")
+    gains = (f"{100 * gain:.0f} %" for gain in summary["gain"].values())
     ends.add_row(*(f"{summary[name]:.2f}" for name in names), *gains, f"{summary['seconds']['total']:.0f}")
     console.print(ends)
 
 
 #: Colours that differ in lightness too, so that the picture can be read without them.
-RM, NAIVE, OFFLINE, OLD = "#0b6e4f", "#d1495b", "#30638e", "#8d99ae"
+RM, NAIVE, SCALED, OFFLINE, OLD = "#0b6e4f", "#d1495b", "#edae49", "#30638e", "#8d99ae"
+#: Key of a curve, its label, its colour, its marker.
+CURVES = (
+    ("naive", "naive merge", NAIVE, "s"),
+    ("naive_calibrated", "naive merge, calibrated", SCALED, "^"),
+    ("curve", "rmvdb (RM)", RM, "o"),
+)
+#: What does not change with t: the end of its two keys, its label, its colour, its line.
+LEVELS = (
+    ("offline", "offline re-index, ρ∘φ_new", OFFLINE, "--"),
+    ("new", "new model alone, φ_new", OFFLINE, ":"),
+    ("old", "status quo, φ_old", OLD, "-."),
+)
 
 
 def picture(summary: dict[str, Any], path: Path) -> None:
-    """mAP and CMC@1 over t: RM as it was measured, naive, and the two models alone."""
+    """mAP and CMC@1 over t: RM as it was measured, the naive merge, and either model alone."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
-    lines = (("mAP", 1, "M_old", "M_new", "M_offline"), ("CMC@1", 2, "CMC_old", "CMC_new", "CMC_offline"))
-    for axis, (title, column, old, new, offline) in zip(axes, lines, strict=True):
-        ts = [point[0] for point in summary["curve"]]
-        axis.axhline(summary[offline], color=OFFLINE, linestyle="--", linewidth=1.3, label="offline re-index, ρ∘φ_new")
-        axis.axhline(summary[new], color=OFFLINE, linestyle=":", linewidth=1.3, label="new model alone, φ_new")
-        axis.axhline(summary[old], color=OLD, linestyle="-.", linewidth=1.3, label="status quo, φ_old")
-        axis.plot(ts, [point[column] for point in summary["naive"]], "s-", color=NAIVE, markersize=4, label="naive merge")
-        axis.plot(
-            ts, [point[column] for point in summary["curve"]], "o-", color=RM, linewidth=2.2, markersize=5, label="rmvdb (RM)"
-        )
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    for column, (axis, title, prefix) in enumerate(zip(axes, ("mAP", "CMC@1"), ("M", "CMC"), strict=True), start=1):
+        for end, label, colour, line in LEVELS:
+            axis.axhline(summary[f"{prefix}_{end}"], color=colour, linestyle=line, linewidth=1.4, label=label)
+        for key, label, colour, marker in CURVES:
+            ts, values = ([point[at] for point in summary[key]] for at in (0, column))
+            axis.plot(
+                ts, values, marker=marker, color=colour, markersize=5, linewidth=2.4 if key == "curve" else 1.4, label=label
+            )
         axis.set(title=title, xlabel="t, share of the gallery re-embedded", ylabel=f"{title} in percent", xlim=(-0.02, 1.02))
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(
         f"{summary['data']}: {summary['queries']} queries, {summary['records']} records, measured while the upgrade ran"
     )

@@ -295,12 +295,13 @@ class Worker:
                 now, row = self._registry.progress(task.upgrade), self._registry.upgrade(task.upgrade)
                 looked = time.monotonic()
                 progress(now)
+            copy = until >= 1.0 or now.t < until  # to the end means to the end: a batch may come back when all seem copied
             claimed = None
             if not stop.is_set() and len(at_work) < self._width:
-                claimed = self._claim(task, row, copy=now.t < until)
+                claimed = self._claim(task, row, copy=copy)
             if claimed is not None:
                 at_work.add(pool.submit(self._work, task, backfill, claimed, self._in_time(self._lapses)))
-            elif not at_work and (stop.is_set() or not self._unfinished(task, copy=now.t < until)):
+            elif not at_work and (stop.is_set() or not self._unfinished(task, copy=copy)):
                 now = self._registry.progress(task.upgrade)
                 progress(now)
                 return now

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +13,10 @@ import numpy.typing as npt
 from rmvdb.errors import ArtifactError, PlanRefused
 
 FORMAT = 1
-#: Bins hold about this many relevant pairs, at most; more would add steps, not knowledge.
+#: More bins would add steps, not knowledge.
 MOST_BINS = 24
+#: Relevant pairs in a bin.
+LEAST_HITS = 10
 #: The least slope, in log-odds over the whole range of fitted distances: isotonic regression alone makes ties.
 LEAST_RISE = 0.5
 
@@ -73,38 +77,38 @@ def fit(distances: npt.NDArray[np.floating], relevant: npt.NDArray[np.bool_]) ->
     if hits == 0 or hits == len(d) or d.min() == d.max():
         raise PlanRefused("The sample is too small to calibrate distances: it needs relevant and irrelevant pairs that differ")
     order = np.argsort(d, kind="stable")
-    x, positives, totals = _bins(d[order], relevant[order], max(2, min(MOST_BINS, hits // 20)))
-    positives, totals, x = _pooled(positives, totals, x)
+    count = max(1, min(MOST_BINS, hits // LEAST_HITS))
+    pools = _pooled(_bins(d[order], relevant[order], count))
     # Half a pair of each kind keeps the log-odds finite.
-    y = np.log((totals - positives + 0.5) / (positives + 0.5))
+    x = np.array([pool.distance / pool.total for pool in pools])
+    y = np.array([math.log((pool.total - pool.found + 0.5) / (pool.found + 0.5)) for pool in pools])
     return _strict(x, y, low=float(d.min()), high=float(d.max()))
 
 
-def _bins(
-    d: npt.NDArray[np.float64], relevant: npt.NDArray[np.bool_], count: int
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Sorted pairs in bins of about as many relevant ones each: mean distance, relevant and all pairs of each bin."""
+class _Pool(NamedTuple):
+    """Sums over neighbouring pairs."""
+
+    found: float
+    total: float
+    distance: float
+
+
+def _bins(d: npt.NDArray[np.float64], relevant: npt.NDArray[np.bool_], count: int) -> list[_Pool]:
+    """Sorted pairs in bins of about as many relevant ones each."""
     seen = relevant.cumsum()
-    bin_of = np.minimum((np.maximum(seen - 1, 0) * count) // seen[-1], count - 1)
-    totals = np.bincount(bin_of, minlength=count).astype(np.float64)
-    positives = np.bincount(bin_of, weights=relevant.astype(np.float64), minlength=count).astype(np.float64)
-    x = np.bincount(bin_of, weights=d * relevant, minlength=count) / positives
-    return x, positives, totals
+    bin_of = (np.maximum(seen - 1, 0) * count) // seen[-1]
+    sums = [np.bincount(bin_of, weights=weights, minlength=count) for weights in (relevant.astype(np.float64), None, d)]
+    return [_Pool(*map(float, column)) for column in zip(*sums, strict=True)]
 
 
-def _pooled(
-    positives: npt.NDArray[np.float64], totals: npt.NDArray[np.float64], x: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Adjacent bins merged until the share of relevant pairs falls with distance (pool adjacent violators)."""
-    pools: list[tuple[float, float, float]] = []
-    for found, total, place in zip(positives, totals, x, strict=True):
-        pool = (float(found), float(total), float(place))
-        while pools and pools[-1][0] / pools[-1][1] <= pool[0] / pool[1]:
-            f, t, p = pools.pop()
-            pool = (f + pool[0], t + pool[1], (f * p + pool[0] * pool[2]) / (f + pool[0]))
+def _pooled(bins: list[_Pool]) -> list[_Pool]:
+    """Neighbouring bins put together until the share of relevant pairs falls with distance (pool adjacent violators)."""
+    pools: list[_Pool] = []
+    for pool in bins:
+        while pools and pools[-1].found * pool.total <= pool.found * pools[-1].total:
+            pool = _Pool(*(a + b for a, b in zip(pools.pop(), pool, strict=True)))
         pools.append(pool)
-    columns = np.array(pools, dtype=np.float64).T
-    return columns[0], columns[1], columns[2]
+    return pools
 
 
 def _strict(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], *, low: float, high: float) -> Calibration:

@@ -383,6 +383,8 @@ class Client:
         except BaseException:
             self._registry.withdraw_intents(opened)
             raise
+        if opened.plan.epoch > self._plans.current().epoch:
+            self._plans.refresh()  # or this client would search by the plan before, which may not know where this is written
         yield opened.plan, in_time
         self._wrote = time.monotonic()
         self._registry.close_intents(opened)

@@ -16,7 +16,7 @@ import numpy as np
 
 from rmvdb import filters
 from rmvdb.errors import AlreadyExists, CollectionMissing, EngineError, Mismatch
-from rmvdb.types import Field, Hit, Id, IdType, Index, Metric, Record, Schema, Vectors
+from rmvdb.types import Field, Hit, Id, Index, Metric, Record, Schema, Vectors
 
 #: As many hits as Milvus gives.
 _MOST = 16_384
@@ -229,10 +229,7 @@ class _Collection:
             raise Mismatch(f"Collection {self.schema.collection!r} has no field {unknown[0]!r}; ask for one that it has")
 
     def _id(self, id: Id) -> Id:
-        kinds: tuple[type, ...] = (str,) if self.schema.id_type is IdType.VARCHAR else (int, np.integer)
-        if not isinstance(id, kinds) or isinstance(id, bool):
-            raise Mismatch(f"Collection {self.schema.collection!r} has ids of type {self.schema.id_type.value}; {id!r} is none")
-        return id if isinstance(id, str) else int(id)
+        return filters.checked_id(id, self.schema)
 
     def _queries(self, vectors: Vectors) -> Vectors:
         queries = np.ascontiguousarray(vectors, dtype=np.float32)

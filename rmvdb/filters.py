@@ -10,10 +10,10 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeAlias
 
-from rmvdb.errors import FilterError
-from rmvdb.types import Id
+from rmvdb.errors import FilterError, Mismatch
+from rmvdb.types import Id, IdType, Schema
 
 Predicate: TypeAlias = Callable[[Mapping[str, Any]], bool]
 Literal: TypeAlias = bool | int | float | str
@@ -62,6 +62,18 @@ def literal(value: Literal) -> str:
     return '"' + "".join(_ESCAPES.get(character, character) for character in value) + '"'
 
 
+def checked_id(id: object, schema: Schema) -> Id:
+    """The id as the collection keeps it; Mismatch for one that it cannot hold or that no filter could name."""
+    if schema.id_type is IdType.VARCHAR and isinstance(id, str):
+        return str(id)
+    if schema.id_type is IdType.INT64 and isinstance(id, SupportsIndex) and not isinstance(id, bool):
+        low, high = INT64_BOUNDS
+        if low < (number := operator.index(id)) < high:
+            return number
+        raise Mismatch(f"The id {id} cannot be served: Milvus misreads or hides the ids {low} and {high}; take one between them")
+    raise Mismatch(f"Collection {schema.collection!r} has ids of type {schema.id_type.value}; {id!r} is none")
+
+
 def ids_in(field: str, ids: Iterable[Id]) -> str:
     """The expression that holds for these ids; there must be at least one, because Milvus Lite 2.5 cannot read an empty list."""
     return f"{field} in [{', '.join(map(literal, ids))}]"
@@ -77,6 +89,24 @@ def between(field: str, after: Id | None, upto: Id | None) -> str:
 def both(one: str, other: str) -> str:
     """The expression that holds where both do; an empty one always holds."""
     return f"({one}) and ({other})" if one and other else one or other
+
+
+def closed(text: str) -> str:
+    """The expression without blanks around it, fit to be joined with others; FilterError if a bracket or a string stays open.
+
+    Milvus Lite 2.5 mends such an expression by itself, and one like `a) or (b` would slip out of what it is joined with.
+    """
+    pairs, opened = {")": "(", "]": "["}, ""
+    for match in re.finditer(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[]["'()]""", text, re.DOTALL):
+        sign = match[0]
+        if sign in ("'", '"'):
+            raise FilterError(f"The filter {text!r} cannot be understood at position {match.start()}: the string has no end")
+        if sign in pairs and not opened.endswith(pairs[sign]):
+            raise FilterError(f"The filter {text!r} cannot be understood at position {match.start()}: {sign!r} closes nothing")
+        opened = opened[:-1] if sign in pairs else opened + sign * (sign in "([")
+    if opened:
+        raise FilterError(f"The filter {text!r} cannot be understood at position {len(text)}: {opened[-1]!r} is not closed")
+    return text.strip()
 
 
 def parse(text: str) -> Predicate:

@@ -33,7 +33,7 @@ from rmvdb.errors import (
     Mismatch,
     RmvdbError,
 )
-from rmvdb.filters import INT64_BOUNDS, between, both, ids_in
+from rmvdb.filters import INT64_BOUNDS, between, both, checked_id, closed, ids_in
 from rmvdb.types import Field, Hit, Id, IdType, Index, Metric, Record, Schema, Vectors
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class MilvusStore:
     ) -> list[list[Hit]]:
         """The nearest `limit` distinct records of each query (n, dim), nearest first; `fields=None` gives all of them."""
         schema = self._schema(collection)
-        queries = _queries(collection, schema, vectors)
+        filter, queries = closed(filter), _queries(collection, schema, vectors)
         if not 0 < limit <= WINDOW:
             raise Mismatch(f"limit is {limit}; Milvus gives between 1 and {WINDOW} hits")
 
@@ -258,7 +258,7 @@ class MilvusStore:
     ) -> list[Record]:
         """The records of these ids that exist, each once, in the order asked; `fields=None` gives all of them."""
         schema = self._schema(collection)
-        wanted = list(dict.fromkeys(_plain_id(collection, schema, id) for id in ids))
+        wanted = list(dict.fromkeys(checked_id(id, schema) for id in ids))
         size = max(1, min(_IDS if fields == () else _ROWS, _MESSAGE // (4 * schema.dim) if vector else WINDOW))
         output = [*_output(schema, fields), *([schema.vector_field] if vector else [])]
         found: dict[Id, Record] = {}
@@ -284,7 +284,7 @@ class MilvusStore:
         """
         schema = self._schema(collection)
         bare = not vector and fields is not None and not fields
-        for window in self._windows(schema, filter, after, upto):
+        for window in self._windows(schema, closed(filter), after, upto):
             for start in range(0, len(window.ids), page):
                 ids = window.ids[start : start + page]
                 records = [Record(id=id) for id in ids] if bare else self.get(collection, ids, fields=fields, vector=vector)
@@ -297,7 +297,7 @@ class MilvusStore:
         Exact up to 16,384 ids. Above, `count(*)` is believed if the first 16,384 ids stand for as many rows; else, since the
         collection has duplicated keys, every id is read.
         """
-        schema = self._schema(collection)
+        schema, filter = self._schema(collection), closed(filter)
         windows = self._windows(schema, filter, None, None)
         first = next(windows, _NOTHING)
         if first.last:
@@ -377,17 +377,17 @@ class MilvusStore:
         rows = {row[schema.id_field]: row for row in (_row(schema, record) for record in records)}
         self._check_ids(rows)
         for part in _parts(list(rows.values()), schema):
-            self._run(collection, lambda client, part=part: client.upsert(collection, part, **_ONCE))  # type: ignore[misc]
+            self._run(collection, functools.partial(_write, collection=collection, rows=part, whole=self._engine().lite3))
         self._written(collection, len(rows))
 
     def delete(self, collection: str, ids: Sequence[Id]) -> None:
         """Remove the records of these ids; ids that are not there are no error."""
         schema = self._schema(collection)
-        wanted = list(dict.fromkeys(_plain_id(collection, schema, id) for id in ids))
+        wanted = list(dict.fromkeys(checked_id(id, schema) for id in ids))
         self._check_ids(wanted)
         for start in range(0, len(wanted), _IDS):
             expression = ids_in(schema.id_field, wanted[start : start + _IDS])
-            self._run(collection, lambda client, e=expression: client.delete(collection, filter=e, **_ONCE))  # type: ignore[misc]
+            self._run(collection, functools.partial(_remove, collection=collection, expression=expression))
         self._written(collection, len(wanted))
 
     def _check_ids(self, ids: Any) -> None:
@@ -747,17 +747,6 @@ def _every(schema: Schema) -> str:
     return f'{schema.id_field} >= ""' if schema.id_type is IdType.VARCHAR else f"{schema.id_field} >= {INT64_BOUNDS[0] + 1}"
 
 
-def _plain_id(collection: str, schema: Schema, id: Id) -> Id:
-    if schema.id_type is IdType.VARCHAR and isinstance(id, str):
-        return str(id)
-    if schema.id_type is IdType.INT64 and isinstance(id, int | np.integer) and not isinstance(id, bool):
-        low, high = INT64_BOUNDS
-        if low < id < high:
-            return int(id)
-        raise Mismatch(f"The id {id} cannot be served: Milvus hides or misreads the ids {low} and {high}; use one between them")
-    raise Mismatch(f"Collection {collection!r} has ids of type {schema.id_type.value}; {id!r} is none")
-
-
 def _queries(collection: str, schema: Schema, vectors: Vectors) -> Vectors:
     queries = np.ascontiguousarray(vectors, dtype=np.float32)  # (n, dim)
     if queries.ndim != 2 or queries.shape[1] != schema.dim:
@@ -766,12 +755,21 @@ def _queries(collection: str, schema: Schema, vectors: Vectors) -> Vectors:
 
 
 def _row(schema: Schema, record: Record) -> dict[str, Any]:
-    id = _plain_id(schema.collection, schema, record.id)
+    id = checked_id(record.id, schema)
     vector = np.asarray(record.vector if record.vector is not None else [], dtype=np.float32)
     if vector.shape != (schema.dim,) or not math.isfinite(float(vector.sum())):
         problem = f"shape {vector.shape}" if vector.shape != (schema.dim,) else "values that are not finite"
         raise Mismatch(f"Record {id!r} has a vector with {problem}; {schema.collection!r} takes {schema.dim} finite numbers")
     return {**record.fields, schema.id_field: id, schema.vector_field: vector}
+
+
+def _write(client: MilvusClient, *, collection: str, rows: list[dict[str, Any]], whole: bool) -> None:
+    # Lite 3 keeps the undeclared fields of the old record in an upsert; its insert replaces a record of that id whole.
+    (client.insert if whole else client.upsert)(collection, rows, **_ONCE)
+
+
+def _remove(client: MilvusClient, *, collection: str, expression: str) -> None:
+    client.delete(collection, filter=expression, **_ONCE)
 
 
 def _parts(rows: list[dict[str, Any]], schema: Schema) -> Iterator[list[dict[str, Any]]]:

@@ -25,7 +25,7 @@ REVISION_TABLE = "rmvdb_revision"
 #: What a database without any table of ours is at, in Alembic's words.
 BASE = "base"
 #: Whoever changes the schema of a PostgreSQL database holds this advisory lock ("rmvdb" as a number).
-_LOCK = 0x726D766462
+LOCK = 0x726D766462
 
 
 def upgrade(url: str) -> None:
@@ -105,7 +105,7 @@ def _downgrade(registry: Registry, s: Session, /, revision: str) -> None:
 def _locked_revision(registry: Registry, s: Session) -> str:
     """The revision, which nobody else changes before this transaction ends."""
     if s.get_bind().dialect.name == "postgresql":  # in SQLite the transaction, which began IMMEDIATE, is the lock
-        s.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        s.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
     found = _revision(s) or BASE
     if found not in _known():
         raise _newer(found, registry.shown_url)

@@ -55,7 +55,7 @@ class Settings:
 
     epochs: int = 50
     #: Small samples are gone through more often, until this many steps are made.
-    least_steps: int = 1000
+    least_steps: int = 400
     lr: float = 1e-3
     batch: int = 512
     #: 1 to 5, of Linear → BatchNorm → ReLU, the last one Linear only.

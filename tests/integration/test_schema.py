@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -145,22 +147,37 @@ def test_no_message_shows_the_password(postgres_url: str) -> None:
     assert "***" in str(caught.value)
 
 
-def test_two_processes_may_go_up_at_once(database_url: str) -> None:
-    go = "import sys; from rmvdb import schema; sys.stdin.readline(); schema.upgrade(sys.argv[1])"
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", go, database_url], cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
-    for process in both:
+def test_many_processes_may_go_up_at_once(database_url: str) -> None:
+    go = "import sys; from rmvdb import schema; print('ready', flush=True); sys.stdin.readline(); schema.upgrade(sys.argv[1])"
+    start = [sys.executable, "-c", go, database_url]
+    pipe = subprocess.PIPE
+    together = [subprocess.Popen(start, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(4)]
+    ready = [process.stdout.readline() for process in together if process.stdout]
+    for process in together:
         assert process.stdin
         process.stdin.write("now\n")
         process.stdin.flush()
-    said = [process.communicate()[1] for process in both]
+    said = [process.communicate()[1] for process in together]
 
-    assert said == ["", ""]
-    assert [process.returncode for process in both] == [0, 0]
+    assert ready == ["ready\n"] * 4
+    assert said == [""] * 4
+    assert [process.returncode for process in together] == [0] * 4
+    schema.check(database_url)
+
+
+def test_going_up_waits_for_whoever_is_at_it(database_url: str) -> None:
+    registry = Registry(database_url)
+    with ThreadPoolExecutor(1) as pool:
+        with registry.engine.begin() as other:
+            if other.dialect.name == "postgresql":  # in SQLite a transaction that has begun is the lock
+                other.execute(text(f"SELECT pg_advisory_xact_lock({schema.LOCK})"))
+            waiting = pool.submit(schema.upgrade, database_url)
+            time.sleep(0.5)
+            early = waiting.done()
+        waiting.result()
+    registry.close()
+
+    assert not early
     schema.check(database_url)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmvdb import calibration
@@ -31,6 +31,7 @@ def calibrations(draw):
 distances32 = st.lists(st.floats(-4, 4, width=32).filter(lambda d: d == 0 or abs(d) > 1e-6), min_size=2, max_size=40)
 
 
+@settings(deadline=None)
 @given(calibrations(), distances32)
 def test_the_order_of_float32_distances_stays_and_no_two_become_equal(fitted, distances):
     unique = np.unique(np.array(distances, dtype=np.float32))
@@ -39,6 +40,7 @@ def test_the_order_of_float32_distances_stays_and_no_two_become_equal(fitted, di
     assert (np.diff(mapped) > 0).all()
 
 
+@settings(deadline=None)
 @given(calibrations(), st.floats(-10, 10, width=32))
 def test_equal_distances_stay_equal(fitted, distance):
     mapped = fitted.apply(np.array([distance, 0.5, distance], dtype=np.float32))
@@ -46,6 +48,7 @@ def test_equal_distances_stay_equal(fitted, distance):
     assert fitted.apply(np.array([distance], dtype=np.float64))[0] == mapped[0]
 
 
+@settings(deadline=None)
 @given(calibrations())
 def test_it_rises_through_its_knots_and_their_neighbours(fitted):
     knots = np.array(fitted.x)
@@ -54,6 +57,7 @@ def test_it_rises_through_its_knots_and_their_neighbours(fitted):
     np.testing.assert_allclose(fitted.apply(knots), fitted.y)
 
 
+@settings(deadline=None)
 @given(calibrations(), distances32)
 def test_a_file_gives_back_the_same_calibration(fitted, distances):
     again = Calibration.from_bytes(fitted.to_bytes())
@@ -95,9 +99,17 @@ def test_a_sample_that_tells_nothing_is_refused(distances, relevant):
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[]", b"{}", b'{"format": 2, "x": [0, 1], "y": [0, 1]}', b'{"format": 1, "x": [0, 0], "y": [0, 1]}',
-     b'{"format": 1, "x": [0, 1], "y": [1, 0]}', b'{"format": 1, "x": [0], "y": [0]}', b'{"format": 1, "x": [0, NaN], "y": [0, 1]}'],
-)  # fmt: skip
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"format": 2, "x": [0, 1], "y": [0, 1]}',
+        b'{"format": 1, "x": [0, 0], "y": [0, 1]}',
+        b'{"format": 1, "x": [0, 1], "y": [1, 0]}',
+        b'{"format": 1, "x": [0], "y": [0]}',
+        b'{"format": 1, "x": [0, NaN], "y": [0, 1]}',
+    ],
+)
 def test_a_file_that_is_not_a_strictly_rising_calibration_is_refused(data):
     with pytest.raises(ArtifactError):
         Calibration.from_bytes(data)

@@ -12,7 +12,7 @@ from rmvdb.simulate import UNCALIBRATED, curve, predict, split
 from rmvdb.training import Method, Pairs, Settings
 from rmvdb.types import Metric
 
-QUICK = Settings(epochs=1, least_steps=120, batch=128)
+QUICK = Settings(epochs=1, least_steps=120, batch=128, lr=3e-3)
 COSINE = {"old_metric": Metric.COSINE, "new_metric": Metric.COSINE}
 
 

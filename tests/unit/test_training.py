@@ -11,7 +11,7 @@ from rmvdb.errors import Mismatch, PlanRefused
 from rmvdb.training import Fitted, Method, Pairs, Settings, fit
 from rmvdb.types import Metric
 
-QUICK = Settings(epochs=1, least_steps=120, batch=128)
+QUICK = Settings(epochs=1, least_steps=120, batch=128, lr=3e-3)
 
 
 def pairs(n=400, classes=8, seed=0, *, labels=True, length=1.0):

@@ -1,0 +1,464 @@
+"""What only a Milvus can do to a store: duplicated keys, foreign collections, restarts, refusals."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pymilvus import DataType, MilvusClient
+
+from rmvdb import index as index_rules
+from rmvdb import lite
+from rmvdb.errors import AlreadyExists, CannotAdopt, EngineError, EngineUnavailable, Mismatch
+from rmvdb.milvus import MilvusStore
+from rmvdb.types import Field, Id, IdType, Index, Metric, Record, Schema
+from tests.contract.test_store import FLAT, bare, fields_of, filled, in_threads, plain, scanned, schema_of, vectors_of
+from tests.support.milvus_server import MilvusServer
+
+server_only = pytest.mark.parametrize("milvus_store", [pytest.param("server_store", marks=pytest.mark.server)], indirect=True)
+lite_only = pytest.mark.parametrize("milvus_store", ["lite_store"], indirect=True)
+
+
+@pytest.fixture
+def client(milvus_store: MilvusStore) -> Iterator[MilvusClient]:
+    """pymilvus itself, as another program would use it on the same engine."""
+    milvus_store.version()
+    other = MilvusClient(uri=milvus_store._connection.place, dedicated=True)
+    yield other
+    other.close()
+
+
+# Duplicated keys: `insert` of a key that is there makes a second row
+
+
+def test_duplicated_keys_count_once(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
+    records = filled(milvus_store, collection)
+    ids = [record.id for record in records]
+    for _ in range(4):
+        client.insert(collection, [{"pk": record.id, "emb": record.vector, **fields_of(0)} for record in records[:10]])
+
+    assert len({row["pk"] for row in client.query(collection, filter="n >= 0", output_fields=["pk"], limit=16_000)}) == 60
+    assert milvus_store.count(collection) == 60
+    assert scanned(milvus_store, collection, page=7) == ids
+    assert scanned(milvus_store, collection, upto=ids[4]) == ids[:5]
+    assert [record.id for record in milvus_store.get(collection, ids)] == ids
+    for limit in (1, 5, 12, 60):
+        hits = milvus_store.search(collection, vectors_of(3), limit=limit, strong=True)
+        assert [len({hit.id for hit in line}) for line in hits] == [limit] * 3
+
+    milvus_store.upsert(collection, records[:5])
+    assert [record.fields for record in milvus_store.get(collection, ids[:5])] == [record.fields for record in records[:5]]
+    milvus_store.delete(collection, ids[5:10])
+    assert milvus_store.count(collection) == 55
+    assert scanned(milvus_store, collection) == ids[:5] + ids[10:]
+
+
+def test_duplicated_keys_hide_no_record_from_a_long_scan(
+    milvus_store: MilvusStore, client: MilvusClient, collection: str
+) -> None:
+    """More rows than one answer holds, the duplicates close together: a limited query gives fewer ids than there are."""
+    milvus_store.create(plain(collection, dim=2, metric=Metric.L2), FLAT)
+    ids = list(range(-9_000, 9_000))
+    order = np.random.default_rng(0).permutation(ids).tolist()
+    client.insert(collection, [{"pk": id, "emb": [0.0, 1.0]} for id in order])
+    for _ in range(3):
+        client.insert(collection, [{"pk": id, "emb": [0.0, 1.0]} for id in range(-8_000, -5_000)])
+    client.flush(collection)
+
+    assert milvus_store.count(collection) == len(ids)
+    assert scanned(milvus_store, collection) == ids
+    assert scanned(milvus_store, collection, after=-7_500, upto=8_000) == list(range(-7_499, 8_001))
+
+
+def test_a_search_that_once_came_short_is_asked_for_more_again(
+    milvus_store: MilvusStore, client: MilvusClient, collection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    milvus_store.create(plain(collection), FLAT)
+    milvus_store.upsert(collection, bare([1, 2]))
+    assert len(milvus_store.search(collection, vectors_of(1), limit=3, strong=True)[0]) == 2
+    for _ in range(6):
+        client.insert(collection, [{"pk": id, "emb": vectors_of(2)[id - 1]} for id in (1, 2)])
+    milvus_store.upsert(collection, bare([3]))
+    milvus_store._believed.clear()  # ten seconds later
+    assert len(milvus_store.search(collection, vectors_of(1), limit=3, strong=True)[0]) == 3
+
+
+# Collections that other programs made
+
+
+Change = Callable[[Any], Any]
+
+
+def foreign(
+    client: MilvusClient, name: str, change: Change, *, metric: str = "COSINE", dtype: DataType = DataType.FLOAT_VECTOR
+) -> None:
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=True)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", dtype, dim=DIM_OF[dtype])
+    schema = change(schema) or schema
+    client.create_collection(name, schema=schema, consistency_level="Bounded")
+    params = client.prepare_index_params()
+    kind = "BIN_FLAT" if dtype is DataType.BINARY_VECTOR else "FLAT"
+    params.add_index("vector", index_type=kind, metric_type=metric, params={})
+    client.create_index(name, params)
+
+
+DIM_OF = {DataType.FLOAT_VECTOR: 8, DataType.BINARY_VECTOR: 16, DataType.FLOAT16_VECTOR: 8}
+
+
+def with_auto_id(schema: Any) -> Any:
+    schema = MilvusClient.create_schema(auto_id=True)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=8)
+    return schema
+
+
+def test_a_collection_of_another_program_is_read(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
+    def change(schema: Any) -> None:
+        schema.add_field("title", DataType.VARCHAR, max_length=99)
+        schema.add_field("tags", DataType.ARRAY, element_type=DataType.INT64, max_capacity=7)
+        schema.add_field("doc", DataType.JSON)
+        schema.add_field("price", DataType.DOUBLE)
+
+    foreign(client, collection, change, metric="IP")
+
+    found = milvus_store.describe(collection)
+
+    assert (found.dim, found.metric, found.id_type, found.id_field) == (8, Metric.IP, IdType.INT64, "id")
+    assert [(field.name, field.type) for field in found.fields] == [
+        ("title", "VARCHAR"),
+        ("tags", "ARRAY"),
+        ("doc", "JSON"),
+        ("price", "DOUBLE"),
+    ]
+    assert found.fields[0].params == {"max_length": 99}
+    assert found.fields[1].params == {"element_type": "INT64", "max_capacity": 7}
+
+
+def test_a_collection_that_makes_its_ids_is_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
+    foreign(client, collection, with_auto_id)
+    with pytest.raises(CannotAdopt, match=f"'{collection}' makes its ids itself.*auto_id.*copy it"):
+        milvus_store.describe(collection)
+
+
+def test_a_collection_without_an_index_is_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
+    schema = client.create_schema(auto_id=False)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=8)
+    client.create_collection(collection, schema=schema)
+    with pytest.raises(CannotAdopt, match="has no index with a metric on 'vector'.*create one"):
+        milvus_store.describe(collection)
+
+
+def test_binary_vectors_are_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
+    foreign(client, collection, lambda schema: None, metric="HAMMING", dtype=DataType.BINARY_VECTOR)
+    with pytest.raises(CannotAdopt, match="has vectors of type BINARY_VECTOR.*FLOAT_VECTOR"):
+        milvus_store.describe(collection)
+
+
+@lite_only
+@pytest.mark.parametrize(("kind", "dim"), [(DataType.FLOAT16_VECTOR, {"dim": 8}), (DataType.SPARSE_FLOAT_VECTOR, {})])
+def test_half_precision_and_sparse_vectors_are_not_adopted(
+    milvus_store: MilvusStore, client: MilvusClient, collection: str, kind: DataType, dim: dict[str, int]
+) -> None:
+    schema = client.create_schema(auto_id=False)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", kind, **dim)
+    client.create_collection(collection, schema=schema)
+    with pytest.raises(CannotAdopt, match=f"has vectors of type {kind.name}"):
+        milvus_store.describe(collection)
+
+
+@lite_only
+def test_two_vector_fields_are_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
+    foreign(client, collection, lambda schema: schema.add_field("other", DataType.FLOAT_VECTOR, dim=4) and None)
+    with pytest.raises(CannotAdopt, match="has 2 vector fields.*one vector field"):
+        milvus_store.describe(collection)
+
+
+@server_only
+def test_partitions_that_somebody_made_are_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
+    foreign(client, collection, lambda schema: None)
+    client.create_partition(collection, "summer")
+    with pytest.raises(CannotAdopt, match="has the partition 'summer'.*without partitions"):
+        milvus_store.describe(collection)
+
+
+@server_only
+def test_a_collection_that_forgets_is_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
+    foreign(client, collection, lambda schema: None)
+    client.alter_collection_properties(collection, {"collection.ttl.seconds": 0})
+    assert milvus_store.describe(collection).dim == 8
+    client.alter_collection_properties(collection, {"collection.ttl.seconds": 3600})
+    with pytest.raises(CannotAdopt, match=r"forgets records by itself \(collection.ttl.seconds\).*drop that property"):
+        milvus_store.describe(collection)
+
+
+@server_only
+def test_an_alias_is_read_as_the_collection_behind_it(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
+    foreign(client, collection, lambda schema: None)
+    client.create_alias(collection, f"{collection}_alias")
+    try:
+        assert milvus_store.describe(f"{collection}_alias").collection == collection
+    finally:
+        client.drop_alias(f"{collection}_alias")
+
+
+def test_a_partition_key_is_kept_where_the_engine_can_filter_by_it(milvus_store: MilvusStore, collection: str) -> None:
+    key = Field(name="tenant", type="VARCHAR", params={"max_length": 20, "is_partition_key": True})
+    milvus_store.create(plain(collection, dynamic=False), FLAT)
+    milvus_store.drop(collection)
+    milvus_store.create(schema_of(collection, fields=(key,)), FLAT)
+    kept = milvus_store.describe(collection).fields[0].params.get("is_partition_key", False)
+    assert kept is not milvus_store.version().startswith("milvus-lite 2")
+    records = [Record(id=at, vector=vectors_of(1)[0], fields={"tenant": f"t{at % 3}"}) for at in range(9)]
+    milvus_store.upsert(collection, records)
+    assert scanned(milvus_store, collection, filter="tenant == 't1'") == [1, 4, 7]
+    assert scanned(milvus_store, collection, page=2) == list(range(9))
+    assert milvus_store.count(collection) == 9
+
+
+# Half made, released, refused
+
+
+def test_a_collection_that_was_left_without_an_index_is_finished(
+    milvus_store: MilvusStore, client: MilvusClient, collection: str
+) -> None:
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=True)
+    schema.add_field("pk", DataType.INT64, is_primary=True)
+    schema.add_field("emb", DataType.FLOAT_VECTOR, dim=8)
+    client.create_collection(collection, schema=schema)
+
+    milvus_store.create(plain(collection), FLAT)
+
+    milvus_store.upsert(collection, bare([1]))
+    assert milvus_store.search(collection, vectors_of(1), limit=1, strong=True)[0][0].id == 1
+
+
+def test_a_collection_whose_index_fails_is_not_left_behind(milvus_store: MilvusStore, collection: str) -> None:
+    with pytest.raises(EngineError, match="HNSW|out of range"):
+        milvus_store.create(plain(collection), Index(type="HNSW", params={"M": 99_999, "efConstruction": 8}))
+    assert not milvus_store.exists(collection)
+
+
+def test_many_may_make_the_same_collection_at_once(milvus_store: MilvusStore, collection: str) -> None:
+    failures: list[Exception] = []
+
+    def make(_: int) -> None:
+        try:
+            milvus_store.create(plain(collection), FLAT)
+        except EngineError as exc:
+            failures.append(exc)
+
+    in_threads(make, 4)
+    assert failures == []
+    milvus_store.upsert(collection, bare([1]))
+    assert milvus_store.count(collection) == 1
+
+
+@server_only
+def test_a_released_collection_is_not_loaded_behind_its_owners_back(
+    milvus_store: MilvusStore, client: MilvusClient, collection: str
+) -> None:
+    filled(milvus_store, collection, 3)
+    client.release_collection(collection)
+    started = time.monotonic()
+    for call in (
+        lambda: milvus_store.search(collection, vectors_of(1), limit=1),
+        lambda: milvus_store.count(collection),
+        lambda: milvus_store.get(collection, [1]),
+    ):
+        with pytest.raises(EngineError, match=rf"'{collection}' is not loaded.*load_collection\('{collection}'\)"):
+            call()
+    assert time.monotonic() - started < 5
+
+
+@server_only
+@pytest.mark.parametrize(
+    "index",
+    [
+        Index(),
+        Index(type="IVF_FLAT", params={"nlist": 16}, search={"nprobe": 16}),
+        Index(type="IVF_SQ8", params={"nlist": 16}, search={"nprobe": 16}),
+        Index(type="HNSW", params={"M": 16, "efConstruction": 64}, search={"ef": 8}),
+        Index(type="SCANN", params={"nlist": 16, "with_raw_data": True}, search={"nprobe": 16, "reorder_k": 10}),
+        Index(type="DISKANN", search={"search_list": 16}),
+    ],
+    ids=lambda index: index.type,
+)
+def test_every_index_of_the_server_is_made_and_searched(milvus_store: MilvusStore, collection: str, index: Index) -> None:
+    index_rules.check(index, dim=32, metric=Metric.COSINE)
+    milvus_store.create(plain(collection, dim=32), index)
+    vectors = np.random.default_rng(0).normal(size=(300, 32)).astype(np.float32)
+    milvus_store.upsert(collection, [Record(id=at, vector=vector) for at, vector in enumerate(vectors)])
+    # More hits than ef, reorder_k and search_list say: they are raised to the limit.
+    hits = milvus_store.search(collection, vectors[:2], limit=40, search=index.search, strong=True)
+    assert [line[0].id for line in hits] == [0, 1]
+    assert [len(line) for line in hits] == [40, 40]
+
+
+@server_only
+def test_an_index_that_the_server_lacks_is_refused_and_cleaned_up(milvus_store: MilvusStore, collection: str) -> None:
+    with pytest.raises(EngineError, match="GPU_CAGRA"):
+        milvus_store.create(plain(collection, metric=Metric.IP), Index(type="GPU_CAGRA"))
+    assert not milvus_store.exists(collection)
+
+
+@lite_only
+@pytest.mark.parametrize("id", ["'", "O'Hara", "\0", "a\nb", "\r"])
+def test_an_id_that_lite_cannot_remove_again_is_refused(milvus_store: MilvusStore, collection: str, id: str) -> None:
+    milvus_store.create(plain(collection, id_type=IdType.VARCHAR), FLAT)
+    for call in (lambda: milvus_store.upsert(collection, bare([id])), lambda: milvus_store.delete(collection, [id])):
+        with pytest.raises(EngineError, match="Lite 2.5 cannot write or delete the id.*use a Milvus server"):
+            call()
+
+
+@server_only
+@pytest.mark.parametrize("id", ["'", "O'Hara", "\0", "a\nb", "\r", "'] or pk != ['"])
+def test_the_server_takes_any_text_as_an_id(milvus_store: MilvusStore, collection: str, id: str) -> None:
+    milvus_store.create(plain(collection, id_type=IdType.VARCHAR), FLAT)
+    milvus_store.upsert(collection, bare([id, "other"]))
+    assert [record.id for record in milvus_store.get(collection, [id])] == [id]
+    milvus_store.delete(collection, [id])
+    assert scanned(milvus_store, collection) == ["other"]
+
+
+def test_a_collection_that_changed_its_metric_is_not_reused(
+    milvus_store: MilvusStore, client: MilvusClient, collection: str
+) -> None:
+    foreign(client, collection, lambda schema: None, metric="L2")
+    wanted = Schema(collection=collection, dim=8, metric=Metric.COSINE, id_type=IdType.INT64)
+    with pytest.raises(AlreadyExists, match="exists with metric L2"):
+        milvus_store.create(wanted, FLAT)
+    assert milvus_store.exists(collection)
+
+
+# Connections
+
+
+def test_pymilvus_is_not_loaded_before_it_is_needed() -> None:
+    program = (
+        "import sys, rmvdb.milvus, rmvdb.lite, rmvdb.faiss_store; sys.exit('pymilvus' in sys.modules or 'faiss' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_refused_call_leaves_no_traceback_in_the_log(
+    milvus_store: MilvusStore, collection: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.DEBUG, "rmvdb"), pytest.raises(EngineError):
+        milvus_store.count(collection)
+    assert "Traceback" not in caplog.text + "".join(capfd.readouterr())
+
+
+def test_an_engine_that_is_not_there_is_given_up_in_time() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        place = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        store = MilvusStore(lambda: place, patience=3.0)
+        started = time.monotonic()
+        with pytest.raises(EngineUnavailable, match=f"Milvus at {place} cannot be reached .*see that it runs"):
+            store.version()
+        assert 2.0 < time.monotonic() - started < 9.0
+
+
+def test_an_engine_that_never_answers_is_given_up_in_time() -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        place = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        started = time.monotonic()
+        with pytest.raises(EngineUnavailable, match="cannot be reached|no answer"):
+            MilvusStore(lambda: place, patience=3.0, timeout=1.0).exists("any")
+        assert time.monotonic() - started < 9.0
+
+
+def test_the_address_is_asked_again_when_the_engine_has_moved(tmp_path: Path) -> None:
+    files = [tmp_path / "one.db", tmp_path / "two.db"]
+    asked: list[str] = []
+
+    def address() -> str:
+        asked.append(lite.address(files[min(len(asked), 1)], idle=1.0))
+        return asked[-1]
+
+    try:
+        store = MilvusStore(address, staleness=1.5)
+        assert store.staleness == 1.5
+        store.create(plain("here"), FLAT)
+        assert (len(asked), store.exists("here")) == (1, True)
+        store.close()
+        assert (store.exists("here"), len(asked)) == (False, 2)
+        store.close()
+    finally:
+        for file in files:
+            lite.release(file)
+
+
+@pytest.mark.server
+def test_a_server_that_is_killed_is_waited_for(own_milvus_server: MilvusServer, collection: str) -> None:
+    store = MilvusStore(lambda: own_milvus_server.address, patience=60.0)
+    records = filled(store, collection, 30)
+    own_milvus_server.stop(kill=True)
+    restart = threading.Thread(target=own_milvus_server.start)
+    restart.start()
+    try:
+        found = store.search(collection, vectors_of(1), limit=30, strong=True)[0]
+    finally:
+        restart.join()
+    assert {hit.id for hit in found} == {record.id for record in records}
+    assert store.count(collection) == 30
+    store.close()
+
+
+@pytest.mark.server
+def test_a_wrong_token_is_named_at_once(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("milvus_server")  # skips where there can be none
+    with MilvusServer(tmp_path / "milvus", settings={"common.security.authorizationEnabled": "true"}) as server:
+        good = MilvusStore(lambda: server.address, token="root:Milvus")
+        assert good.exists("any") is False
+        good.close()
+        started = time.monotonic()
+        with pytest.raises(EngineError, match="refused the token.*correct it"):
+            MilvusStore(lambda: server.address, token="root:wrong").exists("any")
+        assert time.monotonic() - started < 10.0
+
+
+def test_big_records_travel_in_several_requests(milvus_store: MilvusStore, collection: str) -> None:
+    milvus_store.create(schema_of(collection, dim=2048, metric=Metric.IP, fields=(Field(name="doc", type="JSON"),)), FLAT)
+    vectors = np.random.default_rng(0).normal(size=(3_000, 2048)).astype(np.float32)  # 24 MB
+    text = "x" * 20_000  # 60 MB in all
+    ids: list[Id] = list(range(3_000))
+    milvus_store.upsert(
+        collection, [Record(id=id, vector=v, fields={"doc": {"text": text}}) for id, v in zip(ids, vectors, strict=True)]
+    )
+    assert milvus_store.count(collection) == 3_000
+    found = milvus_store.get(collection, ids, vector=True)
+    assert len(found) == 3_000
+    np.testing.assert_array_equal(found[2_999].vector, vectors[2_999])
+    assert found[0].fields == {"doc": {"text": text}}
+
+
+def test_a_query_of_many_vectors_is_split(milvus_store: MilvusStore, collection: str) -> None:
+    milvus_store.create(plain(collection), FLAT)
+    milvus_store.upsert(collection, bare(list(range(200))))
+    found = milvus_store.search(collection, vectors_of(3_000), limit=100, strong=True)
+    assert [len(hits) for hits in found] == [100] * 3_000
+    assert [hits[0].id for hits in found[:200]] == list(range(200))
+
+
+def test_a_field_that_a_lite_search_would_fail_on_is_asked_for_safely(milvus_store: MilvusStore, collection: str) -> None:
+    milvus_store.create(plain(collection), FLAT)
+    search = functools.partial(milvus_store.search, collection, vectors_of(1), limit=2, strong=True)
+    assert search(fields=["nowhere"]) == [[]]
+    with pytest.raises(Mismatch):
+        milvus_store.search(collection, np.ones((1, 3), np.float32), limit=1)

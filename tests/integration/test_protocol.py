@@ -1,0 +1,187 @@
+"""The batch protocol and the write protocol against each other, step by step, in one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmvdb import errors
+from rmvdb.types import BatchState, Id
+from tests.support.inprocess import Gallery, make, vector
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    """Forty texts, both collections served, four batches listed."""
+    made = make(tmp_path)
+    yield made
+    made.registry.close()
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def crash_at(number: int) -> Callable[[str, str], None]:
+    """Fails the given write, counting from 1, as a kill would: before it reaches the engine."""
+    calls = iter(range(1, 10_000))
+
+    def before(call: str, collection: str) -> None:
+        if next(calls) == number:
+            raise Crash(f"{call} {collection}")
+
+    return before
+
+
+def drive(gallery: Gallery) -> None:
+    gallery.worker().run(gallery.task, gallery.backfill)
+
+
+def test_every_record_is_moved_and_the_old_collection_is_empty(gallery: Gallery) -> None:
+    drive(gallery)
+    gallery.expect_moved()
+    assert {record.fields["n"] for record in gallery.held()["new"].values()} == {0}
+
+
+@pytest.mark.parametrize("number", range(1, 13))
+def test_a_worker_that_dies_before_any_write_leaves_a_state_that_a_rerun_mends(gallery: Gallery, number: int) -> None:
+    gallery.store.before = crash_at(number)
+    with pytest.raises(Crash):
+        drive(gallery)
+    held = gallery.held()
+    assert set(held["old"]) | set(held["new"]) == set(gallery.source.of)
+    gallery.store.before = lambda call, collection: None
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_a_rerun_after_a_crash_in_mid_removal_takes_nothing_out_of_the_new_collection(gallery: Gallery) -> None:
+    removed = []
+
+    def before(call: str, collection: str) -> None:
+        # The removal reaches the engine, and then the worker dies before it can say so.
+        if call == "delete" and collection == gallery.task.old and not removed:
+            removed.append(True)
+            gallery.store.before = lambda call, collection: None
+            row = gallery.registry.batches(gallery.upgrade.id, state=BatchState.REMOVING)[0]
+            gallery.store.delete(collection, _ids(row.remove))
+            raise Crash
+
+    gallery.store.before = before
+    with pytest.raises(Crash):
+        drive(gallery)
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_a_write_between_read_and_copy_is_not_overwritten(gallery: Gallery) -> None:
+    with gallery.client() as client:
+
+        def before(call: str, collection: str) -> None:
+            if collection == gallery.task.new and call == "delete":  # the batch is *writing*: the client must wait
+                gallery.store.before = lambda call, collection: None
+                writer.start()
+                assert waited.wait(0.3) is False
+
+        waited = threading.Event()
+        writer = threading.Thread(target=lambda: (write(gallery, client, 3, "newer"), waited.set()))
+        gallery.store.before = before
+        drive(gallery)
+        writer.join()
+        drive(gallery)
+        late = [record.id for page in gallery.store.scan(gallery.task.old) for record in page]
+        assert late in ([], [3])
+        assert np.allclose(gallery.held()["new"][3].vector, vector("v2", "newer"), atol=1e-6)
+
+
+def test_a_write_before_its_batch_is_claimed_wins(gallery: Gallery) -> None:
+    with gallery.client() as client:
+        write(gallery, client, 3, "newer")
+        assert np.allclose(gallery.held()["old"][3].vector, vector("v1", "newer"), atol=1e-6)
+        drive(gallery)
+    gallery.expect_moved()
+
+
+def test_a_write_while_its_batch_waits_for_the_grace_wins(gallery: Gallery) -> None:
+    with gallery.client() as client:
+
+        def before(call: str, collection: str) -> None:
+            if collection == gallery.task.old and call == "delete":
+                gallery.store.before = lambda call, collection: None
+                write(gallery, client, 12, "newer")
+
+        gallery.store.before = before
+        drive(gallery)
+        assert np.allclose(gallery.held()["new"][12].vector, vector("v2", "newer"), atol=1e-6)
+
+
+def test_a_deleted_record_never_comes_back(gallery: Gallery) -> None:
+    with gallery.client() as client:
+        client.delete([1, 15])
+
+        def before(call: str, collection: str) -> None:
+            if collection == gallery.task.new and call == "upsert":
+                gallery.store.before = lambda call, collection: None
+                deleter.start()
+
+        deleter = threading.Thread(target=lambda: client.delete([30]))
+        gallery.store.before = before
+        drive(gallery)
+        deleter.join()
+        drive(gallery)
+    for id in (1, 15, 30):
+        del gallery.source.of[id]
+    gallery.expect_moved()
+
+
+def test_what_another_program_changes_before_the_comparison_is_moved_again(gallery: Gallery) -> None:
+    from rmvdb.types import Record
+
+    def before(call: str, collection: str) -> None:
+        if collection == gallery.task.new and call == "upsert":
+            gallery.store.before = lambda call, collection: None
+            gallery.source.of[2] = "changed"
+            gallery.store.upsert(gallery.task.old, [Record(id=2, vector=vector("v1", "changed"), fields={"n": 7})])
+            gallery.store.delete(gallery.task.old, [5])
+            del gallery.source.of[5]
+
+    gallery.store.before = before
+    drive(gallery)
+    gallery.expect_moved()
+    assert gallery.held()["new"][2].fields == {"n": 7}
+
+
+def test_a_worker_that_was_suspended_for_longer_than_its_lease_writes_nothing_more(gallery: Gallery) -> None:
+    worker = gallery.worker()
+    worker._renew(gallery.upgrade.id)
+    still_mine = worker._in_time(worker._lapses)
+    still_mine()
+    threading.Event().wait(1.3)
+    worker._renew(gallery.upgrade.id)  # a heartbeat that comes too late
+    with pytest.raises(errors.LeaseLost):
+        still_mine()
+
+
+def test_two_workers_move_every_record_once(gallery: Gallery) -> None:
+    threads = [threading.Thread(target=drive, args=(gallery,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gallery.expect_moved()
+    assert gallery.registry.progress(gallery.upgrade.id).total == 40
+
+
+def write(gallery: Gallery, client: object, id: int, text: str) -> None:
+    gallery.source.of[id] = text
+    client.upsert([{"id": id, "item": text, "n": 1}])  # type: ignore[attr-defined]
+
+
+def _ids(packed: bytes | None) -> list[Id]:
+    from rmvdb.registry import unpack_ids
+
+    return unpack_ids(packed)

@@ -1,0 +1,105 @@
+"""Stores on every engine: each test that asks for `store` runs over faiss, a Milvus Lite file and a real Milvus server."""
+
+from __future__ import annotations
+
+import functools
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmvdb import lite
+from rmvdb.faiss_store import FaissStore
+from rmvdb.milvus import MilvusStore
+from rmvdb.protocols import VectorStore
+from tests.support.milvus_server import MilvusServer, unavailable
+
+
+@pytest.fixture(scope="session")
+def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
+    """The session's Milvus server; a test that stops it takes one of its own."""
+    if reason := unavailable():
+        pytest.skip(reason)
+    with MilvusServer(tmp_path_factory.mktemp("milvus")) as server:
+        yield server
+
+
+@pytest.fixture
+def own_milvus_server(tmp_path: Path) -> Iterator[MilvusServer]:
+    """A Milvus server of the test's own, to be stopped and started."""
+    if reason := unavailable():
+        pytest.skip(reason)
+    with MilvusServer(tmp_path / "milvus") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def server_store(milvus_server: MilvusServer) -> Iterator[MilvusStore]:
+    """A store on the session's Milvus server."""
+    store = MilvusStore(lambda: milvus_server.address)
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="session")
+def lite_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The session's Milvus Lite file."""
+    path = tmp_path_factory.mktemp("lite") / "milvus.db"
+    yield path
+    lite.release(path)
+
+
+@pytest.fixture(scope="session")
+def lite_store(lite_file: Path) -> Iterator[MilvusStore]:
+    """A store on the session's Milvus Lite file."""
+    store = MilvusStore(functools.partial(lite.address, lite_file, idle=2.0))
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="session")
+def remote_store() -> Iterator[MilvusStore]:
+    """A store on the engine that RMVDB_TEST_MILVUS names, such as a newer Milvus or a Milvus Lite 3 process."""
+    address = os.environ["RMVDB_TEST_MILVUS"]
+    store = MilvusStore(lambda: address)
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="session")
+def faiss_store() -> FaissStore:
+    """A store in this process."""
+    return FaissStore()
+
+
+_SERVER = pytest.param("server_store", marks=pytest.mark.server, id="server")
+_LITE = pytest.param("lite_store", id="lite")
+_FAISS = pytest.param("faiss_store", id="faiss")
+_REMOTE = [pytest.param("remote_store", id="remote")] if "RMVDB_TEST_MILVUS" in os.environ else []
+
+
+@pytest.fixture(params=[_FAISS, _LITE, _SERVER, *_REMOTE])
+def store(request: pytest.FixtureRequest) -> VectorStore:
+    """A store on each engine in turn."""
+    found: VectorStore = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(params=[_LITE, _SERVER, *_REMOTE])
+def milvus_store(request: pytest.FixtureRequest) -> MilvusStore:
+    """A store on each Milvus in turn."""
+    found: MilvusStore = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def collection(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of a collection that is not there yet; it is dropped after the test from the test's store."""
+    name = f"c_{uuid.uuid4().hex}"
+    yield name
+    for fixture in ("store", "milvus_store", "server_store", "lite_store"):
+        if fixture in request.fixturenames:
+            request.getfixturevalue(fixture).drop(name)
+            return
