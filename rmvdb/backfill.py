@@ -323,6 +323,8 @@ class Worker:
                 backfill.retire(task, batch, in_time)
         except errors.LeaseLost as exc:
             log.warning("%s", exc, extra={"action": "lease-lost", "batch": batch.id})
+            # Otherwise this worker's own heartbeat would hold for ever what it no longer works on.
+            self._registry.hand_back(batch)
 
     def _unfinished(self, task: Task, *, copy: bool) -> bool:
         """Whether there is, or will be, something for this worker to do; a pause is no end."""

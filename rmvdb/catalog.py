@@ -78,9 +78,22 @@ def _dim(embedder: Embedder, kind: Kind | None) -> int:
     return 1
 
 
-def registered_probes(row: VersionRow) -> Vectors | None:
-    """The probe vectors a version was registered with, (probes, dim)."""
-    return np.frombuffer(row.probes, np.float32).reshape(-1, row.dim) if row.probes else None
+def check_model(row: VersionRow, embedder: Embedder) -> bool:
+    """ModelError where the probe items no longer embed as when it was registered; False where nothing was probed then."""
+    if row.probes is None:
+        return False
+    known = np.frombuffer(row.probes, np.float32).reshape(-1, row.dim)
+    found = probe(embedder, dim=row.dim, kind=row.probe_kind)  # type: ignore[arg-type]
+    if found is None:
+        raise errors.ModelError(
+            f"{row.embedder} fails for the probe items that it embedded when {row.name!r} was registered; mend it"
+        )
+    if not embedders.same_model(known, found):
+        raise errors.ModelError(
+            f"{row.embedder} gives other vectors for the probe items than when {row.name!r} was registered; put the old model "
+            "back, or register this one as a version of its own"
+        )
+    return True
 
 
 def add_gallery(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rmvdb import catalog, embedders, errors, schema
+from rmvdb import catalog, errors, schema
 from rmvdb import index as index_rules
 from rmvdb.app import App
 from rmvdb.tables import CollectionRow, GalleryRow, VersionRow
@@ -69,15 +69,8 @@ def _model(app: App, row: VersionRow) -> str:
         app.artifacts.get(row.head)
     if row.classifier:
         app.classifier(row)
-    known = catalog.registered_probes(row)
-    if known is None:
+    if not catalog.check_model(row, embedder):
         return f"{row.embedder} loads; its dimension could not be probed"
-    found = catalog.probe(embedder, dim=row.dim, kind=row.probe_kind)  # type: ignore[arg-type]
-    if found is None or not embedders.same_model(known, found):
-        raise errors.ModelError(
-            f"{row.embedder} gives other vectors for the probe items than when {row.name!r} was registered; put the old model "
-            "back, or register this one as a version of its own"
-        )
     return f"{row.embedder} loads, gives dimension {row.dim}, and is the model that was registered"
 
 

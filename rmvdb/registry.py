@@ -544,6 +544,13 @@ class Registry:
             raise errors.LeaseLost(f"Batch {batch.id} was taken over by another worker; nothing of it was changed here since")
 
     @transaction
+    def hand_back(self, s: Session, /, batch: BatchRow) -> None:
+        """Give up a claim, with no call under way; does nothing where somebody else has it by now."""
+        mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token)
+        s.execute(update(BatchRow).where(mine, BatchRow.state == BatchState.CLAIMED).values(state=BatchState.PENDING))
+        s.execute(update(BatchRow).where(mine).values(lease_until=None, worker=None))
+
+    @transaction
     def retire(self, s: Session, /, batch: BatchRow, *, moved: int, again: Sequence[Id]) -> None:
         """End a batch; the ids in `again` become a batch of their own at the same place in the order."""
         mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token)

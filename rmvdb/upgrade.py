@@ -87,11 +87,13 @@ class Conductor:
     def plan(self, question: Question, *, again: bool = False) -> Plan:
         """What the upgrade would do; changes nothing but the cache of plans and embeddings."""
         leg = self._only_leg(question)
+        to = self.registry.version(question.to_version)
         catalog.check_unchanged(self.store, self.registry.collection(leg.collection))
+        catalog.check_model(to, self.hands.encoder.embedder(to.base or to.name))
         return self._planner(question).plan(
             question,
             leg,
-            self.registry.version(question.to_version),
+            to,
             classifier=self.hands.classifier(self.registry.version(leg.model)),
             again=again,
             report=self.report,

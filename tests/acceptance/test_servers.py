@@ -1,0 +1,117 @@
+"""The main job on a real Milvus server and PostgreSQL; either may go away and come back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import rmvdb.app
+from rmvdb.milvus import MilvusStore
+from tests.acceptance.test_upgrade import NAIVE, _until, searching
+from tests.support.milvus_server import MilvusServer
+from tests.support.postgres import PASSWORD, Postgres
+from tests.support.project import Project
+
+IDS = list(range(1, 201))
+pytestmark = [pytest.mark.server, pytest.mark.postgres]
+
+
+def make(folder: Path, server: MilvusServer, database: str, **options: float) -> Project:
+    """A filled gallery of 200 records on a server and PostgreSQL."""
+    return Project(folder, milvus=server.address, registry=database, retry_for=options.get("retry_for", 30.0)).prepare(IDS)
+
+
+def clear(project: Project) -> None:
+    """Leave nothing on the session's server."""
+    app = rmvdb.app.load(project.folder)
+    for gallery in app.registry.galleries():
+        for row in app.registry.collections(gallery.id):
+            app.store.drop(row.name)
+    app.registry.close()
+
+
+def test_a_gallery_on_a_server_is_upgraded_and_rolled_back(
+    tmp_path: Path, milvus_server: MilvusServer, postgres_url: str
+) -> None:
+    project = make(tmp_path, milvus_server, postgres_url)
+    assert project.run("doctor").stdout.count("FAIL") == 0
+    with searching(project, IDS) as watch:
+        project.run(*NAIVE, timeout=300)
+        project.run("rollback", timeout=300)
+        project.run("cleanup", "--yes")
+    assert watch.trouble == []
+    assert watch.searches > 5
+    assert {each["model"]: each["records"] for each in project.json("gallery", "show")["collections"]} == {"v1": 200}
+    clear(project)
+
+
+def test_a_collection_that_is_not_loaded_says_so(tmp_path: Path, milvus_server: MilvusServer, postgres_url: str) -> None:
+    project = make(tmp_path, milvus_server, postgres_url)
+    name = project.json("gallery", "show")["collections"][0]["name"]
+    client = _pymilvus(milvus_server)
+    client.release_collection(name)
+    done = project.run(*NAIVE, code=1)
+    assert "load" in done.stderr
+    assert "Traceback" not in done.stderr
+    client.load_collection(name)
+    client.close()
+    project.run(*NAIVE, timeout=300)
+    clear(project)
+
+
+def test_work_goes_on_by_itself_when_the_server_comes_back(
+    tmp_path: Path, own_milvus_server: MilvusServer, postgres_url: str
+) -> None:
+    project = make(tmp_path, own_milvus_server, postgres_url, retry_for=90.0)
+    project.fault(v2={"slow": 0.02})
+    upgrade = project.start(*NAIVE, "--sample", "70")
+    _until(lambda: project.json("status")["done"] > 0)
+    own_milvus_server.stop(kill=True)
+    time.sleep(1)
+    own_milvus_server.start()
+    out, err = upgrade.communicate(timeout=240)
+    assert upgrade.returncode == 0, out + err
+    assert project.json("status")["phase"] == "cut over"
+    with project.client() as client:
+        assert client.count() == 200
+
+
+def test_a_server_that_stays_away_stops_the_upgrade_which_can_be_continued(
+    tmp_path: Path, own_milvus_server: MilvusServer, postgres_url: str
+) -> None:
+    project = make(tmp_path, own_milvus_server, postgres_url, retry_for=3.0)
+    own_milvus_server.stop(kill=True)
+    done = project.run(*NAIVE, code=1)
+    assert done.stderr.count("Error: ") == 1
+    assert "Traceback" not in done.stderr
+    own_milvus_server.start()
+    _until(lambda: project.run(*NAIVE, code=None, timeout=300).returncode == 0, seconds=200)
+
+
+def test_the_database_may_stop_and_start(tmp_path: Path, milvus_server: MilvusServer, stoppable_postgres: Postgres) -> None:
+    project = make(tmp_path, milvus_server, stoppable_postgres.database(), retry_for=30.0)
+    project.fault(v2={"slow": 0.02})
+    upgrade = project.start(*NAIVE, "--sample", "70")
+    _until(lambda: project.json("status")["done"] > 0)
+    stoppable_postgres.stop()
+    time.sleep(2)
+    stoppable_postgres.start()
+    out, err = upgrade.communicate(timeout=240)
+    if upgrade.returncode:  # it gave up while the database was away: the same command goes on
+        assert PASSWORD not in out + err
+        project.run(*NAIVE, timeout=300)
+    assert project.json("status")["phase"] == "cut over"
+    stoppable_postgres.stop()
+    refused = Project(tmp_path / "late", registry=stoppable_postgres.url("gone"), retry_for=1.0).run("gallery", "list", code=1)
+    assert PASSWORD not in refused.stdout + refused.stderr
+    assert "Traceback" not in refused.stderr
+    stoppable_postgres.start()
+    clear(project)
+
+
+def _pymilvus(server: MilvusServer) -> object:
+    """An administrator's own connection."""
+    store = MilvusStore(lambda: server.address)
+    return store._connection.get()
