@@ -25,6 +25,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+# Before torch is imported, for this process and those it starts: threads that spin while they wait take the time of the others.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import demo_data
 import demo_models
 import demo_report
@@ -35,7 +38,7 @@ HERE = Path(__file__).resolve().parent
 #: By this file a folder is known as one that this program made and may empty.
 MARK = ".rmvdb-demo"
 #: Short waits, so that a minute shows what takes hours on a large gallery.
-SETTINGS = {"plan_max_age": 1, "longest_search": 3}
+SETTINGS = {"plan_max_age": 1, "longest_search": 5}
 #: Seconds between two looks at the status while the backfill runs, and for which a process may end by itself.
 STATUS_EVERY, PATIENCE = 12.0, 20.0
 
@@ -48,14 +51,7 @@ class Commands:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
-        # One thread each: on two cores, several processes with a thread for each core would wait for one another.
-        threads = str(max(1, (os.cpu_count() or 1) // 2))
-        self.environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
-        }
+        self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
         self.running: list[subprocess.Popen[str]] = []
 
     def start(self, command: list[str], **more: Any) -> subprocess.Popen[str]:
@@ -100,7 +96,8 @@ class Commands:
     @staticmethod
     def _show(process: subprocess.Popen[str]) -> None:
         for line in process.stdout or ():
-            console.print(f"  {line.rstrip()}", markup=False, soft_wrap=True)
+            if line.strip():
+                console.print(f"  {line.rstrip()}", markup=False, soft_wrap=True)
 
 
 def _rmvdb() -> list[str]:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +26,8 @@ import rmvdb
 #: Ids from here on are records that come and go; quality is not measured on them.
 VISITORS = 1_000_000
 #: At most this many hits are asked for in one call, so that no call takes long.
-HITS = 100_000
+HITS = 20_000
+COUNTED = ("searches", "failed", "missed", "missed_replaced", "duplicates", "writes", "writes_failed", "writes_unseen")
 #: Seconds between two searches, and between two writes.
 SEARCH_PAUSE, WRITE_PAUSE = 0.02, 0.5
 
@@ -35,9 +36,7 @@ class Tally:
     """What was done and what went wrong, counted by several threads."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter(
-            dict.fromkeys(("searches", "failed", "missed", "duplicates", "writes", "writes_failed", "writes_unseen"), 0)
-        )
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
         self.errors: list[str] = []
         self.slowest = 0.0
         self._lock = threading.Lock()
@@ -76,6 +75,8 @@ class Application:
         self._first = client.plan.legs[0].collection
         self._stop, self._unfollow = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
+        #: The last records written again, and when that ended; only one thread writes.
+        self._rewrites: deque[tuple[int, float | None]] = deque(maxlen=100)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -100,8 +101,10 @@ class Application:
         started = time.monotonic()
         for at in range(0, len(self.queries), size):
             asked: list[Any] = list(self.queries[at : at + size])
+            answers: list[list[rmvdb.Hit]] = [[] for _ in asked]
             with self.tally.watched("failed"):
-                rankings += self._ranked(asked)
+                answers = self._ranked(asked)
+            rankings += answers
         ids, new = (np.full((len(rankings), len(self.expected)), none) for none in (-1, False))
         for row, hits in enumerate(rankings):
             known = [hit for hit in hits if hit.id in self.expected][: ids.shape[1]]
@@ -180,9 +183,7 @@ class Application:
     def _write(self) -> None:
         """Write a record again; let a new one come and go, and look whether searches agree."""
         with self.tally.watched("writes_failed"):
-            again = random.choice(sorted(self.expected))
-            fields = self.client.get(again)[0].fields
-            self.client.upsert([{**fields, "id": again, "item": _photo(again)}])
+            self._write_again(random.choice(sorted(self.expected)))
             visitor, item = VISITORS + self.tally.counts["writes"], self.queries[0]
             self.client.upsert([{"id": visitor, "item": item}])
             came = visitor in self._found(item)
@@ -191,6 +192,15 @@ class Application:
             self.tally.add(writes=3, writes_unseen=int(not came) + int(not left))
             if not (came and left):
                 self.tally.note(f"record {visitor} {'stayed' if came else 'did not come'}, {self._when()}")
+
+    def _write_again(self, id: int) -> None:
+        """The same photo and fields once more."""
+        fields = self.client.get(id)[0].fields
+        self._rewrites.append((id, None))
+        try:
+            self.client.upsert([{**fields, "id": id, "item": _photo(id)}])
+        finally:
+            self._rewrites[-1] = (id, time.monotonic())
 
     def _when(self) -> str:
         return f"near t = {self.t:.2f} in epoch {self.client.plan.epoch}"

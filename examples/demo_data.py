@@ -89,7 +89,7 @@ def cifar100(folder: Path, seed: int) -> Pictures:
         labelled=labelled,
         plain=plain,
         queries=queries,
-        widths=((16, 32, 64), (32, 64, 128)),
+        widths=((12, 24, 48), (24, 48, 96)),
         dims=(64, 128),
         epochs=(2, 3),
         batch=100,

@@ -165,18 +165,18 @@ def table(summary: dict[str, Any], console: Console) -> None:
     """The summary for people."""
     counts = Table(title=f"{summary['data']}: {summary['records']} records, while the upgrade went on")
     for name in ("searches", *COUNTED, "writes"):
-        counts.add_column(name.replace("_", " "), justify="right")
+        counts.add_column(name.replace("_", "\n"), justify="right")
     counts.add_row(*(str(summary[name]) for name in ("searches", *COUNTED, "writes")))
     console.print(counts)
-    names = ("rmvdb", "naive", "naive, calibrated")
-    quality = Table("t", *(f"{name}: mAP CMC@1" for name in names), title="measured meanwhile, in percent")
-    for points in zip(*(summary[name] for name in ("curve", "naive", "naive_calibrated")), strict=True):
+    names = {"curve": "rmvdb", "naive": "naive", "naive_calibrated": "naive calibrated"}
+    quality = Table("t", *(f"{name}: mAP, CMC@1" for name in names.values()), title="measured meanwhile, in percent")
+    for points in zip(*(summary[name] for name in names), strict=True):
         quality.add_row(f"{points[0][0]:.2f}", *(f"{point[1]:.1f}  {point[2]:.1f}" for point in points))
     console.print(quality)
-    names = ("M_old", "M_0", "M_1", "M_offline", "M_new")
-    ends = Table(*names, *(f"gain, {name}" for name in ("rmvdb", "naive", "calibrated")), "seconds", title="mAP, in percent")
-    gains = (f"{100 * gain:.0f} %" for gain in summary["gain"].values())
-    ends.add_row(*(f"{summary[name]:.2f}" for name in names), *gains, f"{summary['seconds']['total']:.0f}")
+    ends = Table("M_old", "M_0", "M_1", "M_offline", "M_new", "gain", "naive's", "seconds", title="mAP in percent")
+    gains = (f"{100 * summary['gain'][name]:.0f} %" for name in ("rm", "naive_calibrated"))
+    numbers = (f"{summary[name]:.2f}" for name in ("M_old", "M_0", "M_1", "M_offline", "M_new"))
+    ends.add_row(*numbers, *gains, f"{summary['seconds']['total']:.0f}")
     console.print(ends)
 
 

@@ -288,32 +288,36 @@ class Worker:
         stop: threading.Event,
         progress: Callable[[Progress], None],
     ) -> Progress:
-        at_work: set[Future[None]] = set()
+        at_work: dict[Future[None], int] = {}  # and how many records each is copying
         looked = float("-inf")
         while True:
-            if time.monotonic() - looked >= LOOK:
+            if time.monotonic() - looked >= LOOK or until < 1.0:
                 now, row = self._registry.progress(task.upgrade), self._registry.upgrade(task.upgrade)
                 looked = time.monotonic()
                 progress(now)
-            copy = until >= 1.0 or now.t < until  # to the end means to the end: a batch may come back when all seem copied
+            # To the end means to the end: a batch may come back when all seem copied.
+            copy = until >= 1.0 or now.done + sum(at_work.values()) < until * now.total
             claimed = None
             if not stop.is_set() and len(at_work) < self._width:
                 claimed = self._claim(task, row, copy=copy)
             if claimed is not None:
-                at_work.add(pool.submit(self._work, task, backfill, claimed, self._in_time(self._lapses)))
+                doing = pool.submit(self._work, task, backfill, claimed, self._in_time(self._lapses))
+                at_work[doing] = claimed.count if claimed.state == BatchState.CLAIMED else 0
             elif not at_work and (stop.is_set() or not self._unfinished(task, copy=copy)):
                 now = self._registry.progress(task.upgrade)
                 progress(now)
                 return now
-            at_work = self._reap(at_work, patience=0.0 if claimed is not None else 0.05)
+            self._reap(at_work, patience=0.0 if claimed is not None else 0.05)
             if claimed is None and not at_work:
                 stop.wait(0.05)
 
-    def _reap(self, at_work: set[Future[None]], *, patience: float) -> set[Future[None]]:
-        done, going_on = wait(at_work, timeout=patience, return_when=FIRST_COMPLETED) if at_work else (set(), set())
+    @staticmethod
+    def _reap(at_work: dict[Future[None], int], *, patience: float) -> None:
+        """Take out what has ended; its error, if it had one, is raised here."""
+        done = wait(at_work, timeout=patience, return_when=FIRST_COMPLETED).done if at_work else set()
         for each in done:
+            del at_work[each]
             each.result()
-        return going_on
 
     def _work(self, task: Task, backfill: Backfill, batch: BatchRow, in_time: Callable[[], None]) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -160,7 +161,7 @@ def test_a_missing_or_altered_artifact_is_named_and_put_back(project: Project) -
     whole = artifact.read_bytes()
     for damage in (lambda: artifact.unlink(), lambda: artifact.write_bytes(whole[:-1] + b"x")):
         damage()
-        refused(project, "search", "x", code=1, saying=artifact.name)
+        refused(project, "search", "x", code=1, saying=artifact.stem)
         artifact.write_bytes(whole)
     project.run(*trained)
     everything_is_found(project)
@@ -218,22 +219,29 @@ def test_a_full_disk_while_archiving_stops_the_upgrade_with_nothing_lost(project
     archive = project.folder / ".rmvdb" / "archive"
     archive.mkdir(exist_ok=True)
     project.run(*UPGRADE, "--detach")  # the shared Lite process runs outside the namespace
-    command = " ".join([sys.executable, "-m", "rmvdb", *UPGRADE])
-    small = f"mount -t tmpfs -o size=16k tmpfs {archive} && exec {command}"
+    rmvdb = f"{sys.executable} -m rmvdb"
+    upgrade = f"{rmvdb} {' '.join(UPGRADE)}; echo ended with $?"
+    script = f"""
+        mount -t tmpfs -o size=16k tmpfs {archive} && {upgrade}
+        {rmvdb} search x --limit 500 --json
+        mount -o remount,size=16m {archive} && {upgrade}
+    """
     done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", small],
+        ["unshare", "-rm", "sh", "-c", script],
         cwd=project.folder,
         env=project.environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
         check=False,
     )
-    assert done.returncode == 1, done.stdout + done.stderr
+    told = done.stdout + done.stderr
+    assert [line for line in told.splitlines() if line.startswith("ended with")] == ["ended with 1", "ended with 0"], told
     assert "the disk is full" in done.stderr
     assert "Traceback" not in done.stderr
-    everything_is_found(project)
-    project.run(*UPGRADE)
+    # In between nothing was missing, and nothing was there twice.
+    found = re.findall(r'"id": (\d+)', done.stdout)
+    assert sorted(map(int, found)) == IDS
     everything_is_found(project)
 
 

@@ -142,7 +142,9 @@ def test_a_roll_back_gives_back_the_same_ids_fields_and_vectors(project: Project
     app = _app(project)
     old = app.registry.plan("things").legs[0].collection
     before = app.store.get(old, IDS, vector=True)
-    project.run(*UPGRADE, "--until", until, *(["--no-cutover"] if until != "1" else []))
+    share = float(until)
+    project.run(*UPGRADE, "--until", until, *(["--no-cutover"] if share < 1 else []))
+    assert project.json("status")["t"] == pytest.approx(share, abs=50 / len(IDS))  # to a batch
     with searching(project, IDS) as watch:
         project.run("rollback")
     assert watch.trouble == []
@@ -284,6 +286,22 @@ def test_an_adopted_collection_is_emptied_only_with_consent(tmp_path: Path) -> N
     assert collections(project) == {"v1": 400}
     other.run(*NAIVE, "--execute")
     assert other.json("status")["phase"] == "cut over"
+
+
+@pytest.mark.parametrize(("old_metric", "new_metric"), [("L2", "L2"), ("IP", "COSINE")])
+def test_other_metrics_and_a_change_of_metric_are_upgraded_too(tmp_path: Path, old_metric: str, new_metric: str) -> None:
+    project = Project(tmp_path).prepare(IDS, old_metric=old_metric, new_metric=new_metric)
+    project.run(*UPGRADE, "--until", "0.5", "--no-cutover")
+    models = project.models()
+    with project.client() as client:
+        hits = client.search(models.item(3), limit=500)
+        assert sorted(hit.id for hit in hits) == IDS
+        assert len({hit.leg for hit in hits[:50]}) == 2  # distances of both legs are on one scale
+        client.upsert([{"id": 3, "item": models.item(3), "label": 77}])
+        assert client.search(models.item(3), limit=1, output_fields=["label"])[0].fields == {"label": 77}
+    project.run(*UPGRADE)
+    assert project.json("status")["phase"] == "cut over"
+    project.stop_engine()
 
 
 def test_records_with_varchar_ids_are_upgraded_too(tmp_path: Path) -> None:

@@ -253,11 +253,14 @@ class Project:
                 os.kill(pid, signal.SIGTERM)
                 _wait_until_gone(pid)
 
-    def prepare(self, ids: Sequence[int | str], *, fill: bool = True) -> Project:
+    def prepare(
+        self, ids: Sequence[int | str], *, fill: bool = True, old_metric: str = "COSINE", new_metric: str = "COSINE"
+    ) -> Project:
         """Registry, both versions, and a gallery `things` filled by v1."""
         self.run("init")
-        self.run("model", "add", "v1", "--embedder", "models:v1", "--classifier", "models:Classifier")
-        self.run("model", "add", "v2", "--embedder", "models:v2")
+        classifier = ("--classifier", "models:Classifier")
+        self.run("model", "add", "v1", "--embedder", "models:v1", "--metric", old_metric, *classifier)
+        self.run("model", "add", "v2", "--embedder", "models:v2", "--metric", new_metric)
         kind = "VARCHAR" if isinstance(ids[0], str) else "INT64"
         self.run("gallery", "add", "things", "--model", "v1", "--source", "call:models:items", "--id-type", kind)
         if fill:
