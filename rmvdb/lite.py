@@ -4,7 +4,7 @@ Milvus Lite lets one process open a file, and its server ends with that process.
 the command line but a small process of rmvdb's own (`python -m rmvdb.lite <path>`), started by whoever comes first. Beside
 `x.db` lie
 
-    .x.db.lock      Milvus Lite's own lock, held by the owner: nobody else opens the file meanwhile
+    .x.db.lock      Milvus Lite's own lock, held by the owner: pymilvus does not open the file meanwhile
     .x.db.lease     held shared by every process that uses the file, exclusively by an owner that ends
     .x.db.address   where the owner's server listens; locked by whoever reads it or starts an owner
     .x.db.log       what the server said last
@@ -181,42 +181,61 @@ def _ended(*_: object) -> NoReturn:
 
 def _serve(path: Path, idle: float) -> None:
     place = _beside(path, "address")
-    with _exclusive(path), _socket(path) as listening, _server(path, listening) as server:
+    with _Lock(path) as lock, _socket(path) as listening, _server(path, listening) as server:
         try:
             _wait_until_ready(path, server, listening)
             place.write_text(f"unix:{listening}")
             _tell(f"unix:{listening}")
             with _beside(path, "lease").open("ab") as lease:
-                _wait_until_unused(server, lease, idle)
+                _wait_until_unused(server, lease, lock, idle)
                 # Still holding the lease if it was idle, so that a newcomer waits until all of this is gone.
                 _stop(server)
                 place.write_text("")
         finally:
-            if server.poll() is None:
-                _stop(server)
+            _stop(server)
 
 
-@contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    """Milvus Lite's own lock on the file; a server that has just lost its owner may keep it for a moment."""
-    name, deadline = _beside(path, "lock"), time.monotonic() + _RELEASE
-    while True:
-        lock = name.open("ab")
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # pymilvus removes the file when it lets go: what counts is the lock on the one that is there.
-            if os.fstat(lock.fileno()).st_ino == name.stat().st_ino:
-                break
-        lock.close()
-        if time.monotonic() > deadline:
-            raise EngineUnavailable(
-                f"{path} is open in another program; close it there (pymilvus keeps it until its process ends)"
-            )
-        time.sleep(0.05)
-    try:
-        yield
-    finally:
-        lock.close()
+class _Lock:
+    """Milvus Lite's own lock on the file. pymilvus removes the lock's file even where it is refused: then it is made anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._name = _beside(path, "lock")
+        self._held: list[IO[bytes]] = []
+
+    def __enter__(self) -> _Lock:
+        deadline = time.monotonic() + _RELEASE
+        # A server that has just lost its owner may keep it for a moment.
+        while not self.keep():
+            if time.monotonic() > deadline:
+                raise EngineUnavailable(
+                    f"{self._path} is open in another program; close it there (pymilvus keeps it until its process ends)"
+                )
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._held:
+            file.close()
+
+    def keep(self) -> bool:
+        """Whether the lock is ours, on the file that is there now."""
+        if self._held and self._is_there(self._held[-1]):
+            return True
+        file = self._name.open("ab")
+        with contextlib.suppress(BlockingIOError):
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._is_there(file):
+                self._held.append(file)
+                return True
+        file.close()
+        return False
+
+    def _is_there(self, file: IO[bytes]) -> bool:
+        try:
+            return os.fstat(file.fileno()).st_ino == self._name.stat().st_ino
+        except FileNotFoundError:
+            return False
 
 
 @contextlib.contextmanager
@@ -269,10 +288,10 @@ def _wait_until_ready(path: Path, server: subprocess.Popen[bytes], listening: Pa
         time.sleep(0.02)
 
 
-def _wait_until_unused(server: subprocess.Popen[bytes], lease: IO[bytes], idle: float) -> None:
-    """Returns when the server has ended, or holding the lease when nobody has held it for a while."""
+def _wait_until_unused(server: subprocess.Popen[bytes], lease: IO[bytes], lock: _Lock, idle: float) -> None:
+    """Returns when the server has ended or the lock is lost, or holding the lease when nobody has held it for a while."""
     free_since = time.time()
-    while server.poll() is None:
+    while server.poll() is None and lock.keep():
         try:
             fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -281,13 +300,13 @@ def _wait_until_unused(server: subprocess.Popen[bytes], lease: IO[bytes], idle: 
             if time.time() - max(free_since, os.fstat(lease.fileno()).st_mtime) >= idle:
                 return
             fcntl.flock(lease, fcntl.LOCK_UN)
-        time.sleep(min(0.5, idle / 4 + 0.01))
+        time.sleep(min(0.2, idle / 4 + 0.01))
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    # Lite 3 closes its files on an interrupt, Lite 2 ends on either.
+    # Lite 3 closes its files on an interrupt, Lite 2 ends on any.
     for sent in (signal.SIGINT, signal.SIGKILL):
-        server.send_signal(sent)
+        server.send_signal(sent)  # nothing happens where it has ended
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(_RELEASE / 2)
             return

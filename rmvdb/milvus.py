@@ -80,6 +80,16 @@ class _Engine(NamedTuple):
     def lite3(self) -> bool:
         return self.name == "milvus-lite" and not self.lite2
 
+    @property
+    def partition_keys(self) -> bool:
+        """Whether a partition key can be written and filtered by.
+
+        Lite 2.5 takes one and cannot read a filter any more; an upsert of Milvus 2.3.5 puts records into partitions where a
+        filter by the key does not find them (milvus pull request 30772).
+        """
+        numbers = [int(number) for number in re.findall(r"\d+", self.version)[:2]]
+        return not self.lite2 and (self.name != "milvus" or numbers >= [2, 4])
+
 
 class MilvusStore:
     """A vector store that any number of threads share; it connects when it is first used and reconnects by itself.
@@ -170,7 +180,7 @@ class MilvusStore:
     def describe(self, collection: str) -> Schema:
         """Read the schema (of the collection behind the name, where it is an alias); CannotAdopt for what cannot be served."""
         raw = self._read(collection)
-        _adoptable(collection, raw)
+        _adoptable(collection, raw, self._engine())
         partitions = self._partitions(collection, raw)
         name, vector = raw["collection_name"], _vector_fields(raw)[0]
         index = self._run(collection, lambda client: _vector_index(client, collection, vector["name"]))
@@ -278,7 +288,7 @@ class MilvusStore:
     def _rows_at_once(self, schema: Schema, kind: tuple[str, ...]) -> int:
         """How many rows of these fields fit into one answer, from what the last ones weighed; a few where none was seen."""
         if kind[1:] == (schema.id_field,):
-            return _IDS
+            return _ROWS
         weight = self._weights.get(kind, _MESSAGE // _FEW)
         return max(1, min(_ROWS, _MESSAGE // weight))
 
@@ -354,7 +364,7 @@ class MilvusStore:
 
     def _ids(self, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> list[Id]:
         within = between(schema.id_field, after, upto) or _every(schema)
-        rows = self._query(schema, both(filter, within), output=[schema.id_field], limit=WINDOW, filter=filter)
+        rows = self._query(schema, both(filter, within), output=[schema.id_field], filter=filter)
         return sorted({row[schema.id_field] for row in rows})
 
     def _rows(self, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> int:
@@ -369,19 +379,14 @@ class MilvusStore:
         *,
         output: list[str],
         strong: bool = True,
-        limit: int | None = None,
         filter: str = "",
     ) -> list[dict[str, Any]]:
-        extra = _ONCE if limit is None else {"limit": limit, **_ONCE}
-        return list(
-            self._run(
-                schema.collection,
-                lambda client: client.query(
-                    schema.collection, filter=expression, output_fields=output, consistency_level=_level(strong), **extra
-                ),
-                filter=filter,
-            )
+        # Without a limit a server loses records where keys are duplicated; for count(*) it may not be given.
+        limit = {} if output == ["count(*)"] else {"limit": WINDOW}
+        call = functools.partial(
+            _ask, collection=schema.collection, expression=expression, output=output, level=_level(strong), limit=limit
         )
+        return self._run(schema.collection, call, filter=filter)
 
     # Writing
 
@@ -639,8 +644,7 @@ def _engine_schema(schema: Schema, engine: _Engine) -> Any:
     made.add_field(schema.vector_field, types.FLOAT_VECTOR, dim=schema.dim)
     for field in schema.fields:
         params = dict(field.params)
-        if engine.lite2:
-            # It takes one and then cannot read a filter on the collection.
+        if not engine.partition_keys:
             params.pop("is_partition_key", None)
         if "element_type" in params:
             params["element_type"] = types[params["element_type"]]
@@ -669,7 +673,7 @@ def _refuse(collection: str, what: str, way_out: str) -> None:
     raise CannotAdopt(f"Collection {collection!r} {what}, which rmvdb cannot serve; {way_out}")
 
 
-def _adoptable(collection: str, raw: Mapping[str, Any]) -> None:
+def _adoptable(collection: str, raw: Mapping[str, Any], engine: _Engine) -> None:
     vectors = _vector_fields(raw)
     kinds = ", ".join(field["type"].name for field in vectors)
     copy = "copy it into a collection with ids of your own"
@@ -685,6 +689,8 @@ def _adoptable(collection: str, raw: Mapping[str, Any]) -> None:
         _refuse(collection, "may hold records without a vector", "copy it into a collection whose vector is not nullable")
     if nested := next((field for field in raw["fields"] if "STRUCT" in field["type"].name), None):
         _refuse(collection, f"has the field {nested['name']!r} of structs", "copy it with fields of their own")
+    if not engine.partition_keys and any(field.get("is_partition_key") for field in raw["fields"]):
+        _refuse(collection, f"has a partition key, in which {' '.join(engine)} loses records", "use Milvus 2.4 or newer")
     if _seconds(raw.get("properties", {}).get("collection.ttl.seconds")) > 0:
         _refuse(collection, "forgets records by itself (collection.ttl.seconds)", "drop that property")
 
@@ -776,6 +782,13 @@ def _row(schema: Schema, record: Record) -> dict[str, Any]:
         problem = f"shape {vector.shape}" if vector.shape != (schema.dim,) else "values that are not finite"
         raise Mismatch(f"Record {id!r} has a vector with {problem}; {schema.collection!r} takes {schema.dim} finite numbers")
     return {**record.fields, schema.id_field: id, schema.vector_field: vector}
+
+
+def _ask(
+    client: MilvusClient, *, collection: str, expression: str, output: list[str], level: str, limit: dict[str, int]
+) -> list[dict[str, Any]]:
+    found = client.query(collection, filter=expression, output_fields=output, consistency_level=level, **limit, **_ONCE)
+    return list(found)
 
 
 def _write(client: MilvusClient, *, collection: str, rows: list[dict[str, Any]], whole: bool) -> None:

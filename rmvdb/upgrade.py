@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 #: Rounds of late records after which others must be writing into the old collection without end.
 ROUNDS = 20
 #: Seconds for which a conductor may be silent before another takes its place.
-BATON = 20.0
+BATON = 10.0
 #: Batches put on the work list in one transaction.
 LISTED_AT_ONCE = 50
 
@@ -529,9 +529,7 @@ class Conductor:
     @contextmanager
     def _baton(self, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
         """Be the one process that makes batches and changes phases; UpgradeRunning where another is."""
-        if not self.registry.lead(upgrade.id, worker.name, BATON):
-            leader = self.registry.upgrade(upgrade.id).conductor
-            raise errors.UpgradeRunning(f"{leader} is at work on this upgrade; watch it with rmvdb status --watch")
+        self._take_baton(upgrade, worker)
         ended = threading.Event()
 
         def hold() -> None:
@@ -549,6 +547,19 @@ class Conductor:
             ended.set()
             holder.join()
             self.registry.lead(upgrade.id, worker.name, 0)
+
+    def _take_baton(self, upgrade: UpgradeRow, worker: Worker) -> None:
+        """Wait for the baton of a conductor that is silent, as after a kill; refuse at the first sign that it lives."""
+        seen: float | None = None
+        while not self.registry.lead(upgrade.id, worker.name, BATON):
+            row = self.registry.upgrade(upgrade.id)
+            if seen is None:
+                seen = row.conductor_until
+                self.say(f"{row.conductor} has this upgrade; taking over if it is silent for {BATON:g} s")
+            elif row.conductor_until != seen:
+                raise errors.UpgradeRunning(f"{row.conductor} is at work on this upgrade; watch it with rmvdb status --watch")
+            self._check_stop()
+            self.stop.wait(0.2)
 
     def _check_stop(self) -> None:
         if self.stop.is_set():

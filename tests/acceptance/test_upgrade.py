@@ -108,7 +108,7 @@ def test_an_embedding_made_for_the_plan_is_not_made_again(project: Project) -> N
 
 
 def test_ctrl_c_stops_and_the_same_command_goes_on(project: Project) -> None:
-    project.fault(v2={"slow": 0.004})
+    project.fault(v2={"slow": 0.03})
     first = project.start(*NAIVE, "--sample", "80")
     _until(lambda: project.json("status")["done"] > 0)
     first.send_signal(signal.SIGINT)
@@ -124,7 +124,7 @@ def test_ctrl_c_stops_and_the_same_command_goes_on(project: Project) -> None:
 
 
 def test_a_killed_upgrade_run_again_ends_in_the_same_state(project: Project) -> None:
-    project.fault(v2={"slow": 0.004})
+    project.fault(v2={"slow": 0.02})
     with searching(project, IDS) as watch:
         for share in (0.1, 0.4):
             first = project.start(*NAIVE, "--sample", "80")

@@ -1,0 +1,301 @@
+"""One Milvus Lite file and many processes: who starts its server, who ends it, and what a kill -9 does."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmvdb import lite
+from rmvdb.errors import EngineError, EngineUnavailable
+from rmvdb.milvus import MilvusStore
+from rmvdb.types import IdType, Index, Metric, Record, Schema
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes through /proc, which is Linux's")
+
+IDLE = 1.0
+SCHEMA = Schema(collection="c", dim=4, metric=Metric.L2, id_type=IdType.INT64)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """A file that is not there yet."""
+    file = tmp_path / "x.db"
+    yield file
+    lite.release(file)
+    eventually(lambda: processes(file) == {}, "its processes have ended")
+
+
+def store_on(path: Path) -> MilvusStore:
+    return MilvusStore(functools.partial(lite.address, path, idle=IDLE))
+
+
+def record(id: int) -> Record:
+    return Record(id=id, vector=np.full(4, id, np.float32))
+
+
+def processes(path: Path) -> dict[str, int]:
+    """The pids of the file's owner and server, by kind; more than one of a kind is an error."""
+    found: dict[str, int] = {}
+    for folder in Path("/proc").iterdir():
+        try:
+            arguments = (folder / "cmdline").read_bytes().decode().split("\0") if folder.name.isdigit() else []
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0] if arguments else "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if str(path) in arguments and state != "Z":
+            kind = "owner" if "rmvdb.lite" in arguments else "server"
+            if "-c" not in arguments or kind == "server":
+                assert kind not in found, f"two {kind}s"
+                found[kind] = int(folder.name)
+    return found
+
+
+def eventually(holds: Callable[[], bool], what: str, *, within: float = 15.0) -> None:
+    deadline = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {within} s: {what}"
+        time.sleep(0.05)
+
+
+def program(body: str, *arguments: object, **options: object) -> subprocess.Popen[str]:
+    """Another process that runs `body`."""
+    head = "import sys, os, time, functools, numpy as np; from rmvdb import lite; from rmvdb.milvus import MilvusStore\n"
+    command = [sys.executable, "-c", head + textwrap.dedent(body), *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What a process said, once it has ended well."""
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return str(said).strip()
+
+
+USER = """
+address = lite.address(sys.argv[1], idle=1.0)
+print(address, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_two_processes_read_and_write_one_file(path: Path) -> None:
+    store = store_on(path)
+    store.create(SCHEMA, Index(type="FLAT"))
+    store.upsert("c", [record(1)])
+
+    other = program(
+        """
+        from rmvdb.types import Record
+        store = MilvusStore(functools.partial(lite.address, sys.argv[1]))
+        store.upsert("c", [Record(id=2, vector=np.zeros(4, np.float32))])
+        print([record.id for record in store.get("c", [1, 2])])
+        """,
+        path,
+    )
+
+    assert ended(other) == "[1, 2]"
+    assert [record.id for record in store.get("c", [1, 2])] == [1, 2]
+    store.close()
+
+
+def test_of_many_that_come_at_once_one_starts_the_server(path: Path) -> None:
+    users = [program(USER, path, idle) for idle in range(6)]
+    addresses = {str(user.stdout.readline()).strip() for user in users if user.stdout}
+    assert len(addresses) == 1
+    assert addresses == {lite.address(path)}
+    assert sorted(processes(path)) == ["owner", "server"]
+    for user in users:
+        user.communicate("\n", timeout=60)
+
+
+def test_the_server_outlives_who_started_it(path: Path) -> None:
+    starter = program(USER, path)
+    assert starter.stdout is not None
+    address = starter.stdout.readline().strip()
+    first = processes(path)
+    starter.kill()
+    starter.communicate(timeout=60)
+    assert lite.address(path) == address
+    time.sleep(2 * IDLE)
+    assert processes(path) == first
+
+
+def test_an_interrupt_at_the_terminal_does_not_reach_the_server(path: Path) -> None:
+    starter = program(USER, path, start_new_session=True)
+    assert starter.stdout is not None
+    starter.stdout.readline()
+    first = processes(path)
+    lite.address(path)
+    os.killpg(starter.pid, signal.SIGINT)
+    starter.communicate(timeout=60)
+    time.sleep(0.5)
+    assert processes(path) == first
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("who", ["owner", "server"])
+def test_a_killed_owner_or_server_is_replaced_and_nothing_is_lost(path: Path, who: str, how: signal.Signals) -> None:
+    store = store_on(path)
+    store.create(SCHEMA, Index(type="FLAT"))
+    for id in range(20):
+        store.upsert("c", [record(id)])
+    first = processes(path)
+
+    os.kill(first[who], how)
+
+    assert store.count("c") == 20
+    store.upsert("c", [record(20)])
+    assert [hit.id for hit in store.search("c", np.full((1, 4), 20, np.float32), limit=2)[0]] == [20, 19]
+    second = processes(path)
+    assert sorted(second) == ["owner", "server"]
+    assert set(first.values()).isdisjoint(second.values())
+    store.close()
+
+
+def test_no_server_is_left_behind_by_a_killed_owner(path: Path) -> None:
+    lite.address(path)
+    os.kill(processes(path)["owner"], signal.SIGKILL)
+    eventually(lambda: processes(path) == {}, "the server has ended with its owner", within=3.0)
+
+
+def test_the_owner_ends_when_nobody_has_used_the_file_for_a_while(path: Path) -> None:
+    users = [program(USER, path) for _ in range(2)]
+    for user in users:
+        assert user.stdout is not None
+        user.stdout.readline()
+    time.sleep(2 * IDLE)
+    assert sorted(processes(path)) == ["owner", "server"]  # in use, however quiet
+
+    users[0].communicate("\n", timeout=60)
+    users[1].kill()
+    users[1].communicate(timeout=60)
+    gone = time.monotonic()
+    eventually(lambda: processes(path) == {}, "the owner and its server have ended")
+    assert time.monotonic() - gone > 0.5 * IDLE
+    assert sorted(file.name for file in path.parent.iterdir()) == [
+        ".x.db.address",
+        ".x.db.lease",
+        ".x.db.lock",
+        ".x.db.log",
+        "x.db",
+    ]
+
+
+def test_a_file_is_there_again_after_its_server_has_ended(path: Path) -> None:
+    store = store_on(path)
+    store.create(SCHEMA, Index(type="FLAT"))
+    store.upsert("c", [record(1), record(2)])
+    store.close()
+    lite.release(path)
+    eventually(lambda: processes(path) == {}, "the owner and its server have ended")
+    assert store.count("c") == 2
+    store.close()
+
+
+def test_newcomers_and_an_ending_owner_never_miss_each_other(path: Path) -> None:
+    body = """
+    import random
+    store = MilvusStore(functools.partial(lite.address, sys.argv[1], idle=0.05))
+    for turn in range(12):
+        assert store.exists("nothing") is False
+        store.close()
+        lite.release(sys.argv[1])
+        time.sleep(random.uniform(0.0, 0.4))
+    """
+    for user in [program(body, path) for _ in range(3)]:
+        ended(user)
+
+
+@pytest.mark.parametrize("left", ["", "unix:/nowhere/sock", "nonsense", "unix:" + "x" * 300])
+def test_an_address_that_is_no_longer_true_is_replaced(path: Path, left: str) -> None:
+    (path.parent / ".x.db.address").write_text(left)
+    (path.parent / ".x.db.sock").write_text("a stale socket")
+    assert store_on(path).exists("c") is False
+
+
+@pytest.mark.parametrize("name", ["with space.db", "é日本.db", "a" * 120 + ".db", "it's 100%.db"])
+def test_any_path_will_do(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / ("deep" * 20) / ("er" * 20)
+    folder.mkdir(parents=True)
+    path = folder / name
+    store = store_on(path)
+    try:
+        store.create(SCHEMA, Index(type="FLAT"))
+        store.upsert("c", [record(1)])
+        assert store.count("c") == 1
+        private = Path(lite.address(path).removeprefix("unix:")).parent
+        assert private.stat().st_mode & 0o077 == 0
+    finally:
+        store.close()
+        lite.release(path)
+    eventually(lambda: not private.exists(), "the private folder of the socket is gone")
+
+
+def test_a_link_leads_to_the_same_server(path: Path) -> None:
+    address = lite.address(path)
+    (path.parent / "link.db").symlink_to(path)
+    assert lite.address(path.parent / "link.db") == address
+
+
+def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"nowhere/x\.db cannot be used: the folder .*nowhere does not exist; create it"):
+        lite.address(tmp_path / "nowhere" / "x.db")
+    with pytest.raises(EngineError, match=r"/sys/x\.db cannot be used: no permission to write /sys/\.x\.db"):
+        lite.address("/sys/x.db")
+    (tmp_path / "notes.db").write_text("these are notes, not a database")
+    with pytest.raises(EngineError, match=r"notes\.db is not a Milvus Lite file; choose another path"):
+        lite.address(tmp_path / "notes.db")
+
+
+def test_a_database_of_the_other_generation_is_named(tmp_path: Path) -> None:
+    (tmp_path / "three.db").mkdir()
+    with pytest.raises(EngineError, match=r"made by Milvus Lite 3.*install milvus-lite>=3"):
+        lite.address(tmp_path / "three.db")
+
+
+def test_a_broken_file_is_named_with_what_milvus_lite_says(path: Path) -> None:
+    path.write_bytes(b"SQLite format 3\0" + b"broken" * 1000)
+    with pytest.raises(EngineUnavailable, match=rf"Milvus Lite does not open {path}: .*"):
+        lite.address(path)
+
+
+PYMILVUS = """
+from pymilvus import MilvusClient
+try:
+    client = MilvusClient(sys.argv[1])
+except Exception as exc:
+    print("refused", flush=True)
+else:
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_file_that_another_program_has_open_is_named(path: Path) -> None:
+    other = program(PYMILVUS, path, stderr=subprocess.DEVNULL)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "open\n"
+    with pytest.raises(EngineUnavailable, match=rf"{path} is open in another program; close it there"):
+        lite.address(path)
+    other.communicate("\n", timeout=60)
+    assert lite.address(path).startswith("unix:")
+
+
+def test_another_program_is_kept_out_however_often_it_tries(path: Path) -> None:
+    store = store_on(path)
+    store.create(SCHEMA, Index(type="FLAT"))
+    for _ in range(2):  # a refused pymilvus removes the lock's file: the second time nothing would keep it out
+        assert ended(program(PYMILVUS, path, stderr=subprocess.DEVNULL)) == "refused"
+        time.sleep(0.5)
+    assert store.exists("c")
+    store.close()
