@@ -25,7 +25,7 @@ from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.registry import Registry, key, pack_ids, unpack_ids
-from rmvdb.tables import BatchRow, IntentRow, UpgradeRow
+from rmvdb.tables import BatchRow, UpgradeRow
 from rmvdb.types import BatchState, Id, Progress, Record, Vectors
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,8 @@ class Backfill:
         self._store.delete(task.new, [id for id in left_behind if key(id) not in announced])
         self._store.upsert(task.new, [record for record in records if key(record.id) not in announced])
         self._registry.quarantine(task.upgrade, {id: why for id, why in reasons.items() if key(id) not in announced})
-        self._registry.advance(batch, BatchState.COPIED)
+        # What a client was writing was not copied; whatever becomes of that write, the old record must not leave uncopied.
+        self._registry.advance(batch, BatchState.COPIED, again=pack_ids(id for id in ids if key(id) in announced))
 
     def retire(self, task: Task, batch: BatchRow, in_time: Callable[[], None]) -> None:
         """Copied → retired, one grace later: compare with what was read, write down what leaves, then remove it."""
@@ -201,23 +202,29 @@ class Backfill:
         was = {record.id: record for record in self._archive.read(ArchiveFile(**(batch.archive or {})))}
         now = {record.id: record for record in self._store.get(task.old, ids, vector=True)}
         announced = self._registry.intents(task.upgrade, ids)
+        settled = self._registry.now() - task.grace
+        uncopied = set(unpack_ids(batch.again))
         aside = {row.record for row in self._registry.quarantined(task.upgrade)}
         decision = Decision(remove=[], gone=[], again=[])
         for id in ids:
-            if (bucket := _fate(announced.get(key(id)), was.get(id), now.get(id), aside=key(id) in aside)) is not None:
+            intent = announced.get(key(id))
+            if intent is not None:
+                # An open write may still change it. A done one put the truth into the new collection, but a search that looked
+                # there before must still find it in the old one: the grace counts from the write.
+                bucket = "remove" if intent.done and (intent.done_at or 0.0) <= settled else "again"
+            elif id in uncopied:
+                bucket = "again"  # the write that it was left to was never made
+            else:
+                bucket = "" if key(id) in aside else _fate(was.get(id), now.get(id))
+            if bucket:
                 getattr(decision, bucket).append(id)
         return decision
 
 
-def _fate(intent: IntentRow | None, was: Record | None, now: Record | None, *, aside: bool) -> str | None:
-    """What becomes of one record of a copied batch: the name of a list in Decision, or None to leave it."""
-    if intent is not None:
-        # An open write may still change it; a done one put the truth into the new collection.
-        return "remove" if intent.done else "again"
-    if aside:
-        return None
+def _fate(was: Record | None, now: Record | None) -> str:
+    """What becomes of a record that nobody announced a write of: the name of a list in Decision, or nothing."""
     if was is None:
-        return None if now is None else "again"
+        return "" if now is None else "again"
     if now is None:
         return "gone"
     return "remove" if same(was, now) else "again"

@@ -61,6 +61,8 @@ _FLUSH_AFTER = 10_000
 _MISSING, _NOT_LOADED = 100, 101
 #: Milvus' own codes for "not now": unavailable, busy, rate limit, (not) recovering, no replica, channel, segment or node.
 _PASSING = {2, 4, 8, 103, 106, 401, 500, 501, 503, 601, 602, 901, 902, 903, 904}
+#: pymilvus' codes for a channel that is closed and for one that it could not repair.
+_BROKEN = {1, 2}
 _PASSING_TEXT = re.compile(
     r"no available shard|channel .*not available|not (ready|healthy|serviceable)|recovering|node .*(offline|not match|not found)"
     r"|closed channel|delegator not found"
@@ -459,7 +461,7 @@ class MilvusStore:
             except foreign as exc:
                 if not (_passing(exc) or (client and _code(exc) == _NOT_LOADED and _loading(client, collection))):
                     raise
-                if client and _status(exc):
+                if client and (_status(exc) or _code(exc) in _BROKEN):
                     self._connection.drop(client)
                 raise _NotNowError from exc
 

@@ -627,7 +627,7 @@ class Registry:
         if opened.upgrade is None:
             s.execute(delete(IntentRow).where(mine))
         else:
-            s.execute(update(IntentRow).where(mine).values(done=True))
+            s.execute(update(IntentRow).where(mine).values(done=True, done_at=clock()))
 
     @transaction
     def withdraw_intents(self, s: Session, /, opened: Opened) -> None:

@@ -236,6 +236,7 @@ class IntentRow(Table):
     epoch: Mapped[int]
     client: Mapped[str]
     deadline: Mapped[float]
+    done_at: Mapped[float | None]
 
 
 class QuarantineRow(Table):

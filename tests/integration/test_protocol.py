@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -117,6 +118,41 @@ def test_a_write_while_its_batch_waits_for_the_grace_wins(gallery: Gallery) -> N
         gallery.store.before = before
         drive(gallery)
         assert np.allclose(gallery.held()["new"][12].vector, vector("v2", "newer"), atol=1e-6)
+
+
+def test_a_record_left_to_a_write_that_was_never_made_is_moved_all_the_same(gallery: Gallery) -> None:
+    # Open while its batch is copied, past its deadline when the batch is compared: as if its writer had been killed.
+    gallery.registry.open_intents("texts", "upsert", [3, 33], client="killed", lasting=gallery.task.grace / 2)
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_a_written_record_leaves_the_old_collection_one_grace_after_the_write(gallery: Gallery) -> None:
+    gone: list[float] = []
+    written: list[float] = []
+    with gallery.client() as client:
+
+        def look() -> None:
+            while gallery.store.get(gallery.task.old, [12]):
+                time.sleep(0.002)
+            gone.append(time.monotonic())
+
+        def write_late() -> None:
+            while (BatchState.COPIED, 0) not in {(each.state, 0) for each in gallery.registry.batches(gallery.upgrade.id)}:
+                time.sleep(0.002)
+            time.sleep(gallery.task.grace * 0.7)
+            write(gallery, client, 12, "newer")
+            written.append(time.monotonic())
+
+        threads = [threading.Thread(target=each) for each in (look, write_late)]
+        for thread in threads:
+            thread.start()
+        drive(gallery)
+        for thread in threads:
+            thread.join()
+    gallery.expect_moved()
+    # The engine's write comes a moment before it is marked as done.
+    assert gone[0] - written[0] > gallery.task.grace * 0.9
 
 
 def test_a_deleted_record_never_comes_back(gallery: Gallery) -> None:
