@@ -125,9 +125,9 @@ class Application:
             raise SystemExit("the application ended before its time; what it said stands above")
         return answer
 
-    def measure(self, name: str) -> None:
-        """A round now."""
-        _say_round(self.ask("measure", name=name))
+    def measure(self, name: str, first: int) -> None:
+        """A round now, of the records from id `first` on."""
+        _say_round(self.ask("measure", name=name, first=first))
 
     def _listen(self) -> None:
         for line in self._process.stdout or ():
@@ -141,7 +141,7 @@ class Application:
 
 
 def _say_round(answer: dict[str, Any]) -> None:
-    console.print(f"  application: every query ranked the whole gallery at t = {answer['t']:.2f} ({answer['seconds']:.1f} s)")
+    console.print(f"  application: every query ranked what is measured at t = {answer['t']:.2f} ({answer['seconds']:.1f} s)")
 
 
 class Demo:
@@ -149,6 +149,8 @@ class Demo:
 
     def __init__(self, folder: Path, pictures: Pictures, seed: int) -> None:
         self.folder, self.pictures, self.seed = folder, pictures, seed
+        #: The lowest id of those that quality is measured on.
+        self.first = len(pictures.labelled)
         self.rmvdb = Commands(folder)
         self.seconds: dict[str, float] = {}
 
@@ -222,24 +224,23 @@ class Demo:
         """v2 comes: ψ and ρ are trained on the labelled pictures; then the application adds those to measure on."""
         self.rmvdb("model", "add", "v2", *_model("v2"))
         self.rmvdb("plan", *CHANGE)
-        first = len(self.pictures.labelled)
-        held = application.ask("fill", first=first, last=first + len(self.pictures.plain))["records"]
+        held = application.ask("fill", first=self.first, last=self.first + len(self.pictures.plain))["records"]
         console.print(f"  application: client.upsert of pictures without labels; client.count() = {held}")
         application.ask("traffic")
         console.print("  application: searches and writes from now on")
-        application.measure("before")
+        application.measure("before", self.first)
 
     def deploy(self, application: Application) -> None:
         """Both collections are served, nothing is re-embedded yet."""
         self.rmvdb("upgrade", *CHANGE, "--until", "0")
         self.rmvdb("status")
-        application.measure("deployed")
+        application.measure("deployed", self.first)
 
     def backfill(self, application: Application) -> None:
         """The gallery moves, slowed down so that it can be measured on its way; then the old collection leaves service."""
         total = len(self.pictures.labelled) + len(self.pictures.plain)
         self.rmvdb("throttle", "--rate", f"{total / self.pictures.backfill:.0f}")
-        application.ask("follow")
+        application.ask("follow", first=self.first)
         upgrade = self.rmvdb.begin("upgrade", *CHANGE)
         while True:
             try:
@@ -250,7 +251,7 @@ class Demo:
         self.rmvdb.wait(upgrade)
         application.ask("unfollow")
         self.rmvdb("status")
-        application.measure("after")
+        application.measure("after", self.first)
 
     def clean_up(self, application: Application) -> dict[str, Any]:
         """The old collection goes; the application has searched and written all the time."""

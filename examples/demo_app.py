@@ -94,33 +94,30 @@ class Application:
             self._start(work, pause)
         return {}
 
-    def measure(self, name: str) -> dict[str, Any]:
-        """Rank the whole gallery for every query and keep the ranks in rounds/{name}.npz."""
-        size = max(1, HITS // len(self.expected))
-        rankings: list[list[rmvdb.Hit]] = []
+    def measure(self, name: str, first: int) -> dict[str, Any]:
+        """Rank all records from id `first` on for every query and keep the ranks in rounds/{name}.npz."""
+        wanted = {id for id in self.expected if id >= first}
+        size = max(1, HITS // len(wanted))
+        ids, new = (np.full((len(self.queries), len(wanted)), none) for none in (-1, False))
         started = time.monotonic()
         for at in range(0, len(self.queries), size):
-            asked: list[Any] = list(self.queries[at : at + size])
-            answers: list[list[rmvdb.Hit]] = [[] for _ in asked]
+            answers: list[list[rmvdb.Hit]] = []
             with self.tally.watched("failed"):
-                answers = self._ranked(asked)
-            rankings += answers
-        ids, new = (np.full((len(rankings), len(self.expected)), none) for none in (-1, False))
-        for row, hits in enumerate(rankings):
-            known = [hit for hit in hits if hit.id in self.expected][: ids.shape[1]]
-            ids[row, : len(known)] = [int(hit.id) for hit in known]
-            new[row, : len(known)] = [hit.leg != self._first for hit in known]
+                answers = self._ranked(self.queries[at : at + size], wanted, filter=f"id >= {first} and id < {VISITORS}")
+            for row, hits in enumerate(answers, start=at):
+                ids[row, : len(hits)] = [int(hit.id) for hit in hits]
+                new[row, : len(hits)] = [hit.leg != self._first for hit in hits]
         Path("rounds").mkdir(exist_ok=True)
         np.savez(f"rounds/{name}.npz", ids=ids, new=new)
         return {"name": name, "t": float(new.mean()), "seconds": time.monotonic() - started}
 
-    def follow(self, say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    def follow(self, first: int, say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Measure each time another tenth of the gallery has moved, until `unfollow`; each round is told when it is done."""
         names = (f"{number:02d}" for number in itertools.count(1))
 
         def look(due: list[float]) -> None:
             if self.t >= due[0]:
-                told = self.measure(next(names))
+                told = self.measure(next(names), first)
                 # A tenth that passed while this round was measured is not measured again.
                 due[0] = min(1.0, (int(told["t"] * 10 + 1e-9) + 1) / 10) if told["t"] < 1 else float("inf")
                 say({"answer": "round", **told})
@@ -161,20 +158,20 @@ class Application:
         item: Any = random.choice(self.queries)
         with self.tally.watched("failed"):
             if random.random() < 0.1:
-                hits = self._ranked([item])[0]
+                hits = self._ranked([item], self.expected)[0]
                 self.t = sum(hit.leg != self._first for hit in hits) / len(hits)
                 return
             hits = self.client.search(item, limit=10)
             self.tally.add(searches=1, missed=10 - len(hits), duplicates=len(hits) - len({hit.id for hit in hits}))
 
-    def _ranked(self, items: list[Any]) -> list[list[rmvdb.Hit]]:
-        """The whole gallery, ranked for each item; what is not there, or there twice, is counted."""
+    def _ranked(self, items: list[Any], wanted: set[int], *, filter: str = "") -> list[list[rmvdb.Hit]]:
+        """All that is wanted, ranked for each item; what is not there, or there twice, is counted."""
         started = time.monotonic()
-        answers = self.client.search(items, limit=len(self.expected) + 10)
+        answers = self.client.search(items, limit=len(wanted) + 10, filter=filter)
         replaced = self._replaced_since(started)
         for hits in answers:
             found = {hit.id for hit in hits}
-            missed = self.expected - found
+            missed = wanted - found
             self.tally.add(
                 searches=1,
                 missed=len(missed - replaced),
@@ -219,7 +216,7 @@ class Application:
         return f"near t = {self.t:.2f} in epoch {self.client.plan.epoch}"
 
     def _found(self, item: Any) -> set[rmvdb.types.Id]:
-        return {hit.id for hit in self._ranked([item])[0]}
+        return {hit.id for hit in self._ranked([item], self.expected)[0]}
 
 
 def _photo(id: int) -> Path:

@@ -81,7 +81,7 @@ def cifar100(folder: Path, seed: int) -> Pictures:
     reader = _reader(folder / "load.py")
     taught = Part(**dict(zip(("images", "labels"), reader.cifar100("train")[:2], strict=True)))
     test = Part(**dict(zip(("images", "labels"), reader.cifar100("test")[:2], strict=True)))
-    labelled, plain, queries = _split(test, (3000, 3000, 300), seed)
+    labelled, plain, queries = _split(test, (5000, 2000, 300), seed)
     return Pictures(
         name="CIFAR-100",
         classes=100,
@@ -93,7 +93,7 @@ def cifar100(folder: Path, seed: int) -> Pictures:
         dims=(64, 128),
         epochs=(2, 3),
         batch=100,
-        backfill=150.0,
+        backfill=180.0,
     )
 
 

@@ -283,7 +283,8 @@ class MilvusStore:
             part = wanted[start : start + self._rows_at_once(schema, kind)]
             rows = self._query(schema, ids_in(schema.id_field, part), output=output, strong=strong)
             found |= {row[schema.id_field]: _record(schema, fields, row) for row in rows}
-            self._weights[kind] = max(1, sum(_weight(schema, row) for row in rows) // max(1, len(rows)))
+            if rows:
+                self._weights[kind] = max(1, sum(_weight(schema, row) for row in rows) // len(rows))
             start += len(part)
         return [found[id] for id in wanted if id in found]
 
@@ -633,7 +634,8 @@ def index_params(schema: Schema, index: Index) -> Any:
         index_name=schema.vector_field,
         index_type=index.type,
         metric_type=schema.metric.value,
-        params=dict(index.params),
+        # pymilvus would send True; Milvus 2.4 takes "true" and "false" only.
+        params={name: str(value).lower() if isinstance(value, bool) else value for name, value in index.params.items()},
     )
     return params
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +65,10 @@ def records_of(ids: Sequence[Id], *, seed: int = 0) -> list[Record]:
 def bare(ids: Sequence[Id]) -> list[Record]:
     vectors = vectors_of(len(ids))
     return [Record(id=id, vector=vectors[at]) for at, id in enumerate(ids)]
+
+
+def stacked(records: Sequence[Record]) -> Vectors:
+    return np.stack([record.vector for record in records if record.vector is not None])
 
 
 def scanned(store: VectorStore, collection: str, **options: Any) -> list[Id]:
@@ -170,7 +174,7 @@ def test_a_dropped_collection_comes_back_empty_and_may_differ(store: VectorStore
 
 
 def test_every_call_on_a_missing_collection_says_so(store: VectorStore, collection: str) -> None:
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: store.describe(collection),
         lambda: store.search(collection, vectors_of(1), limit=1),
         lambda: store.get(collection, [1]),
@@ -194,7 +198,7 @@ def test_distances_are_smaller_the_closer_and_exact(store: VectorStore, collecti
 
     found = store.search(collection, queries, limit=7, strong=True)
 
-    expected = distances(metric, queries, np.stack([record.vector for record in records]))
+    expected = distances(metric, queries, stacked(records))
     for hits, line in zip(found, expected, strict=True):
         order = np.argsort(line)[:7]
         assert [hit.id for hit in hits] == [records[at].id for at in order]
@@ -247,7 +251,7 @@ def test_a_field_that_is_not_there_is_refused_where_none_can_be_added(store: Vec
         store.upsert(collection, [Record(id=1, vector=vectors_of(1)[0], fields={"colour": "red"})])
 
 
-FILTERS = {
+FILTERS: dict[str, Callable[[int, Mapping[str, Any]], bool]] = {
     "n >= 10 and n < 20": lambda n, f: 10 <= n < 20,
     "n == 3 or city == 'Bern'": lambda n, f: n == 3 or f["city"] == "Bern",
     "n in [1, 2, 500]": lambda n, f: n in (1, 2),
@@ -280,7 +284,7 @@ def test_filters_mean_the_same_everywhere(store: VectorStore, collection: str) -
     for filter, holds in FILTERS.items():
         expected = [record.id for record in records if holds(record.fields["n"], record.fields)]
         hits = store.search(collection, vectors_of(1, seed=3), limit=100, filter=filter, strong=True)[0]
-        assert sorted(hit.id for hit in hits) == expected, filter  # type: ignore[type-var]
+        assert sorted(hit.id for hit in hits) == expected, filter
         assert scanned(store, collection, filter=filter) == expected, filter
         assert store.count(collection, filter=filter) == len(expected), filter
 
@@ -323,7 +327,7 @@ def test_get_gives_the_fields_asked_for_and_no_vector_unasked(store: VectorStore
 @pytest.mark.parametrize("id_type", IdType)
 def test_a_scan_gives_every_record_once_in_ascending_order(store: VectorStore, collection: str, id_type: IdType) -> None:
     records = filled(store, collection, id_type=id_type)
-    ids = sorted(record.id for record in records)  # type: ignore[type-var]
+    ids = sorted(record.id for record in records)
 
     pages = list(store.scan(collection, page=7, vector=True, fields=["n"]))
 
@@ -338,7 +342,7 @@ def test_a_scan_gives_every_record_once_in_ascending_order(store: VectorStore, c
 
 @pytest.mark.parametrize("id_type", IdType)
 def test_a_scan_keeps_within_its_bounds(store: VectorStore, collection: str, id_type: IdType) -> None:
-    ids = sorted(record.id for record in filled(store, collection, id_type=id_type))  # type: ignore[type-var]
+    ids = sorted(record.id for record in filled(store, collection, id_type=id_type))
     assert scanned(store, collection, after=ids[9]) == ids[10:]
     assert scanned(store, collection, upto=ids[9]) == ids[:10]
     assert scanned(store, collection, after=ids[9], upto=ids[20], page=4) == ids[10:21]

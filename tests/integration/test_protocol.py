@@ -83,7 +83,7 @@ def test_a_write_between_read_and_copy_is_not_overwritten(gallery: Gallery) -> N
     with gallery.client() as client:
 
         def before(call: str, collection: str) -> None:
-            if collection == gallery.task.new and call == "delete":  # the batch is *writing*: the client must wait
+            if collection == gallery.task.new and 3 in in_state(gallery, BatchState.WRITING):  # the client must wait
                 gallery.store.before = lambda call, collection: None
                 writer.start()
                 assert waited.wait(0.3) is False
@@ -138,7 +138,7 @@ def test_a_written_record_leaves_the_old_collection_one_grace_after_the_write(ga
             gone.append(time.monotonic())
 
         def write_late() -> None:
-            while (BatchState.COPIED, 0) not in {(each.state, 0) for each in gallery.registry.batches(gallery.upgrade.id)}:
+            while 12 not in in_state(gallery, BatchState.COPIED):
                 time.sleep(0.002)
             time.sleep(gallery.task.grace * 0.7)
             write(gallery, client, 12, "newer")
@@ -221,3 +221,8 @@ def _ids(packed: bytes | None) -> list[Id]:
     from rmvdb.registry import unpack_ids
 
     return unpack_ids(packed)
+
+
+def in_state(gallery: Gallery, state: BatchState) -> set[Id]:
+    """The ids of the batches in that state."""
+    return {id for row in gallery.registry.batches(gallery.upgrade.id, state=state) for id in _ids(row.ids)}
