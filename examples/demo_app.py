@@ -119,7 +119,8 @@ class Application:
             if self.t >= due[0]:
                 told = self.measure(next(names), first)
                 # A tenth that passed while this round was measured is not measured again.
-                due[0] = min(1.0, (int(told["t"] * 10 + 1e-9) + 1) / 10) if told["t"] < 1 else float("inf")
+                passed = int(max(told["t"], self.t) * 10 + 1e-9)
+                due[0] = min(1.0, (passed + 1) / 10) if told["t"] < 1 else float("inf")
                 say({"answer": "round", **told})
 
         due = [0.1]

@@ -38,8 +38,8 @@ def crash_at(number: int) -> Callable[[str, str], None]:
     return before
 
 
-def drive(gallery: Gallery) -> None:
-    gallery.worker().run(gallery.task, gallery.backfill)
+def drive(gallery: Gallery, *, width: int = 2) -> None:
+    gallery.worker(width=width).run(gallery.task, gallery.backfill)
 
 
 def test_every_record_is_moved_and_the_old_collection_is_empty(gallery: Gallery) -> None:
@@ -91,7 +91,7 @@ def test_a_write_between_read_and_copy_is_not_overwritten(gallery: Gallery) -> N
         waited = threading.Event()
         writer = threading.Thread(target=lambda: (write(gallery, client, 3, "newer"), waited.set()))
         gallery.store.before = before
-        drive(gallery)
+        drive(gallery, width=1)
         writer.join()
         drive(gallery)
         late = [record.id for page in gallery.store.scan(gallery.task.old) for record in page]
@@ -166,7 +166,7 @@ def test_a_deleted_record_never_comes_back(gallery: Gallery) -> None:
 
         deleter = threading.Thread(target=lambda: client.delete([30]))
         gallery.store.before = before
-        drive(gallery)
+        drive(gallery, width=1)
         deleter.join()
         drive(gallery)
     for id in (1, 15, 30):

@@ -85,9 +85,9 @@ class Gallery:
         """An application."""
         return Client("texts", registry=self.registry, store=self.store, encoder=self.encoder, longest_call=1.0)
 
-    def worker(self) -> Worker:
+    def worker(self, *, width: int = 2) -> Worker:
         """A worker with a short lease."""
-        return Worker(registry=self.registry, lease=1.2, longest_call=0.4, width=2)
+        return Worker(registry=self.registry, lease=1.2, longest_call=0.4, width=width)
 
     def held(self) -> dict[str, dict[Id, Record]]:
         """What both collections hold, by "old" and "new"."""
