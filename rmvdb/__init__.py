@@ -41,7 +41,8 @@ def connect(config: str | Path | None = None, *, gallery: str | None = None) -> 
     """
     from rmvdb import app
 
-    return app.load(Path(config) if config else None).client(gallery)
+    opened = app.load(Path(config) if config else None)
+    return opened.client(gallery, closing=opened.close)
 
 
 def __getattr__(name: str) -> Any:

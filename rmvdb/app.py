@@ -123,8 +123,14 @@ class App:
             raise errors.UsageError("There is no gallery yet; make one: rmvdb gallery add NAME --model VERSION")
         raise errors.UsageError(f"There are {len(names)} galleries; name one with --gallery: {', '.join(names[:8])}")
 
-    def client(self, gallery: str | None = None) -> Client:
-        """A client of a gallery."""
+    def close(self) -> None:
+        """Give back the connections that were opened."""
+        for part in ("registry", "store"):
+            if part in self.__dict__:
+                self.__dict__.pop(part).close()
+
+    def client(self, gallery: str | None = None, *, closing: Callable[[], None] = lambda: None) -> Client:
+        """A client of a gallery, which calls `closing` when it is closed."""
         from rmvdb.client import Client
 
         return Client(
@@ -133,6 +139,7 @@ class App:
             store=self.store,
             encoder=self.encoder,
             longest_call=self.settings.milvus.timeout,
+            closing=closing,
         )
 
     def worker(self, *, note: str = "") -> Worker:

@@ -112,12 +112,20 @@ class Client:
     """
 
     def __init__(
-        self, gallery: str, *, registry: Registry, store: VectorStore, encoder: Encoder, longest_call: float = 10.0
+        self,
+        gallery: str,
+        *,
+        registry: Registry,
+        store: VectorStore,
+        encoder: Encoder,
+        longest_call: float = 10.0,
+        closing: Callable[[], None] = lambda: None,
     ) -> None:
+        """`closing` is called at the end of `close`, to give back what was opened for this client alone."""
         self.gallery = gallery
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._registry, self._store, self._encoder = registry, store, encoder
-        self._longest_call = longest_call
+        self._longest_call, self._closing = longest_call, closing
         self._wrote = float("-inf")
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rmvdb-leg")
         self._search_params = {row.name: row.search for row in registry.collections(registry.gallery(gallery).id)}
@@ -133,6 +141,7 @@ class Client:
         """Leave: the next change of epoch need not wait for this client."""
         self._plans.close()
         self._pool.shutdown()
+        self._closing()
 
     @property
     def plan(self) -> ServingPlan:

@@ -29,7 +29,7 @@ def clear(project: Project) -> None:
     for gallery in app.registry.galleries():
         for row in app.registry.collections(gallery.id):
             app.store.drop(row.name)
-    app.registry.close()
+    app.close()
 
 
 def test_a_gallery_on_a_server_is_upgraded_and_rolled_back(
