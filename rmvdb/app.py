@@ -38,14 +38,17 @@ class App:
         from rmvdb.milvus import MilvusStore
 
         milvus = self.settings.milvus
-        remote = "://" in milvus.uri or milvus.uri.startswith("unix:")
-        return MilvusStore(
-            (lambda: milvus.uri) if remote else functools.partial(lite.address, Path(milvus.uri)),
+        make = functools.partial(
+            MilvusStore,
             token=milvus.token.get_secret_value(),
             timeout=milvus.timeout,
             staleness=milvus.staleness,
             patience=self.settings.backfill.retry_for,
         )
+        if "://" in milvus.uri or milvus.uri.startswith("unix:"):
+            return make(lambda: milvus.uri)
+        file = Path(milvus.uri)
+        return make(functools.partial(lite.address, file), gate=functools.partial(lite.gate, file))
 
     @functools.cached_property
     def encoder(self) -> Encoder:

@@ -18,7 +18,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import tenacity
@@ -93,6 +94,18 @@ class _Engine(NamedTuple):
         return not self.lite2 and (self.name != "milvus" or numbers >= [2, 4])
 
 
+class Gate(Protocol):
+    """Keeps searches away while a record is replaced; for an engine that does not do so itself (`lite.gate`)."""
+
+    def __call__(self, *, alone: bool) -> AbstractContextManager[None]:
+        """Enter with others, or alone."""
+        ...
+
+
+def _open_gate(*, alone: bool) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 class MilvusStore:
     """A vector store that any number of threads share; it connects when it is first used and reconnects by itself.
 
@@ -108,11 +121,13 @@ class MilvusStore:
         timeout: float = 60.0,
         patience: float = 20.0,
         staleness: float | None = None,
+        gate: Gate = _open_gate,
     ) -> None:
         self._connection = _Connection(address, token, timeout)
         self._timeout = timeout
         self._patience = patience
         self._staleness = staleness
+        self._gate = gate
         self._schemas: dict[str, Schema] = {}
         self._unflushed: dict[str, int] = {}
         self._believed: dict[str, float] = {}
@@ -223,21 +238,22 @@ class MilvusStore:
             raise Mismatch(f"limit is {limit}; Milvus gives between 1 and {WINDOW} hits")
 
         def ask(rows: Vectors, asked: int) -> list[list[Hit]]:
-            found = self._run(
-                collection,
-                lambda client: client.search(
+            with self._gate(alone=False):
+                found = self._run(
                     collection,
-                    data=list(rows),
-                    anns_field=schema.vector_field,
+                    lambda client: client.search(
+                        collection,
+                        data=list(rows),
+                        anns_field=schema.vector_field,
+                        filter=filter,
+                        limit=asked,
+                        output_fields=_output(schema, fields),
+                        search_params={"metric_type": schema.metric.value, "params": _search_params(search, asked)},
+                        consistency_level=_level(strong),
+                        **_ONCE,
+                    ),
                     filter=filter,
-                    limit=asked,
-                    output_fields=_output(schema, fields),
-                    search_params={"metric_type": schema.metric.value, "params": _search_params(search, asked)},
-                    consistency_level=_level(strong),
-                    **_ONCE,
-                ),
-                filter=filter,
-            )
+                )
             return [_hits(schema, fields, hits) for hits in found]
 
         size = max(1, _HITS // limit)
@@ -389,7 +405,8 @@ class MilvusStore:
         call = functools.partial(
             _ask, collection=schema.collection, expression=expression, output=output, level=_level(strong), limit=limit
         )
-        return self._run(schema.collection, call, filter=filter)
+        with self._gate(alone=False):
+            return self._run(schema.collection, call, filter=filter)
 
     # Writing
 
@@ -400,7 +417,8 @@ class MilvusStore:
         rows = {row[schema.id_field]: row for row in (_row(schema, record) for record in records)}
         self._check_ids(rows)
         for part in _parts(list(rows.values()), schema):
-            self._run(collection, functools.partial(_write, collection=collection, rows=part, whole=self._engine().lite3))
+            with self._gate(alone=True):
+                self._run(collection, functools.partial(_write, collection=collection, rows=part, whole=self._engine().lite3))
         self._written(collection, len(rows))
 
     def delete(self, collection: str, ids: Sequence[Id]) -> None:

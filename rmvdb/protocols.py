@@ -86,7 +86,7 @@ class VectorStore(Protocol):
         ...
 
     def upsert(self, collection: str, records: Sequence[Record]) -> None:
-        """Write records (vectors required), replacing those of the same id; all-or-error per call."""
+        """Write records (vectors required), replacing those of the same id at one stroke: no search finds neither version."""
         ...
 
     def delete(self, collection: str, ids: Sequence[Id]) -> None:

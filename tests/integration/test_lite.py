@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -301,3 +302,37 @@ def test_another_program_is_kept_out_however_often_it_tries(path: Path) -> None:
         time.sleep(0.5)
     assert store.exists("c")
     store.close()
+
+
+def test_a_search_never_misses_a_record_that_is_being_replaced(path: Path) -> None:
+    store = MilvusStore(functools.partial(lite.address, path, idle=5.0), gate=functools.partial(lite.gate, path))
+    store.create(SCHEMA, Index(type="FLAT"))
+    vectors = np.random.default_rng(0).normal(size=(300, SCHEMA.dim)).astype(np.float32)
+    store.upsert("c", [Record(id=id, vector=vector) for id, vector in enumerate(vectors)])
+    stop = threading.Event()
+
+    def replace() -> None:
+        while not stop.is_set():
+            store.upsert("c", [Record(id=id, vector=vectors[id]) for id in range(50)])
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    try:
+        found = [len(hits) for _ in range(60) for hits in store.search("c", vectors[:5], limit=300)]
+        known = [len(store.get("c", list(range(50)))) for _ in range(20)]
+    finally:
+        stop.set()
+        writer.join()
+    assert set(found) == {300}
+    assert set(known) == {50}
+    store.close()
+
+
+def test_a_process_suspended_inside_the_gate_holds_nobody_up_for_long(path: Path) -> None:
+    with lite.gate(path, alone=False):
+        began = time.monotonic()
+        with lite.gate(path, alone=True, patience=0.3):
+            assert 0.25 < time.monotonic() - began < 2.0
+    began = time.monotonic()
+    with lite.gate(path, alone=True), lite.gate(path, alone=False, patience=0.1):
+        assert time.monotonic() - began < 2.0

@@ -61,8 +61,8 @@ def lite_store(lite_file: Path) -> Iterator[MilvusStore]:
 
 @pytest.fixture(scope="session")
 def remote_store() -> Iterator[MilvusStore]:
-    """A store on the engine that RMVDB_TEST_MILVUS names, such as a newer Milvus or a Milvus Lite 3 process."""
-    address = os.environ["RMVDB_TEST_MILVUS"]
+    """A store on the engine that MILVUS_TEST_ADDRESS names, such as a newer Milvus or a Milvus Lite 3 process."""
+    address = os.environ["MILVUS_TEST_ADDRESS"]
     store = MilvusStore(lambda: address)
     yield store
     store.close()
@@ -77,7 +77,7 @@ def faiss_store() -> FaissStore:
 _SERVER = pytest.param("server_store", marks=pytest.mark.server, id="server")
 _LITE = pytest.param("lite_store", id="lite")
 _FAISS = pytest.param("faiss_store", id="faiss")
-_REMOTE = [pytest.param("remote_store", id="remote")] if "RMVDB_TEST_MILVUS" in os.environ else []
+_REMOTE = [pytest.param("remote_store", id="remote")] if "MILVUS_TEST_ADDRESS" in os.environ else []
 
 
 @pytest.fixture(params=[_FAISS, _LITE, _SERVER, *_REMOTE])

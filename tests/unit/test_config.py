@@ -146,7 +146,7 @@ def test_addresses_with_a_scheme_are_left_as_they_are(folder: Path) -> None:
             "backfill.batch = 0 must be greater than or equal to 1, such as 1000: records in one batch",
         ),
         ("[backfill]\nbatch = true", "backfill.batch = True must be a number or a text, not true or false"),
-        ("[backfill]\nlease = 5", "backfill: lease (5 s) must be longer than longest_call (10 s); change one of them"),
+        ("[backfill]\nlease = 5", "backfill: lease (5 s) must be at least twice longest_call (10 s); change one of them"),
         (
             "[milvus]\ntimeout = 20",
             "milvus.timeout (20 s) must not be longer than backfill.longest_call (10 s); change one of them",

@@ -244,12 +244,12 @@ def test_many_threads_use_one_module() -> None:
         np.testing.assert_array_equal(vectors, expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_gpu_is_chosen_and_gives_the_same_vectors() -> None:
+def test_the_best_device_is_chosen_and_gives_the_same_vectors() -> None:
     items = pictures(5)
     on_cpu = TorchEmbedder(small_net(), pixels, device="cpu").embed(items)
     embedder = TorchEmbedder(small_net(), pixels)
-    assert embedder.device.type == "cuda"
+    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    assert embedder.device.type == best
     assert embedders.same_model(on_cpu, embedder.embed(items), tolerance=1e-5)
 
 
