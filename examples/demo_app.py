@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +27,7 @@ import rmvdb
 VISITORS = 1_000_000
 #: At most this many hits are asked for in one call, so that no call takes long.
 HITS = 20_000
-COUNTED = ("searches", "failed", "missed", "missed_replaced", "duplicates", "writes", "writes_failed", "writes_unseen")
+COUNTED = ("searches", "failed", "missed", "duplicates", "writes", "writes_failed", "writes_unseen")
 #: Seconds between two searches, and between two writes.
 SEARCH_PAUSE, WRITE_PAUSE = 0.02, 0.5
 
@@ -75,8 +75,6 @@ class Application:
         self._first = client.plan.legs[0].collection
         self._stop, self._unfollow = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
-        #: The last records written again, and when that ended; only one thread writes.
-        self._rewrites: deque[tuple[int, float | None]] = deque(maxlen=100)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -167,34 +165,20 @@ class Application:
 
     def _ranked(self, items: list[Any], wanted: set[int], *, filter: str = "") -> list[list[rmvdb.Hit]]:
         """All that is wanted, ranked for each item; what is not there, or there twice, is counted."""
-        started = time.monotonic()
         answers = self.client.search(items, limit=len(wanted) + 10, filter=filter)
-        replaced = self._replaced_since(started)
         for hits in answers:
             found = {hit.id for hit in hits}
             missed = wanted - found
-            self.tally.add(
-                searches=1,
-                missed=len(missed - replaced),
-                missed_replaced=len(missed & replaced),
-                duplicates=len(hits) - len(found),
-            )
-            if missed - replaced:
-                self.tally.note(f"missed {len(missed)} records, such as {sorted(missed - replaced)[:5]}, {self._when()}")
+            self.tally.add(searches=1, missed=len(missed), duplicates=len(hits) - len(found))
+            if missed:
+                self.tally.note(f"missed {len(missed)} records, such as {sorted(missed)[:5]}, {self._when()}")
         return answers
-
-    def _replaced_since(self, moment: float) -> set[int]:
-        """Records that this application was writing again at or after a moment.
-
-        Milvus Lite replaces a record by deleting and inserting it, so that a search in just that moment can miss it, with or
-        without an upgrade. Such misses are counted apart.
-        """
-        return {id for id, ended in list(self._rewrites) if ended is None or ended >= moment}
 
     def _write(self) -> None:
         """Write a record again; let a new one come and go, and look whether searches agree."""
         with self.tally.watched("writes_failed"):
-            self._write_again(random.choice(sorted(self.expected)))
+            again = random.choice(sorted(self.expected))
+            self.client.upsert([{**self.client.get(again)[0].fields, "id": again, "item": _photo(again)}])
             visitor, item = VISITORS + self.tally.counts["writes"], self.queries[0]
             self.client.upsert([{"id": visitor, "item": item}])
             came = visitor in self._found(item)
@@ -203,15 +187,6 @@ class Application:
             self.tally.add(writes=3, writes_unseen=int(not came) + int(not left))
             if not (came and left):
                 self.tally.note(f"record {visitor} {'stayed' if came else 'did not come'}, {self._when()}")
-
-    def _write_again(self, id: int) -> None:
-        """The same photo and fields once more."""
-        fields = self.client.get(id)[0].fields
-        self._rewrites.append((id, None))
-        try:
-            self.client.upsert([{**fields, "id": id, "item": _photo(id)}])
-        finally:
-            self._rewrites[-1] = (id, time.monotonic())
 
     def _when(self) -> str:
         return f"near t = {self.t:.2f} in epoch {self.client.plan.epoch}"

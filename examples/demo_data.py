@@ -72,7 +72,7 @@ def digits(seed: int) -> Pictures:
         dims=(32, 64),
         epochs=(15, 25),
         batch=20,
-        backfill=45.0,
+        backfill=35.0,
     )
 
 

@@ -310,7 +310,9 @@ def _fitted(train: _Part, check: _Part, method: Method, settings: Settings, prog
     # Without labels the new model's own neighbours are what counts, and no ρ can come nearer to them than none.
     if method.has_head and train.pairs.labels is not None:
         fitted = fit(method)
-        if check.curve(fitted).map[-1] >= check.curve(Fitted()).map[-1]:
+        change = check.curve(fitted).precision[-1] - check.curve(Fitted()).precision[-1]  # (Q,)
+        # By the interval: where ρ changes next to nothing the mean alone would pass it as often as not.
+        if metrics.bootstrap(change, seed=settings.seed)[0] >= 0:
             return method, fitted
     return method.headless, fit(method.headless)
 
