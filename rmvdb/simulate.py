@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -29,8 +29,8 @@ LEAST_PAIRS = 60
 #: A fall of less than half a point is not worth a warning.
 TOLERATED_FALL = 0.005
 
-#: Of the old and the new leg; None leaves distances as they are.
-Calibrations = tuple[Calibration | None, Calibration | None]
+#: Of the old legs, newest first, then of the new one; None leaves distances as they are.
+Calibrations = tuple[Calibration | None, ...]
 UNCALIBRATED: Calibrations = (None, None)
 
 
@@ -102,12 +102,13 @@ class Prediction:
     negative_flips: float
     seed: int
     fitted: Fitted = field(repr=False)
-    #: Old leg, new leg.
+    #: The rows of the pairs that it was fitted on.
+    seen: npt.NDArray[np.intp] = field(repr=False)
     calibrations: Calibrations = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """All but the fitted parts, as JSON values; NaN as None."""
-        names = [one.name for one in fields(self) if one.name not in ("fitted", "calibrations")]
+        names = [one.name for one in fields(self) if one.name not in ("fitted", "seen", "calibrations")]
         parts = {name: getattr(self, name) for name in names}
         curves = {name: asdict(parts.pop(name)) for name in ("curve", "naive")}
         cleaned: dict[str, Any] = _finite({**parts, **curves})
@@ -133,8 +134,15 @@ def curve(
     `old_q` (Q, d_old) are the queries in the old space, `new_q` (Q, d_new) in the new one; `old_g` and `new_g` the gallery.
     `relevance` and `leave_out` are (Q, G), the latter for what must not be a result, such as the query itself.
     """
-    d_old = _leg(old_q, old_g, old_metric, calibrations[0])  # (Q, G)
-    d_new = _leg(new_q, new_g, new_metric, calibrations[1])  # (Q, G)
+    d_old = _distances(old_q, old_g, old_metric, calibrations[0])  # (Q, G)
+    d_new = _distances(new_q, new_g, new_metric, calibrations[1])  # (Q, G)
+    return _moved(d_old, d_new, relevance, order, leave_out, ts)
+
+
+def _moved(
+    d_old: Floats, d_new: Floats, relevance: Bools, order: npt.NDArray[np.intp], leave_out: Bools | None, ts: Sequence[float]
+) -> Curve:
+    """The curve from the distances (Q, G) of each record where it is and where it will be."""
     if leave_out is not None:
         d_old[leave_out], d_new[leave_out] = np.inf, np.inf
     place = np.empty(len(order), dtype=np.intp)
@@ -147,9 +155,28 @@ def curve(
     return Curve(ts=tuple(ts), precision=np.array(precision), top1=np.array(top1))
 
 
-def _leg(queries: Vectors, gallery: Vectors, metric: Metric, calibrate: Calibration | None) -> Floats:
+def _distances(queries: Vectors, gallery: Vectors, metric: Metric, calibrate: Calibration | None) -> Floats:
     distances = metrics.distances(queries, gallery, metric=metric).astype(np.float64)
     return distances if calibrate is None else calibrate.apply(distances)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Behind:
+    """An old collection behind the newest one. ψ is trained on the newest alone; all are calibrated and measured on."""
+
+    metric: Metric
+    #: Which of the n pairs it holds, (n,), and their vectors there, (n, d); the other rows are not looked at.
+    held: Bools
+    vectors: Vectors
+    #: From the queries of the newest old collection to those of this one.
+    lead: Callable[[Vectors], Vectors]
+    #: The queries of all pairs, (n, d), where an embedder of its own makes them and none leads here.
+    asked: Vectors | None = None
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Behind:
+        """What it is of these pairs."""
+        asked = None if self.asked is None else self.asked[rows]
+        return replace(self, held=self.held[rows], vectors=self.vectors[rows], asked=asked)
 
 
 def predict(
@@ -161,19 +188,25 @@ def predict(
     new_metric: Metric,
     settings: Settings,
     seed: int = 0,
+    seen: Bools | None = None,
+    behind: Sequence[Behind] = (),
+    held_out: int | None = None,
     progress: Report | None = None,
 ) -> Prediction:
     """Fit on one part of the pairs, calibrate on a second, measure on a third.
 
     `confidence` (n,) orders the backfill, lowest first; without it the order is random. A query's old vector is its stored
-    one. What is returned is exactly what was measured: nothing is refitted afterwards. Raises PlanRefused where the pairs are
-    too few to be split.
+    one. `seen` (n,) by an earlier training, whose ψ or ρ is served now: such records look better than others would, so they are
+    only trained on. `behind`: the collections behind the newest old one, where there are any; the old vector of a record they
+    hold is its query there, and `held_out` bounds how many records of the newest are kept to calibrate, and to measure on.
+    What is returned is exactly what was measured: nothing is refitted afterwards. Raises PlanRefused where the pairs are too few.
     """
-    if len(pairs) < LEAST_PAIRS:
-        raise PlanRefused(f"{len(pairs)} pairs are too few to train and to measure on; give a sample of {LEAST_PAIRS} or more")
     keys = np.random.default_rng(seed).random(len(pairs)) if confidence is None else np.asarray(confidence, dtype=np.float64)
-    sample = _Part(pairs=pairs, confidence=keys, old_metric=old_metric, new_metric=new_metric)
-    train, check, judge = (sample.take(rows) for rows in split(pairs, seed=seed))
+    sample = _Part(pairs=pairs, confidence=keys, old_metric=old_metric, new_metric=new_metric, behind=tuple(behind))
+    if (known := int(sample.own.sum())) < LEAST_PAIRS:
+        raise PlanRefused(f"{known} pairs are too few to train and to measure on; give a sample of {LEAST_PAIRS} or more")
+    rows = sample.split(seed=seed, most=held_out, seen=np.zeros(len(pairs), dtype=bool) if seen is None else seen)
+    train, check, judge = map(sample.take, rows)
     if not (check.relevance().any() and judge.relevance().any()):
         raise PlanRefused("Hardly two records of the sample share a label, so nothing can be measured; leave the labels out")
     chosen, fitted = _fitted(train, check, method, settings, progress)
@@ -181,14 +214,15 @@ def predict(
     measured, naive = judge.curve(fitted, calibrations), judge.curve(Fitted(), _calibrations(check, Fitted()))
     old, new = naive.map[0], naive.map[-1]
     start, end = measured.precision[0] - naive.precision[0], measured.precision[-1] - naive.precision[-1]  # (Q,), (Q,)
-    verdict, reason = _verdict(chosen, measured, start, end, asked=method, seed=seed)
+    before = "what is served now" if behind else "the old model"
+    verdict, reason = _verdict(chosen, measured, start, end, asked=method, before=before, seed=seed)
     return Prediction(
         method=chosen,
         asked=method,
         verdict=verdict,
         reason=reason,
         labelled=pairs.labels is not None,
-        calibrated=calibrations != UNCALIBRATED,
+        calibrated=any(calibrations),
         trained=len(train.pairs),
         held_out=len(check.pairs),
         evaluated=len(judge.pairs),
@@ -203,12 +237,32 @@ def predict(
         negative_flips=metrics.negative_flips(naive.top1[0], measured.top1[0]),
         seed=seed,
         fitted=fitted,
+        seen=rows[0],
         calibrations=calibrations,
     )
 
 
-def split(pairs: Pairs, *, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Rows to train on (about 60 %), to calibrate on and to measure on (20 % each): disjoint, and together all."""
+#: Rows to train on, to calibrate on and to measure on.
+Split = tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.intp]]
+
+
+def split(pairs: Pairs, *, seed: int, most: int | None = None, seen: Bools | None = None) -> Split:
+    """About 60 % of the rows to train on, 20 %, or `most`, each to calibrate and to measure on: disjoint, and together all.
+
+    Rows that an earlier training has `seen` (n,) are trained on.
+    """
+    if seen is not None and seen.any():
+        fresh = np.flatnonzero(~seen)
+        share = min(5, max(2, round(2 * len(pairs) / max(len(fresh), 1))))  # tenths of what is fresh
+        check, judge = (fresh[rows] for rows in _held_out(pairs.take(fresh), share, seed=seed, most=most))
+    else:
+        check, judge = _held_out(pairs, 2, seed=seed, most=most)
+    return np.setdiff1d(np.arange(len(pairs)), np.concatenate([check, judge])), check, judge
+
+
+def _held_out(pairs: Pairs, share: int, *, seed: int, most: int | None) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """So many tenths of the rows, or `most`, to calibrate and to measure on, each."""
+    most = MOST_HELD_OUT if most is None else most
     rng = np.random.default_rng(seed)
     rows, turn = rng.permutation(len(pairs)), np.arange(len(pairs))
     if pairs.labels is not None:
@@ -217,9 +271,8 @@ def split(pairs: Pairs, *, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray
         rows = rows[np.argsort(codes[rows], kind="stable")]
         # Small classes stay whole: torn apart, they would leave a held-out record nothing to find.
         turn = codes[rows] if len(pairs) < SMALL_CLASS * (codes.max() + 1) else turn
-    check, judge = rows[np.isin(turn % 10, (3, 8))], rows[np.isin(turn % 10, (0, 5))]
-    check, judge = rng.permutation(check)[:MOST_HELD_OUT], rng.permutation(judge)[:MOST_HELD_OUT]
-    return np.setdiff1d(rows, np.concatenate([check, judge])), check, judge
+    check, judge = (rows[np.isin(turn % 10, tenths[:share])] for tenths in ((3, 8, 6, 1, 9), (0, 5, 2, 7, 4)))
+    return rng.permutation(check)[:most], rng.permutation(judge)[:most]
 
 
 def summary(measured: Curve, *, old: float, new: float) -> Summary:
@@ -247,9 +300,37 @@ class _Part:
     confidence: Floats
     old_metric: Metric
     new_metric: Metric
+    behind: tuple[Behind, ...] = ()
 
     def take(self, rows: npt.NDArray[np.intp]) -> _Part:
-        return replace(self, pairs=self.pairs.take(rows), confidence=self.confidence[rows])
+        behind = tuple(each.take(rows) for each in self.behind)
+        return replace(self, pairs=self.pairs.take(rows), confidence=self.confidence[rows], behind=behind)
+
+    @property
+    def own(self) -> Bools:
+        """Which records the newest old collection holds, (n,)."""
+        own = np.ones(len(self.pairs), dtype=np.bool_)
+        for each in self.behind:
+            own &= ~each.held
+        return own
+
+    @property
+    def uncalibrated(self) -> Calibrations:
+        return (None,) * (2 + len(self.behind))
+
+    def split(self, *, seed: int, most: int | None, seen: Bools) -> Split:
+        """Rows of the three parts; what the newest old collection does not hold is never trained on."""
+        own, others = np.flatnonzero(self.own), np.flatnonzero(~self.own & ~seen)
+        others = np.random.default_rng(seed).permutation(others)
+        train, check, judge = (own[rows] for rows in split(self.pairs.take(own), seed=seed, most=most, seen=seen[own]))
+        return train, np.concatenate([check, others[::2]]), np.concatenate([judge, others[1::2]])
+
+    def order(self) -> npt.NDArray[np.intp]:
+        """As the records are backfilled: the oldest collection first, ascending confidence within each."""
+        depth = np.zeros(len(self.pairs), dtype=np.intp)
+        for at, each in enumerate(self.behind, start=1):
+            depth[each.held] = at
+        return np.lexsort((self.confidence, -depth))
 
     def relevance(self) -> Bools:
         """(n, n): records of the query's class, else the nearest by the new model; never the query itself."""
@@ -263,35 +344,56 @@ class _Part:
         np.put_along_axis(relevant, nearest[:, : max(1, min(NEIGHBOURS, len(self.pairs) // 20))], True, axis=1)
         return relevant
 
-    def spaces(self, fitted: Fitted) -> tuple[tuple[Vectors, Vectors], tuple[Vectors, Vectors]]:
-        """Queries and gallery of the old leg, then of the new one."""
+    def legs(self, fitted: Fitted) -> list[_Leg]:
+        """The old legs, newest first, then the new one; every record is a query of each."""
         final = fitted.final(self.pairs.new)
-        reverse = self.pairs.old if fitted.reverse is None else fitted.reverse.apply(final)
-        return (reverse, self.pairs.old), (final, final)
+        first = self.pairs.old if fitted.reverse is None else fitted.reverse.apply(final)
+        newest = _Leg(held=self.own, queries=first, gallery=self.pairs.old[self.own], metric=self.old_metric)
+        older = [
+            _Leg(
+                held=each.held,
+                queries=each.lead(first) if each.asked is None else each.asked,
+                gallery=each.vectors[each.held],
+                metric=each.metric,
+            )
+            for each in self.behind
+        ]
+        everything = np.ones(len(self.pairs), dtype=bool)
+        return [newest, *older, _Leg(held=everything, queries=final, gallery=final, metric=self.new_metric)]
 
-    def curve(self, fitted: Fitted, calibrations: Calibrations = UNCALIBRATED) -> Curve:
-        (old_q, old_g), (new_q, new_g) = self.spaces(fitted)
-        return curve(
-            old_q,
-            old_g,
-            new_q,
-            new_g,
-            self.relevance(),
-            np.argsort(self.confidence, kind="stable"),
-            calibrations,
-            old_metric=self.old_metric,
-            new_metric=self.new_metric,
-            leave_out=np.eye(len(self.pairs), dtype=bool),
-        )
+    def curve(self, fitted: Fitted, calibrations: Calibrations | None = None) -> Curve:
+        *old, new = zip(self.legs(fitted), calibrations or self.uncalibrated, strict=True)
+        d_new = new[0].distances(new[1])  # (n, n)
+        d_old = np.empty_like(d_new)
+        for leg, calibrate in old:
+            d_old[:, leg.held] = leg.distances(calibrate)
+        return _moved(d_old, d_new, self.relevance(), self.order(), np.eye(len(self.pairs), dtype=bool), TS)
 
-    def calibrations(self, fitted: Fitted) -> tuple[Calibration, Calibration]:
-        others = ~np.eye(len(self.pairs), dtype=bool)
-        relevant = self.relevance()[others]
-        old, new = (
-            calibration.fit(metrics.distances(q, g, metric=metric)[others], relevant)
-            for (q, g), metric in zip(self.spaces(fitted), (self.old_metric, self.new_metric), strict=True)
-        )
-        return old, new
+    def calibrations(self, fitted: Fitted) -> Calibrations:
+        relevant, others = self.relevance(), ~np.eye(len(self.pairs), dtype=bool)
+        return tuple(leg.calibration(relevant[:, leg.held], others[:, leg.held]) for leg in self.legs(fitted))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Leg:
+    """One leg over a part of n records, of which it holds m."""
+
+    #: (n,), (n, d), (m, d)
+    held: Bools
+    queries: Vectors
+    gallery: Vectors
+    metric: Metric
+
+    def distances(self, calibrate: Calibration | None) -> Floats:
+        """Of every query to every record that it holds, (n, m)."""
+        return _distances(self.queries, self.gallery, self.metric, calibrate)
+
+    def calibration(self, relevant: Bools, counted: Bools) -> Calibration | None:
+        """Its own, from those (query, record) pairs that count, both (n, m); none where it holds nothing any more."""
+        if not self.held.any():
+            return None
+        distances = metrics.distances(self.queries, self.gallery, metric=self.metric)
+        return calibration.fit(distances[counted], relevant[counted])
 
 
 def _fitted(train: _Part, check: _Part, method: Method, settings: Settings, progress: Report | None) -> tuple[Method, Fitted]:
@@ -319,7 +421,7 @@ def _fitted(train: _Part, check: _Part, method: Method, settings: Settings, prog
 
 def _calibrations(check: _Part, fitted: Fitted) -> Calibrations:
     """Calibrations where they are worth it: fitted on one half, they must raise the curve on the other."""
-    if check.old_metric is not check.new_metric:
+    if len({check.old_metric, check.new_metric, *(each.metric for each in check.behind)}) > 1:
         return check.calibrations(fitted)  # such distances can't be compared at all
     rows = np.arange(len(check.pairs))
     halves = check.take(rows[::2]), check.take(rows[1::2])
@@ -327,9 +429,9 @@ def _calibrations(check: _Part, fitted: Fitted) -> Calibrations:
         raw = [half.curve(fitted) for half in halves]
         calibrated = [half.curve(fitted, other.calibrations(fitted)) for half, other in zip(halves, halves[::-1], strict=True)]
         better = _merit(calibrated) > _merit(raw)
-        return check.calibrations(fitted) if better else UNCALIBRATED
+        return check.calibrations(fitted) if better else check.uncalibrated
     except PlanRefused:  # too few pairs to calibrate on
-        return UNCALIBRATED
+        return check.uncalibrated
 
 
 def _merit(curves: Sequence[Curve]) -> float:
@@ -339,26 +441,26 @@ def _merit(curves: Sequence[Curve]) -> float:
 
 
 def _verdict(
-    method: Method, measured: Curve, start: Floats, end: Floats, *, asked: Method, seed: int
+    method: Method, measured: Curve, start: Floats, end: Floats, *, asked: Method, before: str, seed: int
 ) -> tuple[Literal["ok", "warn", "refuse"], str]:
     """Promise 7 of the design: M_0 ≥ M_old, M_t rises, M_1 ≥ M_new, each within the noise of the sample."""
     without = "" if method is asked else f" ({method} instead of {asked}: no ρ was shown to keep the new model's quality)"
     (low, high), (_, end_high), fall = (metrics.bootstrap(v, seed=seed) for v in (start, end, _fallen(measured)))
-    span = f"mAP at the start {_points(low)} to {_points(high)} points against the old model"
+    span = f"mAP at the start {_points(low)} to {_points(high)} points against {before}"
     if high < 0:
-        return "refuse", f"{method} would start below the old model ({span}){without}; the method naive would not"
+        return "refuse", f"{method} would start below {before} ({span}){without}; the method naive would not"
     if end_high < 0:
         lost = f"{_points(metrics.mean(end))} points of mAP"
         return "warn", f"{method} would end below the new model ({lost}); the method {method.headless} would not"
     if low < 0:
-        return "warn", f"{method} may start below the old model ({span}){without}; the method naive would not"
+        return "warn", f"{method} may start below {before} ({span}){without}; the method naive would not"
     if fall[1] < 0 and metrics.largest_fall(measured.map) > TOLERATED_FALL:
         lost = _points(-metrics.largest_fall(measured.map))
         return (
             "warn",
             f"{method} would fall by {lost} points on its way{without}; another order, or the method {_other(method)}, may not",
         )
-    return "ok", f"{method} starts no lower than the old model, rises, and ends no lower than the new one{without}"
+    return "ok", f"{method} starts no lower than {before}, rises, and ends no lower than the new model{without}"
 
 
 def _fallen(measured: Curve) -> Floats:

@@ -8,7 +8,7 @@ import pytest
 
 from rmvdb import calibration, metrics, simulate
 from rmvdb.errors import PlanRefused
-from rmvdb.simulate import UNCALIBRATED, curve, predict, split
+from rmvdb.simulate import UNCALIBRATED, Behind, curve, predict, split
 from rmvdb.training import Method, Pairs, Settings
 from rmvdb.types import Metric
 
@@ -87,6 +87,28 @@ def test_a_large_sample_is_mostly_trained_on(monkeypatch):
     monkeypatch.setattr(simulate, "MOST_HELD_OUT", 50)
     train, check, judge = split(pairs(600), seed=0)
     assert (len(train), len(check), len(judge)) == (500, 50, 50)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("labels", ["none", "few classes", "identities"])
+def test_what_an_earlier_training_saw_is_trained_on_and_never_measured_on(labels, share):
+    sample = pairs(1000, classes=6 if labels != "identities" else 200, labels=labels != "none")
+    seen = np.random.default_rng(6).random(1000) < share
+    train, check, judge = split(sample, seed=1, seen=seen)
+    assert sorted(np.concatenate([train, check, judge]).tolist()) == list(range(1000))
+    assert seen[train].sum() == seen.sum()
+    assert min(len(check), len(judge)) > 0.3 * min(400, (~seen).sum())
+    assert max(len(check), len(judge)) < 300
+    if labels == "identities" and share < 0.5:
+        assert len(np.unique(sample.labels[judge])) < 150  # whole classes, as far as they are fresh
+
+
+def test_a_prediction_names_the_rows_that_it_was_trained_on():
+    sample = pairs()
+    seen = np.arange(600) % 2 == 0
+    prediction = predict(sample, method=Method.RQT, settings=QUICK, seen=seen, **COSINE)
+    assert set(np.flatnonzero(seen)) <= set(prediction.seen)
+    assert len(prediction.seen) == prediction.trained == 600 - prediction.held_out - prediction.evaluated
 
 
 @pytest.fixture(scope="module")
@@ -214,3 +236,101 @@ def test_the_least_number_of_pairs_is_enough():
         prediction = predict(pairs(60, labels=labels), method=Method.RM, settings=QUICK, **COSINE)
         assert prediction.verdict in ("ok", "warn", "refuse")
         assert prediction.calibrations == UNCALIBRATED or prediction.calibrated
+
+
+# --- collections behind the newest old one ----------------------------------------------------------------------------
+
+TO_V1 = np.random.default_rng(97).normal(size=(8, 5)).astype(np.float32)
+
+
+def lead(v2):
+    """From v2's space to v1's: the ψ of an upgrade that was not finished."""
+    return v2 @ TO_V1
+
+
+def behind(sample, share=0.4, **changed):
+    """Of these records of v2, a part that is still where v1 put it."""
+    held = np.random.default_rng(3).random(len(sample)) < share
+    v1 = (lead(sample.old) + 3 * np.random.default_rng(4).normal(size=(len(sample), 5))).astype(np.float32)
+    return Behind(**{"metric": Metric.COSINE, "held": held, "vectors": v1, "lead": lead} | changed)
+
+
+def test_what_is_behind_is_measured_on_and_never_trained_on():
+    sample = pairs()
+    each = behind(sample)
+    changed = Pairs(old=sample.old.copy(), new=sample.new.copy(), labels=sample.labels)
+    changed.old[each.held], changed.new[each.held] = 7, changed.new[each.held][::-1]
+    one, two = (predict(part, method=Method.MCL, settings=QUICK, behind=[each], **COSINE) for part in (sample, changed))
+    assert one.fitted.reverse.to_bytes() == two.fitted.reverse.to_bytes()
+    assert one.curve != two.curve
+    assert one.trained + one.held_out + one.evaluated == 600
+    assert one.trained < 400
+
+
+def test_a_composed_leg_is_calibrated_by_itself_on_records_that_it_holds():
+    sample = pairs()
+    each = behind(sample, metric=Metric.L2)  # other metrics can only be merged calibrated
+    prediction = predict(sample, method=Method.RQT, settings=QUICK, behind=[each], **COSINE)
+    newest, composed, new = prediction.calibrations
+    check = simulate._Part(
+        pairs=sample, confidence=np.zeros(600), old_metric=Metric.COSINE, new_metric=Metric.COSINE, behind=(each,)
+    ).split(seed=0, most=None, seen=np.zeros(600, dtype=bool))[1]
+    held = check[each.held[check]]
+    queries = lead(prediction.fitted.reverse.apply(sample.new[check]))
+    counted = check[:, None] != held[None, :]
+    relevant = sample.labels[check][:, None] == sample.labels[held][None, :]
+    distances = metrics.distances(queries, each.vectors[held], metric=Metric.L2)
+    assert composed == calibration.fit(distances[counted], relevant[counted])
+    assert len({newest, composed, new}) == 3
+
+
+def test_the_whole_gallery_as_it_is_served_now_is_what_a_start_is_compared_with():
+    sample = pairs(800)
+    far = replace(sample, new=np.random.default_rng(0).normal(size=sample.new.shape).astype(np.float32))
+    prediction = predict(far, method=Method.RQT, settings=QUICK, behind=[behind(sample)], **COSINE)
+    assert (prediction.verdict, prediction.start[1] < 0) == ("refuse", True)
+    assert "would start below what is served now" in prediction.reason
+    alone = predict(sample, method=Method.NAIVE, settings=QUICK, **COSINE)
+    mixed = predict(sample, method=Method.NAIVE, settings=QUICK, behind=[behind(sample, vectors=np.ones((800, 5)))], **COSINE)
+    assert mixed.map_old < alone.map_old  # what is behind counts
+
+
+def test_the_naive_method_leaves_every_old_leg_as_it_is():
+    sample = pairs()
+    own = behind(sample)
+    for each in (own, replace(own, asked=own.vectors)):
+        prediction = predict(sample, method=Method.NAIVE, settings=QUICK, behind=[each], **COSINE)
+        assert prediction.start == prediction.end == (0.0, 0.0)
+        assert prediction.curve == prediction.naive
+
+
+def test_a_leg_with_an_embedder_of_its_own_is_asked_with_that():
+    sample = pairs()
+    own, led = behind(sample, asked=behind(sample).vectors), behind(sample)
+    one, two = (predict(sample, method=Method.RQT, settings=QUICK, behind=[each], **COSINE) for each in (own, led))
+    assert one.fitted.reverse.to_bytes() == two.fitted.reverse.to_bytes()
+    assert one.curve.map[0] != two.curve.map[0]
+
+
+def test_the_oldest_collection_is_backfilled_first():
+    sample, confidence = pairs(300), np.random.default_rng(5).random(300)
+    each = behind(sample)
+    part = simulate._Part(pairs=sample, confidence=confidence, old_metric=Metric.COSINE, new_metric=Metric.COSINE, behind=(each,))
+    order, count = part.order(), int(each.held.sum())
+    assert each.held[order[:count]].all()
+    assert (np.diff(confidence[order[:count]]) >= 0).all()
+    assert (np.diff(confidence[order[count:]]) >= 0).all()
+
+
+def test_a_collection_that_holds_nothing_any_more_is_in_nobodys_way():
+    sample = pairs()
+    empty = behind(sample, share=0.0, metric=Metric.L2)
+    prediction = predict(sample, method=Method.RQT, settings=QUICK, behind=[empty], **COSINE)
+    assert [each is None for each in prediction.calibrations] == [False, True, False]
+    assert prediction.map_old == predict(sample, method=Method.NAIVE, settings=QUICK, **COSINE).map_old
+
+
+def test_too_few_records_of_the_newest_collection_are_too_few():
+    sample = pairs(200)
+    with pytest.raises(PlanRefused, match="60 or more"):
+        predict(sample, method=Method.RQT, settings=QUICK, behind=[behind(sample, share=0.8)], **COSINE)
