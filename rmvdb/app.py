@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmvdb import config, errors
+from rmvdb.manifest import Manifest
 from rmvdb.registry import Registry
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rmvdb.client import Client
     from rmvdb.encoding import Encoder
     from rmvdb.protocols import Classifier, Embedder, Source, VectorStore
+    from rmvdb.rebuild import Rebuild
     from rmvdb.tables import VersionRow
     from rmvdb.upgrade import Conductor
 
@@ -28,8 +30,14 @@ class App:
 
     @functools.cached_property
     def registry(self) -> Registry:
-        """The registry, its schema looked at."""
-        return Registry(self.settings.registry.url.get_secret_value(), patience=self.settings.backfill.retry_for)
+        """The registry, whose changes are in the manifest."""
+        url = self.settings.registry.url.get_secret_value()
+        return Registry(url, patience=self.settings.backfill.retry_for, keep=self.manifest.write)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What brings back a lost registry."""
+        return Manifest(self.settings.manifest)
 
     @functools.cached_property
     def store(self) -> VectorStore:
@@ -48,6 +56,8 @@ class App:
         if "://" in milvus.uri or milvus.uri.startswith("unix:"):
             return make(lambda: milvus.uri)
         file = Path(milvus.uri)
+        if file.parent == self.settings.home:  # any other folder is its owner's to make
+            file.parent.mkdir(parents=True, exist_ok=True)
         return make(functools.partial(lite.address, file), gate=functools.partial(lite.gate, file))
 
     @functools.cached_property
@@ -123,6 +133,7 @@ class App:
         if len(names) == 1:
             return names[0]
         if not names:
+            self.manifest.check_forgotten()
             raise errors.UsageError("There is no gallery yet; make one: rmvdb gallery add NAME --model VERSION")
         raise errors.UsageError(f"There are {len(names)} galleries; name one with --gallery: {', '.join(names[:8])}")
 
@@ -145,18 +156,18 @@ class App:
             closing=closing,
         )
 
-    def worker(self, *, note: str = "") -> Worker:
-        """A worker with this configuration's lease, width and rate."""
+    def worker(self) -> Worker:
+        """A worker with this configuration's lease, width and limits."""
         from rmvdb.backfill import Worker
+        from rmvdb.throttle import Limits
 
-        backfill = self.settings.backfill
+        backfill, throttle = self.settings.backfill, self.settings.throttle
         return Worker(
             registry=self.registry,
             lease=backfill.lease,
             longest_call=backfill.longest_call,
             width=backfill.width,
-            rate=self.settings.throttle.rate,
-            note=note,
+            limits=Limits(rate=throttle.rate, nice=throttle.nice, p99_ms=throttle.p99_ms, flag=throttle.flag),
         )
 
     def conductor(
@@ -187,6 +198,29 @@ class App:
             folder=self.settings.cache,
         )
         return Conductor(name, hands, say=say, report=report, stop=stop)
+
+    def rebuild(
+        self,
+        *,
+        say: Callable[[str], None] = lambda _: None,
+        report: Callable[[str, int, int], None] = lambda *_: None,
+        stop: threading.Event | None = None,
+    ) -> Rebuild:
+        """What brings back a lost registry."""
+        from rmvdb.archive import Archive
+        from rmvdb.client import WRITE_LASTS
+        from rmvdb.rebuild import Rebuild
+
+        return Rebuild(
+            registry=self.registry,
+            store=self.store,
+            archive=Archive(self.settings.archive),
+            manifest=self.manifest,
+            quiet=max(WRITE_LASTS, self.settings.backfill.lease),
+            say=say,
+            report=report,
+            stop=stop,
+        )
 
 
 def load(path: Path | None = None) -> App:

@@ -1,7 +1,8 @@
 """Old vectors kept as Parquet until clean-up, for rolling back; and embeddings kept from the plan's sample.
 
-A file holds one batch: a column of ids, one of float32 vectors, bit for bit, and one with each record's scalar fields as
-JSON, because dynamic fields have no common type. Any program that reads Parquet can read it.
+A file holds one batch: a column of ids, one of float32 vectors, bit for bit, one with each record's scalar fields as JSON,
+because dynamic fields have no common type, and one with the digest of the vector that the batch made of it. Any program that
+reads Parquet can read it; its name ends in its SHA-256, so that it can be believed without the registry.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ pa: Any = pyarrow
 pq: Any = pyarrow.parquet
 
 _log = logging.getLogger(__name__)
-#: Bytes of the digest of an old vector.
+#: Bytes of the digest of a vector.
 _DIGEST = 16
 #: Embeddings in one file of the cache.
 _A_FILE = 8192
@@ -44,8 +45,20 @@ class ArchiveFile:
     #: Relative to the archive's folder, with forward slashes.
     path: str
     sha256: str
-    #: How many records it holds.
-    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """A record as a batch read it in the old collection, and what the batch made of it."""
+
+    record: Record
+    #: Digest of the vector for the new collection; None where none could be made.
+    made: bytes | None
+
+    def is_copied_to(self, record: Record) -> bool:
+        """Whether this is what the batch wrote, bit by bit, and not what somebody wrote there since."""
+        vector = record.vector
+        return vector is not None and self.made == _digest(vector) and dict(record.fields) == dict(self.record.fields)
 
 
 class Archive:
@@ -54,27 +67,40 @@ class Archive:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, *name: str, records: Sequence[Record]) -> ArchiveFile:
+    def write(self, *name: str, records: Sequence[Record], made: Sequence[Record] = ()) -> ArchiveFile:
         """Keep these records in a new file under that name: folders first, such as gallery, upgrade, batch.
+
+        Of what was `made` of them for the new collection the digest is kept.
 
         A repeated call never overwrites another's file: what differs gets another file. Raises DiskFull, with nothing left
         behind, and ArtifactError for a field value that cannot be kept.
         """
-        data = _parquet(_table(records))
+        digests = {record.id: _digest(record.vector) for record in made if record.vector is not None}
+        data = _parquet(_table(records, digests))
         digest = files.sha256(data)
         *folders, last = (files.file_name(part) for part in name)
-        path = "/".join([*folders, f"{last}-{digest[:16]}.parquet"])
+        path = "/".join([*folders, f"{last}-{digest}.parquet"])
         files.durable_write(self.folder / path, data)
-        return ArchiveFile(path=path, sha256=digest, count=len(records))
+        return ArchiveFile(path=path, sha256=digest)
 
     def read(self, file: ArchiveFile) -> list[Record]:
         """The records as they were written; raises ArtifactError where the file is missing or altered."""
+        return [reading.record for reading in self.readings(file)]
+
+    def readings(self, file: ArchiveFile) -> list[Reading]:
+        """The records with what was made of them; raises ArtifactError where the file is missing or altered."""
         table = self._open(file)
-        vectors = _column_vectors(table)
+        ids, fields, made = (table[name].to_pylist() for name in ("id", "fields", "made"))
         return [
-            Record(id=id, vector=vector, fields=json.loads(fields))
-            for id, vector, fields in zip(table["id"].to_pylist(), vectors, table["fields"].to_pylist(), strict=True)
+            Reading(record=Record(id=id, vector=vector, fields=json.loads(text)), made=digest)
+            for id, vector, text, digest in zip(ids, _column_vectors(table), fields, made, strict=True)
         ]
+
+    def files(self, *folders: str) -> list[ArchiveFile]:
+        """The files under these folders, such as gallery, upgrade, the last one written first; none of them is looked into."""
+        place = self.folder.joinpath(*map(files.file_name, folders))
+        paths = sorted(place.rglob("*.parquet"), key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
+        return [ArchiveFile(path=path.relative_to(self.folder).as_posix(), sha256=path.stem.rpartition("-")[2]) for path in paths]
 
     def ids(self, file: ArchiveFile) -> list[Id]:
         """The ids of its records, in order; raises ArtifactError where the file is missing or altered."""
@@ -107,15 +133,15 @@ class EmbeddingCache:
         self._lock = threading.Lock()
         self._found: dict[_Key, Vectors] | None = None
 
-    def put(self, ids: Sequence[Id], old: Vectors, new: Vectors) -> None:
-        """Keep `new` (n, dim), the embeddings of records whose old vectors are `old` (n, old dim). Raises DiskFull."""
+    def put(self, ids: Sequence[Id], old: Vectors | Sequence[Vectors], new: Vectors) -> None:
+        """Keep `new` (n, dim), the embeddings of records whose old vectors are `old`, of any dimension. Raises DiskFull."""
         if not len(ids) == len(old) == len(new):
             raise ArtifactError(f"{len(ids)} ids, {len(old)} old and {len(new)} new vectors cannot be kept together")
         for start in range(0, len(ids), _A_FILE):
             part = slice(start, start + _A_FILE)
             self._put_file(ids[part], old[part], new[part])
 
-    def get(self, ids: Sequence[Id], old: Vectors) -> dict[Id, Vectors]:
+    def get(self, ids: Sequence[Id], old: Iterable[Vectors]) -> dict[Id, Vectors]:
         """The embeddings (dim,) of those ids whose record still has that old vector."""
         found = self._load()
         keys = zip(ids, map(_digest, old), strict=True)
@@ -127,7 +153,7 @@ class EmbeddingCache:
             files.remove(self.folder)
             self._found = None
 
-    def _put_file(self, ids: Sequence[Id], old: Vectors, new: Vectors) -> None:
+    def _put_file(self, ids: Sequence[Id], old: Vectors | Sequence[Vectors], new: Vectors) -> None:
         digests = pa.array([_digest(vector) for vector in old], pa.binary(_DIGEST))
         data = _parquet(pa.table({"id": _id_column(ids), "old": digests, "vector": _vector_column(list(new))}))
         files.durable_write(self.folder / f"{files.sha256(data)}.parquet", data)
@@ -162,12 +188,13 @@ def _digest(vector: Vectors) -> bytes:
     return hashlib.blake2b(np.asarray(vector, dtype=np.float32).tobytes(), digest_size=_DIGEST).digest()
 
 
-def _table(records: Sequence[Record]) -> Any:
+def _table(records: Sequence[Record], made: Mapping[Id, bytes]) -> Any:
     return pa.table(
         {
             "id": _id_column([record.id for record in records]),
             "vector": _vector_column([record.vector for record in records]),
             "fields": pa.array([_encoded(record) for record in records], pa.string()),
+            "made": pa.array([made.get(record.id) for record in records], pa.binary(_DIGEST)),
         }
     )
 

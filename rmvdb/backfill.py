@@ -6,6 +6,7 @@ collections or in one of them, never in none, and running a batch again changes 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -23,14 +24,16 @@ from rmvdb import errors
 from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache
 from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
-from rmvdb.protocols import Source, VectorStore
+from rmvdb.latency import ENOUGH, WINDOW
+from rmvdb.protocols import Permit, Source, VectorStore
 from rmvdb.registry import Registry, key, pack_ids, unpack_ids
-from rmvdb.tables import BatchRow, UpgradeRow
-from rmvdb.types import BatchState, Id, Progress, Record, Vectors
+from rmvdb.tables import BatchRow, ClientRow
+from rmvdb.throttle import Limits, Throttle
+from rmvdb.types import BatchState, Id, Phase, Progress, Record, Vectors
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the upgrade's row: pause, throttle, progress.
+#: Seconds between two looks at the upgrade: pause, limits, progress.
 LOOK = 0.5
 
 #: Why a record is set aside, by id.
@@ -43,9 +46,10 @@ class Task:
 
     upgrade: int
     gallery: str
-    #: The collection that is emptied, and the one that is filled.
-    old: str
-    new: str
+    #: The collections that are emptied, newest first.
+    old: tuple[str, ...]
+    #: The collection that is filled; for a roll back also those behind it, into which the archive puts records back.
+    new: tuple[str, ...]
     #: The model version whose vectors go into `new`.
     version: str
     #: Seconds between copied and removed.
@@ -68,7 +72,20 @@ class Decision:
 
 
 class Backfill:
-    """The two halves of a batch: `copy` fills the new collection, `retire` empties the old one after a grace."""
+    """The two halves of a batch: `copy` fills the new collection, `retire` empties the old ones after a grace."""
+
+    #: What a batch changes outside this process, in order. Tests kill it before and after each of these calls.
+    CALLS = (
+        "registry.claim",
+        "archive.write",
+        "registry.advance writing",
+        "store.upsert new",
+        "registry.copied",
+        "registry.advance removing",
+        "store.delete new",
+        "store.delete old",
+        "registry.retire",
+    )
 
     def __init__(
         self,
@@ -84,33 +101,36 @@ class Backfill:
         self._source, self._archive, self._cache = source, archive, cache
         self._one_at_a_time = threading.Lock()
 
-    def copy(self, task: Task, batch: BatchRow, in_time: Callable[[], None]) -> None:
+    def copy(self, task: Task, batch: BatchRow, in_time: Permit) -> None:
         """Claimed → copied: read, load, embed, archive, then *writing*, look at the intents, upsert into the new collection.
 
-        `in_time` is called before every write and raises LeaseLost where the claim may end before the write does.
+        `in_time` is asked before every attempt of a write and raises LeaseLost where the claim may end before the write does.
         """
         ids = unpack_ids(batch.ids)
-        old = self._store.get(task.old, ids, vector=True)
-        records, reasons = self._embed(task, batch, old)
-        archived = self._archive.write(task.gallery, str(task.upgrade), f"{batch.id}-{batch.token}", records=old)
-        left_behind = self._left_behind(batch, {record.id for record in old})
-        in_time()
-        self._registry.advance(batch, BatchState.WRITING, archive=asdict(archived))
+        held = self._read(task, ids)
+        old = [record for records in held.values() for record in records]
+        made, reasons = self._embed(task, batch, old)
+        kept = self._read_earlier(batch, {record.id for record in old})
+        for collection, records in held.items():
+            kept[collection] = [*records, *kept.get(collection, [])]
+        archived = {
+            collection: self._keep(task, batch, collection, records, made[task.new[0]]) for collection, records in kept.items()
+        }
+        self._registry.advance(batch, BatchState.WRITING, archive=archived)
         # Both sides announce, then look: a client that writes from here on sees *writing* and waits.
         announced = self._registry.intents(task.upgrade, ids)
-        in_time()
-        self._store.delete(task.new, [id for id in left_behind if key(id) not in announced])
-        self._store.upsert(task.new, [record for record in records if key(record.id) not in announced])
-        self._registry.quarantine(task.upgrade, {id: why for id, why in reasons.items() if key(id) not in announced})
+        for collection, records in made.items():
+            self._store.upsert(collection, [each for each in records if key(each.id) not in announced], permit=in_time)
         # What a client was writing was not copied; whatever becomes of that write, the old record must not leave uncopied.
-        self._registry.advance(batch, BatchState.COPIED, again=pack_ids(id for id in ids if key(id) in announced))
+        uncopied = [id for id in ids if key(id) in announced]
+        self._registry.copied(batch, again=uncopied, aside={id: why for id, why in reasons.items() if key(id) not in announced})
 
-    def retire(self, task: Task, batch: BatchRow, in_time: Callable[[], None]) -> None:
+    def retire(self, task: Task, batch: BatchRow, in_time: Permit) -> None:
         """Copied → retired, one grace later: compare with what was read, write down what leaves, then remove it."""
         if not task.removal_allowed:
             raise errors.NeedsConsent(
-                f"Collection {task.old!r} was not made by rmvdb; to let records leave it, run the upgrade again with --execute "
-                "(rmvdb rollback puts them back)"
+                f"Collection {task.old[-1]!r} was not made by rmvdb; to let records leave it, run the upgrade again with "
+                "--execute (rmvdb rollback puts them back)"
             )
         if batch.state == BatchState.REMOVING:
             decision = Decision(remove=unpack_ids(batch.remove), gone=unpack_ids(batch.gone), again=unpack_ids(batch.again))
@@ -119,28 +139,59 @@ class Backfill:
             packed = {name: pack_ids(getattr(decision, name)) for name in Decision.__slots__}
             self._registry.advance(batch, BatchState.REMOVING, **packed)
         announced = self._registry.intents(task.upgrade, decision.gone) if decision.gone else {}
-        in_time()
-        self._store.delete(task.new, [id for id in decision.gone if key(id) not in announced])
-        self._store.delete(task.old, decision.remove)
-        self._registry.retire(batch, moved=len(decision.remove), again=decision.again)
+        self._delete(task.new, [id for id in decision.gone if key(id) not in announced], in_time)
+        self._delete(task.old, decision.remove, in_time)
+        # A write that is only announced may never be made, and what was copied would stay.
+        again = decision.again + [id for id in decision.gone if key(id) in announced]
+        self._registry.retire(batch, moved=len(decision.remove), again=again)
+
+    # --- collections --------------------------------------------------------------------------------------------------
+
+    def _read(self, task: Task, ids: Sequence[Id]) -> dict[str, list[Record]]:
+        """The records of these ids by old collection, each from the newest that holds it: what clients are shown."""
+        held: dict[str, list[Record]] = {}
+        for collection in task.old:
+            if found := self._store.get(collection, ids, vector=True):
+                held[collection] = found
+                there = {record.id for record in found}
+                ids = [id for id in ids if id not in there]
+        return held
+
+    def _delete(self, collections: Sequence[str], ids: Sequence[Id], in_time: Permit) -> None:
+        for collection in collections:
+            self._store.delete(collection, ids, permit=in_time)
+
+    def _keep(
+        self, task: Task, batch: BatchRow, collection: str, records: Sequence[Record], made: Sequence[Record]
+    ) -> dict[str, Any]:
+        name = task.gallery, str(task.upgrade), collection, f"{batch.id}-{batch.token}"
+        return asdict(self._archive.write(*name, records=records, made=made))
+
+    def _kept(self, files: Mapping[str, Any] | None) -> dict[str, list[Record]]:
+        """What the archive has in these files, by the collection that it was read from."""
+        return {collection: self._archive.read(ArchiveFile(**file)) for collection, file in (files or {}).items()}
 
     # --- copy ---------------------------------------------------------------------------------------------------------
 
-    def _embed(self, task: Task, batch: BatchRow, old: Sequence[Record]) -> tuple[list[Record], Reasons]:
-        """The records with their new vectors, and why some have none."""
-        ready = self._from_archive(task, batch, old) if batch.origin else {}
-        rest = [record for record in old if record.id not in ready]
-        embedded, reasons = self._from_items(task, rest)
-        ready |= embedded
-        records = [Record(id=each.id, vector=ready[each.id], fields=each.fields) for each in old if each.id in ready]
-        return records, reasons
+    def _embed(self, task: Task, batch: BatchRow, old: Sequence[Record]) -> tuple[dict[str, list[Record]], Reasons]:
+        """The records with their new vectors, by the collection that they go to, and why some have none."""
+        vectors = self._from_archive(task, batch, old)
+        ready = {id for each in vectors.values() for id in each}
+        embedded, reasons = self._from_items(task, [record for record in old if record.id not in ready])
+        vectors[task.new[0]] = vectors.get(task.new[0], {}) | embedded
+        return {collection: _with_vectors(old, each) for collection, each in vectors.items()}, reasons
 
-    def _from_archive(self, task: Task, batch: BatchRow, old: Sequence[Record]) -> dict[Id, Vectors]:
-        """A roll back's vectors: those the records had, but for records that were written since."""
-        written = self._registry.intents(task.undoes, [record.id for record in old]) if task.undoes else {}
-        wanted = {record.id for record in old if key(record.id) not in written}
-        kept = self._archive.read(ArchiveFile(**(batch.origin or {})))
-        return {record.id: record.vector for record in kept if record.id in wanted and record.vector is not None}
+    def _from_archive(self, task: Task, batch: BatchRow, old: Sequence[Record]) -> dict[str, dict[Id, Vectors]]:
+        """A roll back's vectors: those the records had where they were, but for records that were, or may have been, written
+        since."""
+        ids = [record.id for record in old]
+        upgrades = (task.undoes, task.upgrade) if task.undoes else ()
+        written = {record for each in upgrades for record in self._registry.announced(each, ids)}
+        wanted = {id for id in ids if key(id) not in written}
+        return {
+            collection: {each.id: each.vector for each in kept if each.id in wanted and each.vector is not None}
+            for collection, kept in self._kept(batch.origin).items()
+        }
 
     def _from_items(self, task: Task, old: Sequence[Record]) -> tuple[dict[Id, Vectors], Reasons]:
         if not old:
@@ -168,8 +219,7 @@ class Backfill:
     def _cached(self, old: Sequence[Record]) -> dict[Id, Vectors]:
         if self._cache is None:
             return {}
-        vectors = np.stack([record.vector for record in old if record.vector is not None])
-        return dict(self._cache.get([record.id for record in old], vectors))
+        return self._cache.get([record.id for record in old], [_vector(record) for record in old])
 
     def _items(self, records: Sequence[Record]) -> tuple[dict[Id, Any], Reasons]:
         if not records:
@@ -189,22 +239,21 @@ class Backfill:
         found = {record.id: items[record.id] for record in records if record.id in items}
         return found, dict.fromkeys(missing, "the source has no item of this id")
 
-    def _left_behind(self, batch: BatchRow, present: set[Id]) -> list[Id]:
-        """Ids that an earlier try of this batch read and perhaps copied, and that have left the old collection since."""
-        if batch.archive is None:
-            return []
-        return [id for id in self._archive.ids(ArchiveFile(**batch.archive)) if id not in present]
+    def _read_earlier(self, batch: BatchRow, present: set[Id]) -> dict[str, list[Record]]:
+        """What an earlier try read and perhaps copied, and what has left the old collections since: `retire` finds it gone."""
+        missing = set(unpack_ids(batch.ids)) - present
+        earlier = self._kept(batch.archive if missing else None)
+        return {collection: [record for record in records if record.id in missing] for collection, records in earlier.items()}
 
     # --- retire -------------------------------------------------------------------------------------------------------
 
     def _decide(self, task: Task, batch: BatchRow) -> Decision:
         ids = unpack_ids(batch.ids)
-        was = {record.id: record for record in self._archive.read(ArchiveFile(**(batch.archive or {})))}
-        now = {record.id: record for record in self._store.get(task.old, ids, vector=True)}
+        was = {record.id: record for records in self._kept(batch.archive).values() for record in records}
+        now = {record.id: record for records in self._read(task, ids).values() for record in records}
         announced = self._registry.intents(task.upgrade, ids)
         settled = self._registry.now() - task.grace
         uncopied = set(unpack_ids(batch.again))
-        aside = {row.record for row in self._registry.quarantined(task.upgrade)}
         decision = Decision(remove=[], gone=[], again=[])
         for id in ids:
             intent = announced.get(key(id))
@@ -215,10 +264,14 @@ class Backfill:
             elif id in uncopied:
                 bucket = "again"  # the write that it was left to was never made
             else:
-                bucket = "" if key(id) in aside else _fate(was.get(id), now.get(id))
+                bucket = _fate(was.get(id), now.get(id))
             if bucket:
                 getattr(decision, bucket).append(id)
         return decision
+
+
+def _with_vectors(records: Sequence[Record], vectors: Mapping[Id, Vectors]) -> list[Record]:
+    return [Record(id=each.id, vector=vectors[each.id], fields=each.fields) for each in records if each.id in vectors]
 
 
 def _fate(was: Record | None, now: Record | None) -> str:
@@ -243,21 +296,26 @@ class Worker:
     """Claims batches of one upgrade after the other and drives them through `Backfill`; any number of them may run anywhere.
 
     `lease`: seconds that a claim lives without a heartbeat; `longest_call`: seconds that one call may take; `width`: batches in
-    hand at once; `rate`: records a second that it stays below.
+    hand at once, which bounds its memory; `limits`: how gently it copies where nothing else is asked for of the upgrade.
     """
 
-    def __init__(
-        self, *, registry: Registry, lease: float, longest_call: float, width: int, rate: float | None = None, note: str = ""
-    ) -> None:
+    def __init__(self, *, registry: Registry, lease: float, longest_call: float, width: int, limits: Limits) -> None:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._registry = registry
-        self._lease, self._longest_call, self._width, self._rate = lease, longest_call, width, rate
-        #: What `status` says of this worker besides that it lives, such as the window it keeps to.
-        self.note = note
+        self._lease, self._longest_call, self._width = lease, longest_call, width
+        self._throttle = Throttle(limits, width=width)
+        #: Why it does not run at all, such as the window it keeps to, in words; set by who keeps it from running.
+        self.resting = ""
+        #: What it keeps to, or waits for, while it runs, in words.
+        self._held: list[str] = []
         self._alive_until = float("-inf")
         #: How often a lease ran out before its heartbeat came.
         self._lapses = 0
-        self._next_copy = float("-inf")
+
+    @property
+    def note(self) -> str:
+        """What `status` says of this worker besides that it lives."""
+        return "; ".join(filter(None, [self.resting, *self._held]))
 
     def run(
         self,
@@ -268,7 +326,8 @@ class Worker:
         stop: threading.Event | None = None,
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> Progress:
-        """Work until every batch is retired, or the share `until` is copied and nothing is in hand, or `stop` is set.
+        """Work until every batch is retired, or the share `until` is copied and nothing is in hand, or `stop` is set, or the
+        upgrade has ended because another took its place.
 
         An error of one batch ends the run after the others in hand have ended; what it had claimed is free again.
         """
@@ -283,6 +342,7 @@ class Worker:
         finally:
             ended.set()
             heart.join()
+            self._held = []
             self._registry.retire_worker(self.name)
 
     def _drive(
@@ -302,21 +362,25 @@ class Worker:
                 now, row = self._registry.progress(task.upgrade), self._registry.upgrade(task.upgrade)
                 looked = time.monotonic()
                 progress(now)
+                held = self._throttle.look(row, functools.partial(self._slowest_client, task))
+                waiting = min(now.left, until * now.total - now.done) > sum(at_work.values())
+                self._say(task, held if waiting else [])
             # To the end means to the end: a batch may come back when all seem copied.
             copy = until >= 1.0 or now.done + sum(at_work.values()) < until * now.total
-            claimed = None
+            # Before the claim, since its lease may run out before it is known here.
+            claimed, in_time = None, self._in_time(self._lapses)
             if not stop.is_set() and len(at_work) < self._width:
-                claimed = self._claim(task, row, copy=copy)
+                claimed = self._claim(task, copy=copy and not row.paused)
             if claimed is not None:
-                doing = pool.submit(self._work, task, backfill, claimed, self._in_time(self._lapses))
+                doing = pool.submit(self._work, task, backfill, claimed, in_time)
                 at_work[doing] = claimed.count if claimed.state == BatchState.CLAIMED else 0
-            elif not at_work and (stop.is_set() or not self._unfinished(task, copy=copy)):
+            elif not at_work and (stop.is_set() or row.phase == Phase.ENDED or not self._unfinished(task, copy=copy)):
                 now = self._registry.progress(task.upgrade)
                 progress(now)
                 return now
             self._reap(at_work, patience=0.0 if claimed is not None else 0.05)
             if claimed is None and not at_work:
-                stop.wait(0.05)
+                stop.wait(min(max(self._throttle.wait(), 0.05), LOOK))
 
     @staticmethod
     def _reap(at_work: dict[Future[None], int], *, patience: float) -> None:
@@ -326,7 +390,7 @@ class Worker:
             del at_work[each]
             each.result()
 
-    def _work(self, task: Task, backfill: Backfill, batch: BatchRow, in_time: Callable[[], None]) -> None:
+    def _work(self, task: Task, backfill: Backfill, batch: BatchRow, in_time: Permit) -> None:
         try:
             if batch.state == BatchState.CLAIMED:
                 backfill.copy(task, batch, in_time)
@@ -336,23 +400,34 @@ class Worker:
             log.warning("%s", exc, extra={"action": "lease-lost", "batch": batch.id})
             # Otherwise this worker's own heartbeat would hold for ever what it no longer works on.
             self._registry.hand_back(batch)
+        finally:
+            if batch.state == BatchState.CLAIMED:
+                self._throttle.end()
 
     def _unfinished(self, task: Task, *, copy: bool) -> bool:
         """Whether there is, or will be, something for this worker to do; a pause is no end."""
         ended = {BatchState.RETIRED} if copy else {BatchState.RETIRED, BatchState.PENDING}
         return bool(self._registry.counts(task.upgrade).keys() - ended)
 
-    def _claim(self, task: Task, row: UpgradeRow, *, copy: bool) -> BatchRow | None:
-        rate = min(filter(None, (row.rate, self._rate)), default=None)
-        may_copy = copy and not row.paused and time.monotonic() >= self._next_copy
+    def _claim(self, task: Task, *, copy: bool) -> BatchRow | None:
+        copy = copy and self._throttle.wait() == 0
         claimed = self._registry.claim(
-            task.upgrade, self.name, lease=self._lease, longest_call=self._longest_call, grace=task.grace, copy=may_copy
+            task.upgrade, self.name, lease=self._lease, longest_call=self._longest_call, grace=task.grace, copy=copy
         )
-        if claimed is not None and rate and claimed.state == BatchState.CLAIMED:
-            self._next_copy = time.monotonic() + claimed.count / rate
+        if claimed is not None and claimed.state == BatchState.CLAIMED:
+            self._throttle.begin(claimed.count)
         return claimed
 
-    def _in_time(self, lapses: int) -> Callable[[], None]:
+    def _slowest_client(self, task: Task) -> ClientRow | None:
+        return self._registry.slowest_client(task.gallery, enough=ENOUGH, within=WINDOW)
+
+    def _say(self, task: Task, held: list[str]) -> None:
+        """Let `status` know at once what holds this worker back now."""
+        if held != self._held:
+            self._held = held
+            self._registry.renew(self.name, task.upgrade, lease=self._lease, note=self.note)
+
+    def _in_time(self, lapses: int) -> Permit:
         """A check that a claim made now is still this worker's for as long as the longest call."""
 
         def check() -> None:
@@ -367,9 +442,9 @@ class Worker:
 
     def _renew(self, upgrade: int) -> None:
         asked = time.monotonic()
-        if asked > self._alive_until:
-            self._lapses += 1
         self._registry.renew(self.name, upgrade, lease=self._lease, note=self.note)
+        if time.monotonic() > self._alive_until:  # by then, or else it kept nothing
+            self._lapses += 1
         self._alive_until = asked + self._lease
 
     def _beat(self, upgrade: int, ended: threading.Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -32,6 +33,19 @@ class Commands(click.Group):
         except errors.RmvdbError as exc:
             click.echo(f"Error: {exc}", err=True)
             ctx.exit(130 if isinstance(exc, errors.Stopped) else exc.exit_code)
+
+
+class AtLeastZero(click.FloatRange):
+    """A number that is one: infinity and nan are no limit and no share."""
+
+    def __init__(self, *, max: float | None = None) -> None:
+        super().__init__(min=0, max=max)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number to limit by; 0 lifts the limit", param, ctx)
+        return number
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
@@ -153,6 +167,32 @@ def db_check(ctx: click.Context) -> None:
     registry = _app(ctx).registry
     schema.check(registry.url.render_as_string(hide_password=False))
     click.echo(f"registry {registry.shown_url} is at schema {schema.head()}")
+
+
+@main.group()
+def registry() -> None:
+    """The registry's contents."""
+
+
+@registry.command("rebuild")
+@click.pass_context
+def registry_rebuild(ctx: click.Context) -> None:
+    """Bring back a registry that was lost: from the manifest in home, the collections and the archive. Run again, it goes on.
+
+    \b
+    Example:
+      rmvdb registry rebuild
+    """
+    app = _app(ctx)
+    with terminal.stoppable() as stop, terminal.progress() as report:
+        app.rebuild(say=report.say, report=report, stop=stop).run()
+    for row in app.registry.galleries():
+        upgrade = app.registry.active_upgrade(row.id)
+        if upgrade is not None:
+            versions = (app.registry.version(name) for name in (upgrade.from_version, upgrade.to_version))
+            old, new = (version.base or version.name for version in versions)
+            on = "rmvdb rollback" if upgrade.undoes else f"rmvdb upgrade --from {old} --to {new}"
+            click.echo(f"gallery {row.name}: go on with {on}")
 
 
 # --- model versions and galleries -------------------------------------------------------------------------------------
@@ -434,6 +474,8 @@ def upgrade(
 ) -> None:
     """Plan, deploy, backfill and cut over; Ctrl-C stops it, the same command goes on.
 
+    It takes the place of an upgrade that is unfinished, and goes on from where that one is.
+
     \b
     Example:
       rmvdb upgrade --from v1 --to v2
@@ -451,30 +493,26 @@ def upgrade(
             question = conductor.resolve(_question(name, options))
             found = conductor.plan(question, again=again)
             report.show(lambda: terminal.print_plan(found))
-            row = conductor.begin(question, found, until=until, cutover=not no_cutover, execute=execute)
+            row = conductor.begin(question, found, app.worker(), until=until, cutover=not no_cutover, execute=execute)
         else:
             report.say(f"going on with upgrade {row.id}: {row.phase}")
             app.registry.set_upgrade(row.id, plan=row.plan | {"until": until, "cutover": not no_cutover})
             if execute:
-                app.registry.allow_removal(row.old_collection)
+                for collection in row.old_collections:
+                    app.registry.allow_removal(collection)
             row = app.registry.upgrade(row.id)
         _go_on(app, conductor, row, report, detach=detach, force=force)
 
 
 def _begun(app: App, gallery: str, from_version: str, to_version: str) -> UpgradeRow | None:
-    """The upgrade that this command goes on with; UpgradeRunning where the gallery is in another one."""
+    """The upgrade that this command goes on with, where the gallery is in it."""
     row = app.registry.active_upgrade(app.registry.gallery(gallery).id)
     app.registry.version(from_version)
     app.registry.version(to_version)
-    if row is None:
+    if row is None or row.undoes is not None:
         return None
-    sources, targets = (_names(app, version) for version in (row.from_version, row.to_version))
-    if row.undoes is None and from_version in sources and to_version in targets:
-        return row
-    going = f"{row.from_version} to {row.to_version}"
-    raise errors.UpgradeRunning(
-        f"Gallery {gallery!r} is in an upgrade from {going} ({row.phase}); end it first: rmvdb cleanup, or rmvdb rollback"
-    )
+    sources = set().union(*(_names(app, app.registry.collection(each).model) for each in row.old_collections))
+    return row if from_version in sources and to_version in _names(app, row.to_version) else None
 
 
 def _names(app: App, version: str) -> set[str]:
@@ -482,11 +520,13 @@ def _names(app: App, version: str) -> set[str]:
 
 
 def _is_done(app: App, gallery: str, from_version: str, to_version: str) -> bool:
-    held = app.registry.plan(gallery).legs[0].model
-    return from_version != to_version and to_version in _names(app, held)
+    legs = app.registry.plan(gallery).legs
+    return len(legs) == 1 and from_version != to_version and to_version in _names(app, legs[0].model)
 
 
 def _go_on(app: App, conductor: Any, row: UpgradeRow, report: Any, *, detach: bool, force: bool) -> None:
+    from rmvdb.status import both
+
     if detach:
         conductor.deploy(row, force=force)
         report.say("deployed; the backfill waits for a worker: rmvdb worker")
@@ -494,11 +534,13 @@ def _go_on(app: App, conductor: Any, row: UpgradeRow, report: Any, *, detach: bo
     row = conductor.advance(row, app.worker(), force=force)
     if conductor.stop.is_set():
         raise errors.Stopped("Stopped; the same command goes on from here")
+    if row.phase == "ended":
+        raise errors.WrongPhase(f"Upgrade {row.id} has ended meanwhile; see what took its place: rmvdb history")
     if row.phase == "cut over":
         report.say("rmvdb cleanup drops the old collection; until then rmvdb rollback leads back")
     elif row.phase == "serving both":
         now = app.registry.progress(row.id)
-        report.say(f"{now.done} of {now.total} records are re-embedded (t = {now.t:.2f}); both collections are searched")
+        report.say(f"{now.done} of {now.total} records are re-embedded (t = {now.t:.2f}); {both(row.plan['serving'])}")
 
 
 @main.command()
@@ -529,16 +571,25 @@ def resume(ctx: click.Context, gallery: str | None) -> None:
 
 @main.command()
 @gallery_option
-@click.option("--rate", type=click.FloatRange(min=0), required=True, help="Records a second for each worker; 0 lifts the limit.")
+@click.option("--rate", type=AtLeastZero(), help="Records a second that each worker stays below.")
+@click.option("--nice", type=AtLeastZero(max=1), help="Share of its time, 0 to 1, in which each worker copies.")
+@click.option("--p99-ms", type=AtLeastZero(), help="Milliseconds; no batch begins while the p99 of a client's searches is above.")
 @click.pass_context
-def throttle(ctx: click.Context, gallery: str | None, rate: float) -> None:
-    """Limit the backfill, at once and for every worker.
+def throttle(ctx: click.Context, gallery: str | None, rate: float | None, nice: float | None, p99_ms: float | None) -> None:
+    """Limit the backfill, at once and for every worker; 0 lifts a limit, one that is not named stays as it is.
+
+    Only beginning to copy is held back: what is in hand is finished, and what is copied leaves the old collection.
 
     \b
     Example:
       rmvdb throttle --rate 200
+      rmvdb throttle --nice 0.5 --p99-ms 80
+      rmvdb throttle --rate 0
     """
-    _set(ctx, gallery, f"throttled to {rate:g} records/s" if rate else "no longer throttled", rate=rate or None)
+    asked = {name: value for name, value in (("rate", rate), ("nice", nice), ("p99_ms", p99_ms)) if value is not None}
+    if not asked:
+        raise errors.UsageError("Nothing to limit was named; give --rate, --nice or --p99-ms, with 0 to lift a limit")
+    _set(ctx, gallery, ", ".join(f"{name} {f'{value:g}' if value else 'lifted'}" for name, value in asked.items()), **asked)
 
 
 def _set(ctx: click.Context, gallery: str | None, words: str, **values: Any) -> None:
@@ -606,16 +657,17 @@ def cutover(ctx: click.Context, gallery: str | None, force: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def cleanup(ctx: click.Context, gallery: str | None, yes: bool) -> None:
-    """Drop the old collection, the archive and the work list. There is no way back from here; it asks.
+    """Drop the old collections, the archive and the work list. There is no way back from here; it asks.
 
     \b
     Example:
       rmvdb cleanup --yes
     """
     app, row = _active(ctx, gallery)
-    if row.phase != "cut over":
+    if row.phase not in ("cut over", "cleaning up"):
         raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
-    if not yes and not click.confirm(f"Drop {row.old_collection} and its archive? rmvdb rollback is impossible afterwards"):
+    old, begun = " and ".join(row.old_collections), row.phase == "cleaning up"
+    if not (yes or begun) and not click.confirm(f"Drop {old} and the archive? rmvdb rollback is impossible afterwards"):
         raise errors.NeedsConsent("Nothing was dropped; run rmvdb cleanup --yes to agree")
     with terminal.stoppable() as stop, terminal.progress() as report:
         app.conductor(gallery, say=report.say, report=report, stop=stop).clean_up(row)
@@ -627,6 +679,8 @@ def cleanup(ctx: click.Context, gallery: str | None, yes: bool) -> None:
 @click.pass_context
 def rollback(ctx: click.Context, gallery: str | None, force: bool) -> None:
     """Go back to the old model: an upgrade whose vectors come from the archive. Ctrl-C stops it, the same command goes on.
+
+    Back from an upgrade that took the place of another, that other one goes on after rmvdb cleanup.
 
     \b
     Example:
@@ -667,7 +721,7 @@ def status(ctx: click.Context, gallery: str | None, watch: bool, as_json: bool) 
             if watch and sys.stdout.isatty():
                 click.clear()
             terminal.print_status(now)
-        if not watch or now.phase in ("", "cut over", "ended"):
+        if not watch or now.phase in ("", "cut over", "cleaning up", "ended"):
             return
         time.sleep(1)
 
@@ -764,7 +818,7 @@ def _quarantined(app: App, row: UpgradeRow, ids: tuple[str, ...]) -> list[Any]:
     known = [each.record for each in app.registry.quarantined(row.id)]
     if unknown := sorted(set(ids) - set(known)):
         raise errors.UnknownName("quarantined record", unknown[0], known)
-    numbers = app.registry.collection(row.old_collection).schema["id_type"] == "INT64"
+    numbers = app.registry.collection(row.old_collections[0]).schema["id_type"] == "INT64"
     return [int(each) if numbers else each for each in ids or known]
 
 

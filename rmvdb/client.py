@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -11,23 +13,27 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal, overload
+from typing import Any, ClassVar, Literal, TypeVar, overload
 
 import numpy as np
 
 from rmvdb import errors
 from rmvdb.encoding import Encoder
+from rmvdb.latency import WINDOW, Latency
 from rmvdb.merge import merge
-from rmvdb.protocols import VectorStore
-from rmvdb.registry import Opened, Registry
+from rmvdb.protocols import Permit, VectorStore
+from rmvdb.registry import Opened, Registry, Serving
 from rmvdb.types import Hit, Id, Item, Leg, Record, ServingPlan, Vectors
 
 log = logging.getLogger(__name__)
 
-#: How often a search that took longer than allowed, or met a new epoch, is repeated before it fails.
+R = TypeVar("R")
+
+#: How often a search that took longer than allowed is repeated before it fails.
 ATTEMPTS = 5
-#: Seconds for which a write may go on after it was announced.
+#: Seconds for which a write may go on after it was announced, and for which it waits for others at the same records.
 WRITE_LASTS = 30.0
+WRITE_WAITS = 3 * WRITE_LASTS
 #: Records written under one announcement.
 WRITE_BATCH = 500
 
@@ -35,21 +41,26 @@ WRITE_BATCH = 500
 class Plans:
     """The serving plan as this process knows it, never used when it is older than its maximum age.
 
-    A thread asks again three times within that age, loads what an announced plan needs and reports that it can serve it.
+    A thread asks again three times within that age, loads what an announced plan needs and reports that it can serve it, and how
+    long searches take.
     """
 
-    def __init__(self, gallery: str, *, registry: Registry, prepare: Callable[[ServingPlan], None], name: str) -> None:
+    def __init__(
+        self, gallery: str, *, registry: Registry, prepare: Callable[[ServingPlan], None], name: str, latency: Latency
+    ) -> None:
         self._gallery, self._registry, self._prepare, self._name = gallery, registry, prepare, name
+        self._latency = latency
         self._ready, self._trouble = 0, ""
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._plan, self._asked = self._ask()
+        #: The plan, and when it was asked for; in one, since another thread may be replacing them.
+        self._held = self._ask(0)
         self._thread = threading.Thread(target=self._keep_asking, name=f"rmvdb-plans-{gallery}", daemon=True)
         self._thread.start()
 
     def current(self) -> ServingPlan:
         """The plan in force, at most `max_age` seconds old; StalePlan when the registry cannot be asked."""
-        plan, asked = self._plan, self._asked
+        plan, asked = self._held
         if time.monotonic() - asked <= plan.max_age:
             return plan
         try:
@@ -64,8 +75,12 @@ class Plans:
     def refresh(self) -> ServingPlan:
         """Ask the registry now."""
         with self._lock:
-            self._plan, self._asked = self._ask()
-            return self._plan
+            before = self._held[0].epoch
+            self._held = self._ask(before)
+            if (epoch := self._held[0].epoch) != before:
+                with contextlib.suppress(errors.RegistryError):
+                    self._held = self._ask(epoch)  # at once: writes wait to hear that this client serves by it
+            return self._held[0]
 
     def close(self) -> None:
         """Stop asking, and tell the registry that nobody need wait for this client."""
@@ -76,13 +91,25 @@ class Plans:
         except errors.RegistryError:
             log.info("The registry did not hear that client %s left; it will notice by itself", self._name)
 
-    def _ask(self) -> tuple[ServingPlan, float]:
+    def _ask(self, holds: int) -> tuple[ServingPlan, float]:
         asked = time.monotonic()  # a plan's age counts from before the question: the answer can only be newer
-        serving = self._registry.refresh(self._gallery, client=self._name, ready=self._ready, trouble=self._trouble)
+        serving = self._tell(holds)
         if serving.next and self._ready < serving.next.epoch and self._can_serve(serving.next):
             asked = time.monotonic()
-            serving = self._registry.refresh(self._gallery, client=self._name, ready=self._ready, trouble="")
+            serving = self._tell(holds or serving.plan.epoch)
         return serving.plan, asked
+
+    def _tell(self, holds: int) -> Serving:
+        searches, p99_ms = self._latency.p99()
+        return self._registry.refresh(
+            self._gallery,
+            client=self._name,
+            holds=holds,
+            ready=self._ready,
+            trouble=self._trouble,
+            searches=searches,
+            p99_ms=p99_ms,
+        )
 
     def _can_serve(self, plan: ServingPlan) -> bool:
         try:
@@ -97,7 +124,7 @@ class Plans:
         return True
 
     def _keep_asking(self) -> None:
-        while not self._stop.wait(self._plan.max_age / 3):
+        while not self._stop.wait(min(self._held[0].max_age, WINDOW) / 3):
             try:
                 self.refresh()
             except errors.RmvdbError as exc:
@@ -110,6 +137,12 @@ class Client:
     A query is embedded once (twice with method `naive`), its legs are searched at the same time, their hits merged by calibrated
     distance. During an upgrade every answer is what the whole gallery gives: nothing missed, nothing found twice.
     """
+
+    #: What a write changes outside this process, in order. Tests kill it before and after each of these calls.
+    CALLS: ClassVar = {
+        "upsert": ("registry.open_intents", "store.upsert new", "store.upsert old", "registry.close_intents"),
+        "delete": ("registry.open_intents", "store.delete new", "store.delete old", "registry.close_intents"),
+    }
 
     def __init__(
         self,
@@ -127,9 +160,11 @@ class Client:
         self._registry, self._store, self._encoder = registry, store, encoder
         self._longest_call, self._closing = longest_call, closing
         self._wrote = float("-inf")
+        self._writes = itertools.count(1)
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rmvdb-leg")
         self._search_params = {row.name: row.search for row in registry.collections(registry.gallery(gallery).id)}
-        self._plans = Plans(gallery, registry=registry, prepare=encoder.prepare, name=self.name)
+        self._latency = Latency()
+        self._plans = Plans(gallery, registry=registry, prepare=encoder.prepare, name=self.name, latency=self._latency)
 
     def __enter__(self) -> Client:
         return self
@@ -199,7 +234,9 @@ class Client:
             raise errors.UsageError(f"limit must be at least 1 and offset at least 0, not {limit} and {offset}")
         encode, several = self._question(item, vector, model)
         fields = None if "*" in output_fields else tuple(output_fields)
-        answers = self._search(encode, limit=limit, offset=offset, filter=filter, fields=fields, strong=consistency == "Strong")
+        strong = consistency == "Strong"
+        with self._latency.measured():
+            answers = self._search(encode, limit=limit, offset=offset, filter=filter, fields=fields, strong=strong)
         return answers if several else answers[0]
 
     def _question(self, item: Item, vector: Any, model: str | None) -> tuple[Callable[[ServingPlan], dict[str, Vectors]], bool]:
@@ -216,20 +253,31 @@ class Client:
         return lambda plan: self._encoder.vectors(plan, rows, model), vectors.ndim == 2
 
     def _search(self, encode: Callable[[ServingPlan], dict[str, Vectors]], **options: Any) -> list[list[Hit]]:
+        encoded: dict[int, dict[str, Vectors]] = {}  # by epoch: a repetition has its query ready
+
+        def ask(plan: ServingPlan) -> list[list[Hit]]:
+            if plan.epoch not in encoded:
+                encoded[plan.epoch] = encode(plan)
+            return self._merged(plan, encoded[plan.epoch], **options)
+
+        return self._timely(ask)
+
+    def _timely(self, ask: Callable[[ServingPlan], R]) -> R:
+        """The answer to a question, asked again where so much time passed that it may have missed a record on its move."""
         for _ in range(ATTEMPTS):
+            started = time.monotonic()  # before the plan's age is looked at
             plan = self._plans.current()
-            queries = encode(plan)
-            if self._plans.current().epoch != plan.epoch:
-                continue  # the epoch changed while the query was embedded
-            started = time.monotonic()
-            answers = self._merged(plan, queries, **options)
-            # A search that took longer may have looked at one collection before a record came and at the other after it went.
-            if time.monotonic() - started <= plan.longest_search:
-                return answers
+            answer = ask(plan)
+            if time.monotonic() - started <= plan.longest_search or self._alone_since(plan):
+                return answer
         raise errors.EngineError(
             f"A search of {self.gallery!r} took longer than {plan.longest_search:g} s {ATTEMPTS} times; "
             "look at the engine's load, or raise search.longest_search and wait one grace"
         )
+
+    def _alone_since(self, plan: ServingPlan) -> bool:
+        """Whether that plan's only collection has been the only one all the while, so that nothing left it."""
+        return len(plan.legs) == 1 and self._plans.refresh().epoch == plan.epoch
 
     def _merged(
         self,
@@ -271,10 +319,13 @@ class Client:
         """The records of these ids that exist, each once, in the order asked, as every write before left them."""
         asked = [ids] if isinstance(ids, int | str) else list(ids)
         fields = None if "*" in output_fields else tuple(output_fields)
-        found: dict[Id, Record] = {}
-        # Oldest first, one after the other: a record that moves meanwhile is in the next one before it leaves this one.
-        for leg in reversed(self._plans.current().legs):
-            found |= {record.id: record for record in self._store.get(leg.collection, asked, fields=fields)}
+
+        def ask(plan: ServingPlan) -> dict[Id, Record]:
+            # Oldest first, one after the other: a record that moves meanwhile is in the next one before it leaves this one.
+            legs = [self._store.get(leg.collection, asked, fields=fields) for leg in reversed(plan.legs)]
+            return {record.id: record for some in legs for record in some}
+
+        found = self._timely(ask)
         return [found[id] for id in dict.fromkeys(asked) if id in found]
 
     def query(
@@ -291,19 +342,25 @@ class Client:
 
     def count(self, filter: str = "") -> int:
         """How many records match, each counted once in however many collections it is."""
-        plan = self._plans.current()
-        if len(plan.legs) == 1:
-            return self._store.count(plan.legs[0].collection, filter=filter)
-        return sum(len(page) for page in self._pages(filter, (), page=5000))
+
+        def ask(plan: ServingPlan) -> int | None:
+            return self._store.count(plan.legs[0].collection, filter=filter) if len(plan.legs) == 1 else None
+
+        alone = self._timely(ask)
+        return sum(len(page) for page in self._pages(filter, (), page=5000)) if alone is None else alone
 
     def _pages(self, filter: str, fields: Sequence[str] | None, *, page: int) -> Iterator[list[Record]]:
         after: Id | None = None
-        while True:
-            # Oldest first again, page by page; only as far as every collection has answered.
-            legs = reversed(self._plans.current().legs)
-            pages = [
+
+        def ask(plan: ServingPlan) -> list[list[Record]]:
+            legs = reversed(plan.legs)  # oldest first again
+            return [
                 next(self._store.scan(leg.collection, filter=filter, fields=fields, after=after, page=page), []) for leg in legs
             ]
+
+        while True:
+            pages = self._timely(ask)
+            # Only as far as every collection has answered.
             ends: list[Any] = [each[-1].id for each in pages if len(each) >= page]
             after = min(ends) if ends else None
             found = {each.id: each for some in pages for each in some if after is None or each.id <= after}
@@ -343,15 +400,12 @@ class Client:
 
         with self._writing("upsert", ids) as (plan, in_time):
             newest, *older = plan.legs
-            in_time()
-            self._store.upsert(newest.collection, rows(newest))
+            self._store.upsert(newest.collection, rows(newest), permit=in_time)
             # Where an older collection still has the record it must not show what was replaced. Only workers remove from there.
             for leg in older:
-                in_time()
                 stale = {record.id for record in self._store.get(leg.collection, ids, fields=())}
                 if stale:
-                    in_time()
-                    self._store.upsert(leg.collection, [row for row in rows(leg) if row.id in stale])
+                    self._store.upsert(leg.collection, [row for row in rows(leg) if row.id in stale], permit=in_time)
 
     def delete(self, ids: Id | Sequence[Id] | None = None, *, filter: str = "") -> int:
         """Remove records by id, or all that match a filter; how many ids were asked for or matched."""
@@ -366,42 +420,57 @@ class Client:
         if ids:
             with self._writing("delete", ids) as (plan, in_time):
                 for leg in plan.legs:
-                    in_time()
-                    self._store.delete(leg.collection, ids)
+                    self._store.delete(leg.collection, ids, permit=in_time)
         return len(ids)
 
     @contextmanager
-    def _writing(self, kind: str, ids: Sequence[Id]) -> Iterator[tuple[ServingPlan, Callable[[], None]]]:
+    def _writing(self, kind: str, ids: Sequence[Id]) -> Iterator[tuple[ServingPlan, Permit]]:
         """Announce a write, wait for whoever is at these records, write, mark it done.
 
         Both sides announce, then look: a worker that comes later sees the intent, and one that came before is waited for. A write
         that fails half-way stays announced until its deadline, since nobody can know what reached the engine.
         """
-        opened, started = self._announce(kind, ids)
-
-        def in_time() -> None:
-            if time.monotonic() - started > WRITE_LASTS - self._longest_call:
-                raise errors.EngineError(
-                    f"Writing {len(ids)} records of {self.gallery!r} took longer than {WRITE_LASTS:g} s; write them again"
-                )
-
+        opened, announced = self._announce(kind, ids)
         try:
-            while self._registry.blocked(opened, ids):
-                in_time()
-                time.sleep(0.02)
+            announced = self._wait(opened, ids, announced)
         except BaseException:
             self._registry.withdraw_intents(opened)
             raise
+
+        too_late = errors.EngineError(
+            f"Writing {len(ids)} records of {self.gallery!r} took longer than {WRITE_LASTS:g} s; write them again"
+        )
+
+        def in_time() -> None:
+            if time.monotonic() - announced > WRITE_LASTS - self._longest_call:
+                raise too_late
+
         if opened.plan.epoch > self._plans.current().epoch:
             self._plans.refresh()  # or this client would search by the plan before, which may not know where this is written
         yield opened.plan, in_time
         self._wrote = time.monotonic()
-        self._registry.close_intents(opened)
+        if not self._registry.close_intents(opened):
+            raise too_late
+
+    def _wait(self, opened: Opened, ids: Sequence[Id], announced: float) -> float:
+        """Until nobody else is at these records; when the write was announced last, since a deadline must not pass meanwhile."""
+        began = time.monotonic()
+        while self._registry.blocked(opened, ids):
+            if time.monotonic() - began > WRITE_WAITS:
+                raise errors.EngineError(
+                    f"Others were at {len(ids)} records of {self.gallery!r} for over {WRITE_WAITS:g} s; write them again"
+                )
+            time.sleep(0.02)
+            if time.monotonic() - announced > WRITE_LASTS / 3:
+                announced = time.monotonic()
+                self._registry.extend_intents(opened, lasting=WRITE_LASTS)
+        return announced
 
     def _announce(self, kind: str, ids: Sequence[Id]) -> tuple[Opened, float]:
+        writer = f"{self.name}#{next(self._writes)}"
         while True:
             started = time.monotonic()
-            opened = self._registry.open_intents(self.gallery, kind, ids, client=self.name, lasting=WRITE_LASTS)
+            opened = self._registry.open_intents(self.gallery, kind, ids, client=writer, lasting=WRITE_LASTS)
             if opened is not None:
                 return opened, started
             time.sleep(0.02)  # an epoch is changing: it waits for open writes to end, and new ones wait for it

@@ -9,13 +9,16 @@
     [index]    type, params, search    index of new collections, in Milvus' terms
     [indexes.<gallery>]    the same for one gallery, instead of [index]
     [search]   plan_max_age     seconds for which a client uses a serving plan without asking again
-               longest_search   seconds after which a search is repeated rather than trusted
+               longest_search   seconds after which a search of two collections is repeated rather than trusted
     [backfill] batch            records in one batch
                width            batches that one worker has in flight
                lease            seconds for which a worker holds a batch before it must renew
                longest_call     seconds that one call of a worker may take
                retry_for        seconds for which a worker tries again while the engine or the database does not answer
-    [throttle] rate             records a second that all backfill of one worker stays below; otherwise as fast as it goes
+    [throttle] rate             records a second that one worker stays below; otherwise as fast as it goes
+               nice             share of its time, 0 to 1, in which one worker copies; otherwise all of it
+               p99_ms           milliseconds; no batch begins while the p99 of a client's searches lies above
+               flag             no batch begins while this file exists
 
 The file is the one that `load` is given, or RMVDB_CONFIG names, or the nearest rmvdb.toml in the current folder and those
 above it. Relative paths start at that file's folder. `[milvus] uri` is RMVDB_MILVUS__URI in the environment.
@@ -137,7 +140,9 @@ class Search(_Section):
     """How long a client may answer by what it knows."""
 
     plan_max_age: Seconds = Field(default=5.0, description="seconds for which a client uses a serving plan without asking again")
-    longest_search: Seconds = Field(default=5.0, description="seconds after which a search is repeated rather than trusted")
+    longest_search: Seconds = Field(
+        default=5.0, description="seconds after which a search of two collections is repeated rather than trusted"
+    )
 
 
 class Backfill(_Section):
@@ -160,11 +165,27 @@ class Backfill(_Section):
 
 
 class Throttle(_Section):
-    """How gently the gallery is moved."""
+    """How gently the gallery is moved; what `rmvdb throttle` sets for an upgrade counts instead."""
 
     rate: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="records a second that one worker stays below; otherwise as fast as it goes", examples=[500.0]
     )
+    nice: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="share of its time, 0 to 1, in which one worker copies; otherwise all of it", examples=[0.5]
+    )
+    p99_ms: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="milliseconds; no batch begins while the p99 of a client's searches lies above",
+        examples=[100.0],
+    )
+    flag: Path | None = Field(default=None, description="no batch begins while this file exists", examples=["backfill.hold"])
+
+    @field_validator("flag")
+    @classmethod
+    def _a_name(cls, flag: Path | None) -> Path | None:
+        if flag == Path():  # what an empty text is taken for: the folder of rmvdb.toml, which always exists
+            raise ValueError("must name a file")
+        return flag
 
 
 class Settings(BaseSettings):
@@ -212,6 +233,11 @@ class Settings(BaseSettings):
     def artifacts(self) -> Path:
         """The folder of transforms and calibrations."""
         return self.home / "artifacts"
+
+    @property
+    def manifest(self) -> Path:
+        """The file that brings back a lost registry."""
+        return self.home / "manifest.json"
 
     @property
     def archive(self) -> Path:
@@ -433,8 +459,10 @@ def _resolved(settings: Settings, base: Path) -> Settings:
         url = f"sqlite:///{home / 'registry.sqlite'}"
     elif url.startswith("sqlite:///") and url != "sqlite:///:memory:":
         url = f"sqlite:///{_absolute(Path(url.removeprefix('sqlite:///')), base)}"
+    flag = settings.throttle.flag
     changes = {
         "home": home,
+        "throttle": settings.throttle.model_copy(update={"flag": flag and _absolute(flag, base)}),
         "milvus": settings.milvus.model_copy(update={"uri": uri}),
         "registry": settings.registry.model_copy(update={"url": DatabaseUrl(url)}),
     }

@@ -60,6 +60,8 @@ def _look(part: str, examine_it: Callable[[], str]) -> Finding:
 
 def _registry(app: App) -> str:
     schema.check(app.settings.registry.url.get_secret_value())
+    if not app.registry.galleries():
+        app.manifest.check_forgotten()
     return f"{app.registry.shown_url}, schema {schema.head()}"
 
 

@@ -112,9 +112,8 @@ class Encoder:
         if model == leg.embedder:
             return leg.transforms
         for start in plan.legs:
-            done = start.transforms
-            if start.model == model and start.embedder == leg.embedder and leg.transforms[: len(done)] == done:
-                return leg.transforms[len(done) :]
+            if start.model == model and (rest := leg.beyond(start)) is not None:
+                return rest
         if model == leg.model:
             return ()
         known = sorted({each.embedder for each in plan.legs} | {plan.legs[0].model})

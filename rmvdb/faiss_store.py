@@ -16,6 +16,7 @@ import numpy as np
 
 from rmvdb import filters
 from rmvdb.errors import AlreadyExists, CollectionMissing, EngineError, Mismatch
+from rmvdb.protocols import Permit, always
 from rmvdb.types import Field, Hit, Id, Index, Metric, Record, Schema, Vectors
 
 #: As many hits as Milvus gives.
@@ -101,12 +102,14 @@ class FaissStore:
             if records := held.get(ids[start : start + page], fields, vector=vector):
                 yield records
 
-    def upsert(self, collection: str, records: Sequence[Record]) -> None:
+    def upsert(self, collection: str, records: Sequence[Record], *, permit: Permit = always) -> None:
         """Write records (vectors required), replacing those of the same id; all or none."""
+        permit()
         self._collection(collection).upsert(records)
 
-    def delete(self, collection: str, ids: Sequence[Id]) -> None:
+    def delete(self, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
         """Remove the records of these ids; ids that are not there are no error."""
+        permit()
         self._collection(collection).delete(ids)
 
     def count(self, collection: str, *, filter: str = "") -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import itertools
 import json
 import logging
 import math
@@ -35,6 +36,7 @@ from rmvdb.errors import (
     RmvdbError,
 )
 from rmvdb.filters import INT64_BOUNDS, between, both, checked_id, closed, ids_in
+from rmvdb.protocols import Permit, always
 from rmvdb.types import Field, Hit, Id, IdType, Index, Metric, Record, Schema, Vectors
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ _MORE = 8
 _BELIEVED = 10.0
 #: Search parameters that must not be smaller than the number of hits asked for.
 _AT_LEAST_LIMIT = ("ef", "search_list", "itopk_size", "reorder_k")
+#: How often a call that got no answer is sent again.
+_SILENCES = 1
 #: Rows after which Lite 3 is told to flush: searching 100,000 unflushed ones took it twice as long.
 _FLUSH_AFTER = 10_000
 
@@ -111,7 +115,8 @@ class MilvusStore:
     """A vector store that any number of threads share; it connects when it is first used and reconnects by itself.
 
     `address` is asked again at each connection, because a Milvus Lite process may have moved. A call that finds the engine
-    unavailable is repeated for `patience` seconds; one that gets no answer for `timeout` seconds is given up.
+    unavailable is repeated for `patience` seconds; one that gets no answer for `timeout` seconds is sent once more, a write with
+    a permit as often as that allows.
     """
 
     def __init__(
@@ -411,25 +416,26 @@ class MilvusStore:
 
     # Writing
 
-    def upsert(self, collection: str, records: Sequence[Record]) -> None:
+    def upsert(self, collection: str, records: Sequence[Record], *, permit: Permit = always) -> None:
         """Write records (vectors required), replacing those of the same id; returns when all are written."""
         schema = self._schema(collection)
         # A key that stands twice in one call would be stored twice: the last one counts.
         rows = {row[schema.id_field]: row for row in (_row(schema, record) for record in records)}
         self._check_ids(rows)
         for part in _parts(list(rows.values()), schema):
+            write = functools.partial(_write, collection=collection, rows=part, whole=self._engine().lite3)
             with self._gate(alone=True):
-                self._run(collection, functools.partial(_write, collection=collection, rows=part, whole=self._engine().lite3))
+                self._run(collection, write, permit=permit)
         self._written(collection, len(rows))
 
-    def delete(self, collection: str, ids: Sequence[Id]) -> None:
+    def delete(self, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
         """Remove the records of these ids; ids that are not there are no error."""
         schema = self._schema(collection)
         wanted = list(dict.fromkeys(checked_id(id, schema) for id in ids))
         self._check_ids(wanted)
         for start in range(0, len(wanted), _IDS):
             expression = ids_in(schema.id_field, wanted[start : start + _IDS])
-            self._run(collection, functools.partial(_remove, collection=collection, expression=expression))
+            self._run(collection, functools.partial(_remove, collection=collection, expression=expression), permit=permit)
         self._written(collection, len(wanted))
 
     def _check_ids(self, ids: Any) -> None:
@@ -469,17 +475,21 @@ class MilvusStore:
             known = self._schemas[collection] = self.describe(collection)
         return known
 
-    def _run(self, collection: str, call: Callable[[MilvusClient], _T], *, filter: str = "") -> _T:
-        """Run one call, again while the engine is unavailable, and translate what it raises."""
-        foreign = _foreign_errors()
+    def _run(self, collection: str, call: Callable[[MilvusClient], _T], *, filter: str = "", permit: Permit = always) -> _T:
+        """Run one call, again while the engine is unavailable and `permit` allows it, and translate what it raises."""
+        foreign, silences = _foreign_errors(), itertools.count()
 
         def attempt() -> _T:
             client = None
             try:
                 client = self._connection.get()
+                permit()
                 return call(client)
             except foreign as exc:
-                if not (_passing(exc) or (client and _code(exc) == _NOT_LOADED and _loading(client, collection))):
+                loading = client and _code(exc) == _NOT_LOADED and _loading(client, collection)
+                # Repeated, no call changes anything more. A server that recovers may swallow the first one.
+                silent = _status(exc) == "DEADLINE_EXCEEDED" and (permit is not always or next(silences) < _SILENCES)
+                if not (_passing(exc) or loading or silent):
                     raise
                 if client and (_status(exc) or _code(exc) in _BROKEN):
                     self._connection.drop(client)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rmvdb.types import Hit, Id, Index, Item, Record, Schema, Vectors
+
+#: Asked before every attempt of a write leaves for the engine; what it raises ends the call (a lease or a deadline that is over).
+Permit: TypeAlias = Callable[[], None]
+
+
+def always() -> None:
+    """The permit of a write that may leave at any time."""
 
 
 class VectorStore(Protocol):
@@ -85,11 +92,11 @@ class VectorStore(Protocol):
         """Every record in ascending id order, each once, in pages, with `after < id <= upto`; strong; bounded by the page."""
         ...
 
-    def upsert(self, collection: str, records: Sequence[Record]) -> None:
+    def upsert(self, collection: str, records: Sequence[Record], *, permit: Permit = always) -> None:
         """Write records (vectors required), replacing those of the same id at one stroke: no search finds neither version."""
         ...
 
-    def delete(self, collection: str, ids: Sequence[Id]) -> None:
+    def delete(self, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
         """Remove the records of these ids; ids that are not there are no error."""
         ...
 

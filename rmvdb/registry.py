@@ -6,21 +6,25 @@ back detached: they are what was true then.
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import sqlite3
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Engine,
     Float,
+    LargeBinary,
     Select,
     and_,
+    case,
     create_engine,
     delete,
     event,
@@ -29,17 +33,20 @@ from sqlalchemy import (
     make_url,
     or_,
     select,
+    true,
     update,
 )
-from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import DisconnectionError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import ORMExecuteState, Session
 from sqlalchemy.sql.functions import GenericFunction
 from tenacity import RetryCallState, Retrying, stop_after_delay, wait_random_exponential
 
 from rmvdb import errors
 from rmvdb.addresses import without_password
 from rmvdb.tables import (
+    KEPT,
+    PASSING,
     ArtifactRow,
     BatchRow,
     ClientRow,
@@ -49,6 +56,7 @@ from rmvdb.tables import (
     PhaseRow,
     PlanRow,
     QuarantineRow,
+    Table,
     UpgradeRow,
     VersionRow,
     WorkerRow,
@@ -59,11 +67,21 @@ from rmvdb.types import Field as SchemaField
 P = ParamSpec("P")
 R = TypeVar("R")
 Named = TypeVar("Named", VersionRow, GalleryRow, CollectionRow)
+#: Gives those columns of a new upgrade that depend on its number.
+Details: TypeAlias = Callable[[int], Mapping[str, Any]]
+#: What the manifest holds: rows as JSON values, by table.
+Contents: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 
-#: Batches whose records may be in both collections because of a worker that is at it.
-IN_HAND = (BatchState.CLAIMED, BatchState.WRITING, BatchState.REMOVING)
+#: Batches that a worker is at, or has left: another one goes on.
+BEGUN = (BatchState.CLAIMED, BatchState.WRITING, BatchState.REMOVING)
 #: Seconds for which new writes and claims wait while an epoch changes; renewed by every try, so a dead conductor holds nobody up.
 CLOSING = 5.0
+#: Seconds after which a write counts as long, and for which an epoch lets others write on while it waits for the long ones.
+LONG, LINGER = 1.0, 60.0
+#: A claim under which nothing was written, nor under one before it.
+_UNWRITTEN = and_(BatchRow.state == BatchState.CLAIMED, BatchRow.archive.is_(None), BatchRow.copied_at.is_(None))
+#: In PostgreSQL, whoever hands on the contents holds this advisory lock, so that the last one to do so has seen all others.
+KEEPING = 0x726D766463
 #: Batches whose records are found in the new collection.
 MOVED = (BatchState.COPIED, BatchState.REMOVING, BatchState.RETIRED)
 
@@ -129,8 +147,10 @@ def transaction(method: Callable[Concatenate[Registry, Session, P], R]) -> Calla
     def run(self: Registry, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             for attempt in self._attempts():
-                with attempt, Session(self.engine, expire_on_commit=False) as session, session.begin():
-                    return method(self, session, *args, **kwargs)
+                with attempt, _Session(self.engine, expire_on_commit=False) as session, session.begin():
+                    result = method(self, session, *args, **kwargs)
+                    self._keep(session)
+                    return result
         except _Away as away:
             raise errors.RegistryUnavailable(
                 f"The registry at {self.shown_url} did not answer for {self.patience:g} s ({away}); "
@@ -143,6 +163,24 @@ def transaction(method: Callable[Concatenate[Registry, Session, P], R]) -> Calla
 
 class _Away(Exception):
     """The database cannot be reached, or is locked; worth another try."""
+
+
+class _Session(Session):
+    """A session that knows whether it changed what the manifest holds, however it was changed."""
+
+    changed = False
+
+
+@event.listens_for(_Session, "after_flush")
+def _flushed(session: _Session, _: object) -> None:
+    session.changed |= any(isinstance(row, KEPT) for row in (*session.new, *session.dirty, *session.deleted))
+
+
+@event.listens_for(_Session, "do_orm_execute")
+def _executed(state: ORMExecuteState) -> None:
+    mapper = state.bind_mapper
+    if not state.is_select and mapper is not None and mapper.class_ in KEPT and isinstance(state.session, _Session):
+        state.session.changed = True
 
 
 def _worth_another_try(attempt: RetryCallState) -> bool:
@@ -169,11 +207,16 @@ class Opened:
 
 
 class Registry:
-    """One database. `patience`: seconds for which a call keeps trying while the database is away."""
+    """One database. `patience`: seconds for which a call keeps trying while the database is away.
 
-    def __init__(self, url: str, *, patience: float = 20.0) -> None:
+    `keep` is given the contents within every transaction that changed them, before it is committed: what it keeps is never
+    behind the registry, and what it raises undoes the change.
+    """
+
+    def __init__(self, url: str, *, patience: float = 20.0, keep: Callable[[Contents], None] | None = None) -> None:
         self.url = make_url(url)
         self.patience = patience
+        self._keeper = keep
         self.engine = _engine(self.url.render_as_string(hide_password=False))
 
     @property
@@ -193,10 +236,77 @@ class Registry:
             reraise=True,
         )
 
+    def _keep(self, s: _Session) -> None:
+        if self._keeper is None:
+            return
+        s.flush()
+        if s.changed:
+            if s.get_bind().dialect.name == "postgresql":  # in SQLite the transaction, which began IMMEDIATE, is the lock
+                s.execute(select(func.pg_advisory_xact_lock(KEEPING)))
+            self._keeper(_contents(s))
+
     @transaction
     def now(self, s: Session, /) -> float:
         """The database's clock."""
         return s.scalar(select(clock())) or 0.0
+
+    # --- what the manifest holds --------------------------------------------------------------------------------------
+
+    @transaction
+    def contents(self, s: Session, /) -> Contents:
+        """What the manifest holds; `restore` takes it back."""
+        return _contents(s)
+
+    @transaction
+    def restore(self, s: Session, /, contents: Contents) -> None:
+        """Fill an empty registry, AlreadyExists for another one; every gallery is `rebuilding` until `rebuilt` is called.
+
+        Each gallery is served by the plan that was in force, at an epoch after every one that a client may have seen.
+        """
+        if any(s.execute(select(table).limit(1)).first() for table in KEPT):
+            raise errors.AlreadyExists(
+                f"The registry at {self.shown_url} is not empty; remove its file, or drop its tables, to have it rebuilt"
+            )
+        for table in KEPT:
+            _insert(s, table, contents.get(table.__tablename__, ()))
+        for gallery in s.scalars(select(GalleryRow)):
+            newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == gallery.id)) or 0
+            s.add(_plan_row(gallery, replace(_plan(s, gallery, gallery.epoch), epoch=newest + 1), at=_now(s)))
+            gallery.epoch, gallery.next_epoch, gallery.rebuilding = newest + 1, None, True
+        for upgrade in s.scalars(select(UpgradeRow).where(UpgradeRow.phase != Phase.ENDED)):
+            upgrade.listed = upgrade.phase == Phase.CUT_OVER
+            s.add(PhaseRow(upgrade_id=upgrade.id, at=_now(s), phase=upgrade.phase, note="the registry was rebuilt"))
+
+    @transaction
+    def add_copied(
+        self, s: Session, /, upgrade_id: int, ids: Sequence[Id], archive: Mapping[str, Any], *, retired: bool, priority: int
+    ) -> None:
+        """Note a batch that was copied, now, or `retired` too, and the file with what its records were; none is noted twice."""
+        there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
+        if s.scalar(there) is None:
+            row = _batch(upgrade_id, priority, ids, None)
+            row.archive, row.copied_at = dict(archive), None if retired else _now(s)
+            row.state, row.remove = (BatchState.RETIRED, row.ids) if retired else (BatchState.COPIED, None)
+            s.add(row)
+
+    @transaction
+    def add_written(self, s: Session, /, upgrade_id: int, ids: Sequence[Id]) -> None:
+        """Note that clients wrote these records in the upgrade, as done intents that end now."""
+        gallery, now = s.scalars(_gallery_of(upgrade_id)).one(), _now(s)
+        same = {"gallery_id": gallery.id, "upgrade_id": upgrade_id, "kind": "upsert", "done": True, "epoch": gallery.epoch}
+        same |= {"client": "rebuilt", "opened_at": now, "deadline": now, "done_at": now}
+        if ids:
+            s.execute(insert(IntentRow), [same | {"record": key(id)} for id in ids])
+
+    @transaction
+    def forget_work(self, s: Session, /, upgrade_id: int) -> None:
+        """Forget the work list, intents and quarantine of an upgrade, so that they can be made again."""
+        _forget_work(s, [upgrade_id])
+
+    @transaction
+    def rebuilt(self, s: Session, /, gallery_id: int) -> None:
+        """The work of a gallery is whole again: writes, claims and conductors go on."""
+        s.get_one(GalleryRow, gallery_id).rebuilding = False
 
     # --- model versions and artifacts ---------------------------------------------------------------------------------
 
@@ -326,10 +436,25 @@ class Registry:
         return _plan(s, row, row.epoch)
 
     @transaction
-    def refresh(self, s: Session, /, gallery: str, *, client: str, ready: int, trouble: str) -> Serving:
-        """Tell which epoch this client can serve, and learn the plan in force and the one that is announced."""
-        row = _named(s, GalleryRow, "gallery", gallery)
-        values = {"gallery_id": row.id, "epoch": row.epoch, "ready": ready, "trouble": trouble, "seen_at": clock()}
+    def refresh(
+        self,
+        s: Session,
+        /,
+        gallery: str,
+        *,
+        client: str,
+        ready: int,
+        trouble: str,
+        holds: int = 0,
+        searches: int = 0,
+        p99_ms: float = 0.0,
+    ) -> Serving:
+        """Tell which epoch this client serves by (0 for none yet) and can serve, and how its searches fare; learn the plan in
+        force and the one that is announced."""
+        # Locked, so that no epoch changes before everybody can read what this client was told.
+        row = _named(s, GalleryRow, "gallery", gallery, lock={"read": True})
+        told = {"epoch": holds or row.epoch, "ready": ready, "trouble": trouble, "searches": searches, "p99_ms": p99_ms}
+        values = {"gallery_id": row.id, "seen_at": clock(), **told}
         if not s.execute(update(ClientRow).where(ClientRow.id == client).values(**values)).rowcount:  # type: ignore[attr-defined]
             s.execute(insert(ClientRow).values(id=client, **values))
         upcoming = _plan(s, row, row.next_epoch) if row.next_epoch else None
@@ -346,9 +471,23 @@ class Registry:
         return s.scalars(_live_clients(s, s.get_one(GalleryRow, gallery_id))).all()
 
     @transaction
-    def announce(self, s: Session, /, gallery: str, legs: Sequence[Leg], times: Mapping[str, float]) -> int:
-        """Write the next plan and let the clients prepare for it; the epoch it will have. The same legs again: the same epoch."""
-        row = _named(s, GalleryRow, "gallery", gallery, lock=True)
+    def slowest_client(self, s: Session, /, gallery: str, *, enough: int, within: float) -> ClientRow | None:
+        """The client with the worst p99, of those seen within so many seconds whose p99 is one of `enough` searches."""
+        mine = ClientRow.gallery_id == _named(s, GalleryRow, "gallery", gallery).id
+        # Not only those seen within their plan's maximum age: where searches are slow, heartbeats come late, too.
+        judged = select(ClientRow).where(mine, ClientRow.searches >= enough, ClientRow.seen_at > clock() - within)
+        return s.scalar(judged.order_by(ClientRow.p99_ms.desc()).limit(1))
+
+    @transaction
+    def announce(
+        self, s: Session, /, gallery: str, legs: Sequence[Leg], times: Mapping[str, float], *, upgrade: int | None = None
+    ) -> int:
+        """Write the next plan and let the clients prepare for it; the epoch it will have. The same legs again: the same epoch.
+
+        `upgrade` is the one that asks: WrongPhase where it has ended, for another decides what is served by now.
+        """
+        row = _named(s, GalleryRow, "gallery", gallery, lock=_FOR_CHANGE)
+        _refuse_ended(s, upgrade)
         if row.next_epoch and _plan(s, row, row.next_epoch).legs == tuple(legs):
             return row.next_epoch
         if _plan(s, row, row.epoch).legs == tuple(legs):
@@ -361,10 +500,11 @@ class Registry:
         return plan.epoch
 
     @transaction
-    def activate(self, s: Session, /, gallery: str, epoch: int, *, force: bool = False) -> list[str]:
+    def activate(self, s: Session, /, gallery: str, epoch: int, *, force: bool = False, upgrade: int | None = None) -> list[str]:
         """Put the announced plan in force, or say who is not ready: an epoch changes only when older writes and claims have ended
         and every live client can serve the next plan (`force` leaves the clients out)."""
-        row = _named(s, GalleryRow, "gallery", gallery, lock=True)
+        row = _named(s, GalleryRow, "gallery", gallery, lock=_FOR_CHANGE)
+        _refuse_ended(s, upgrade)
         if row.epoch == epoch:
             return []
         if row.next_epoch != epoch:
@@ -372,9 +512,13 @@ class Registry:
             raise errors.WrongPhase(f"Plan epoch {epoch} of gallery {gallery!r} is not the announced one{announced}")
         if waiting := ([] if force else _unready(s, row, epoch)):
             return waiting
-        # The clients are ready: from here on new writes and claims wait, so that the open ones come to an end under steady load.
+        if row.rebuilding:
+            return ["its registry is being rebuilt"]
+        if waiting := _claimed(s, row) or _lingering(s, row, epoch):
+            return waiting
+        # From here on new writes and claims wait, so that the open ones come to an end under steady load.
         row.closing_until = _now(s) + CLOSING
-        if waiting := _unfinished(s, row):
+        if waiting := _writing(s, row):
             return waiting
         row.epoch, row.next_epoch, row.closing_until = epoch, None, None
         return []
@@ -382,12 +526,10 @@ class Registry:
     # --- upgrades -----------------------------------------------------------------------------------------------------
 
     @transaction
-    def add_upgrade(self, s: Session, /, **values: Any) -> UpgradeRow:
+    def add_upgrade(self, s: Session, /, details: Details = lambda _: {}, **values: Any) -> UpgradeRow:
         """Register an upgrade; UpgradeRunning while the gallery has one that has not ended."""
-        row = UpgradeRow(**values, created_at=_now(s))
-        s.add(row)
         try:
-            s.flush()
+            row = _new_upgrade(s, values, details)
         except IntegrityError as exc:
             s.rollback()
             raise errors.UpgradeRunning(
@@ -397,14 +539,29 @@ class Registry:
         return row
 
     @transaction
-    def supersede(self, s: Session, /, ended: int, *, note: str, **values: Any) -> UpgradeRow:
-        """End one upgrade and register the one that takes its place, in one transaction."""
-        before = s.get_one(UpgradeRow, ended)
+    def supersede(
+        self, s: Session, /, ended: int, details: Details = lambda _: {}, *, epoch: int, note: str, **values: Any
+    ) -> UpgradeRow:
+        """End one upgrade and register the one that takes its place, in one transaction; what it announced is taken back.
+
+        WrongPhase where it has ended or is being cleaned up, or where another plan is in force than that of `epoch`: what was
+        decided is out of date.
+        """
+        # Locked before anything is looked at: whoever conducts the upgrade that ends may be about to change the plan.
+        gallery = s.scalars(_gallery_of(ended).with_for_update(key_share=True, of=GalleryRow)).one()
+        before = s.get_one(UpgradeRow, ended, with_for_update=True)
+        heir = and_(or_(UpgradeRow.undoes == ended, UpgradeRow.supersedes == ended), UpgradeRow.phase != Phase.ENDED)
+        if there := s.scalar(select(UpgradeRow).where(heir, UpgradeRow.to_version == values["to_version"])):
+            return there  # repeated, because the answer of the first try was lost
+        _refuse_ended(s, ended)
+        if before.phase == Phase.CLEANING_UP:
+            raise errors.WrongPhase(f"Upgrade {ended} is {before.phase}; there is no way back from there")
+        if gallery.epoch != epoch:
+            raise errors.WrongPhase(f"Gallery {gallery.name!r} is served differently since; run the same command again")
+        gallery.next_epoch, gallery.closing_until = None, None
         before.phase, before.ended_at = Phase.ENDED, _now(s)
         s.flush()  # one active upgrade per gallery: the old one ends first
-        row = UpgradeRow(**values, created_at=_now(s))
-        s.add(row)
-        s.flush()
+        row = _new_upgrade(s, values, details)
         s.add(PhaseRow(upgrade_id=ended, at=_now(s), phase=Phase.ENDED, note=note))
         s.add(PhaseRow(upgrade_id=row.id, at=_now(s), phase=row.phase, note=f"takes the place of upgrade {ended}"))
         return row
@@ -427,15 +584,41 @@ class Registry:
 
     @transaction
     def set_upgrade(self, s: Session, /, upgrade_id: int, *, note: str = "", **values: Any) -> None:
-        """Change attributes; a changed phase or a note goes into the history."""
-        row = s.get_one(UpgradeRow, upgrade_id)
+        """Change attributes; a changed phase or a note goes into the history. WrongPhase for the phase of one that has ended."""
+        row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
         changed = values.get("phase", row.phase) != row.phase
+        if changed:
+            _refuse_ended(s, upgrade_id)
         for name, value in values.items():
             setattr(row, name, value)
         if values.get("phase") == Phase.ENDED:
             row.ended_at = _now(s)
         if changed or note:
             s.add(PhaseRow(upgrade_id=upgrade_id, at=_now(s), phase=row.phase, note=note))
+
+    @transaction
+    def begin_clean_up(self, s: Session, /, upgrade_id: int) -> None:
+        """From here on there is no way back; WrongPhase where the upgrade is not cut over (any more)."""
+        row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
+        if row.phase not in (Phase.CUT_OVER, Phase.CLEANING_UP):
+            raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
+        if row.phase == Phase.CUT_OVER:
+            row.phase = Phase.CLEANING_UP
+            s.add(PhaseRow(upgrade_id=upgrade_id, at=_now(s), phase=row.phase, note="no way back from here"))
+
+    @transaction
+    def abandon(self, s: Session, /, upgrade_id: int, *, note: str) -> bool:
+        """End an upgrade that nothing is served by, and take back what it announced; False where it is served already.
+
+        The one that it superseded goes on.
+        """
+        upgrade = s.get_one(UpgradeRow, upgrade_id)
+        gallery = s.get_one(GalleryRow, upgrade.gallery_id, with_for_update=True)
+        if upgrade.phase != Phase.PLANNED or upgrade.new_collection == _plan(s, gallery, gallery.epoch).legs[0].collection:
+            return False
+        gallery.next_epoch, gallery.closing_until = None, None
+        _end(s, [upgrade_id], note=note, resume=upgrade.supersedes)
+        return True
 
     @transaction
     def history(self, s: Session, /, upgrade_id: int) -> Sequence[PhaseRow]:
@@ -455,11 +638,25 @@ class Registry:
     def add_batches(
         self, s: Session, /, upgrade_id: int, batches: Sequence[tuple[Sequence[Id], Mapping[str, Any] | None]], *, first: int
     ) -> None:
-        """Append batches (ids, origin) to the work list, priorities counting from `first`; none is added twice."""
+        """Append batches (ids, origin) to the work list, priorities counting from `first`; none is added twice.
+
+        WrongPhase where the upgrade has ended: whoever makes its list does not know yet.
+        """
+        _refuse_ended(s, upgrade_id)
         for priority, (ids, origin) in enumerate(batches, start=first):
             there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
             if s.scalar(there) is None:
                 s.add(_batch(upgrade_id, priority, ids, origin))
+
+    @transaction
+    def add_late(self, s: Session, /, upgrade_id: int, ids: Sequence[Id]) -> None:
+        """Put records behind every batch, but for those that a batch holds which is not retired: in two batches at once, one
+        would find them gone because of the other. WrongPhase where the upgrade has ended."""
+        _refuse_ended(s, upgrade_id)
+        s.execute(select(UpgradeRow.id).where(UpgradeRow.id == upgrade_id).with_for_update())
+        held = _listed(s, upgrade_id)
+        if late := [id for id in ids if id not in held]:
+            s.add(_batch(upgrade_id, _last_priority(s, upgrade_id) + 1, late, None))
 
     @transaction
     def discard_list(self, s: Session, /, upgrade_id: int) -> None:
@@ -469,32 +666,29 @@ class Registry:
     @transaction
     def next_priority(self, s: Session, /, upgrade_id: int) -> int:
         """The first priority that is behind every batch."""
-        return (s.scalar(select(func.max(BatchRow.priority)).where(BatchRow.upgrade_id == upgrade_id)) or 0) + 1
+        return _last_priority(s, upgrade_id) + 1
 
     @transaction
     def listed_ids(self, s: Session, /, upgrade_id: int) -> set[Id]:
         """The ids of every batch that is not retired."""
-        rows = s.scalars(select(BatchRow.ids).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state != BatchState.RETIRED))
-        return {id for packed in rows for id in unpack_ids(packed)}
+        return _listed(s, upgrade_id)
 
     @transaction
     def claim(
         self, s: Session, /, upgrade_id: int, worker: str, *, lease: float, longest_call: float, grace: float, copy: bool
     ) -> BatchRow | None:
-        """Take the first batch that has work: its grace is over, its worker died, or (`copy`) it is fresh. None while an epoch
-        changes."""
-        if s.scalar(select(UpgradeRow.phase).where(UpgradeRow.id == upgrade_id)) == Phase.ENDED:
-            return None
-        if _closing(s, s.scalars(_gallery_of(upgrade_id).with_for_update(read=True, of=GalleryRow)).one()):
+        """Take the first batch that has work: its grace is over, it was begun and left, or (`copy`) it is fresh; a pause lets no
+        fresh one begin. None while an epoch changes."""
+        # Locked first, so that no upgrade ends and no epoch changes between a look and the claim.
+        gallery = s.scalars(_gallery_of(upgrade_id).with_for_update(read=True, of=GalleryRow)).one()
+        upgrade = s.get_one(UpgradeRow, upgrade_id)
+        if _closing(s, gallery) or upgrade.phase == Phase.ENDED:
             return None
         free = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until + longest_call < clock())
         due = and_(BatchRow.state == BatchState.COPIED, BatchRow.copied_at + grace <= clock(), free)
-        work = [due, and_(BatchRow.state == BatchState.REMOVING, free)]
-        if copy:
-            work += [
-                BatchRow.state == BatchState.PENDING,
-                and_(BatchRow.state.in_((BatchState.CLAIMED, BatchState.WRITING)), free),
-            ]
+        work = [due, and_(BatchRow.state.in_(BEGUN), free)]
+        if copy and not upgrade.paused:
+            work.append(BatchRow.state == BatchState.PENDING)
         chosen = (
             select(BatchRow)
             .where(BatchRow.upgrade_id == upgrade_id, or_(*work))
@@ -511,7 +705,12 @@ class Registry:
 
     @transaction
     def renew(self, s: Session, /, worker: str, upgrade_id: int | None, *, lease: float, note: str = "") -> set[int]:
-        """A worker's heartbeat: it lives, and so do its claims, whose ids come back; one whose lease has run out stays lost."""
+        """A worker's heartbeat: it lives, and so do its claims, whose ids come back; one whose lease has run out stays lost.
+
+        RegistryError where the upgrade is not known: a registry that was lost must let the claims of its workers run out.
+        """
+        if upgrade_id is not None and s.get(UpgradeRow, upgrade_id) is None:
+            raise errors.RegistryError(f"The registry at {self.shown_url} has no upgrade {upgrade_id}; rmvdb registry rebuild")
         mine = update(BatchRow).where(BatchRow.worker == worker, BatchRow.lease_until > clock())
         held = set(s.scalars(mine.values(lease_until=clock() + lease).returning(BatchRow.id)))
         values = {"upgrade_id": upgrade_id, "note": note, "seen_at": clock()}
@@ -521,10 +720,8 @@ class Registry:
 
     @transaction
     def retire_worker(self, s: Session, /, worker: str) -> None:
-        """A worker that ends well leaves, and its unwritten claims are free at once."""
-        mine = and_(BatchRow.worker == worker, BatchRow.lease_until.is_not(None))
-        s.execute(update(BatchRow).where(mine, BatchRow.state == BatchState.CLAIMED).values(state=BatchState.PENDING))
-        s.execute(update(BatchRow).where(mine, BatchRow.state != BatchState.WRITING).values(lease_until=None, worker=None))
+        """A worker that ends leaves, and its claims with it."""
+        _let_go(s, BatchRow.worker == worker)
         s.execute(delete(WorkerRow).where(WorkerRow.id == worker))
 
     @transaction
@@ -534,31 +731,33 @@ class Registry:
 
     @transaction
     def advance(self, s: Session, /, batch: BatchRow, state: BatchState, **values: Any) -> None:
-        """Move a claimed batch on; LeaseLost when somebody else has it by now. *Copied* and *retired* end the claim."""
-        if state == BatchState.COPIED:
-            values |= {"copied_at": clock()}
-        if state in (BatchState.COPIED, BatchState.RETIRED):
-            values |= {"lease_until": None, "worker": None}
-        mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token)
-        if not s.execute(update(BatchRow).where(mine).values(state=state, **values)).rowcount:  # type: ignore[attr-defined]
-            raise errors.LeaseLost(f"Batch {batch.id} was taken over by another worker; nothing of it was changed here since")
+        """Move a claimed batch on within its claim; LeaseLost when somebody else has it by now."""
+        _move(s, batch, state, **values)
+
+    @transaction
+    def copied(self, s: Session, /, batch: BatchRow, *, again: Sequence[Id], aside: Mapping[Id, str]) -> None:
+        """End the claim on a batch, which waits for its grace: `again` was left to a client, `aside` leaves it for quarantine."""
+        left = [id for id in unpack_ids(batch.ids) if id not in aside]
+        ended = {"copied_at": clock(), "lease_until": None, "worker": None}
+        _move(s, batch, BatchState.COPIED, ids=pack_ids(left), count=len(left), again=pack_ids(again), **ended)
+        _set_aside(s, batch.upgrade_id, aside)
 
     @transaction
     def hand_back(self, s: Session, /, batch: BatchRow) -> None:
-        """Give up a claim, with no call under way; does nothing where somebody else has it by now."""
-        mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token)
-        s.execute(update(BatchRow).where(mine, BatchRow.state == BatchState.CLAIMED).values(state=BatchState.PENDING))
-        s.execute(update(BatchRow).where(mine).values(lease_until=None, worker=None))
+        """Give up a claim; does nothing where somebody else has it by now."""
+        _let_go(s, and_(BatchRow.id == batch.id, BatchRow.token == batch.token))
 
     @transaction
     def retire(self, s: Session, /, batch: BatchRow, *, moved: int, again: Sequence[Id]) -> None:
-        """End a batch; the ids in `again` become a batch of their own at the same place in the order."""
+        """End a batch; the ids in `again` become a batch of their own at the same place in the order, begun already."""
         mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token)
-        ended = update(BatchRow).where(mine).values(state=BatchState.RETIRED, count=moved, lease_until=None, worker=None)
-        if not s.execute(ended).rowcount:  # type: ignore[attr-defined]
-            raise errors.LeaseLost(f"Batch {batch.id} was taken over by another worker; nothing of it was changed here since")
+        if s.scalar(select(BatchRow.state).where(mine)) == BatchState.RETIRED:
+            return  # repeated, because the answer of the first try was lost
+        _move(s, batch, BatchState.RETIRED, count=moved, lease_until=None, worker=None)
         if again:
-            s.add(_batch(batch.upgrade_id, batch.priority, again, batch.origin))
+            # Not a fresh one: what it holds is in the new collection, too, and not what it is in the old one.
+            begun = {"state": BatchState.CLAIMED, "copied_at": batch.copied_at, "archive": batch.archive}
+            s.add(_batch(batch.upgrade_id, batch.priority, again, batch.origin, **begun))
 
     @transaction
     def batches(
@@ -596,14 +795,21 @@ class Registry:
     def open_intents(
         self, s: Session, /, gallery: str, kind: str, ids: Sequence[Id], *, client: str, lasting: float
     ) -> Opened | None:
-        """Register a write of these records and read the plan it must follow in one transaction; None while an epoch changes."""
+        """Register a write of these records and read the plan it must follow in one transaction; None while an epoch changes,
+        and until every live client serves by it: one that searches by the plan before would miss what is written.
+
+        `client` names this one write of a client, so that the same call again takes the place of the first.
+        """
         # Locked until the commit, so that of two writes of one record the one with the smaller id is also seen first.
-        row = _named(s, GalleryRow, "gallery", gallery, lock=True)
-        if _closing(s, row):
+        row = _named(s, GalleryRow, "gallery", gallery, lock=_FOR_CHANGE)
+        if _closing(s, row) or s.scalar(_behind(s, row)):
             return None
+        # Repeated because the first answer was lost, or an epoch was changing: this write must not wait for itself.
+        mine = and_(IntentRow.gallery_id == row.id, IntentRow.record.in_([key(id) for id in ids]), IntentRow.client == client)
+        s.execute(delete(IntentRow).where(mine))
         plan = _plan(s, row, row.epoch)
         upgrade = _writing_for(s, row, plan)
-        deadline = _now(s) + lasting
+        now = _now(s)
         made = [
             IntentRow(
                 gallery_id=row.id,
@@ -612,7 +818,8 @@ class Registry:
                 kind=kind,
                 epoch=row.epoch,
                 client=client,
-                deadline=deadline,
+                opened_at=now,
+                deadline=now + lasting,
             )
             for id in ids
         ]
@@ -621,13 +828,20 @@ class Registry:
         return Opened(plan=plan, intents=tuple(each.id for each in made), upgrade=upgrade)
 
     @transaction
-    def close_intents(self, s: Session, /, opened: Opened) -> None:
-        """Mark a write as done; outside an upgrade nobody asks for it again."""
+    def close_intents(self, s: Session, /, opened: Opened) -> bool:
+        """Mark a write as done, unless it is past its deadline; outside an upgrade nobody asks for it again."""
         mine = IntentRow.id.in_(opened.intents)
+        in_time = and_(mine, ~IntentRow.done, IntentRow.deadline > clock())
         if opened.upgrade is None:
-            s.execute(delete(IntentRow).where(mine))
+            s.execute(delete(IntentRow).where(in_time))
         else:
-            s.execute(update(IntentRow).where(mine).values(done=True, done_at=clock()))
+            s.execute(update(IntentRow).where(in_time).values(done=True, done_at=clock()))
+        return s.scalar(select(IntentRow.id).where(mine, ~IntentRow.done).limit(1)) is None
+
+    @transaction
+    def extend_intents(self, s: Session, /, opened: Opened, *, lasting: float) -> None:
+        """Announce a write that still waits anew, before its deadline makes everybody believe that it was never made."""
+        s.execute(update(IntentRow).where(IntentRow.id.in_(opened.intents)).values(deadline=clock() + lasting))
 
     @transaction
     def withdraw_intents(self, s: Session, /, opened: Opened) -> None:
@@ -651,37 +865,32 @@ class Registry:
     @transaction
     def intents(self, s: Session, /, upgrade_id: int, ids: Collection[Id]) -> dict[str, IntentRow]:
         """By key, the intent that decides for each of these records: one that is open within its deadline, else the last done."""
-        keys = [key(id) for id in ids]
         valid = or_(IntentRow.done, IntentRow.deadline > clock())
         rows: dict[str, IntentRow] = {}
-        for some in _chunks(keys, 500):
-            found = select(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.record.in_(some), valid)
-            for row in s.scalars(found.order_by(IntentRow.id)):
-                if row.record not in rows or rows[row.record].done:
-                    rows[row.record] = row
+        for row in _intents_of(s, upgrade_id, ids, valid):
+            if row.record not in rows or rows[row.record].done:
+                rows[row.record] = row
         return rows
 
     @transaction
-    def written(self, s: Session, /, upgrade_id: int, *, after: int = 0, limit: int = 1000) -> Sequence[IntentRow]:
-        """Done intents of an upgrade by row id, a page at a time."""
-        done = select(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.done, IntentRow.id > after)
-        return s.scalars(done.order_by(IntentRow.id).limit(limit)).all()
+    def announced(self, s: Session, /, upgrade_id: int, ids: Collection[Id]) -> dict[str, IntentRow]:
+        """By key, the last intent of each of these records, in whatever state: its writer may have been killed before or after
+        the write reached the engine."""
+        return {row.record: row for row in _intents_of(s, upgrade_id, ids, true())}
 
     @transaction
-    def open_count(self, s: Session, /, gallery_id: int) -> int:
-        """How many writes are under way."""
+    def written(self, s: Session, /, upgrade_id: int, *, after: int = 0, limit: int = 1000) -> Sequence[IntentRow]:
+        """The intents of an upgrade, in whatever state, by row id, a page at a time."""
+        rows = select(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.id > after)
+        return s.scalars(rows.order_by(IntentRow.id).limit(limit)).all()
+
+    @transaction
+    def open_writes(self, s: Session, /, gallery_id: int) -> set[int]:
+        """The intents of writes that are under way, one a record."""
         mine = and_(IntentRow.gallery_id == gallery_id, ~IntentRow.done, IntentRow.deadline > clock())
-        return s.scalar(select(func.count()).select_from(IntentRow).where(mine)) or 0
+        return set(s.scalars(select(IntentRow.id).where(mine)))
 
     # --- quarantine ---------------------------------------------------------------------------------------------------
-
-    @transaction
-    def quarantine(self, s: Session, /, upgrade_id: int, reasons: Mapping[Id, str]) -> None:
-        """Set records aside, each with its reason; again replaces the reason."""
-        for id, reason in reasons.items():
-            mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record == key(id))
-            s.execute(delete(QuarantineRow).where(mine))
-            s.add(QuarantineRow(upgrade_id=upgrade_id, record=key(id), reason=reason[:2000], at=_now(s)))
 
     @transaction
     def quarantined(self, s: Session, /, upgrade_id: int) -> Sequence[QuarantineRow]:
@@ -690,37 +899,101 @@ class Registry:
 
     @transaction
     def release(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, again: bool) -> None:
-        """Take records out of quarantine; with `again` they become a batch in the same transaction."""
+        """Take records out of quarantine; with `again` those that were there become a batch each in the same transaction."""
+        there: set[str] = set()
         for some in _chunks(list(ids), 500):
-            s.execute(
-                delete(QuarantineRow).where(
-                    QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record.in_([key(id) for id in some])
-                )
-            )
-        if again and ids:
-            newest = s.scalar(select(func.max(BatchRow.priority)).where(BatchRow.upgrade_id == upgrade_id)) or 0
+            mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record.in_([key(id) for id in some]))
+            there.update(s.scalars(delete(QuarantineRow).where(mine).returning(QuarantineRow.record)))
+        if again:
+            first = _last_priority(s, upgrade_id) + 1
             # One batch each: a batch that fails as a whole stops the upgrade, and these may well fail again.
-            s.add_all([_batch(upgrade_id, newest + 1 + at, [id], None) for at, id in enumerate(ids)])
+            released = [id for id in ids if key(id) in there]
+            s.add_all([_batch(upgrade_id, first + at, [id], None) for at, id in enumerate(released)])
 
     @transaction
-    def forget_work(self, s: Session, /, upgrade_id: int) -> None:
-        """Clean-up: the work list and the intents of an ended upgrade go, its history stays."""
-        for table in (BatchRow, IntentRow, QuarantineRow):
-            s.execute(delete(table).where(table.upgrade_id == upgrade_id))
+    def end(self, s: Session, /, upgrade_id: int, *others: int, note: str, resume: int | None = None) -> None:
+        """End an upgrade for good. Its work list and intents go, and those of the `others` that ended before; histories stay.
+
+        `resume`: the upgrade that goes on from where it was superseded; the writes announced since are its own from here on.
+        """
+        _end(s, (upgrade_id, *others), note=note, resume=resume)
 
 
 # --- rows from values and back ----------------------------------------------------------------------------------------
 
 
-def _batch(upgrade_id: int, priority: int, ids: Sequence[Id], origin: Mapping[str, Any] | None) -> BatchRow:
+def _contents(s: Session) -> Contents:
+    return {table.__tablename__: [_to_json(row) for row in s.execute(_kept(table)).mappings()] for table in KEPT}
+
+
+def _kept(table: type[Table]) -> Select[Any]:
+    columns = [column for column in table.__table__.columns if column.name not in PASSING]
+    return select(*columns).order_by(*table.__mapper__.primary_key)
+
+
+def _to_json(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {name: base64.b64encode(value).decode() if isinstance(value, bytes) else value for name, value in row.items()}
+
+
+def _insert(s: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
+    packed = {column.name for column in table.__table__.columns if isinstance(column.type, LargeBinary)}
+    values = [{name: base64.b64decode(v) if v and name in packed else v for name, v in row.items()} for row in rows]
+    if values:
+        s.execute(insert(table), values)
+    if s.get_bind().dialect.name == "postgresql" and "id" in table.__table__.columns:  # SQLite goes on from the last row
+        sequence = func.pg_get_serial_sequence(table.__tablename__, "id")
+        s.execute(select(func.setval(sequence, select(func.max(table.__table__.c.id)).scalar_subquery())))
+
+
+def _end(s: Session, ended: Sequence[int], *, note: str, resume: int | None) -> None:
+    """The first of these ends now, the others ended before it."""
+    if resume is not None:
+        s.execute(update(IntentRow).where(IntentRow.upgrade_id.in_(ended)).values(upgrade_id=resume))
+    _forget_work(s, ended)
+    row = s.get_one(UpgradeRow, ended[0])
+    if row.phase == Phase.ENDED:
+        return  # repeated, because the answer of the first try was lost
+    row.phase, row.ended_at = Phase.ENDED, _now(s)
+    s.add(PhaseRow(upgrade_id=row.id, at=_now(s), phase=Phase.ENDED, note=note))
+    s.flush()  # one active upgrade per gallery: this one ends first
+    if resume is not None:
+        again = s.get_one(UpgradeRow, resume)
+        again.phase, again.ended_at, again.paused = Phase.SERVING_BOTH, None, False
+        s.add(PhaseRow(upgrade_id=resume, at=_now(s), phase=again.phase, note=f"goes on after upgrade {row.id}"))
+
+
+def _forget_work(s: Session, upgrades: Sequence[int]) -> None:
+    for table in (BatchRow, IntentRow, QuarantineRow):
+        s.execute(delete(table).where(table.upgrade_id.in_(upgrades)))
+
+
+def _new_upgrade(s: Session, values: Mapping[str, Any], details: Details) -> UpgradeRow:
+    row = UpgradeRow(**{"new_collection": ""} | dict(values), created_at=_now(s))
+    s.add(row)
+    s.flush()
+    for name, value in details(row.id).items():
+        setattr(row, name, value)
+    return row
+
+
+def _batch(upgrade_id: int, priority: int, ids: Sequence[Id], origin: Mapping[str, Any] | None, **begun: Any) -> BatchRow:
     return BatchRow(
         upgrade_id=upgrade_id,
         priority=priority,
         ids=pack_ids(ids),
         count=len(ids),
-        state=BatchState.PENDING,
         origin=dict(origin) if origin else None,
+        **{"state": BatchState.PENDING} | begun,
     )
+
+
+def _listed(s: Session, upgrade_id: int) -> set[Id]:
+    rows = s.scalars(select(BatchRow.ids).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state != BatchState.RETIRED))
+    return {id for packed in rows for id in unpack_ids(packed)}
+
+
+def _last_priority(s: Session, upgrade_id: int) -> int:
+    return s.scalar(select(func.max(BatchRow.priority)).where(BatchRow.upgrade_id == upgrade_id)) or 0
 
 
 def _collection(
@@ -765,24 +1038,62 @@ def _plan(s: Session, gallery: GalleryRow, epoch: int) -> ServingPlan:
 def _writing_for(s: Session, gallery: GalleryRow, plan: ServingPlan) -> int | None:
     """The upgrade that must know of a write made under this plan: the one that fills the collection written to.
 
-    Not simply the active one: while an upgrade is planned its writes still go to the old collection alone, and while a roll
-    back is planned they still belong to the upgrade that it undoes.
+    Not simply the active one: while an upgrade is planned its writes still go to the old collection alone, or belong to the
+    upgrade whose place it takes.
     """
     active = s.scalar(select(UpgradeRow).where(UpgradeRow.gallery_id == gallery.id, UpgradeRow.phase != Phase.ENDED))
-    undone = s.get(UpgradeRow, active.undoes) if active is not None and active.undoes else None
-    for upgrade in filter(None, (active, undone)):
-        if upgrade.new_collection == plan.legs[0].collection:
-            return upgrade.id
-    return None
+    if active is None:
+        return None
+    before = (s.get(UpgradeRow, each) for each in (active.undoes, active.supersedes) if each is not None)
+    filling = (each.id for each in (active, *before) if each is not None and each.new_collection == plan.legs[0].collection)
+    return next(filling, None)
+
+
+def _refuse_ended(s: Session, upgrade_id: int | None) -> None:
+    """Nobody goes on with an upgrade that somebody else has ended: WrongPhase."""
+    if upgrade_id is not None and s.scalar(select(UpgradeRow.phase).where(UpgradeRow.id == upgrade_id)) == Phase.ENDED:
+        raise errors.WrongPhase(f"Upgrade {upgrade_id} has ended; see what took its place: rmvdb history")
+
+
+def _move(s: Session, batch: BatchRow, state: BatchState, **values: Any) -> None:
+    """Change a claimed batch under its fencing token."""
+    mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token)
+    if not s.execute(update(BatchRow).where(mine).values(state=state, **values)).rowcount:  # type: ignore[attr-defined]
+        raise errors.LeaseLost(f"Batch {batch.id} was taken over by another worker; nothing of it was changed here since")
+
+
+def _let_go(s: Session, mine: ColumnElement[bool]) -> None:
+    """End claims: what nothing was written of is free at once, the rest when its lease has run out, for a call of it that failed
+    may still arrive. No heartbeat keeps that lease."""
+    s.execute(update(BatchRow).where(mine, _UNWRITTEN).values(state=BatchState.PENDING))
+    unwritten = BatchRow.state.in_((BatchState.PENDING, BatchState.CLAIMED, BatchState.COPIED))
+    s.execute(update(BatchRow).where(mine).values(worker=None, lease_until=case((unwritten, None), else_=BatchRow.lease_until)))
+
+
+def _set_aside(s: Session, upgrade_id: int, reasons: Mapping[Id, str]) -> None:
+    for id, reason in reasons.items():
+        mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record == key(id))
+        s.execute(delete(QuarantineRow).where(mine))
+        s.add(QuarantineRow(upgrade_id=upgrade_id, record=key(id), reason=reason[:2000], at=_now(s)))
+
+
+def _intents_of(s: Session, upgrade_id: int, ids: Collection[Id], which: ColumnElement[bool]) -> Iterable[IntentRow]:
+    for some in _chunks([key(id) for id in ids], 500):
+        found = select(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.record.in_(some), which)
+        yield from s.scalars(found.order_by(IntentRow.id))
 
 
 # --- who is in the way of the next epoch ------------------------------------------------------------------------------
 
 
-def _live_clients(s: Session, gallery: GalleryRow) -> Any:
+def _live_clients(s: Session, gallery: GalleryRow) -> Select[ClientRow]:
     # A client seen longer ago than its plan's maximum age asks again before it searches, so nobody needs to wait for it.
     max_age = _plan(s, gallery, gallery.epoch).max_age
     return select(ClientRow).where(ClientRow.gallery_id == gallery.id, ClientRow.seen_at > clock() - max_age)
+
+
+def _behind(s: Session, gallery: GalleryRow) -> Any:
+    return _live_clients(s, gallery).where(ClientRow.epoch < gallery.epoch).limit(1)
 
 
 def _unready(s: Session, gallery: GalleryRow, epoch: int) -> list[str]:
@@ -798,16 +1109,33 @@ def _gallery_of(upgrade_id: int) -> Select[GalleryRow]:
 
 
 def _closing(s: Session, gallery: GalleryRow) -> bool:
-    return gallery.closing_until is not None and gallery.closing_until > _now(s)
+    return gallery.rebuilding or (gallery.closing_until is not None and gallery.closing_until > _now(s))
 
 
-def _unfinished(s: Session, gallery: GalleryRow) -> list[str]:
-    open_writes = and_(IntentRow.gallery_id == gallery.id, ~IntentRow.done, IntentRow.deadline > clock())
-    waiting = [f"{row.client} is writing record {row.record}" for row in s.scalars(select(IntentRow).where(open_writes).limit(5))]
+def _claimed(s: Session, gallery: GalleryRow) -> list[str]:
     upgrades = select(UpgradeRow.id).where(UpgradeRow.gallery_id == gallery.id)
-    claims = and_(BatchRow.upgrade_id.in_(upgrades), BatchRow.state.in_(IN_HAND), BatchRow.lease_until > clock())
-    waiting += [f"worker {row.worker} is at batch {row.id}" for row in s.scalars(select(BatchRow).where(claims).limit(5))]
-    return waiting
+    claims = and_(BatchRow.upgrade_id.in_(upgrades), BatchRow.lease_until > clock())
+    return [
+        f"worker {row.worker} is at batch {row.id}" if row.worker else f"a call that failed may still arrive for batch {row.id}"
+        for row in s.scalars(select(BatchRow).where(claims).limit(5))
+    ]
+
+
+def _writing(s: Session, gallery: GalleryRow, *, before: float | None = None) -> list[str]:
+    open_writes = and_(IntentRow.gallery_id == gallery.id, ~IntentRow.done, IntentRow.deadline > clock())
+    if before is not None:
+        open_writes = and_(open_writes, IntentRow.opened_at < before)
+    return [f"{row.client} is writing record {row.record}" for row in s.scalars(select(IntentRow).where(open_writes).limit(5))]
+
+
+def _lingering(s: Session, gallery: GalleryRow, epoch: int) -> list[str]:
+    """Writes that take long, as those of a killed client do until their deadline: nobody else's write waits for them.
+
+    But not for ever: where every write takes long, an epoch would never change.
+    """
+    announced = s.scalar(select(PlanRow.created_at).where(PlanRow.gallery_id == gallery.id, PlanRow.epoch == epoch)) or 0.0
+    now = _now(s)
+    return _writing(s, gallery, before=now - LONG) if now < announced + LINGER else []
 
 
 # --- statements -------------------------------------------------------------------------------------------------------
@@ -817,10 +1145,16 @@ def _now(s: Session) -> float:
     return s.scalar(select(clock())) or 0.0
 
 
-def _named(s: Session, table: type[Named], kind: str, name: str, *, hint: str = "", lock: bool = False) -> Named:
+#: Of a gallery's row, by whoever changes its epoch or begins a write; in the way of another one and of `{"read": True}`.
+_FOR_CHANGE = {"key_share": True}
+
+
+def _named(
+    s: Session, table: type[Named], kind: str, name: str, *, hint: str = "", lock: Mapping[str, Any] | None = None
+) -> Named:
     found = select(table).where(table.name == name)
     if lock:
-        found = found.with_for_update(key_share=True)
+        found = found.with_for_update(**lock)
     row = s.scalar(found)
     if row is None:
         raise errors.UnknownName(kind, name, s.scalars(select(table.name)), hint=hint)
@@ -861,9 +1195,11 @@ def _engine(url: str) -> Engine:
         except ModuleNotFoundError as exc:
             raise errors.RegistryError(f"PostgreSQL needs {exc.name}; install it: pip install 'rmvdb[postgres]'") from exc
     else:
+        engine = create_engine(url, connect_args={"timeout": 5})
         if (database := make_url(url).database) and database != ":memory:":
             Path(database).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(url, connect_args={"timeout": 5})
+            event.listen(engine, "connect", lambda _, record: record.info.update(file=_file_at(database)))
+            event.listen(engine, "checkout", functools.partial(_leave_removed_file, database))
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)
     event.listen(engine, "handle_error", _translate, retval=True)
@@ -874,6 +1210,20 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
     connection.isolation_level = None  # SQLAlchemy says BEGIN itself, below
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _leave_removed_file(database: str, _: Any, record: Any, __: Any) -> None:
+    # SQLite would go on reading and writing a file that has no name any more, while others have made a new one.
+    if record.info["file"] != _file_at(database):
+        raise DisconnectionError(f"{database} is not the file that was opened")  # the pool opens it again
+
+
+def _file_at(database: str) -> tuple[int, int] | None:
+    try:
+        found = Path(database).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _begin_immediate(connection: Connection) -> None:
@@ -890,7 +1240,9 @@ def _translate(context: Any) -> Exception | None:
         or "UndefinedTable" in type(failure).__name__
         or "UndefinedColumn" in type(failure).__name__
     ):
-        return errors.SchemaOutdated("The registry's tables are missing or old; run: rmvdb db upgrade")
+        return errors.SchemaOutdated(
+            "The registry's tables are missing or old; run: rmvdb db upgrade, or rmvdb registry rebuild if it was lost"
+        )
     if "disk is full" in words or "No space left" in words:
         return errors.DiskFull("The disk that holds the registry is full; free some space, then run the same command again")
     if _is_away(context, words):

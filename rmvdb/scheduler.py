@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks for work, and between two looks at the clock.
 STEP = 1.0
+#: Phases in which there is nothing to do for a worker.
+DONE = (Phase.CUT_OVER, Phase.CLEANING_UP)
 LOOK = 5.0
 
 
@@ -76,10 +78,10 @@ class Scheduler:
         if self._window.is_open():
             if not self._stop.is_set():
                 self._rest.clear()
-            self._worker.note = ""
+            self._worker.resting = ""
         else:
             self._rest.set()
-            self._worker.note = f"outside its window {self._window.expression}"
+            self._worker.resting = f"outside its window {self._window.expression}"
         try:
             for upgrade in self._upgrades().values():
                 lease = self._app.settings.backfill.lease
@@ -91,7 +93,7 @@ class Scheduler:
         """Galleries with work, and their upgrades."""
         names = self._galleries or [row.name for row in self._app.registry.galleries()]
         found = {name: self._app.registry.active_upgrade(self._app.registry.gallery(name).id) for name in names}
-        return {name: row.id for name, row in found.items() if row is not None and row.phase != Phase.CUT_OVER}
+        return {name: row.id for name, row in found.items() if row is not None and row.phase not in DONE}
 
     def _step(self) -> None:
         try:

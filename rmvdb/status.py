@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ SILENT = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """One gallery and its latest upgrade."""
+    """One gallery and its upgrade: the one it is in, else its latest."""
 
     gallery: str
     epoch: int
@@ -63,14 +64,20 @@ def status(registry: Registry, gallery: GalleryRow) -> Status:
         "legs": [{"collection": leg.collection, "model": leg.model} for leg in plan.legs],
         "clients": len(registry.clients(gallery.id)),
     }
-    upgrades = registry.upgrades(gallery.id)
-    return Status(**base, **_of_upgrade(registry, gallery, upgrades[-1])) if upgrades else Status(**base)
+    active = registry.active_upgrade(gallery.id)
+    upgrades = registry.upgrades(gallery.id) if active is None else [active]
+    if not upgrades:
+        return Status(**base)
+    return Status(**base, **_of_upgrade(registry, gallery, upgrades[-1], [leg.collection for leg in plan.legs]))
 
 
-def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow) -> dict[str, Any]:
+def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, legs: list[str]) -> dict[str, Any]:
     now, counts = registry.progress(row.id), registry.counts(row.id)
     workers = registry.workers(row.id, within=SILENT)
     ended = row.phase == Phase.ENDED
+    unfinished = bool(counts.keys() - {BatchState.RETIRED})
+    attended = bool(workers) or (row.conductor is not None and (row.conductor_until or 0.0) > registry.now())
+    unattended = (unfinished or not row.listed) and not attended
     return {
         "upgrade": row.id,
         "from_version": row.from_version,
@@ -79,44 +86,54 @@ def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow) -> dic
         "method": row.method,
         "order": row.order,
         "phase": row.phase,
-        "doing": _doing(row, now, bool(counts.keys() - {BatchState.RETIRED})),
-        "t": 1.0 if row.phase == Phase.CUT_OVER else now.t if row.listed else 0.0,
+        "doing": _doing(row, now, unfinished, legs),
+        "t": 1.0 if row.phase in (Phase.CUT_OVER, Phase.CLEANING_UP) else now.t if row.listed else 0.0,
         "done": now.done,
         "total": now.total,
         "rate": now.rate,
         "eta": None if ended or row.paused else now.eta,
         "quarantined": now.quarantined,
-        "writes_open": registry.open_count(gallery.id),
+        "writes_open": len(registry.open_writes(gallery.id)),
         "batches": {state.value: batches for state, (batches, _) in counts.items()},
         "workers": [f"{each.id}{f' ({each.note})' if each.note else ''}" for each in workers],
-        "held_back": "" if ended else _held_back(row, [each.note for each in workers], counts.keys() - {BatchState.RETIRED}),
+        "held_back": "; ".join(_held_back(gallery, row, [each.note for each in workers], unattended=unattended)),
         "stopped": "" if ended else row.reason,
         "prediction": row.plan.get("prediction"),
     }
 
 
-def _doing(row: UpgradeRow, now: Progress, unfinished: bool) -> str:
+def _doing(row: UpgradeRow, now: Progress, unfinished: bool, legs: list[str]) -> str:
     match row.phase:
         case Phase.PLANNED:
             return "planned; nothing is served differently yet"
         case Phase.CUT_OVER:
-            return f"only {row.new_collection} is searched; rmvdb cleanup makes it final"
+            return f"{only(legs)}; rmvdb cleanup makes it final"
+        case Phase.CLEANING_UP:
+            return f"{' and '.join(row.old_collections)} and the archive are being dropped; rmvdb cleanup goes on"
         case Phase.ENDED:
             return "ended"
     if not row.listed:
-        return "both collections are searched; the work list is being made"
+        return f"{both(legs)}; the work list is being made"
     if unfinished:
-        return f"both collections are searched; {now.done} of {now.total} records are re-embedded"
+        return f"{both(legs)}; {now.done} of {now.total} records are re-embedded"
     return "every listed record is moved; not verified, not cut over"
 
 
-def _held_back(row: UpgradeRow, notes: list[str], unfinished: set[BatchState]) -> str:
-    reasons = []
-    if row.paused:
-        reasons.append("paused; rmvdb resume goes on")
-    if row.rate:
-        reasons.append(f"throttled to {row.rate:g} records/s")
-    reasons += [note for note in notes if note]
-    if not notes and (unfinished or not row.listed) and row.phase != Phase.CUT_OVER:
-        reasons.append("waiting for a worker: run rmvdb worker or rmvdb upgrade")
-    return "; ".join(reasons)
+def both(legs: Sequence[object]) -> str:
+    """That the old and the new collections are searched, however many there are."""
+    return f"{'both' if len(legs) == 2 else len(legs)} collections are searched"
+
+
+def only(legs: Sequence[str]) -> str:
+    """That nothing but these collections is searched."""
+    return f"only {' and '.join(legs)} {'is' if len(legs) == 1 else 'are'} searched"
+
+
+def _held_back(gallery: GalleryRow, row: UpgradeRow, notes: Sequence[str], *, unattended: bool) -> list[str]:
+    """Why nothing, or less than could be, is copied; nothing is once the gallery is cut over."""
+    lost = ["the registry was lost and its work is being made again: rmvdb registry rebuild"] if gallery.rebuilding else []
+    if row.phase not in (Phase.PLANNED, Phase.SERVING_BOTH):
+        return lost
+    paused = ["paused; rmvdb resume goes on"] if row.paused else []
+    waiting = ["waiting for a worker: run rmvdb worker or rmvdb upgrade"] if unattended else []
+    return [*lost, *paused, *dict.fromkeys(filter(None, notes)), *waiting]

@@ -98,6 +98,8 @@ class GalleryRow(Table):
     next_epoch: Mapped[int | None]
     #: Until then new writes wait, so that those begun under the old plan can end.
     closing_until: Mapped[float | None]
+    #: The registry was lost and the work is being made again: writes, claims and conductors wait.
+    rebuilding: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[float]
 
 
@@ -151,21 +153,26 @@ class UpgradeRow(Table):
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"), index=True)
-    #: The version in the old collection, and the one in the new (ρ included).
+    #: The version in the newest old collection, and the one in the new (ρ included).
     from_version: Mapped[str] = mapped_column(ForeignKey("model_versions.name"))
     to_version: Mapped[str] = mapped_column(ForeignKey("model_versions.name"))
-    old_collection: Mapped[str]
+    #: Those that are emptied, newest first: more than one where it began while another upgrade was on.
+    old_collections: Mapped[list[Any]]
     new_collection: Mapped[str]
     #: For a roll back: the upgrade whose archive gives the vectors.
     undoes: Mapped[int | None] = mapped_column(ForeignKey("upgrades.id"))
+    #: The unfinished upgrade whose place it took; a roll back lets that one go on.
+    supersedes: Mapped[int | None] = mapped_column(ForeignKey("upgrades.id"))
     phase: Mapped[str] = mapped_column(String(16))
     method: Mapped[str] = mapped_column(String(16))
     order: Mapped[str] = mapped_column(String(32))
     #: Everything else that was asked for and found: sample, labels, until, prediction …
     plan: Mapped[dict[str, Any]] = mapped_column(default=dict)
     paused: Mapped[bool] = mapped_column(default=False)
-    #: Records a second, or none.
+    #: The limits of `throttle.Limits` that were asked for: none where each worker's own settings count, 0 where one was lifted.
     rate: Mapped[float | None]
+    nice: Mapped[float | None]
+    p99_ms: Mapped[float | None]
     #: Why work on it stands still, in words; empty while it goes on.
     reason: Mapped[str] = mapped_column(Text, default="")
     #: The work list is complete.
@@ -208,11 +215,11 @@ class BatchRow(Table):
     token: Mapped[int] = mapped_column(BigInteger, default=0)
     lease_until: Mapped[float | None]
     copied_at: Mapped[float | None]
-    #: What was read from the old collection: path, SHA-256 and count of a Parquet file.
+    #: What was read, by old collection: path, SHA-256 and count of a Parquet file.
     archive: Mapped[dict[str, Any] | None]
-    #: For a roll back: the file that holds the vectors to write.
+    #: For a roll back: the files that hold the vectors to write, by the collection that they go back to.
     origin: Mapped[dict[str, Any] | None]
-    #: Decided before anything is removed, so that a rerun does the same: ids to take out of the old collection, out of the new
+    #: Decided before anything is removed, so that a rerun does the same: ids to take out of every old collection, out of the new
     #: one (gone from old behind our back), and to move again (changed or being written).
     remove: Mapped[bytes | None]
     gone: Mapped[bytes | None]
@@ -235,6 +242,7 @@ class IntentRow(Table):
     done: Mapped[bool] = mapped_column(default=False)
     epoch: Mapped[int]
     client: Mapped[str]
+    opened_at: Mapped[float]
     deadline: Mapped[float]
     done_at: Mapped[float | None]
 
@@ -263,6 +271,9 @@ class ClientRow(Table):
     #: The newest epoch that it can serve, and why it can't serve the next one.
     ready: Mapped[int]
     trouble: Mapped[str] = mapped_column(Text, default="")
+    #: How many of its latest searches count, and the milliseconds within which 99 % of them ended.
+    searches: Mapped[int]
+    p99_ms: Mapped[float]
     seen_at: Mapped[float]
 
 
@@ -273,6 +284,13 @@ class WorkerRow(Table):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     upgrade_id: Mapped[int | None]
-    #: What it would have `status` say of it, such as the window it keeps to.
+    #: What holds it back, in words; empty where nothing does.
     note: Mapped[str] = mapped_column(Text, default="")
     seen_at: Mapped[float]
+
+
+#: What the manifest holds, each table after those that it refers to. The work (batches, intents, quarantine) is made again from
+#: the collections and the archive, clients and workers tell of themselves.
+KEPT: tuple[type[Table], ...] = (ArtifactRow, VersionRow, GalleryRow, CollectionRow, PlanRow, UpgradeRow, PhaseRow)
+#: Columns of these tables that hold for seconds only.
+PASSING = frozenset({"closing_until", "rebuilding", "conductor", "conductor_until"})

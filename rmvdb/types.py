@@ -39,15 +39,17 @@ class Phase(StrEnum):
     PLANNED = "planned"
     SERVING_BOTH = "serving both"
     CUT_OVER = "cut over"
+    #: The old collection and the archive are being dropped: there is no way back any more.
+    CLEANING_UP = "cleaning up"
     ENDED = "ended"
 
 
 class BatchState(StrEnum):
     """Where a batch stands; it only ever moves down this list."""
 
-    #: Nobody works on it, nothing was written.
+    #: Nobody has begun it, nothing was written.
     PENDING = "pending"
-    #: A worker reads, loads and embeds it.
+    #: A worker reads, loads and embeds it, or should go on with it where it was left.
     CLAIMED = "claimed"
     #: A worker writes it; a client's write of one of its ids waits.
     WRITING = "writing"
@@ -139,6 +141,13 @@ class Leg:
     #: The model version that makes what is written there, where the query's chain would not give its own vectors (a roll back).
     write_with: str | None = None
 
+    def beyond(self, other: Leg) -> tuple[str, ...] | None:
+        """The transforms that lead on from where the queries of `other` are; None where this leg's do not pass there."""
+        passed = len(other.transforms)
+        if self.embedder != other.embedder or self.transforms[:passed] != other.transforms:
+            return None
+        return self.transforms[passed:]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingPlan:
@@ -180,6 +189,11 @@ class Progress:
     def t(self) -> float:
         """The share that is re-embedded, 0 to 1."""
         return self.done / self.total if self.total else 1.0
+
+    @property
+    def left(self) -> int:
+        """How many records no batch has copied yet."""
+        return self.total - self.quarantined - self.done
 
     @property
     def eta(self) -> float | None:

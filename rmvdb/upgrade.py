@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rmvdb import catalog, errors, index
 from rmvdb.archive import Archive, EmbeddingCache
@@ -21,7 +21,8 @@ from rmvdb.encoding import Encoder
 from rmvdb.ordering import ordered
 from rmvdb.planning import Plan, Planner, Question, Report
 from rmvdb.protocols import Classifier, Source, VectorStore
-from rmvdb.registry import Registry, leg_from_json, leg_to_json, schema_from_json, unpack_ids
+from rmvdb.registry import Registry, key, leg_from_json, leg_to_json, schema_from_json, unpack_ids
+from rmvdb.status import both, only
 from rmvdb.tables import BatchRow, GalleryRow, UpgradeRow, VersionRow
 from rmvdb.training import Method
 from rmvdb.types import BatchState, Id, Index, Leg, Metric, Phase, Progress
@@ -68,6 +69,29 @@ def _silent(_: str) -> None:
 class Conductor:
     """Upgrades one gallery. `say` hears each step in a sentence, `report` how far a long one is."""
 
+    #: What each step changes outside this process, in order. Tests kill it before and after each of these calls.
+    CALLS: ClassVar = {
+        "begin": ("registry.add_upgrade",),
+        "deploy": (
+            "store.create new",
+            "registry.add_collection",
+            "registry.announce",
+            "registry.activate",
+            "registry.set_upgrade serving both",
+        ),
+        "list": ("registry.discard_list", "registry.add_batches", "registry.set_upgrade listed"),
+        "cut over": ("registry.announce", "registry.activate", "registry.set_upgrade cut over"),
+        "clean up": (
+            "registry.begin_clean_up",
+            "store.drop old",
+            "registry.mark_dropped",
+            "archive.clear",
+            "registry.end",
+        ),
+        "supersede": ("registry.set_upgrade paused", "registry.supersede"),
+        "roll back": ("registry.supersede",),
+    }
+
     def __init__(
         self,
         gallery: str,
@@ -81,45 +105,74 @@ class Conductor:
         self.stop = stop or threading.Event()
         self.registry, self.store = hands.registry, hands.store
         self.gallery: GalleryRow = self.registry.gallery(gallery)
+        if self.gallery.rebuilding:
+            raise errors.RegistryError(
+                f"The work on gallery {gallery!r} is being rebuilt; wait until rmvdb registry rebuild has ended, or run it again"
+            )
 
     # --- plan ---------------------------------------------------------------------------------------------------------
 
     def plan(self, question: Question, *, again: bool = False) -> Plan:
         """What the upgrade would do; changes nothing but the cache of plans and embeddings."""
-        leg = self._only_leg(question)
+        legs = self._old_legs(question)
         to = self.registry.version(question.to_version)
-        catalog.check_unchanged(self.store, self.registry.collection(leg.collection))
+        for leg in legs:
+            catalog.check_unchanged(self.store, self.registry.collection(leg.collection))
         catalog.check_model(to, self.hands.encoder.embedder(to.base or to.name))
         return self._planner(question).plan(
             question,
-            leg,
+            legs,
             to,
-            classifier=self.hands.classifier(self.registry.version(leg.model)),
+            classifiers=[self.hands.classifier(self.registry.version(leg.model)) for leg in legs],
+            seen=self._trained_on(),
             again=again,
             report=self.report,
         )
 
+    def _trained_on(self) -> set[Id]:
+        """The records that any upgrade of this gallery was trained on."""
+        plans = [row.plan for row in self.registry.upgrades(self.gallery.id)]
+        files = {plan["trained_on"] for plan in plans if plan.get("trained_on")}
+        return {id for file in files for id in unpack_ids(self.hands.artifacts.get(file))}
+
     def resolve(self, question: Question) -> Question:
-        """The question with `from` as the version that the gallery holds; raises UsageError for a pair that cannot be."""
+        """The question with `from` as the newest version that the gallery holds, and the collections that it would empty.
+
+        Raises UsageError for a pair that cannot be, UpgradeRunning while the gallery is in an upgrade that cannot be superseded.
+        """
         if self.registry.version(question.from_version).name == self.registry.version(question.to_version).name:
             raise errors.UsageError(f"An upgrade leads to another version; --from and --to both say {question.to_version!r}")
-        held = self.registry.plan(self.gallery.name).legs[0].model
-        if question.from_version not in (held, self.registry.version(held).base):
-            raise errors.Mismatch(
-                f"Gallery {self.gallery.name!r} holds vectors of {held!r}, not of {question.from_version!r}; use --from {held}"
-            )
-        return replace(question, from_version=held)
-
-    def _only_leg(self, question: Question) -> Leg:
         legs = self.registry.plan(self.gallery.name).legs
-        if len(legs) > 1:
-            raise errors.UpgradeRunning(
-                f"Gallery {self.gallery.name!r} is served from {len(legs)} collections; end its upgrade first: "
-                "rmvdb cutover and rmvdb cleanup, or rmvdb rollback"
+        self._superseded(legs)
+        held = {name: leg.model for leg in reversed(legs) for name in (leg.model, self.registry.version(leg.model).base) if name}
+        if question.to_version in held:
+            raise errors.UsageError(
+                f"Gallery {self.gallery.name!r} holds vectors of {question.to_version!r} already; rmvdb rollback leads back"
             )
-        if legs[0].model != question.from_version:
-            raise errors.Mismatch(f"Gallery {self.gallery.name!r} holds {legs[0].model!r}; use --from {legs[0].model}")
-        return legs[0]
+        if question.from_version not in held:
+            raise errors.Mismatch(
+                f"Gallery {self.gallery.name!r} holds vectors of {legs[0].model!r}, not of {question.from_version!r}; "
+                f"use --from {legs[0].model}"
+            )
+        return replace(question, from_version=legs[0].model, old=tuple(leg.collection for leg in legs))
+
+    def _superseded(self, legs: Sequence[Leg]) -> UpgradeRow | None:
+        """The unfinished upgrade whose place another may take, where there is one; UpgradeRunning where none may."""
+        row = self.registry.active_upgrade(self.gallery.id)
+        if row is None or (row.phase == Phase.SERVING_BOTH and row.undoes is None and len(legs) > 1):
+            return row
+        what = "a roll back" if row.undoes else "an upgrade"
+        raise errors.UpgradeRunning(
+            f"Gallery {self.gallery.name!r} is in {what} from {row.from_version} to {row.to_version} ({row.phase}); "
+            "end it first: rmvdb cleanup, or rmvdb rollback"
+        )
+
+    def _old_legs(self, question: Question) -> tuple[Leg, ...]:
+        """The legs in force, newest first; Mismatch where they are not those that the question was resolved for."""
+        legs = self.registry.plan(self.gallery.name).legs
+        if question.old != tuple(leg.collection for leg in legs):
+            raise errors.Mismatch(f"Gallery {self.gallery.name!r} is served differently since; run the same command again")
+        return legs
 
     def _planner(self, question: Question) -> Planner:
         return Planner(
@@ -127,50 +180,63 @@ class Conductor:
             encoder=self.hands.encoder,
             artifacts=self.hands.artifacts,
             source=self.hands.source,
-            cache=self.hands.cache(question.to_version),
+            cache=self.hands.cache,
             folder=self.hands.folder / "plans",
         )
 
     # --- begin and deploy ---------------------------------------------------------------------------------------------
 
     def begin(
-        self, question: Question, plan: Plan, *, until: float = 1.0, cutover: bool = True, execute: bool = False
+        self, question: Question, plan: Plan, worker: Worker, *, until: float = 1.0, cutover: bool = True, execute: bool = False
     ) -> UpgradeRow:
-        """Register the upgrade; nothing is served differently yet.
+        """Register the upgrade, in the place of an unfinished one where there is one; nothing is served differently yet.
 
         Raises PlanRefused where the plan would lower the quality, NeedsConsent for a collection that rmvdb did not make.
         """
         if plan.prediction and plan.prediction["verdict"] == "refuse":
             raise errors.PlanRefused(plan.prediction["reason"])
-        leg = self._only_leg(question)
-        self._check_consent(leg.collection, execute=execute)
+        epoch = self.registry.plan(self.gallery.name).epoch
+        legs = self._old_legs(question)
+        for leg in legs:
+            self._check_consent(leg.collection, execute=execute)
         version = self._register_version(question, plan)
-        row = self.registry.add_upgrade(
-            gallery_id=self.gallery.id,
-            from_version=leg.model,
-            to_version=version.name,
-            old_collection=leg.collection,
-            new_collection="",
-            phase=Phase.PLANNED,
-            method=plan.method,
-            order=plan.order,
-            plan={},
-        )
-        # The name carries the upgrade's number, so no collection is ever named like one before it.
-        collection = f"{_plain(self.gallery.name)}_{_plain(version.name)}_u{row.id}"
-        serving, final = self._legs(collection, leg, version, plan)
-        details = {
-            "question": plan.question,
-            "prediction": plan.prediction,
-            "cost": plan.cost,
-            "until": until,
-            "cutover": cutover,
-            "serving": [leg_to_json(each) for each in serving],
-            "final": [leg_to_json(each) for each in final],
-            "before": [leg_to_json(leg)],
+
+        def details(number: int) -> dict[str, Any]:
+            # The name carries the upgrade's number, so no collection is ever named like one before it.
+            collection = f"{_plain(self.gallery.name)}_{_plain(version.name)}_u{number}"
+            serving, final = self._legs(collection, legs, version, plan)
+            asked = {name: getattr(plan, name) for name in ("question", "prediction", "cost", "trained_on")}
+            served = {"serving": _to_json(serving), "final": _to_json(final), "before": _to_json(legs)}
+            return {"new_collection": collection, "plan": {**asked, **served, "until": until, "cutover": cutover}}
+
+        values = {
+            "gallery_id": self.gallery.id,
+            "from_version": legs[0].model,
+            "to_version": version.name,
+            "old_collections": [leg.collection for leg in legs],
+            "phase": Phase.PLANNED,
+            "method": plan.method,
+            "order": plan.order,
         }
-        self.registry.set_upgrade(row.id, new_collection=collection, plan=details)
-        return self.registry.upgrade(row.id)
+        before = self._superseded(legs)
+        if before is None:
+            return self.registry.add_upgrade(details, **values)
+        with self._making_way(before, worker, version.name):
+            note = f"superseded by the upgrade to {version.name}"
+            return self.registry.supersede(before.id, details, epoch=epoch, note=note, supersedes=before.id, **values)
+
+    @contextmanager
+    def _making_way(self, upgrade: UpgradeRow, worker: Worker, version: str) -> Iterator[None]:
+        """Let what is in hand of an upgrade end and nothing begin, so that what it was moving is in one collection."""
+        self.say(f"the upgrade to {version} takes the place of that to {upgrade.to_version}; what is in hand of it ends first")
+        self.registry.set_upgrade(upgrade.id, paused=True, note=f"makes way for the upgrade to {version}")
+        try:
+            worker.run(self.task(upgrade), self._backfill(upgrade), until=0.0, stop=self.stop)
+            self._check_stop()
+            yield
+        except BaseException:
+            self.registry.set_upgrade(upgrade.id, paused=upgrade.paused)
+            raise
 
     def _check_consent(self, collection: str, *, execute: bool) -> None:
         row = self.registry.collection(collection)
@@ -183,12 +249,8 @@ class Conductor:
             )
 
     def _register_version(self, question: Question, plan: Plan) -> VersionRow:
-        for sha256, kind in (
-            (plan.head, "head"),
-            (plan.reverse, "reverse"),
-            (plan.calibrations[0], "calibration"),
-            (plan.calibrations[1], "calibration"),
-        ):
+        calibrations = ((each, "calibration") for each in plan.calibrations)
+        for sha256, kind in ((plan.head, "head"), (plan.reverse, "reverse"), (plan.trained_on, "ids"), *calibrations):
             if sha256:
                 path = self.hands.artifacts.path(sha256)
                 self.registry.add_artifact(sha256=sha256, kind=kind, suffix=path.suffix[1:], size=path.stat().st_size)
@@ -204,7 +266,8 @@ class Conductor:
             **{name: getattr(base, name) for name in same},
         )
 
-    def _legs(self, collection: str, old: Leg, version: VersionRow, plan: Plan) -> tuple[list[Leg], list[Leg]]:
+    def _legs(self, collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan) -> tuple[Sequence[Leg], Sequence[Leg]]:
+        """What is served until cut-over, and from then on."""
         head = (plan.head,) if plan.head else ()
         new = Leg(
             collection=collection,
@@ -213,13 +276,9 @@ class Conductor:
             embedder=version.base or version.name,
             transforms=head,
         )
-        if plan.method != Method.NAIVE:
-            assert plan.reverse is not None, "every method but naive trains ψ"  # noqa: S101 (a promise of Planner, not input)
-            old = replace(old, embedder=new.embedder, transforms=(*head, plan.reverse))
-        calibrated = [
-            replace(new, calibration=plan.calibrations[1]),
-            replace(old, calibration=plan.calibrations[0]),
-        ]
+        led = [_led(leg, old[0], new, plan.reverse) if plan.reverse else leg for leg in old]
+        *scales, last = plan.calibrations
+        calibrated = [replace(leg, calibration=scale) for leg, scale in zip((new, *led), (last, *scales), strict=True)]
         return calibrated, [new]
 
     def deploy(self, upgrade: UpgradeRow, *, force: bool = False) -> None:
@@ -227,7 +286,7 @@ class Conductor:
         if upgrade.phase != Phase.PLANNED:
             return
         if not self.store.exists(upgrade.new_collection):
-            old = schema_from_json(self.registry.collection(upgrade.old_collection).schema)
+            old = schema_from_json(self.registry.collection(upgrade.old_collections[0]).schema)
             version = self.registry.version(upgrade.to_version)
             schema = replace(old, collection=upgrade.new_collection, dim=version.dim, metric=Metric(version.metric))
             index.check(self.hands.index, dim=schema.dim, metric=schema.metric)
@@ -236,14 +295,17 @@ class Conductor:
             )
             self.store.create(schema, self.hands.index)
             self.registry.add_collection(self.gallery.id, model=upgrade.to_version, schema=schema, search=self.hands.index.search)
-        self._serve(upgrade.plan["serving"], force=force)
-        self.registry.set_upgrade(upgrade.id, phase=Phase.SERVING_BOTH, note="both collections are searched")
-        self.say("serving both collections; queries are embedded by the new model from now on")
+        self._serve(upgrade, "serving", force=force)
+        searched = both(upgrade.plan["serving"])
+        self.registry.set_upgrade(upgrade.id, phase=Phase.SERVING_BOTH, note=searched)
+        self.say(f"{searched}; queries are embedded by the new model from now on")
 
-    def _serve(self, legs: Sequence[Mapping[str, Any]], *, force: bool) -> None:
-        epoch = self.registry.announce(self.gallery.name, [leg_from_json(leg) for leg in legs], self.hands.times)
+    def _serve(self, upgrade: UpgradeRow, which: str, *, force: bool) -> None:
+        """Put the serving plan of that name in the upgrade's plan in force, once everybody is ready for it."""
+        legs = [leg_from_json(leg) for leg in upgrade.plan[which]]
+        epoch = self.registry.announce(self.gallery.name, legs, self.hands.times, upgrade=upgrade.id)
         told = ""
-        while waiting := self.registry.activate(self.gallery.name, epoch, force=force):
+        while waiting := self.registry.activate(self.gallery.name, epoch, force=force, upgrade=upgrade.id):
             if waiting[0] != told:
                 told = waiting[0]
                 self.say(f"epoch {epoch} waits: {told}")
@@ -254,22 +316,25 @@ class Conductor:
 
     def task(self, upgrade: UpgradeRow) -> Task:
         """The upgrade as its batches see it."""
-        old = self.registry.collection(upgrade.old_collection)
-        stand_in = tuple(upgrade.plan.get("stand_in", ()))
+        old = [self.registry.collection(each) for each in upgrade.old_collections]
+        back = self.registry.upgrade(upgrade.undoes).old_collections if upgrade.undoes else [upgrade.new_collection]
         return Task(
             upgrade=upgrade.id,
             gallery=self.gallery.name,
-            old=upgrade.old_collection,
-            new=upgrade.new_collection,
+            old=tuple(upgrade.old_collections),
+            new=tuple(back),
             version=upgrade.to_version,
             grace=self.registry.plan(self.gallery.name).grace,
-            removal_allowed=not old.adopted or old.removal_allowed,
+            removal_allowed=all(not each.adopted or each.removal_allowed for each in old),
             undoes=upgrade.undoes,
-            stand_in=stand_in,
+            stand_in=tuple(upgrade.plan.get("stand_in", ())),
         )
 
     def list_work(self, upgrade: UpgradeRow) -> None:
-        """Make the work list: batches in the order of their confidence, or of the archive for a roll back."""
+        """Make the work list: batches in the order of their confidence, or of the archive for a roll back.
+
+        The oldest collection goes first: its records are searched with the poorest queries, and gain most.
+        """
         if upgrade.listed:
             return
         self.registry.discard_list(upgrade.id)  # of a listing that was interrupted
@@ -282,24 +347,33 @@ class Conductor:
         self.registry.set_upgrade(upgrade.id, listed=True, note="the work list is made")
 
     def _in_order(self, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], None]]:
-        question = Question(**upgrade.plan["question"])
-        leg = leg_from_json(upgrade.plan["before"][0])
-        classifier = self.hands.classifier(self.registry.version(leg.model))
-        name, order = self._planner(question).order(replace(question, order=upgrade.order), leg, classifier)
         begun = self.registry.listed_ids(upgrade.id)
-        self.say(f"listing the records in {name} order")
         self.hands.folder.mkdir(parents=True, exist_ok=True)
-        for ids in ordered(
+        for leg in map(leg_from_json, reversed(upgrade.plan["before"])):
+            if self.store.count(leg.collection):
+                for ids in self._ordered(upgrade, leg, begun):
+                    yield ids, None
+
+    def _ordered(self, upgrade: UpgradeRow, leg: Leg, begun: set[Id]) -> Iterator[list[Id]]:
+        question = Question(**upgrade.plan["question"])
+        classifier = self.hands.classifier(self.registry.version(leg.model))
+        name, order = self._planner(question).order(question, leg, classifier)
+        self.say(f"listing the records of {leg.collection} in {name} order")
+        return ordered(
             self.store,
-            upgrade.old_collection,
+            leg.collection,
             order,
             batch=self.hands.batch,
             folder=self.hands.folder,
-            leave_out=begun.intersection,
+            leave_out=lambda ids: begun.intersection(ids) | self._newer(upgrade, leg.collection, ids),
             fields=[question.labels] if question.labels else [],
-            progress=lambda done, total: self.report("listing", done, total),
-        ):
-            yield ids, None
+            progress=lambda done, total: self.report(f"listing {leg.collection}", done, total),
+        )
+
+    def _newer(self, upgrade: UpgradeRow, collection: str, ids: Sequence[Id]) -> set[Id]:
+        """Those of these records that a newer old collection holds, too: each is listed once, where clients are shown it."""
+        newer = upgrade.old_collections[: upgrade.old_collections.index(collection)]
+        return {record.id for each in newer for record in self.store.get(each, ids, fields=())}
 
     def _undone(self, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], Mapping[str, Any]]]:
         """For a roll back: what each batch moved and the file with its old vectors; each id once, the last reading first."""
@@ -339,36 +413,44 @@ class Conductor:
         )
 
     def complete(self, upgrade: UpgradeRow, worker: Worker) -> None:
-        """Until the old collection, counted at Strong twice and one grace apart, holds nothing but quarantined records.
+        """Until the old collections, counted at Strong twice and one grace apart, hold nothing but quarantined records.
 
         Records that other programs put there meanwhile are found and moved; EngineError where they never stop coming.
         """
-        task = self.task(upgrade)
+        old, grace = " and ".join(upgrade.old_collections), self.task(upgrade).grace
         quiet = False
         for _ in range(ROUNDS):
-            late = self._list_late(task)
+            late = sum(self._list_late(upgrade, collection) for collection in upgrade.old_collections)
             if late:
-                self.say(f"{late} records came into {task.old} meanwhile; moving them")
+                self.say(f"{late} records came into {old} meanwhile; moving them")
                 self.backfill(upgrade, worker)
             elif quiet:
                 return
             else:
-                self.say(f"{task.old} is empty; looking again in {task.grace:g} s")
-                self.stop.wait(task.grace)
+                self.say(f"{old} {'is' if len(upgrade.old_collections) == 1 else 'are'} empty; looking again in {grace:g} s")
+                self._outwait_writes(grace)
             quiet = not late
             self._check_stop()
         raise errors.EngineError(
-            f"Other programs keep writing into {task.old!r} ({late} records since the last look); stop them, then: rmvdb cutover"
+            f"Other programs keep writing into {old} ({late} records since the last look); stop them, then: rmvdb cutover"
         )
 
-    def _list_late(self, task: Task) -> int:
-        aside = {row.record for row in self.registry.quarantined(task.upgrade)}
+    def _outwait_writes(self, grace: float) -> None:
+        """One grace, and until the writes that are open now have ended: one may have found its record in old before it left."""
+        writes = self.registry.open_writes(self.gallery.id)
+        self.stop.wait(grace)
+        while writes & self.registry.open_writes(self.gallery.id):
+            self._check_stop()
+            self.stop.wait(0.1)
+
+    def _list_late(self, upgrade: UpgradeRow, collection: str) -> int:
+        aside = {row.record for row in self.registry.quarantined(upgrade.id)}
         late = 0
-        for page in self.store.scan(task.old, page=self.hands.batch):
-            ids = [record.id for record in page if str(record.id) not in aside]
-            if ids:
-                first = self.registry.next_priority(task.upgrade)
-                self.registry.add_batches(task.upgrade, [(ids, None)], first=first)
+        for page in self.store.scan(collection, page=self.hands.batch):
+            left = [record.id for record in page if key(record.id) not in aside]
+            elsewhere = self._newer(upgrade, collection, left)
+            if ids := [id for id in left if id not in elsewhere]:
+                self.registry.add_late(upgrade.id, ids)
             late += len(ids)
         return late
 
@@ -386,17 +468,19 @@ class Conductor:
         return check.run(self.task(upgrade), sample=sample, progress=lambda done, total: self.report("verifying", done, total))
 
     def cut_over(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
-        """Complete, verify, then serve the new collection alone."""
+        """Move what is left, complete, verify, then serve the new collection alone."""
         if upgrade.phase == Phase.CUT_OVER:
             return
         if upgrade.phase != Phase.SERVING_BOTH or not upgrade.listed:
             raise errors.WrongPhase(f"The upgrade is {upgrade.phase}; run rmvdb upgrade until its backfill is done")
-        left = self.registry.counts(upgrade.id).keys() - {BatchState.RETIRED}
-        if left:
+        if self._left(upgrade):
             now = self.registry.progress(upgrade.id)
-            raise errors.WrongPhase(
-                f"The backfill is at {now.done} of {now.total} records; run rmvdb upgrade or rmvdb worker until it is done"
-            )
+            if upgrade.plan["until"] < 1.0:
+                raise errors.WrongPhase(
+                    f"The backfill was to stop at {now.done} of {now.total} records; run rmvdb upgrade until it is done"
+                )
+            self.say(f"{now.total - now.done} of {now.total} records are left to move")
+            self.backfill(upgrade, worker)
         self._refuse_quarantined(upgrade)
         self.complete(upgrade, worker)
         self._refuse_quarantined(upgrade)
@@ -406,37 +490,64 @@ class Conductor:
             raise errors.VerifyFailed(
                 f"{report.problems} differences, such as: {report.examples[0]}; both collections stay in service: rmvdb verify"
             )
-        self._serve(upgrade.plan["final"], force=force)
-        self.registry.set_upgrade(
-            upgrade.id, phase=Phase.CUT_OVER, note=f"verified {report.records} records; only {upgrade.new_collection} is searched"
-        )
-        self.say(f"cut over: {report.records} records verified, only {upgrade.new_collection} is searched now")
+        self._serve(upgrade, "final", force=force)
+        searched = only([leg["collection"] for leg in upgrade.plan["final"]])
+        self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, note=f"verified {report.records} records; {searched}")
+        self.say(f"cut over: {report.records} records verified, {searched} now")
+
+    def _left(self, upgrade: UpgradeRow) -> bool:
+        """Whether a batch is not retired yet."""
+        return bool(self.registry.counts(upgrade.id).keys() - {BatchState.RETIRED})
 
     def _refuse_quarantined(self, upgrade: UpgradeRow) -> None:
         if aside := self.registry.quarantined(upgrade.id):
             raise errors.WrongPhase(
                 f"{len(aside)} records are quarantined, such as {aside[0].record!r} ({aside[0].reason}); they stay findable "
-                "in the old collection: rmvdb quarantine list, then retry or drop, then rmvdb cutover"
+                "in their old collection: rmvdb quarantine list, then retry or drop, then rmvdb cutover"
             )
 
     def clean_up(self, upgrade: UpgradeRow) -> None:
-        """Drop the old collection, the archive, the work list and the intents; there is no way back from here."""
-        if upgrade.phase != Phase.CUT_OVER:
-            raise errors.WrongPhase(f"The upgrade is {upgrade.phase}; clean up comes after cut-over")
-        self._wait_since(upgrade, Phase.CUT_OVER)
-        if self.store.exists(upgrade.old_collection):
-            if left := self.store.count(upgrade.old_collection):
-                raise errors.WrongPhase(
-                    f"{left} records came into {upgrade.old_collection!r} after cut-over; write them through rmvdb's client, "
-                    "remove them there, then clean up again"
-                )
-            self.store.drop(upgrade.old_collection)
-        self.registry.mark_dropped(upgrade.old_collection)
-        for each in filter(None, (upgrade.id, upgrade.undoes)):
-            self.hands.archive.clear(self.gallery.name, str(each))
-            self.registry.forget_work(each)
-        self.registry.set_upgrade(upgrade.id, phase=Phase.ENDED, note=f"{upgrade.old_collection} and its archive are gone")
-        self.say(f"{upgrade.old_collection} and its archive are gone")
+        """Drop the old collections, the archive, the work list and the intents; there is no way back from here.
+
+        After a roll back of an upgrade that had superseded another, that other one goes on.
+        """
+        if upgrade.phase == Phase.CUT_OVER:
+            self._wait_since(upgrade, Phase.CUT_OVER)
+            for collection in upgrade.old_collections:
+                self._refuse_late(collection)
+        self.registry.begin_clean_up(upgrade.id)
+        for collection in upgrade.old_collections:
+            self.store.drop(collection)
+            self.registry.mark_dropped(collection)
+        done = self._ended_with(upgrade)
+        for each in done:
+            self.hands.archive.clear(self.gallery.name, str(each.id))
+        note = f"{' and '.join(upgrade.old_collections)} and the archive are gone"
+        resume = done[-1].supersedes if upgrade.undoes else None
+        self.registry.end(*(each.id for each in done), note=note, resume=resume)
+        self._say_ended(note, resume)
+
+    def _refuse_late(self, collection: str) -> None:
+        if left := self.store.count(collection):
+            raise errors.WrongPhase(
+                f"{left} records came into {collection!r} after cut-over; write them through rmvdb's client, "
+                "remove them there, then clean up again"
+            )
+
+    def _ended_with(self, upgrade: UpgradeRow) -> list[UpgradeRow]:
+        """The upgrade and those that are over with it: what it undid, or whose place it took, and so on."""
+        ended = [upgrade]
+        if upgrade.undoes is not None:
+            return [upgrade, self.registry.upgrade(upgrade.undoes)]
+        while (before := ended[-1].supersedes) is not None:
+            ended.append(self.registry.upgrade(before))
+        return ended
+
+    def _say_ended(self, note: str, resume: int | None) -> None:
+        self.say(note)
+        if resume is not None:
+            row = self.registry.upgrade(resume)
+            self.say(f"the upgrade from {row.from_version} to {row.to_version} is on again: rmvdb upgrade, or rmvdb rollback")
 
     def _wait_since(self, upgrade: UpgradeRow, phase: Phase) -> None:
         """One grace lies between a phase and what it makes unsafe for searches that began before it."""
@@ -454,44 +565,44 @@ class Conductor:
         if upgrade.undoes is not None:
             raise errors.WrongPhase("This is a roll back already; let it end, clean up, then upgrade again")
         if upgrade.phase == Phase.PLANNED:
-            self._abandon(upgrade)
-            return None
-        new, old = (leg_from_json(leg) for leg in upgrade.plan["serving"])
+            if self._abandon(upgrade):
+                return None
+            self.deploy(upgrade)  # its plan is in force already: only its phase does not say so yet
+            upgrade = self.registry.upgrade(upgrade.id)
+        new, *old = (leg_from_json(leg) for leg in upgrade.plan["serving"])
         final = upgrade.plan["before"]
-        if self._can_load(old.model):
-            old = replace(old, write_with=old.model)  # what is written there while rolling back is v1's own, not ψ's
-        elif upgrade.method != Method.NAIVE:
-            final = [leg_to_json(replace(old, calibration=None))]  # the new model goes on embedding the queries
+        stand_in = old[0].beyond(new) or ()
+        if self._can_load(old[0].model):
+            old[0] = replace(old[0], write_with=old[0].model)  # what is written there while rolling back is v1's own, not ψ's
+        elif upgrade.method != Method.NAIVE:  # the new model goes on embedding the queries
+            final = _to_json(old if len(old) > 1 else [replace(old[0], calibration=None)])
         self.say(f"rolling back to {upgrade.from_version}")
         return self.registry.supersede(
             upgrade.id,
+            epoch=self.registry.plan(self.gallery.name).epoch,
             note="rolled back",
             gallery_id=self.gallery.id,
             from_version=upgrade.to_version,
             to_version=upgrade.from_version,
-            old_collection=upgrade.new_collection,
-            new_collection=upgrade.old_collection,
+            old_collections=[upgrade.new_collection],
+            new_collection=upgrade.old_collections[0],
             undoes=upgrade.id,
             phase=Phase.PLANNED,
             method=upgrade.method,
             order="archive",
-            plan={
-                "until": 1.0,
-                "cutover": True,
-                "serving": [leg_to_json(old), leg_to_json(new)],
-                "final": final,
-                "stand_in": old.transforms[len(new.transforms) :] if upgrade.method != Method.NAIVE else (),
-            },
+            # The collection that records leave comes last: who reads one after the other reads there first.
+            plan={"until": 1.0, "cutover": True, "serving": _to_json([*old, new]), "final": final, "stand_in": stand_in},
         )
 
-    def _abandon(self, upgrade: UpgradeRow) -> None:
-        # The plan in force may be announced already; announcing the one before takes its place.
-        self._serve([leg_to_json(leg) for leg in self.registry.plan(self.gallery.name).legs], force=True)
+    def _abandon(self, upgrade: UpgradeRow) -> bool:
+        note = "nothing had been deployed; the upgrade is given up"
+        if not self.registry.abandon(upgrade.id, note=note):
+            return False
         if self.store.exists(upgrade.new_collection):
             self.store.drop(upgrade.new_collection)
             self.registry.mark_dropped(upgrade.new_collection)
-        self.registry.set_upgrade(upgrade.id, phase=Phase.ENDED, note="given up before it was deployed")
-        self.say("nothing had been deployed; the upgrade is given up")
+        self._say_ended(note, upgrade.supersedes)
+        return True
 
     def _can_load(self, version: str) -> bool:
         try:
@@ -522,8 +633,7 @@ class Conductor:
         self.list_work(upgrade)
         upgrade = self.registry.upgrade(upgrade.id)
         self.backfill(upgrade, worker)
-        done = not self.registry.counts(upgrade.id).keys() - {BatchState.RETIRED}
-        if done and not self.stop.is_set() and upgrade.plan["cutover"]:
+        if not self._left(upgrade) and not self.stop.is_set() and upgrade.plan["cutover"]:
             self.cut_over(upgrade, worker, force=force)
 
     @contextmanager
@@ -536,7 +646,7 @@ class Conductor:
             while not ended.wait(BATON / 4):
                 try:
                     self.registry.lead(upgrade.id, worker.name, BATON)
-                except errors.RegistryError as exc:
+                except errors.RmvdbError as exc:
                     log.warning("The baton could not be held: %s", exc, extra={"action": "baton"})
 
         holder = threading.Thread(target=hold, name="rmvdb-baton", daemon=True)
@@ -564,6 +674,16 @@ class Conductor:
     def _check_stop(self) -> None:
         if self.stop.is_set():
             raise errors.Stopped("Stopped; the same command goes on from here")
+
+
+def _led(leg: Leg, newest: Leg, new: Leg, reverse: str) -> Leg:
+    """An old leg with the new model's queries, by ψ and what leads on from there; as it is where nothing leads to it."""
+    rest = leg.beyond(newest)
+    return leg if rest is None else replace(leg, embedder=new.embedder, transforms=(*new.transforms, reverse, *rest))
+
+
+def _to_json(legs: Sequence[Leg]) -> list[dict[str, Any]]:
+    return [leg_to_json(leg) for leg in legs]
 
 
 def _plain(name: str) -> str:

@@ -1,7 +1,7 @@
 """Is the new gallery the old one, re-embedded?
 
-Expected ids = archive ∪ done upserts − done deletes; fields equal; a sample re-embedded within 1e-5 cosine; every written record
-as its intent left it. Bounded memory but for eight bytes a record, by which ids are compared as sets.
+Expected ids = archive ∪ done upserts − done deletes; fields equal; a sample re-embedded within 1e-5 cosine. Of a record whose
+writer was killed half-way nothing is expected. Bounded memory but for eight bytes a record, by which ids are compared as sets.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rmvdb.backfill import Task
 from rmvdb.encoding import Encoder
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.registry import Registry, key, unpack_ids
+from rmvdb.tables import IntentRow
 from rmvdb.types import BatchState, Id, Record
 
 #: Largest cosine distance between a stored vector and the item embedded again.
@@ -69,7 +70,7 @@ class Verify:
         total = self._registry.progress(task.upgrade).total
         moved = [np.empty(0, np.uint64)]
         for archived in self._moved(task):
-            moved.append(_hashes([record.id for record in archived]))
+            moved.append(hashes([record.id for record in archived]))
             self._compare(task, archived, report, sample=sample, of=total)
             report.fields_compared += len(archived)
             progress(report.fields_compared, total)
@@ -77,28 +78,30 @@ class Verify:
         return report
 
     def _moved(self, task: Task) -> Iterator[list[Record]]:
-        """The records that batches took out of the old collection, as they were read."""
+        """The records that batches took out of the old collections, as they were read."""
         after = 0
         while page := self._registry.batches(task.upgrade, after=after, limit=50, state=BatchState.RETIRED):
             for batch in page:
-                if batch.archive is not None:
-                    left = set(unpack_ids(batch.remove))
-                    yield [each for each in self._archive.read(ArchiveFile(**batch.archive)) if each.id in left]
+                left = set(unpack_ids(batch.remove))
+                for file in (batch.archive or {}).values():
+                    yield [each for each in self._archive.read(ArchiveFile(**file)) if each.id in left]
             after = page[-1].id
 
     def _compare(self, task: Task, archived: Sequence[Record], report: Report, *, sample: int, of: int) -> None:
         ids = [record.id for record in archived]
-        written = self._registry.intents(task.upgrade, ids)
+        written = self._registry.announced(task.upgrade, ids)
         expected = {record.id: record for record in archived if key(record.id) not in written}
-        found = {record.id: record for record in self._store.get(task.new, list(expected), vector=True)}
-        since = self._registry.intents(task.upgrade, expected.keys() - found.keys())
+        found: dict[Id, Record] = {}
+        for collection in reversed(task.new):
+            found |= {record.id: record for record in self._store.get(collection, list(expected), vector=True)}
+        since = self._registry.announced(task.upgrade, expected.keys())
         for id, record in expected.items():
-            if id not in found and key(id) in since:
-                continue  # deleted while this was read
+            if key(id) in since:
+                continue  # written while this was read
             if id not in found:
-                report.complain(f"record {id!r} was moved and is not in {task.new}")
+                report.complain(f"record {id!r} was moved and is not in {' or '.join(task.new)}")
             elif dict(found[id].fields) != dict(record.fields):
-                report.complain(f"record {id!r} has other fields in {task.new} than it had in {task.old}")
+                report.complain(f"record {id!r} has other fields in {' or '.join(task.new)} than it had when it was moved")
         share = min(1.0, sample / of) if of else 1.0
         chosen = [found[id] for id in expected if id in found and _share(id) < share]
         self._embed_again(task, chosen, report)
@@ -119,49 +122,64 @@ class Verify:
                 report.complain(f"record {record.id!r} embedded again lies {distance:.1e} from the stored vector")
 
     def _compare_ids(self, task: Task, moved: npt.NDArray[np.uint64], report: Report) -> None:
-        expected = np.union1d(moved, self._written(task)[0])
+        upserted, deleted = self._written(task)
+        expected = np.setdiff1d(np.union1d(moved, upserted), deleted)
         stored = [np.empty(0, np.uint64)]
-        for page in self._store.scan(task.new):
-            stored.append(_hashes([record.id for record in page]))
-            if task.undoes is None:  # a roll back fills a collection that was not empty
-                self._complain_of_strangers(task, page, expected, report)
+        for collection in task.new:
+            for page in self._store.scan(collection):
+                stored.append(hashes([record.id for record in page]))
+                self._complain_of_strangers(task, collection, page, expected, report)
         present = np.unique(np.concatenate(stored))
         report.records = len(present)
-        # Read after the scan: what was deleted meanwhile is not missing.
+        # Read after the scan: what was deleted meanwhile, or may have been, is not missing.
         if missing := len(np.setdiff1d(np.setdiff1d(expected, present), self._written(task)[1])):
-            report.complain(f"{missing} records that were moved or written are not in {task.new}")
+            report.complain(f"{missing} records that were moved or written are not in {' or '.join(task.new)}")
 
     def _complain_of_strangers(
-        self, task: Task, page: Sequence[Record], expected: npt.NDArray[np.uint64], report: Report
+        self, task: Task, collection: str, page: Sequence[Record], expected: npt.NDArray[np.uint64], report: Report
     ) -> None:
-        known = np.isin(_hashes([record.id for record in page]), expected)
+        known = np.isin(hashes([record.id for record in page]), expected)
         strangers = [record.id for record, is_known in zip(page, known, strict=True) if not is_known]
-        written = self._registry.intents(task.upgrade, strangers)  # since, by a client
-        for id in strangers:
-            if key(id) not in written:
-                report.complain(f"record {id!r} is in {task.new} though it was neither moved nor written there")
+        written = self._registry.announced(task.upgrade, strangers)
+        if task.undoes is None:  # a roll back fills collections that were not empty
+            for id in strangers:
+                if key(id) not in written:
+                    report.complain(f"record {id!r} is in {collection} though it was neither moved nor written there")
+        deleted = {id: written[key(id)].id for id in strangers if key(id) in written and _is_deletion(written[key(id)])}
+        # Deleted after this page was read, or written again since, is no difference.
+        back = [record.id for record in self._store.get(collection, list(deleted), fields=())]
+        now = self._registry.announced(task.upgrade, back)
+        for id in back:
+            if now[key(id)].id == deleted[id]:
+                report.complain(f"record {id!r} is in {collection} though it was deleted")
 
     def _written(self, task: Task) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """Hashes of the ids whose last done intent is an upsert, and of those whose last is a delete."""
-        last: dict[str, str] = {}
+        """Hashes of the ids that a returned upsert made sure of, and of those that a later delete took away, or may have."""
+        there: dict[str, bool] = {}
         after = 0
         while page := self._registry.written(task.upgrade, after=after):
-            last |= {row.record: row.kind for row in page}
+            # An upsert whose writer was killed may or may not have been made, which changes nothing; a delete may have.
+            there |= {row.record: row.kind == "upsert" for row in page if row.done or row.kind == "delete"}
             after = page[-1].id
         return (
-            _hashes([record for record, kind in last.items() if kind == "upsert"]),
-            _hashes([record for record, kind in last.items() if kind == "delete"]),
+            hashes([record for record, is_there in there.items() if is_there]),
+            hashes([record for record, is_there in there.items() if not is_there]),
         )
 
 
-def _hashes(ids: Sequence[Id]) -> npt.NDArray[np.uint64]:
+def _is_deletion(intent: IntentRow) -> bool:
+    return intent.done and intent.kind == "delete"
+
+
+def hashes(ids: Sequence[Id]) -> npt.NDArray[np.uint64]:
+    """Eight bytes of each id, by which ids are compared as sets."""
     digests = (hashlib.blake2b(key(id).encode(), digest_size=8).digest() for id in ids)
     return np.frombuffer(b"".join(digests), dtype=np.uint64)
 
 
 def _share(id: Id) -> float:
     """A fixed number in [0, 1) of an id, by which a sample is drawn."""
-    return int(_hashes([id])[0]) / 2**64
+    return int(hashes([id])[0]) / 2**64
 
 
 def _cosine_distance(one: Any, other: Any) -> float:

@@ -47,10 +47,23 @@ def test_a_gallery_of_another_version_is_named(project: Project) -> None:
     refused(project, "upgrade", "--from", "v3", "--to", "v2", code=2, saying="holds vectors of 'v1', not of 'v3'; use --from v1")
 
 
-def test_a_second_upgrade_waits_for_the_first(project: Project) -> None:
+def test_a_third_version_waits_until_there_are_records_of_the_second(project: Project) -> None:
     project.run("model", "add", "v3", "--embedder", "models:v3")
     project.run(*UPGRADE, "--detach")
-    refused(project, "upgrade", "--from", "v1", "--to", "v3", code=2, saying="is in an upgrade from v1 to v2 (serving both)")
+    third = ("upgrade", "--from", "v1", "--to", "v3")
+    refused(project, *third, code=1, saying="holds 0 records of v2, 60 or more are needed to go on from")
+    refused(project, *third, "--method", "naive", code=1, saying="holds 0 records of v2, 1 or more are needed")
+    refused(project, "upgrade", "--from", "v2", "--to", "v1", code=2, saying="of 'v1' already; rmvdb rollback leads back")
+    assert project.json("status")["upgrade"] == 1
+
+
+def test_a_third_version_waits_for_the_end_of_a_roll_back_and_for_clean_up(project: Project) -> None:
+    project.run("model", "add", "v3", "--embedder", "models:v3")
+    project.run(*UPGRADE)
+    third = ("upgrade", "--from", "v2", "--to", "v3", "--method", "naive")
+    refused(project, *third, code=2, saying="is in an upgrade from v1 to v2 (cut over); end it first: rmvdb cleanup")
+    project.run("rollback")
+    refused(project, *third, code=2, saying="is in a roll back from v2 to v1 (cut over); end it first: rmvdb cleanup")
 
 
 def test_two_commands_do_not_conduct_the_same_upgrade(project: Project) -> None:
@@ -77,9 +90,9 @@ def test_a_collection_of_another_dimension_or_metric_is_refused(project: Project
 def test_the_same_dimension_from_another_model_is_refused(project: Project) -> None:
     held = project.json("gallery", "show")["collections"][0]["name"]
     other = _other(project)
-    other.run("model", "add", "v3", "--embedder", "models:v3")
-    adopt = ("gallery", "add", "mine", "--collection", held, "--model", "v3", "--source", "call:models:items")
-    refused(other, *adopt, code=2, saying="were not made by model version 'v3'")
+    other.run("model", "add", "stranger", "--embedder", "models:stranger")
+    adopt = ("gallery", "add", "mine", "--collection", held, "--model", "stranger", "--source", "call:models:items")
+    refused(other, *adopt, code=2, saying="were not made by model version 'stranger'")
 
 
 def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(project: Project) -> None:
@@ -207,6 +220,20 @@ def test_a_slip_in_the_configuration_names_the_nearest_key(tmp_path: Path, line:
         refused(project, "gallery", "add", "things", "--model", "v1", code=2, saying=saying)
     else:
         refused(project, "gallery", "list", code=2, saying=saying)
+
+
+@pytest.mark.parametrize(
+    ("options", "saying"),
+    [
+        ((), "Nothing to limit was named; give --rate, --nice or --p99-ms"),
+        (("--rate", "nan"), "'nan' is no number to limit by; 0 lifts the limit"),
+        (("--rate", "inf"), "'inf' is no number to limit by; 0 lifts the limit"),
+        (("--nice", "50"), "50.0 is not in the range 0<=x<=1"),
+        (("--p99-ms", "-1"), "-1.0 is not in the range x>=0"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused(project: Project, options: tuple[str, ...], saying: str) -> None:
+    refused(project, "throttle", *options, code=2, saying=saying)
 
 
 def test_a_registry_that_was_never_made_says_how_to_make_it(tmp_path: Path) -> None:

@@ -242,12 +242,44 @@ def test_pause_throttle_and_windows_are_obeyed_and_said(project: Project) -> Non
         status = project.json("status")
         assert status["done"] == 0
         assert "paused" in status["held_back"]
-        project.run("throttle", "--rate", "100")
-        project.run("resume")
+        project.run("throttle", "--rate", "25")
         began = time.monotonic()
+        project.run("resume")
+        _until(lambda: project.json("status")["held_back"] == "throttled to 25 records/s")
         _until(lambda: project.json("status")["done"] == 400)
-        assert time.monotonic() - began > 2.5
-        assert "throttled to 100 records/s" in project.json("status")["held_back"]
+        assert time.monotonic() - began > 10
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=30)
+
+
+def test_a_share_of_time_a_flag_file_and_slow_searches_hold_it_back_and_are_said(project: Project) -> None:
+    with (project.folder / "rmvdb.toml").open("a") as settings:
+        settings.write('[throttle]\nflag = "hold"\n')
+    flag = project.folder / "hold"
+    project.run(*NAIVE, "--detach")
+    assert project.run("throttle", "--nice", "0.001").stdout.endswith(": nice 0.001\n")
+    worker = project.start("worker")
+    try:
+        _until(lambda: project.json("status")["held_back"] == "nice 0.001: copies at most 0.1 % of the time")
+        _until(lambda: project.json("status")["done"] > 0)
+        flag.touch()
+        project.run("throttle", "--nice", "0")
+        _until(lambda: project.json("status")["held_back"] == f"flag file {flag} exists")
+        with project.client() as client:
+            for id in IDS[:30]:
+                client.search(project.models().item(id))
+            project.run("throttle", "--p99-ms", "0.01")
+            _until(lambda: f"p99 of client {client.name} is " in project.json("status")["held_back"])
+            assert "ms above the ceiling of 0.01 ms" in project.run("status").stdout
+            begun = project.json("status")["done"]
+            assert begun <= 3 * 50  # what one burst of a worker may begin
+            flag.unlink()
+            time.sleep(2)
+            assert project.json("status")["done"] == begun
+            project.run("throttle", "--p99-ms", "0")
+            _until(lambda: project.json("status")["phase"] == "cut over")
+        assert project.json("status")["held_back"] == ""
     finally:
         worker.send_signal(signal.SIGTERM)
         worker.communicate(timeout=30)

@@ -7,6 +7,7 @@ import logging
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from pymilvus import DataType, MilvusClient
 
 from rmvdb import index as index_rules
 from rmvdb import lite
-from rmvdb.errors import AlreadyExists, CannotAdopt, EngineError, EngineUnavailable, Mismatch
+from rmvdb.errors import AlreadyExists, CannotAdopt, EngineError, EngineUnavailable, LeaseLost, Mismatch
 from rmvdb.milvus import MilvusStore
 from rmvdb.types import Field, Id, IdType, Index, Metric, Record, Schema
 from tests.contract.test_store import FLAT, bare, fields_of, filled, in_threads, plain, scanned, schema_of, vectors_of
@@ -423,9 +424,27 @@ def test_a_server_that_is_killed_is_waited_for(own_milvus_server: MilvusServer, 
         waiting = pool.submit(store.search, collection, vectors_of(1), limit=30, strong=True)
         own_milvus_server.start()
         found = waiting.result()[0]
-    assert {hit.id for hit in found} == {record.id for record in records}
-    assert store.count(collection) == 30
+        assert {hit.id for hit in found} == {record.id for record in records}
+        assert store.count(collection) == 30
+        own_milvus_server.stop(kill=True)
+        over = threading.Event()
+        # Its lease ends while the server is away: no attempt of the write may leave any more.
+        late = pool.submit(store.upsert, collection, [Record(id=99, vector=vectors_of(1)[0])], permit=_until(over))
+        time.sleep(0.3)
+        over.set()
+        own_milvus_server.start()
+        with pytest.raises(LeaseLost):
+            late.result()
+    assert store.get(collection, [99]) == []
     store.close()
+
+
+def _until(over: threading.Event) -> Callable[[], None]:
+    def permit() -> None:
+        if over.is_set():
+            raise LeaseLost("over")
+
+    return permit
 
 
 @pytest.mark.server
@@ -454,6 +473,26 @@ def test_big_records_travel_in_several_requests(milvus_store: MilvusStore, colle
     assert len(found) == 3_000
     np.testing.assert_array_equal(found[2_999].vector, vectors[2_999])
     assert found[0].fields == {"doc": {"text": text}}
+
+
+@pytest.mark.server
+def test_an_index_changes_no_bit_of_a_vector(server_store: MilvusStore, collection: str) -> None:
+    server_store.create(plain(collection), Index(type="HNSW", params={"M": 8, "efConstruction": 32}))
+    vectors = 3 * vectors_of(2_000)  # not of length 1, which COSINE would make them
+    server_store.upsert(collection, [Record(id=id, vector=vector) for id, vector in enumerate(vectors)])
+    client = server_store._connection.get()
+    client.flush(collection)
+    (name,) = client.list_indexes(collection)
+    end = time.monotonic() + 60
+    while (built := client.describe_index(collection, name))["indexed_rows"] < 2_000 and time.monotonic() < end:
+        time.sleep(0.2)
+    client.release_collection(collection)
+    client.load_collection(collection)
+
+    found = server_store.get(collection, list(range(2_000)), vector=True)
+
+    assert built["indexed_rows"] == 2_000
+    np.testing.assert_array_equal([record.vector for record in found], vectors)
 
 
 def test_a_query_of_many_vectors_is_split(milvus_store: MilvusStore, collection: str) -> None:

@@ -65,7 +65,7 @@ def test_a_rerun_after_a_crash_in_mid_removal_takes_nothing_out_of_the_new_colle
 
     def before(call: str, collection: str) -> None:
         # The removal reaches the engine, and then the worker dies before it can say so.
-        if call == "delete" and collection == gallery.task.old and not removed:
+        if call == "delete" and collection in gallery.task.old and not removed:
             removed.append(True)
             gallery.store.before = lambda call, collection: None
             row = gallery.registry.batches(gallery.upgrade.id, state=BatchState.REMOVING)[0]
@@ -83,7 +83,7 @@ def test_a_write_between_read_and_copy_is_not_overwritten(gallery: Gallery) -> N
     with gallery.client() as client:
 
         def before(call: str, collection: str) -> None:
-            if collection == gallery.task.new and 3 in in_state(gallery, BatchState.WRITING):  # the client must wait
+            if collection in gallery.task.new and 3 in in_state(gallery, BatchState.WRITING):  # the client must wait
                 gallery.store.before = lambda call, collection: None
                 writer.start()
                 assert waited.wait(0.3) is False
@@ -94,7 +94,7 @@ def test_a_write_between_read_and_copy_is_not_overwritten(gallery: Gallery) -> N
         drive(gallery, width=1)
         writer.join()
         drive(gallery)
-        late = [record.id for page in gallery.store.scan(gallery.task.old) for record in page]
+        late = [record.id for page in gallery.store.scan(*gallery.task.old) for record in page]
         assert late in ([], [3])
         assert np.allclose(gallery.held()["new"][3].vector, vector("v2", "newer"), atol=1e-6)
 
@@ -111,7 +111,7 @@ def test_a_write_while_its_batch_waits_for_the_grace_wins(gallery: Gallery) -> N
     with gallery.client() as client:
 
         def before(call: str, collection: str) -> None:
-            if collection == gallery.task.old and call == "delete":
+            if collection in gallery.task.old and call == "delete":
                 gallery.store.before = lambda call, collection: None
                 write(gallery, client, 12, "newer")
 
@@ -133,7 +133,7 @@ def test_a_written_record_leaves_the_old_collection_one_grace_after_the_write(ga
     with gallery.client() as client:
 
         def look() -> None:
-            while gallery.store.get(gallery.task.old, [12]):
+            while gallery.store.get(gallery.task.old[0], [12]):
                 time.sleep(0.002)
             gone.append(time.monotonic())
 
@@ -160,7 +160,7 @@ def test_a_deleted_record_never_comes_back(gallery: Gallery) -> None:
         client.delete([1, 15])
 
         def before(call: str, collection: str) -> None:
-            if collection == gallery.task.new and call == "upsert":
+            if collection in gallery.task.new and call == "upsert":
                 gallery.store.before = lambda call, collection: None
                 deleter.start()
 
@@ -178,11 +178,11 @@ def test_what_another_program_changes_before_the_comparison_is_moved_again(galle
     from rmvdb.types import Record
 
     def before(call: str, collection: str) -> None:
-        if collection == gallery.task.new and call == "upsert":
+        if collection in gallery.task.new and call == "upsert":
             gallery.store.before = lambda call, collection: None
             gallery.source.of[2] = "changed"
-            gallery.store.upsert(gallery.task.old, [Record(id=2, vector=vector("v1", "changed"), fields={"n": 7})])
-            gallery.store.delete(gallery.task.old, [5])
+            gallery.store.upsert(gallery.task.old[0], [Record(id=2, vector=vector("v1", "changed"), fields={"n": 7})])
+            gallery.store.delete(gallery.task.old[0], [5])
             del gallery.source.of[5]
 
     gallery.store.before = before

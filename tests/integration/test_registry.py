@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 import time
 from collections import Counter
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, text
 
+from rmvdb import registry as registry_room
 from rmvdb import schema
 from rmvdb.errors import (
     AlreadyExists,
@@ -21,12 +24,13 @@ from rmvdb.errors import (
     LeaseLost,
     RegistryError,
     RegistryUnavailable,
+    SchemaOutdated,
     UnknownName,
     UpgradeRunning,
     WrongPhase,
 )
-from rmvdb.registry import Opened, Registry, pack_ids, schema_from_json, schema_to_json, unpack_ids
-from rmvdb.tables import BatchRow, GalleryRow, UpgradeRow
+from rmvdb.registry import Contents, Opened, Registry, pack_ids, schema_from_json, schema_to_json, unpack_ids
+from rmvdb.tables import KEPT, BatchRow, GalleryRow, Table, UpgradeRow
 from rmvdb.types import BatchState, Field, IdType, Leg, Metric, Phase, Schema
 from tests.support.postgres import PASSWORD, Postgres
 
@@ -34,6 +38,7 @@ TIMES = {"max_age": 5.0, "longest_search": 5.0, "staleness": 1.0}
 OLD = Leg(collection="photos_1", model="v1", metric=Metric.COSINE, embedder="v1")
 NEW = Leg(collection="photos_2", model="v2", metric=Metric.COSINE, embedder="v2", transforms=("a" * 64,), calibration="b" * 64)
 
+NEWEST = Leg(collection="photos_3", model="v3", metric=Metric.COSINE, embedder="v3")
 OLD_AGAIN = Leg(collection="photos_3", model="v1", metric=Metric.COSINE, embedder="v1")
 
 
@@ -63,7 +68,7 @@ def add_upgrade(registry: Registry, gallery: GalleryRow, **values: Any) -> Upgra
     defaults = {
         "from_version": "v1",
         "to_version": "v2",
-        "old_collection": "photos_1",
+        "old_collections": ["photos_1"],
         "new_collection": "photos_2",
         "phase": Phase.SERVING_BOTH,
         "method": "reverse",
@@ -97,6 +102,12 @@ def claimed(registry: Registry, upgrade: UpgradeRow, worker: str = "w1", **chang
     batch = claim(registry, upgrade, worker, **changed)
     assert batch is not None
     return batch
+
+
+def set_aside(registry: Registry, upgrade: UpgradeRow, reasons: dict[int, str]) -> None:
+    """A batch of these records was copied, and none of them could be."""
+    registry.add_batches(upgrade.id, [(list(reasons), None)], first=registry.next_priority(upgrade.id))
+    registry.copied(claimed(registry, upgrade), again=[], aside=reasons)
 
 
 def opened(registry: Registry, ids: list[int], *, client: str = "c1", lasting: float = 60.0) -> Opened:
@@ -146,6 +157,214 @@ def test_the_clock_is_the_databases_and_counts_seconds_since_1970(registry: Regi
 
     assert abs(before - time.time()) < 60
     assert 0.04 < passed < 5
+
+
+# --- what the manifest holds ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(registry: Registry) -> list[Contents]:
+    """What the registry hands over from here on."""
+    handed: list[Contents] = []
+    registry._keeper = handed.append
+    return handed
+
+
+def test_every_table_is_kept_or_made_again() -> None:
+    made_again = {"batches", "intents", "quarantined", "clients", "workers"}
+
+    assert {table.__tablename__ for table in KEPT} | made_again == set(Table.metadata.tables)
+    assert {table.__tablename__ for table in KEPT} & made_again == set()
+
+
+def test_every_change_of_what_is_kept_is_handed_over_and_is_in_what_is_handed_over(
+    registry: Registry, kept: list[Contents]
+) -> None:
+    def handed(table: str) -> Any:
+        assert kept, "nothing was handed over"
+        assert kept[-1] == registry.contents()
+        rows = kept[-1][table]
+        kept.clear()
+        return rows[-1]
+
+    registry.add_artifact(sha256="a" * 64, kind="head", suffix="safetensors", size=3)
+    assert handed("artifacts")["size"] == 3
+    probes = bytes(range(256))
+    registry.add_version(name="v1", embedder="models:old", dim=4, metric="COSINE", probes=probes)
+    assert handed("model_versions")["probes"] == base64.b64encode(probes).decode()
+    gallery = add_gallery(registry)
+    assert handed("galleries")["epoch"] == 1
+    registry.set_source("photos", "field:caption")
+    assert handed("galleries")["source"] == "field:caption"
+    registry.add_collection(gallery.id, model="v1", schema=shape("photos_2"), search={})
+    assert handed("collections")["name"] == "photos_2"
+    registry.allow_removal("photos_2")
+    assert handed("collections")["removal_allowed"] is True
+    registry.mark_dropped("photos_2")
+    assert handed("collections")["dropped_at"] > 0
+    upgrade = add_upgrade(registry, gallery)
+    assert handed("phase_history")["note"] == "registered"
+    registry.set_upgrade(upgrade.id, rate=5.0)
+    assert handed("upgrades")["rate"] == 5.0
+    epoch = registry.announce("photos", [NEW, OLD], TIMES)
+    assert handed("serving_plans")["epoch"] == epoch
+    registry.activate("photos", epoch)
+    assert handed("galleries")["epoch"] == epoch
+    again = {"gallery_id": gallery.id, "from_version": "v2", "to_version": "v1", "method": "reverse", "order": "archive"}
+    again |= {"old_collections": ["photos_2"], "new_collection": "photos_1", "undoes": upgrade.id, "phase": Phase.PLANNED}
+    registry.supersede(upgrade.id, epoch=epoch, note="rolled back", **again)
+    assert handed("upgrades")["undoes"] == upgrade.id
+
+
+def test_what_applications_and_workers_do_hands_nothing_over(
+    registry: Registry, upgrade: UpgradeRow, kept: list[Contents]
+) -> None:
+    registry.refresh("photos", client="c", ready=2, trouble="")
+    registry.close_intents(opened(registry, [1]))
+    registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
+    batch = claimed(registry, upgrade)
+    registry.renew("w1", upgrade.id, lease=60.0)
+    registry.copied(batch, again=[], aside={2: "broken"})
+    registry.retire_worker("w1")
+    registry.leave("c")
+
+    assert kept == []
+
+
+def test_who_leads_and_who_waits_is_no_part_of_it(registry: Registry, upgrade: UpgradeRow) -> None:
+    before = registry.contents()
+    registry.lead(upgrade.id, "w1", 10.0)
+    opened(registry, [1])
+    epoch = registry.announce("photos", [OLD], TIMES)
+    announced = registry.contents()
+    registry.activate("photos", epoch, force=True)  # waits for the open write
+
+    assert registry.contents() == announced
+    assert announced["upgrades"] == before["upgrades"]
+
+
+def test_a_change_that_cannot_be_handed_over_is_not_made(registry: Registry, gallery: GalleryRow) -> None:
+    def full(_: Contents) -> None:
+        raise DiskFull("no space")
+
+    registry._keeper = full
+    with pytest.raises(DiskFull):
+        registry.set_source("photos", "field:caption")
+
+    assert registry.gallery("photos").source is None
+
+
+def test_of_two_changes_at_once_the_last_one_handed_over_holds_both(registry: Registry, gallery: GalleryRow) -> None:
+    handed: list[Contents] = []
+
+    def slow(contents: Contents) -> None:
+        time.sleep(0.2)
+        handed.append(contents)
+
+    registry._keeper = slow
+    at_once(4, lambda number: registry.add_artifact(sha256=f"{number}" * 64, kind="head", suffix="x", size=number))
+
+    assert handed[-1] == registry.contents()
+    assert len(handed[-1]["artifacts"]) == 4
+
+
+def restored(registry: Registry, url: str) -> Contents:
+    """What a registry with everything in it holds, after its tables were dropped and it was restored from that."""
+    gallery = add_gallery(registry, adopted=False)
+    registry.add_version(name="v2", embedder="models:new", dim=8, metric="COSINE", probes=b"\0\xff", options={"größe": [1.5]})
+    registry.add_artifact(sha256="a" * 64, kind="head", suffix="x", size=2**40)
+    registry.add_version(name="v2+a", embedder="models:new", dim=8, metric="COSINE", base="v2", head="a" * 64)
+    add_gallery(registry, "pictures")
+    ended = add_upgrade(registry, gallery, phase=Phase.SERVING_BOTH)
+    registry.supersede(
+        ended.id, epoch=1, note="rolled back", gallery_id=gallery.id, from_version="v2", to_version="v1",
+        old_collections=["photos_2"], new_collection="photos_1", undoes=ended.id,
+        phase=Phase.SERVING_BOTH, method="naive", order="archive", listed=True,
+    )  # fmt: skip
+    registry.activate("photos", registry.announce("photos", [NEW, OLD], TIMES))
+    registry.announce("photos", [OLD_AGAIN], TIMES)
+    contents: Contents = json.loads(json.dumps(registry.contents()))
+    schema.downgrade(url, "base")
+    schema.upgrade(url)
+    registry.restore(contents)
+    return contents
+
+
+def test_a_registry_is_restored_from_what_it_handed_over(registry: Registry, database_url: str) -> None:
+    before = restored(registry, database_url)
+    after = registry.contents()
+
+    for table in ("artifacts", "model_versions", "collections"):
+        assert after[table] == before[table]
+    assert after["serving_plans"][: len(before["serving_plans"])] == before["serving_plans"]
+    same = [{**row, "epoch": 0, "next_epoch": 0} for row in before["galleries"]]
+    assert [{**row, "epoch": 0, "next_epoch": 0} for row in after["galleries"]] == same
+    assert [row["listed"] for row in before["upgrades"]] == [False, True]
+    assert after["upgrades"] == [{**row, "listed": False} for row in before["upgrades"]]
+    assert [row["note"] for row in after["phase_history"]][-2:] == ["takes the place of upgrade 1", "the registry was rebuilt"]
+    assert registry.version("v2").probes == b"\0\xff"
+
+
+def test_a_restored_gallery_is_served_as_before_at_an_epoch_after_every_one_there_was(
+    registry: Registry, database_url: str
+) -> None:
+    before = restored(registry, database_url)
+    plan = registry.plan("photos")
+
+    assert plan.legs == (NEW, OLD)
+    assert plan.epoch > max(row["epoch"] for row in before["serving_plans"])
+    assert registry.refresh("photos", client="c", ready=0, trouble="").next is None
+
+
+def test_what_is_added_to_a_restored_registry_has_new_numbers(registry: Registry, database_url: str) -> None:
+    restored(registry, database_url)
+    registry.add_version(name="v3", embedder="models:third", dim=4, metric="COSINE")
+    upgrade = add_upgrade(registry, registry.gallery("pictures"))
+
+    assert registry.version("v3").id == len(registry.versions())
+    assert upgrade.id == 3
+
+
+def test_until_its_work_is_rebuilt_nothing_is_written_claimed_or_activated(registry: Registry, database_url: str) -> None:
+    restored(registry, database_url)
+    gallery = registry.gallery("photos")
+    upgrade = registry.active_upgrade(gallery.id)
+    assert upgrade is not None
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    epoch = registry.announce("photos", [OLD], TIMES)
+
+    assert registry.open_intents("photos", "upsert", [1], client="c", lasting=9.0) is None
+    assert claim(registry, upgrade) is None
+    assert registry.activate("photos", epoch, force=True) == ["its registry is being rebuilt"]
+
+    registry.rebuilt(gallery.id)
+
+    assert registry.activate("photos", epoch, force=True) == []
+    assert claim(registry, upgrade) is not None
+    opened(registry, [2])
+
+
+def test_a_registry_that_holds_something_is_not_restored(registry: Registry, gallery: GalleryRow) -> None:
+    before = registry.contents()
+
+    with pytest.raises(AlreadyExists, match="is not empty; remove its file, or drop its tables, to have it rebuilt"):
+        registry.restore(before)
+
+    assert registry.contents() == before
+
+
+def test_a_file_that_was_removed_is_not_written_to_any_more(sqlite_url: str, tmp_path: Path) -> None:
+    schema.upgrade(sqlite_url)
+    registry = Registry(sqlite_url)
+    add_gallery(registry)
+    for path in tmp_path.glob("registry.sqlite*"):
+        path.unlink()
+    with pytest.raises(SchemaOutdated):
+        registry.galleries()
+    schema.upgrade(sqlite_url)
+
+    assert registry.galleries() == []
+    registry.close()
 
 
 # --- model versions, artifacts, galleries -----------------------------------------------------------------------------
@@ -345,6 +564,37 @@ def test_an_epoch_does_not_wait_for_clients_that_left_or_fell_silent(registry: R
     assert registry.clients(registry.gallery("photos").id) == []
 
 
+def test_the_slowest_client_is_one_that_lives_and_has_searched_enough(registry: Registry, gallery: GalleryRow) -> None:
+    add_gallery(registry, "pictures")
+    for name, client, searches, p99_ms in (
+        ("photos", "fast", 500, 12.0),
+        ("photos", "slow", 20, 180.5),
+        ("photos", "seldom", 19, 900.0),
+        ("photos", "left", 500, 900.0),
+        ("pictures", "elsewhere", 500, 900.0),
+    ):
+        registry.refresh(name, client=client, ready=1, trouble="", searches=searches, p99_ms=p99_ms)
+    registry.leave("left")
+    slowest = registry.slowest_client("photos", enough=20, within=30)
+    registry.refresh("photos", client="slow", ready=1, trouble="")
+    then = registry.slowest_client("photos", enough=20, within=30)
+
+    assert slowest is not None
+    assert (slowest.id, slowest.searches, slowest.p99_ms) == ("slow", 20, 180.5)
+    assert then is not None
+    assert then.id == "fast"
+
+
+def test_what_a_client_said_of_its_searches_outlasts_a_late_heartbeat_and_not_its_window(registry: Registry) -> None:
+    add_gallery(registry, times=TIMES | {"max_age": 0.1})
+    registry.refresh("photos", client="silent", ready=1, trouble="", searches=100, p99_ms=900.0)
+    time.sleep(0.3)
+
+    assert registry.clients(registry.gallery("photos").id) == []
+    assert registry.slowest_client("photos", enough=20, within=30.0) is not None
+    assert registry.slowest_client("photos", enough=20, within=0.2) is None
+
+
 def test_an_epoch_waits_for_open_writes_and_new_writes_wait_for_it(registry: Registry, gallery: GalleryRow) -> None:
     write = opened(registry, [7])
     epoch = registry.announce("photos", [NEW, OLD], TIMES)
@@ -373,20 +623,73 @@ def test_an_epoch_does_not_wait_for_a_writer_that_died(registry: Registry, galle
     assert registry.activate("photos", epoch) == []
 
 
-def test_an_epoch_waits_for_claims_and_new_claims_wait_for_it(
+def test_an_epoch_waits_for_claims_and_then_new_ones_wait_for_it(
     registry: Registry, gallery: GalleryRow, upgrade: UpgradeRow
 ) -> None:
     registry.add_batches(upgrade.id, [([1, 2], None), ([3], None)], first=1)
     batch = claimed(registry, upgrade)
     epoch = registry.announce("photos", [NEW], TIMES)
-    waiting = registry.activate("photos", epoch)
+    for_claims = registry.activate("photos", epoch)
+    write = opened(registry, [7])  # a batch may take long: writes go on meanwhile
+    registry.copied(batch, again=[], aside={})
+    for_writes = registry.activate("photos", epoch)
     refused = claim(registry, upgrade, "w2")
-    registry.advance(batch, BatchState.COPIED)
+    registry.close_intents(write)
 
-    assert waiting == [f"worker w1 is at batch {batch.id}"]
+    assert for_claims == [f"worker w1 is at batch {batch.id}"]
+    assert for_writes == ["c1 is writing record 7"]
     assert refused is None
     assert registry.activate("photos", epoch) == []
     assert claim(registry, upgrade, "w2") is not None
+
+
+def test_nobody_else_waits_for_a_write_that_takes_long(registry: Registry, gallery: GalleryRow) -> None:
+    opened(registry, [7], client="killed", lasting=2.0)
+    time.sleep(registry_room.LONG + 0.1)
+    epoch = registry.announce("photos", [NEW, OLD], TIMES)
+    waiting = registry.activate("photos", epoch)
+    registry.close_intents(opened(registry, [8], client="alive"))
+    time.sleep(1.0)
+
+    assert waiting == ["killed is writing record 7"]
+    assert registry.activate("photos", epoch) == []
+
+
+def test_an_epoch_waits_for_a_claim_that_compares(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    registry.copied(claimed(registry, upgrade), again=[], aside={})
+    batch = claimed(registry, upgrade)
+    waiting = registry.activate("photos", registry.announce("photos", [OLD], TIMES))
+
+    assert batch.state == BatchState.COPIED
+    assert waiting == [f"worker w1 is at batch {batch.id}"]
+
+
+def test_an_epoch_waits_for_what_a_worker_left_half_written(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    batch = claimed(registry, upgrade, lease=0.6)
+    registry.advance(batch, BatchState.WRITING)
+    registry.retire_worker("w1")
+    epoch = registry.announce("photos", [OLD], TIMES)
+    waiting = registry.activate("photos", epoch)
+    time.sleep(0.7)
+
+    assert waiting == [f"a call that failed may still arrive for batch {batch.id}"]
+    assert registry.activate("photos", epoch) == []
+
+
+def test_nothing_is_claimed_of_an_upgrade_that_ends_meanwhile(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    with ThreadPoolExecutor(1) as pool:
+        with registry.engine.begin() as connection:
+            locked = "" if registry.url.get_backend_name() == "sqlite" else "FOR UPDATE"
+            connection.execute(text(f"SELECT id FROM galleries {locked}"))
+            claiming = pool.submit(claim, registry, upgrade)
+            time.sleep(0.3)
+            connection.execute(text("UPDATE upgrades SET phase = 'ended'"))
+        claimed_ = claiming.result()
+
+    assert claimed_ is None
 
 
 def test_no_write_slips_through_while_epochs_change(registry: Registry, gallery: GalleryRow) -> None:
@@ -417,7 +720,7 @@ def test_no_write_slips_through_while_epochs_change(registry: Registry, gallery:
 
     assert wrong == []
     assert registry.plan("photos").epoch == 6
-    assert registry.open_count(gallery.id) == 0
+    assert registry.open_writes(gallery.id) == set()
 
 
 # --- upgrades ---------------------------------------------------------------------------------------------------------
@@ -430,6 +733,23 @@ def test_a_gallery_has_one_upgrade_at_a_time(registry: Registry, gallery: Galler
 
     assert active is not None
     assert active.id == upgrade.id
+
+
+def test_what_depends_on_the_number_of_an_upgrade_is_registered_with_it_or_nothing_is(
+    registry: Registry, gallery: GalleryRow
+) -> None:
+    def crash(number: int) -> dict[str, Any]:
+        raise ZeroDivisionError(number)
+
+    registry.add_version(name="v2", embedder="models:new", dim=8, metric="COSINE")
+    with pytest.raises(ZeroDivisionError):
+        add_upgrade(registry, gallery, details=crash)
+    none = registry.upgrades()
+    row = add_upgrade(registry, gallery, details=lambda number: {"new_collection": f"u{number}", "plan": {"number": number}})
+    found = registry.upgrade(row.id)
+
+    assert none == []
+    assert (found.new_collection, found.plan) == (f"u{row.id}", {"number": row.id})
 
 
 def test_of_eight_that_begin_an_upgrade_at_once_one_does(registry: Registry, gallery: GalleryRow) -> None:
@@ -457,6 +777,103 @@ def test_the_next_upgrade_begins_when_the_last_has_ended(registry: Registry, gal
     assert registry.upgrade(second.id).undoes == upgrade.id
     assert [row.id for row in registry.upgrades(gallery.id)] == [upgrade.id, second.id]
     assert [row.id for row in registry.upgrades()] == [upgrade.id, second.id, third.id]
+
+
+def supersede(registry: Registry, upgrade: UpgradeRow, **values: Any) -> UpgradeRow:
+    """An upgrade to v3 in the place of one to v2."""
+    registry.add_version(name="v3", embedder="models:newest", dim=8, metric="COSINE")
+    plan = registry.plan("photos")
+    defaults: dict[str, Any] = {
+        "epoch": plan.epoch, "note": "superseded", "gallery_id": upgrade.gallery_id, "from_version": "v2", "to_version": "v3",
+        "old_collections": ["photos_2", "photos_1"], "new_collection": "photos_3", "supersedes": upgrade.id,
+        "phase": Phase.PLANNED, "method": "naive", "order": "random",
+    }  # fmt: skip
+    return registry.supersede(upgrade.id, **defaults | values)
+
+
+def test_an_upgrade_takes_the_place_of_another_at_one_stroke(
+    registry: Registry, gallery: GalleryRow, upgrade: UpgradeRow
+) -> None:
+    heir = supersede(registry, upgrade)
+    again = supersede(registry, upgrade)  # the answer of the first was lost
+    active = registry.active_upgrade(gallery.id)
+
+    assert active is not None
+    assert active.id == heir.id == again.id
+    assert (heir.supersedes, heir.old_collections) == (upgrade.id, ["photos_2", "photos_1"])
+    assert registry.history(upgrade.id)[-1].note == "superseded"
+    assert [each.note for each in registry.history(heir.id)] == [f"takes the place of upgrade {upgrade.id}"]
+
+
+def test_an_upgrades_columns_may_depend_on_its_number(registry: Registry, upgrade: UpgradeRow) -> None:
+    heir = supersede(registry, upgrade, details=lambda number: {"new_collection": f"photos_u{number}"})
+
+    assert registry.upgrade(heir.id).new_collection == f"photos_u{heir.id}"
+
+
+def test_of_eight_that_take_the_place_of_one_upgrade_one_does(registry: Registry, upgrade: UpgradeRow) -> None:
+    for number in range(8):
+        registry.add_version(name=f"w{number}", embedder="models:w", dim=8, metric="COSINE")
+
+    def begin(number: int) -> str:
+        try:
+            return supersede(registry, upgrade, to_version=f"w{number}").to_version
+        except WrongPhase:
+            return "refused"
+
+    assert Counter(at_once(8, begin)).most_common(1) == [("refused", 7)]
+
+
+def test_no_upgrade_takes_the_place_of_one_that_is_just_changing_what_is_served(registry: Registry, upgrade: UpgradeRow) -> None:
+    seen = registry.plan("photos").epoch
+    registry.activate("photos", registry.announce("photos", [NEW], TIMES, upgrade=upgrade.id))
+
+    with pytest.raises(WrongPhase, match="'photos' is served differently since; run the same command again"):
+        supersede(registry, upgrade, epoch=seen)
+    assert registry.upgrade(upgrade.id).phase == Phase.SERVING_BOTH
+
+
+def test_an_upgrade_that_has_ended_changes_nothing_more(registry: Registry, upgrade: UpgradeRow) -> None:
+    """Its conductor may be in the middle of a step when another upgrade takes its place."""
+    announced = registry.announce("photos", [NEW], TIMES, upgrade=upgrade.id)
+    supersede(registry, upgrade)
+
+    with pytest.raises(WrongPhase, match=f"Plan epoch {announced} of gallery 'photos' is not the announced one; none is"):
+        registry.activate("photos", announced)
+    ended = f"Upgrade {upgrade.id} has ended; see what took its place: rmvdb history"
+    with pytest.raises(WrongPhase, match=ended):
+        registry.announce("photos", [NEW], TIMES, upgrade=upgrade.id)
+    with pytest.raises(WrongPhase, match=ended):
+        registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER)
+    with pytest.raises(WrongPhase, match=ended):
+        registry.add_batches(upgrade.id, [([1], None)], first=1)
+    with pytest.raises(WrongPhase, match=ended):
+        registry.add_late(upgrade.id, [1])
+    assert [leg.collection for leg in registry.plan("photos").legs] == ["photos_2", "photos_1"]
+
+
+def test_an_upgrade_goes_on_with_the_writes_made_while_another_had_its_place(
+    registry: Registry, gallery: GalleryRow, upgrade: UpgradeRow
+) -> None:
+    registry.set_upgrade(upgrade.id, paused=True)
+    registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
+    registry.close_intents(opened(registry, [1]))
+    heir = supersede(registry, upgrade)
+    registry.set_upgrade(heir.id, phase=Phase.SERVING_BOTH)
+    registry.activate("photos", registry.announce("photos", [NEWEST, NEW, OLD], TIMES, upgrade=heir.id))
+    registry.add_batches(heir.id, [([1, 2], None)], first=1)
+    registry.close_intents(opened(registry, [2]))
+    registry.end(heir.id, note="given up", resume=upgrade.id)
+    registry.end(heir.id, note="given up", resume=upgrade.id)  # the answer of the first was lost
+    active = registry.active_upgrade(gallery.id)
+
+    assert active is not None
+    assert (active.id, active.phase, active.paused, active.ended_at) == (upgrade.id, Phase.SERVING_BOTH, False, None)
+    assert [row.record for row in registry.written(upgrade.id)] == ["1", "2"]
+    assert registry.listed_ids(upgrade.id) == {1, 2}
+    assert registry.batches(heir.id) == []
+    assert [each.note for each in registry.history(upgrade.id)][1:] == ["superseded", f"goes on after upgrade {heir.id}"]
+    assert registry.history(heir.id)[-1].note == "given up"
 
 
 def test_phases_and_notes_make_the_history(registry: Registry, upgrade: UpgradeRow) -> None:
@@ -528,7 +945,7 @@ def test_a_batch_goes_its_way(registry: Registry, upgrade: UpgradeRow) -> None:
     batch = claimed(registry, upgrade)
     registry.advance(batch, BatchState.CLAIMED, archive={"path": "a.parquet"})
     registry.advance(batch, BatchState.WRITING)
-    registry.advance(batch, BatchState.COPIED)
+    registry.copied(batch, again=[], aside={})
     waiting = claim(registry, upgrade, "w2", grace=60.0)
     due = claimed(registry, upgrade, "w2")
     registry.advance(due, BatchState.REMOVING, remove=pack_ids([1, 2]), again=pack_ids([3]))
@@ -539,14 +956,14 @@ def test_a_batch_goes_its_way(registry: Registry, upgrade: UpgradeRow) -> None:
     assert due.id == batch.id
     assert (first.state, first.count, first.worker, first.archive) == ("retired", 2, None, {"path": "a.parquet"})
     assert unpack_ids(first.remove) == [1, 2]
-    assert (requeued.state, requeued.priority, unpack_ids(requeued.ids)) == ("pending", first.priority, [3])
+    assert (requeued.state, requeued.priority, unpack_ids(requeued.ids)) == ("claimed", first.priority, [3])
 
 
 def test_a_batch_whose_grace_is_over_comes_before_a_fresh_one(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
     first = claimed(registry, upgrade)
     registry.advance(first, BatchState.WRITING)
-    registry.advance(first, BatchState.COPIED)
+    registry.copied(first, again=[], aside={})
 
     assert claimed(registry, upgrade).id == first.id
 
@@ -554,12 +971,32 @@ def test_a_batch_whose_grace_is_over_comes_before_a_fresh_one(registry: Registry
 def test_a_worker_that_may_not_copy_only_ends_what_is_copied(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
     first = claimed(registry, upgrade)
-    registry.advance(first, BatchState.COPIED)
+    registry.copied(first, again=[], aside={})
     due = claimed(registry, upgrade, copy=False)
     none = claim(registry, upgrade, copy=False)
 
     assert due.id == first.id
     assert none is None
+
+
+@pytest.mark.parametrize("held_up", ["until", "pause"])
+def test_what_was_begun_is_finished_though_nothing_fresh_may_begin(registry: Registry, upgrade: UpgradeRow, held_up: str) -> None:
+    registry.add_batches(upgrade.id, [([1, 2], None), ([3], None), ([4], None), ([5], None)], first=1)
+    copied = claimed(registry, upgrade)
+    written, _ = (claimed(registry, upgrade, "dead", lease=0.05) for _ in range(2))
+    registry.advance(written, BatchState.WRITING, archive={"photos_1": {"path": "a.parquet"}})
+    registry.copied(copied, again=[], aside={})
+    registry.retire(claimed(registry, upgrade), moved=1, again=[2])  # changed in the old collection after it was copied
+    time.sleep(0.1)
+    registry.set_upgrade(upgrade.id, paused=held_up == "pause")
+    begun = [unpack_ids(claimed(registry, upgrade, copy=held_up == "pause").ids) for _ in range(3)]
+    none = claim(registry, upgrade, copy=held_up == "pause")
+    registry.retire_worker("w1")
+    still = [unpack_ids(claimed(registry, upgrade, copy=held_up == "pause").ids) for _ in range(2)]
+
+    assert (begun, none) == ([[2], [3], [4]], None)
+    assert still == [[2], [3]]  # of the third nothing was written
+    assert claim(registry, upgrade, copy=held_up == "pause") is None
 
 
 @pytest.mark.parametrize("state", [BatchState.CLAIMED, BatchState.WRITING, BatchState.COPIED, BatchState.REMOVING])
@@ -568,9 +1005,11 @@ def test_a_dead_workers_batch_is_taken_over_and_its_token_is_worthless(
 ) -> None:
     registry.add_batches(upgrade.id, [([1], None)], first=1)
     batch = claimed(registry, upgrade, "dead", lease=0.2)
-    registry.advance(batch, state)
     if state == BatchState.COPIED:
+        registry.copied(batch, again=[], aside={})
         batch = claimed(registry, upgrade, "dead", lease=0.2)
+    else:
+        registry.advance(batch, state)
     early = claim(registry, upgrade, "w2", longest_call=0.2)
     time.sleep(0.3)
     still_early = claim(registry, upgrade, "w2", longest_call=60)
@@ -616,18 +1055,52 @@ def test_a_heartbeat_does_not_revive_a_lease_that_has_run_out(registry: Registry
     assert claim(registry, upgrade, "w2") is not None
 
 
-def test_a_worker_that_ends_well_frees_its_claims_at_once(registry: Registry, upgrade: UpgradeRow) -> None:
-    registry.add_batches(upgrade.id, [([1], None), ([2], None), ([3], None)], first=1)
-    fresh, written, copied = (claimed(registry, upgrade) for _ in range(3))
-    registry.advance(written, BatchState.WRITING)
-    registry.advance(copied, BatchState.REMOVING)
+def test_what_a_worker_leaves_is_free_at_once_where_nothing_of_it_was_written(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
+    registry.copied(claimed(registry, upgrade), again=[], aside={})
+    compared, fresh = claimed(registry, upgrade), claimed(registry, upgrade)
     registry.renew("w1", upgrade.id, lease=60)
     registry.retire_worker("w1")
-    free = [claimed(registry, upgrade, "w2").id for _ in range(2)]
+    free = {claimed(registry, upgrade, "w2").id for _ in range(2)}
 
-    assert free == [copied.id, fresh.id]
-    assert claim(registry, upgrade, "w2") is None
+    assert free == {fresh.id, compared.id}
     assert registry.workers(upgrade.id, within=60) == []
+
+
+def test_a_worker_that_ends_frees_at_once_what_it_wrote_nothing_of(registry: Registry, upgrade: UpgradeRow) -> None:
+    """A call of the others, which failed, may still arrive: they are free when their lease has run out."""
+    registry.add_batches(upgrade.id, [([1], None), ([2], None), ([3], None)], first=1)
+    fresh, written, copied = (claimed(registry, upgrade, lease=1.0) for _ in range(3))
+    registry.advance(written, BatchState.WRITING)
+    registry.advance(copied, BatchState.REMOVING)
+    registry.renew("w1", upgrade.id, lease=1.0)
+    registry.retire_worker("w1")
+    free = claimed(registry, upgrade, "w2").id
+    early = claim(registry, upgrade, "w2")
+    time.sleep(1.1)
+    late = [claimed(registry, upgrade, "w2").id for _ in range(2)]
+
+    assert (free, early, late) == (fresh.id, None, [copied.id, written.id])
+    assert registry.workers(upgrade.id, within=60) == []
+
+
+@pytest.mark.parametrize("state", [BatchState.WRITING, BatchState.REMOVING])
+@pytest.mark.parametrize("leaves", ["worker", "batch"])
+def test_what_a_worker_leaves_half_written_is_free_when_its_lease_has_run_out(
+    registry: Registry, upgrade: UpgradeRow, state: BatchState, leaves: str
+) -> None:
+    """A call of it that failed may still arrive; until then clients wait, and its own heartbeat does not hold it."""
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    batch = claimed(registry, upgrade, lease=0.6)
+    registry.advance(batch, state, gone=pack_ids([1]))
+    write = opened(registry, [1])
+    registry.retire_worker("w1") if leaves == "worker" else registry.hand_back(batch)
+    during = registry.blocked(write, [1]), claim(registry, upgrade, "w2"), registry.renew("w1", upgrade.id, lease=60)
+    time.sleep(0.7)
+
+    assert during == (True, None, set())
+    assert not registry.blocked(write, [1])
+    assert claimed(registry, upgrade, "w2").id == batch.id
 
 
 def test_a_list_can_be_made_again_without_what_has_begun(registry: Registry, upgrade: UpgradeRow) -> None:
@@ -640,6 +1113,17 @@ def test_a_list_can_be_made_again_without_what_has_begun(registry: Registry, upg
     assert before == {2, 3, 4}
     assert registry.listed_ids(upgrade.id) == {2}
     assert registry.next_priority(upgrade.id) == 3
+
+
+def test_late_records_are_listed_once_behind_everything(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
+    registry.retire(claimed(registry, upgrade), moved=1, again=[])
+    at_once(6, lambda _: registry.add_late(upgrade.id, [1, 2, 3]))
+
+    assert [(row.priority, unpack_ids(row.ids)) for row in registry.batches(upgrade.id, state=BatchState.PENDING)] == [
+        (2, [2]),
+        (3, [1, 3]),
+    ]
 
 
 def test_batches_are_read_a_page_at_a_time(registry: Registry, upgrade: UpgradeRow) -> None:
@@ -675,7 +1159,7 @@ def test_progress_counts_what_is_in_the_new_collection(registry: Registry, upgra
     empty = registry.progress(upgrade.id)
     registry.advance(claimed(registry, upgrade), BatchState.WRITING)
     writing = registry.progress(upgrade.id)
-    registry.advance(claimed(registry, upgrade), BatchState.COPIED)
+    registry.copied(claimed(registry, upgrade), again=[], aside={})
     copied = registry.progress(upgrade.id)
 
     assert (empty.done, empty.total, empty.rate, empty.t) == (0, 10, None, 0.0)
@@ -705,7 +1189,7 @@ def test_progress_ends_at_one_when_the_last_record_is_moved(registry: Registry, 
 
 def test_progress_has_no_rate_when_nothing_moved_lately(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
-    registry.advance(claimed(registry, upgrade), BatchState.COPIED)
+    registry.copied(claimed(registry, upgrade), again=[], aside={})
     time.sleep(0.2)
 
     assert registry.progress(upgrade.id, window=0.1).rate is None
@@ -714,6 +1198,15 @@ def test_progress_has_no_rate_when_nothing_moved_lately(registry: Registry, upgr
 def test_an_empty_gallery_is_done(registry: Registry, upgrade: UpgradeRow) -> None:
     assert registry.progress(upgrade.id).t == 1.0
     assert registry.counts(upgrade.id) == {}
+
+
+def test_a_batch_ended_twice_because_its_answer_was_lost_lists_its_rest_once(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
+    batch = claimed(registry, upgrade)
+    for _ in range(2):
+        registry.retire(batch, moved=1, again=[2])
+
+    assert [row.count for row in registry.batches(upgrade.id)] == [1, 1]
 
 
 # --- intents ----------------------------------------------------------------------------------------------------------
@@ -726,7 +1219,7 @@ def test_a_write_waits_while_its_record_is_being_written(registry: Registry, upg
     read = registry.blocked(mine, [2])
     registry.advance(batch, BatchState.WRITING)
     writing = registry.blocked(mine, [2]), registry.blocked(other, [3])
-    registry.advance(batch, BatchState.COPIED)
+    registry.copied(batch, again=[], aside={})
 
     assert not read
     assert writing == (True, False)
@@ -742,7 +1235,7 @@ def test_a_write_does_not_wait_for_a_worker_that_died(registry: Registry, upgrad
 
 
 def test_of_two_writes_of_one_record_the_later_waits(registry: Registry, gallery: GalleryRow) -> None:
-    first, second = opened(registry, [1, 2]), opened(registry, [2, 3])
+    first, second = opened(registry, [1, 2], client="c1#1"), opened(registry, [2, 3], client="c1#2")
     before = registry.blocked(first, [1, 2]), registry.blocked(second, [2, 3])
     registry.close_intents(first)
 
@@ -757,8 +1250,10 @@ def test_a_write_that_was_given_up_is_in_nobodys_way(registry: Registry, upgrade
         registry.withdraw_intents(first)
     time.sleep(0.2)
 
-    assert not registry.blocked(opened(registry, [1]), [1])
-    assert registry.written(upgrade.id) == []
+    second = opened(registry, [1], client="c2")
+
+    assert not registry.blocked(second, [1])
+    assert registry.open_writes(upgrade.gallery_id) == set(second.intents)
 
 
 def test_of_two_writes_announced_at_once_just_one_goes_first(registry: Registry, gallery: GalleryRow) -> None:
@@ -812,13 +1307,68 @@ def test_a_worker_sees_open_writes_and_the_last_done_one(registry: Registry, upg
     assert {record: (row.kind, row.done) for record, row in found.items()} == {"1": ("delete", True), "2": ("upsert", False)}
 
 
-def test_done_writes_are_read_a_page_at_a_time(registry: Registry, upgrade: UpgradeRow) -> None:
+def test_writes_are_read_a_page_at_a_time(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.close_intents(opened(registry, [1, 2, 3]))
     opened(registry, [4])
     page = registry.written(upgrade.id, limit=2)
     rest = registry.written(upgrade.id, after=page[-1].id)
 
-    assert [row.record for row in [*page, *rest]] == ["1", "2", "3"]
+    assert [(row.record, row.done) for row in [*page, *rest]] == [("1", True), ("2", True), ("3", True), ("4", False)]
+
+
+def test_a_write_past_its_deadline_is_not_done(registry: Registry, upgrade: UpgradeRow) -> None:
+    late, done = opened(registry, [1], lasting=0.1), opened(registry, [2])
+    time.sleep(0.2)
+    ended = registry.close_intents(late), registry.close_intents(done)
+
+    assert ended == (False, True)
+    assert registry.close_intents(done), "repeated, because the answer was lost"
+    assert registry.intents(upgrade.id, [1, 2]).keys() == {"2"}
+
+
+def test_a_write_past_its_deadline_is_not_done_outside_an_upgrade_either(registry: Registry, gallery: GalleryRow) -> None:
+    late, done = opened(registry, [1], lasting=0.1), opened(registry, [2])
+    time.sleep(0.2)
+
+    assert not registry.close_intents(late)
+    assert registry.close_intents(done)
+    assert registry.close_intents(done)
+
+
+def test_a_write_that_was_given_up_half_way_is_told_to_who_asks_for_it(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.close_intents(opened(registry, [1, 2]))
+    opened(registry, [2, 3], client="c2", lasting=0.1)
+    time.sleep(0.2)
+    found = registry.announced(upgrade.id, [1, 2, 3, 4])
+
+    assert {record: row.done for record, row in found.items()} == {"1": True, "2": False, "3": False}
+
+
+def test_a_write_waits_for_clients_that_serve_by_the_plan_before(registry: Registry, gallery: GalleryRow) -> None:
+    def refresh(client: str, *, holds: int) -> None:
+        registry.refresh("photos", client=client, holds=holds, ready=2, trouble="")
+
+    refresh("new", holds=0)
+    refresh("slow", holds=1)
+    registry.activate("photos", registry.announce("photos", [NEW, OLD], TIMES))
+    refused = [registry.open_intents("photos", "upsert", [1], client="c1", lasting=60)]
+    for client in ("new", "slow"):
+        refresh(client, holds=1)  # it is told of the new plan now, and may search by the one before until it says so
+        refresh(client, holds=2)
+        refused += [registry.open_intents("photos", "upsert", [1], client="c1", lasting=60)]
+
+    assert [made and made.plan.epoch for made in refused] == [None, None, 2]
+
+
+def test_a_write_does_not_wait_for_a_client_that_fell_silent(registry: Registry) -> None:
+    add_gallery(registry, times=TIMES | {"max_age": 0.2})
+    registry.refresh("photos", client="silent", ready=2, trouble="")
+    registry.activate("photos", registry.announce("photos", [NEW, OLD], TIMES | {"max_age": 0.2}))
+    before = registry.open_intents("photos", "upsert", [1], client="c1", lasting=60)
+    time.sleep(0.3)
+
+    assert before is None
+    assert opened(registry, [1]).plan.epoch == 2
 
 
 def test_a_write_under_the_old_plan_is_not_the_planned_upgrades(registry: Registry, gallery: GalleryRow) -> None:
@@ -836,7 +1386,7 @@ def test_a_write_while_a_roll_back_is_planned_belongs_to_what_is_undone(
 ) -> None:
     registry.set_upgrade(upgrade.id, phase=Phase.ENDED)
     back = add_upgrade(
-        registry, gallery, undoes=upgrade.id, old_collection="photos_2", new_collection="photos_3", phase=Phase.PLANNED
+        registry, gallery, undoes=upgrade.id, old_collections=["photos_2"], new_collection="photos_3", phase=Phase.PLANNED
     )
     during = opened(registry, [1])
     registry.close_intents(during)
@@ -846,13 +1396,23 @@ def test_a_write_while_a_roll_back_is_planned_belongs_to_what_is_undone(
     assert opened(registry, [2]).upgrade == back.id
 
 
+def test_a_write_while_a_third_version_is_planned_belongs_to_what_it_supersedes(registry: Registry, upgrade: UpgradeRow) -> None:
+    heir = supersede(registry, upgrade)
+    during = opened(registry, [1])
+    registry.close_intents(during)
+    registry.activate("photos", registry.announce("photos", [NEWEST, NEW, OLD], TIMES, upgrade=heir.id))
+
+    assert during.upgrade == upgrade.id
+    assert opened(registry, [2]).upgrade == heir.id
+
+
 def test_a_write_outside_an_upgrade_leaves_nothing_behind(registry: Registry, gallery: GalleryRow) -> None:
     write = opened(registry, [1])
-    during = registry.open_count(gallery.id)
+    during = registry.open_writes(gallery.id)
     registry.close_intents(write)
 
     assert write.upgrade is None
-    assert (during, registry.open_count(gallery.id)) == (1, 0)
+    assert (during, registry.open_writes(gallery.id)) == (set(write.intents), set())
 
 
 def test_thousands_of_records_are_one_write(registry: Registry, upgrade: UpgradeRow) -> None:
@@ -871,7 +1431,18 @@ def test_thousands_of_records_are_one_write(registry: Registry, upgrade: Upgrade
 def test_thousands_of_records_can_be_given_up(registry: Registry, gallery: GalleryRow) -> None:
     registry.withdraw_intents(opened(registry, list(range(5000))))
 
-    assert registry.open_count(gallery.id) == 0
+    assert registry.open_writes(gallery.id) == set()
+
+
+def test_a_write_announced_twice_because_its_answer_was_lost_waits_only_for_others(
+    registry: Registry, gallery: GalleryRow
+) -> None:
+    opened(registry, [1, 2], client="c1#1")
+    again = opened(registry, [1, 2], client="c1#1")
+
+    assert registry.open_writes(gallery.id) == set(again.intents)
+    assert not registry.blocked(again, [1, 2])
+    assert registry.blocked(opened(registry, [2], client="c1#2"), [2])
 
 
 # --- quarantine -------------------------------------------------------------------------------------------------------
@@ -879,9 +1450,10 @@ def test_thousands_of_records_can_be_given_up(registry: Registry, gallery: Galle
 
 def test_a_quarantined_record_counts_as_not_moved(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
-    registry.quarantine(upgrade.id, {2: "cannot be read"})
-    registry.quarantine(upgrade.id, {2: "x" * 5000})
-    registry.retire(claimed(registry, upgrade), moved=1, again=[])
+    registry.copied(claimed(registry, upgrade), again=[], aside={2: "cannot be read"})
+    due = claimed(registry, upgrade, grace=0.0)
+    registry.copied(due, again=[], aside={2: "x" * 5000})
+    registry.retire(due, moved=1, again=[])
     progress = registry.progress(upgrade.id)
 
     assert [(row.record, len(row.reason)) for row in registry.quarantined(upgrade.id)] == [("2", 2000)]
@@ -889,7 +1461,8 @@ def test_a_quarantined_record_counts_as_not_moved(registry: Registry, upgrade: U
 
 
 def test_a_released_record_is_tried_again_or_dropped(registry: Registry, upgrade: UpgradeRow) -> None:
-    registry.quarantine(upgrade.id, {1: "cannot be read", 2: "cannot be read", 3: "cannot be read"})
+    set_aside(registry, upgrade, dict.fromkeys((1, 2, 3), "cannot be read"))
+    registry.retire(claimed(registry, upgrade, grace=0.0), moved=0, again=[])
     registry.release(upgrade.id, [1, 2], again=True)
     registry.release(upgrade.id, [3], again=False)
 
@@ -897,16 +1470,33 @@ def test_a_released_record_is_tried_again_or_dropped(registry: Registry, upgrade
     assert registry.listed_ids(upgrade.id) == {1, 2}
 
 
+def test_a_quarantined_record_leaves_its_batch(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
+    registry.copied(claimed(registry, upgrade), again=[], aside={2: "cannot be read"})
+
+    assert unpack_ids(claimed(registry, upgrade).ids) == [1]
+    assert registry.listed_ids(upgrade.id) == {1}
+
+
+def test_a_record_released_twice_is_listed_once(registry: Registry, upgrade: UpgradeRow) -> None:
+    set_aside(registry, upgrade, {1: "cannot be read"})
+    registry.retire(claimed(registry, upgrade, grace=0.0), moved=0, again=[])
+    for _ in range(2):
+        registry.release(upgrade.id, [1], again=True)
+
+    assert [unpack_ids(row.ids) for row in registry.batches(upgrade.id, state=BatchState.PENDING)] == [[1]]
+
+
 def test_clean_up_keeps_the_history_only(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None)], first=1)
     registry.close_intents(opened(registry, [1]))
-    registry.quarantine(upgrade.id, {1: "cannot be read"})
-    registry.forget_work(upgrade.id)
+    set_aside(registry, upgrade, {1: "cannot be read"})
+    registry.end(upgrade.id, note="cleaned up")
 
     assert registry.batches(upgrade.id) == []
     assert registry.written(upgrade.id) == []
     assert registry.quarantined(upgrade.id) == []
-    assert len(registry.history(upgrade.id)) == 1
+    assert [each.note for each in registry.history(upgrade.id)] == ["registered", "cleaned up"]
 
 
 # --- a database in trouble --------------------------------------------------------------------------------------------

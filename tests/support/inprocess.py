@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rmvdb import schema
-from rmvdb.archive import Archive
+from rmvdb.archive import Archive, EmbeddingCache
 from rmvdb.artifacts import Artifacts
 from rmvdb.backfill import Backfill, Task, Worker
 from rmvdb.client import Client
 from rmvdb.encoding import Chain, Encoder
 from rmvdb.faiss_store import FaissStore
-from rmvdb.registry import Registry
+from rmvdb.manifest import Manifest
+from rmvdb.planning import Question
+from rmvdb.protocols import Permit, always
+from rmvdb.registry import Registry, leg_to_json
 from rmvdb.tables import UpgradeRow
-from rmvdb.types import Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
+from rmvdb.throttle import Limits
+from rmvdb.training import Method
+from rmvdb.types import Hit, Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
+from rmvdb.upgrade import Conductor, Hands
+from rmvdb.verify import Report
 
 TIMES = {"max_age": 0.2, "longest_search": 0.1, "staleness": 0.0}
-DIMS = {"v1": 6, "v2": 8}
+DIMS = {"v1": 6, "v2": 8, "v3": 7, "v4": 5}
+UNLIMITED = Limits()
 
 
 def vector(version: str, item: Item) -> Vectors:
@@ -30,13 +40,14 @@ def vector(version: str, item: Item) -> Vectors:
 
 
 class TextEmbedder:
-    """A version's embedder."""
+    """A version's embedder; each call takes so many `seconds` more."""
 
     def __init__(self, version: str) -> None:
-        self.version = version
+        self.version, self.seconds = version, 0.0
 
     def embed(self, items: Sequence[Item]) -> Vectors:
         """(n, dim)"""
+        time.sleep(self.seconds)
         return np.stack([vector(self.version, item) for item in items])
 
 
@@ -52,64 +63,114 @@ class Texts:
 
 
 class FaultyStore(FaissStore):
-    """A Faiss store that calls `before` ahead of each write, so that a test can act, or fail, just there."""
+    """A Faiss store that calls `before` ahead of each search and write, `after` behind each write and `looked` behind each search
+    and reading, so that a test can act, wait or fail just there."""
 
     def __init__(self) -> None:
         super().__init__()
         self.before: Callable[[str, str], None] = lambda call, collection: None
+        self.after: Callable[[str, str], None] = lambda call, collection: None
+        self.looked: Callable[[str, str], None] = lambda call, collection: None
 
-    def upsert(self, collection: str, records: Sequence[Record]) -> None:
+    def search(self, collection: str, *args: Any, **options: Any) -> list[list[Hit]]:
+        """As in FaissStore."""
+        self.before("search", collection)
+        found = super().search(collection, *args, **options)
+        self.looked("search", collection)
+        return found
+
+    def get(self, collection: str, ids: Sequence[Id], **options: Any) -> list[Record]:
+        """As in FaissStore."""
+        found = super().get(collection, ids, **options)
+        self.looked("get", collection)
+        return found
+
+    def upsert(self, collection: str, records: Sequence[Record], *, permit: Permit = always) -> None:
         """As in FaissStore."""
         self.before("upsert", collection)
-        super().upsert(collection, records)
+        super().upsert(collection, records, permit=permit)
+        self.after("upsert", collection)
 
-    def delete(self, collection: str, ids: Sequence[Id]) -> None:
+    def delete(self, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
         """As in FaissStore."""
         self.before("delete", collection)
-        super().delete(collection, ids)
+        super().delete(collection, ids, permit=permit)
+        self.after("delete", collection)
 
 
 @dataclass
 class Gallery:
     """A gallery in the middle of a naive upgrade, both collections served and nothing moved yet."""
 
+    folder: Path
     registry: Registry
     store: FaultyStore
     source: Texts
     encoder: Encoder
+    archive: Archive
     backfill: Backfill
     upgrade: UpgradeRow
     task: Task
+    times: Mapping[str, float]
 
     def client(self) -> Client:
         """An application."""
         return Client("texts", registry=self.registry, store=self.store, encoder=self.encoder, longest_call=1.0)
 
-    def worker(self, *, width: int = 2) -> Worker:
+    def worker(self, *, width: int = 2, limits: Limits = UNLIMITED, lease: float = 1.2) -> Worker:
         """A worker with a short lease."""
-        return Worker(registry=self.registry, lease=1.2, longest_call=0.4, width=width)
+        return Worker(registry=self.registry, lease=lease, longest_call=lease / 3, width=width, limits=limits)
+
+    def conductor(self) -> Conductor:
+        """Another process that conducts upgrades of this gallery."""
+        hands = Hands(
+            registry=self.registry, store=self.store, encoder=self.encoder, artifacts=Artifacts(self.folder / "artifacts"),
+            archive=self.archive, source=self.source, cache=lambda version: EmbeddingCache(self.folder, model=version),
+            classifier=lambda row: None, index=Index(type="FLAT"), times=self.times, batch=10, folder=self.folder / "cache",
+        )  # fmt: skip
+        return Conductor("texts", hands)
+
+    def verify(self) -> Report:
+        """What is wrong with the new collection."""
+        return self.conductor().verify(self.registry.upgrade(self.upgrade.id))
 
     def held(self) -> dict[str, dict[Id, Record]]:
         """What both collections hold, by "old" and "new"."""
-        return {
-            name: {record.id: record for page in self.store.scan(collection, fields=None, vector=True) for record in page}
-            for name, collection in (("old", self.task.old), ("new", self.task.new))
-        }
+        return {"old": self.records(*self.task.old), "new": self.records(*self.task.new)}
+
+    def records(self, *collections: str) -> dict[Id, Record]:
+        """What these collections hold."""
+        pages = (page for each in collections for page in self.store.scan(each, fields=None, vector=True))
+        return {record.id: record for page in pages for record in page}
 
     def expect_moved(self) -> None:
-        """Every text of the source, and nothing else, is in the new collection as v2 embeds it; the old one is empty."""
+        """Every text of the source, and nothing else, is in the new collection as its version embeds it; no old one holds any."""
         held = self.held()
         assert held["old"].keys() == set()
         assert set(held["new"]) == set(self.source.of)
         for id, record in held["new"].items():
-            assert np.allclose(record.vector, vector("v2", self.source.of[id]), atol=1e-6), id  # type: ignore[arg-type]
+            assert np.allclose(record.vector, vector(self.task.version, self.source.of[id]), atol=1e-6), id  # type: ignore[arg-type]
+
+    def supersede(self, *, to: str = "v3") -> None:
+        """Begin and deploy an upgrade in the place of the one that is on; from here on it is this one, its work list made."""
+        conductor = self.conductor()
+        question = Question(gallery="texts", from_version="v1", to_version=to, method=Method.NAIVE, order="random")
+        question = conductor.resolve(question)
+        row = conductor.begin(question, conductor.plan(question), self.worker())
+        conductor.deploy(row)
+        conductor.list_work(self.registry.upgrade(row.id))
+        self.upgrade = self.registry.upgrade(row.id)
+        self.task = conductor.task(self.upgrade)
 
 
-def make(folder: Path, *, records: int = 40, batch: int = 10) -> Gallery:
-    """A gallery of texts t1 … at v1, its upgrade to v2 deployed and its work list made."""
+def make(
+    folder: Path, *, records: int = 40, batch: int = 10, deployed: bool = True, times: Mapping[str, float] = TIMES
+) -> Gallery:
+    """A gallery of texts t1 … at v1, its upgrade to v2 deployed, unless told otherwise, and its work list made."""
     url = f"sqlite:///{folder}/registry.sqlite"
     schema.upgrade(url)
-    registry, store, source = Registry(url, patience=5.0), FaultyStore(), Texts()
+    registry = Registry(url, patience=5.0, keep=Manifest(folder / "manifest.json").write)
+    store, source = FaultyStore(), Texts()
     source.of = {id: f"t{id}" for id in range(1, records + 1)}
     for name, dim in DIMS.items():
         registry.add_version(
@@ -120,23 +181,25 @@ def make(folder: Path, *, records: int = 40, batch: int = 10) -> Gallery:
         name: Schema(collection=f"texts_{name}", dim=dim, metric=Metric.COSINE, id_type=IdType.INT64)
         for name, dim in DIMS.items()
     }
-    for shape in shapes.values():
-        store.create(shape, Index(type="FLAT"))
+    for name in ("v1", "v2"):
+        store.create(shapes[name], Index(type="FLAT"))
     store.upsert("texts_v1", [Record(id=id, vector=vector("v1", text), fields={"n": 0}) for id, text in source.of.items()])
     gallery = registry.add_gallery(
-        name="texts", model="v1", schema=shapes["v1"], adopted=False, source="tests", search={}, times=TIMES
+        name="texts", model="v1", schema=shapes["v1"], adopted=False, source="tests", search={}, times=times
     )
     registry.add_collection(gallery.id, model="v2", schema=shapes["v2"], search={})
     legs = [Leg(collection=f"texts_{name}", model=name, metric=Metric.COSINE, embedder=name) for name in ("v2", "v1")]
+    question = Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE, order="random")
+    served = {"serving": legs, "final": legs[:1], "before": legs[1:]}
+    plan = {name: [leg_to_json(leg) for leg in some] for name, some in served.items()}
+    plan |= {"question": asdict(question), "until": 1.0, "cutover": True}
     upgrade = registry.add_upgrade(
-        gallery_id=gallery.id, from_version="v1", to_version="v2", old_collection="texts_v1", new_collection="texts_v2",
-        phase=Phase.PLANNED, method="naive", order="random", plan={},
+        gallery_id=gallery.id, from_version="v1", to_version="v2", old_collections=["texts_v1"], new_collection="texts_v2",
+        phase=Phase.PLANNED, method="naive", order="random", plan=plan,
     )  # fmt: skip
-    epoch = registry.announce("texts", legs, TIMES)
-    assert registry.activate("texts", epoch) == []
     ids = sorted(source.of)
     registry.add_batches(upgrade.id, [(ids[at : at + batch], None) for at in range(0, records, batch)], first=1)
-    registry.set_upgrade(upgrade.id, phase=Phase.SERVING_BOTH, listed=True)
+    registry.set_upgrade(upgrade.id, listed=True)
     artifacts = Artifacts(folder / "artifacts")
     encoder = Encoder(
         load_embedder=TextEmbedder,
@@ -145,5 +208,14 @@ def make(folder: Path, *, records: int = 40, batch: int = 10) -> Gallery:
     )
     archive = Archive(folder / "archive")
     backfill = Backfill(registry=registry, store=store, encoder=encoder, source=source, archive=archive, cache=None)
-    task = Task(upgrade=upgrade.id, gallery="texts", old="texts_v1", new="texts_v2", version="v2", grace=sum(TIMES.values()))
-    return Gallery(registry=registry, store=store, source=source, encoder=encoder, backfill=backfill, upgrade=upgrade, task=task)
+    task = Task(
+        upgrade=upgrade.id, gallery="texts", old=("texts_v1",), new=("texts_v2",), version="v2", grace=sum(times.values())
+    )
+    made = Gallery(
+        folder=folder, registry=registry, store=store, source=source, encoder=encoder, archive=archive, backfill=backfill,
+        upgrade=registry.upgrade(upgrade.id), task=task, times=times,
+    )  # fmt: skip
+    if deployed:
+        made.conductor().deploy(made.upgrade)
+        made.upgrade = registry.upgrade(upgrade.id)
+    return made

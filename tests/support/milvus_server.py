@@ -111,6 +111,13 @@ class MilvusServer:
         self._process = None
         self._socket.unlink(missing_ok=True)
 
+    def processes(self) -> list[int]:
+        """The server itself, without what carries its calls."""
+        if self._process is None:
+            return []
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
     def _write_config(self) -> None:
         for name in ("configs", "logs", "data"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)

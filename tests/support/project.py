@@ -117,7 +117,11 @@ def v2():
 
 
 def v3():
-    return Embedder("v3", 24, 16)
+    return Embedder("v3", 24, 40)
+
+
+def stranger():
+    return Embedder("stranger", 24, 16)  # of v1's dimension
 """
 
 CONFIG = """

@@ -68,7 +68,6 @@ def test_records_come_back_bit_for_bit(tmp_path: Path, records: list[Record]) ->
     assert [bits(record.vector) for record in found] == [bits(record.vector) for record in records]
     assert same([dict(record.fields) for record in found], [dict(record.fields) for record in records])
     assert archive.ids(file) == [record.id for record in records]
-    assert file.count == len(records)
 
 
 def test_what_engines_hand_out_becomes_plain_values(tmp_path: Path) -> None:
@@ -82,7 +81,9 @@ def test_what_engines_hand_out_becomes_plain_values(tmp_path: Path) -> None:
 def test_any_program_can_read_the_file(tmp_path: Path) -> None:
     vector = np.array([1, 2, 3], np.float32)
     file = Archive(tmp_path).write("g", records=[Record(id="a", vector=vector, fields={"label": 3})])
-    assert pq.read_table(tmp_path / file.path).to_pylist() == [{"id": "a", "vector": [1.0, 2.0, 3.0], "fields": '{"label": 3}'}]
+    assert pq.read_table(tmp_path / file.path, columns=["id", "vector", "fields"]).to_pylist() == [
+        {"id": "a", "vector": [1.0, 2.0, 3.0], "fields": '{"label": 3}'}
+    ]
 
 
 @pytest.mark.parametrize("value", [b"bytes", object(), {1: "a number as key"}, 1j])
@@ -132,7 +133,7 @@ def test_names_and_paths_cannot_leave_the_folder(tmp_path: Path) -> None:
         archive.write(name, name, records=[Record(id=1)])
     assert [path.name for path in tmp_path.iterdir()] == ["archive"]
     with pytest.raises(ArtifactError, match="is not a file in"):
-        archive.read(ArchiveFile(path="../archive2/x.parquet", sha256="0" * 64, count=1))
+        archive.read(ArchiveFile(path="../archive2/x.parquet", sha256="0" * 64))
     archive.clear("..")
     assert (tmp_path / "archive").is_dir()
 

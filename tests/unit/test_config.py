@@ -113,6 +113,12 @@ def test_no_error_shows_a_password(folder: Path, url: str) -> None:
     assert "a@b" not in sentence()
 
 
+def test_the_flag_file_lies_beside_the_settings(folder: Path) -> None:
+    assert config.load(written(folder, "")).throttle.flag is None
+    assert config.load(written(folder, '[throttle]\nflag = "ops/hold"')).throttle.flag == folder / "ops" / "hold"
+    assert config.load(written(folder, '[throttle]\nflag = "/run/hold"')).throttle.flag == Path("/run/hold")
+
+
 def test_addresses_with_a_scheme_are_left_as_they_are(folder: Path) -> None:
     for uri in ("https://x.zillizcloud.com:443", "unix:/tmp/milvus.sock", "/absolute/milvus.db"):
         assert config.load(written(folder, f'[milvus]\nuri = "{uri}"')).milvus.uri == uri
@@ -169,6 +175,13 @@ def test_addresses_with_a_scheme_are_left_as_they_are(folder: Path) -> None:
             "throttle.rate = inf must be a finite number, such as 500.0: "
             "records a second that one worker stays below; otherwise as fast as it goes",
         ),
+        (
+            "[throttle]\nnice = 50",
+            "throttle.nice = 50 must be less than or equal to 1, such as 0.5: "
+            "share of its time, 0 to 1, in which one worker copies; otherwise all of it",
+        ),
+        ("[throttle]\np99 = 100", "there is no setting 'throttle.p99'; did you mean 'throttle.p99_ms'?"),
+        ('[throttle]\nflag = ""', "throttle.flag = '' must name a file"),
         (
             '[index]\ntype = ""',
             "index.type = '' must have at least 1 character, such as \"AUTOINDEX\": "

@@ -99,7 +99,7 @@ def test_the_wheel_holds_every_room_and_every_migration(tmp_path: Path) -> None:
     run("-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(tmp_path))
     (wheel,) = tmp_path.glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("rmvdb-")}
-    rooms = {f"rmvdb/{path.name}" for path in (ROOT / "rmvdb").glob("*.py")} | {"rmvdb/py.typed"}
+    rooms = {str(path.relative_to(ROOT)) for path in (ROOT / "rmvdb").rglob("*.py")} | {"rmvdb/py.typed"}
     migrations = {
         f"rmvdb/{path.relative_to(ROOT)}" for path in (ROOT / "migrations").rglob("*") if path.suffix in (".py", ".mako")
     }
@@ -143,6 +143,6 @@ def test_every_command_stands_in_the_readme(command: str) -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    silent = [path.name for path in (ROOT / "rmvdb").glob("*.py") if not path.read_text().lstrip().startswith('"""')]
+    silent = [path.name for path in (ROOT / "rmvdb").rglob("*.py") if not path.read_text().lstrip().startswith('"""')]
 
     assert silent == []

@@ -1,0 +1,67 @@
+"""Passwords and tokens stay where they were given: no output, log, file, or row of the registry repeats them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import rmvdb
+import rmvdb.app
+from tests.acceptance.test_upgrade import NAIVE
+from tests.support.milvus_server import MilvusServer
+from tests.support.postgres import PASSWORD
+from tests.support.project import Project
+
+TOKEN = "root:hidden-token"
+SECRETS = (PASSWORD, "hidden-token")
+
+
+@pytest.mark.server
+@pytest.mark.postgres
+def test_no_output_file_or_row_holds_a_secret(
+    tmp_path: Path, milvus_server: MilvusServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RMVDB_MILVUS__TOKEN", TOKEN)
+    project = Project(tmp_path / "project", milvus=milvus_server.address, registry=postgres_url, retry_for=2.0).prepare(range(60))
+    said = [project.run("-v", "doctor"), project.run("-v", *NAIVE), project.run("-v", "status", "--json")]
+    monkeypatch.setenv("RMVDB_MILVUS__URI", "http://127.0.0.1:9")  # nobody answers there
+    said += [project.run("-v", *words, code=None) for words in (["doctor"], ["gallery", "show"], ["search", "words"])]
+    monkeypatch.delenv("RMVDB_MILVUS__URI")
+    monkeypatch.setenv("RMVDB_REGISTRY__URL", postgres_url.replace("/test", "/nowhere"))
+    said += [project.run("-v", "status", code=1), project.run("-v", "doctor", code=1)]
+    monkeypatch.delenv("RMVDB_REGISTRY__URL")
+
+    assert not [secret for done in said for secret in SECRETS if secret in done.stdout + done.stderr]
+    assert not [path for path in (tmp_path / "project" / ".rmvdb").rglob("*") if path.is_file() and _told(path.read_bytes())]
+    assert not _rows_that_tell(postgres_url)
+
+    app = rmvdb.app.load(project.folder)
+    for row in app.registry.collections(app.registry.gallery("things").id):
+        app.store.drop(row.name)
+    app.close()
+
+
+def test_nothing_that_is_read_back_is_a_pickle() -> None:
+    """No room imports a module that unpickles, and no array or weights are loaded in a way that could."""
+    for path in Path(rmvdb.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            assert not {"pickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}.intersection(names), path
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert (node.value.id, node.attr) not in {("torch", "load"), ("np", "load"), ("numpy", "load")}, path
+
+
+def _told(data: bytes) -> bool:
+    return any(secret.encode() in data for secret in SECRETS)
+
+
+def _rows_that_tell(url: str) -> list[str]:
+    """Tables of the registry, as text, that hold a secret."""
+    with psycopg.connect(url.replace("+psycopg", "")) as connection:
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+        texts = {name: str(connection.execute(f'SELECT t::text FROM "{name}" t').fetchall()) for (name,) in tables}
+    return [name for name, text in texts.items() if _told(text.encode())]

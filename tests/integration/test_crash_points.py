@@ -1,0 +1,363 @@
+"""Every process dies once before and once after each call by which it changes something; the next one ends in the same state.
+
+The calls stand in the code: Backfill.CALLS, Client.CALLS, Conductor.CALLS. A call that is made and not listed, or listed and
+not made, fails here. All deaths happen at the same time in threads of their own, since most of each is waiting for a lease.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmvdb import client as client_room
+from rmvdb import registry as registry_room
+from rmvdb import schema
+from rmvdb import upgrade as upgrade_room
+from rmvdb.backfill import Backfill
+from rmvdb.client import Client
+from rmvdb.errors import WrongPhase
+from rmvdb.registry import Registry
+from rmvdb.types import Id, IdType, Index, Metric, Phase, Record, Schema
+from rmvdb.upgrade import Conductor
+from tests.support.inprocess import DIMS, TIMES, vector
+from tests.support.mortal import Killed, Process, World, version_of
+
+#: The threads of a process that is killed end by SystemExit.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+TEXTS = {id: f"t{id}" for id in range(1, 16)}
+#: Calls of every process, at moments of their own: heartbeats, and good-byes that a killed process does not say.
+EVERYWHERE = frozenset(
+    f"registry.{name}" for name in ("renew", "lead", "refresh", "retire_worker", "leave", "set_upgrade reason")
+)
+
+
+@dataclass(frozen=True)
+class Story:
+    """What comes before, what the process does that dies, and what must be true when another one has done it again."""
+
+    calls: tuple[str, ...]
+    before: Callable[[Process], None]
+    act: Callable[[Process], None]
+    then: Callable[[World], None]
+    #: The version whose collection is filled.
+    filled: str = "v2"
+
+
+def deploy(process: Process) -> None:
+    """Plan to both served, as `rmvdb upgrade --detach` does."""
+    process.conductor().deploy(process.begin())
+
+
+def move(process: Process, until: float = 1.0) -> None:
+    """All of the backfill, or a share of it; no cut-over."""
+    deploy(process)
+    process.registry.set_upgrade(process.begin().id, plan=process.begin().plan | {"until": until, "cutover": False})
+    process.conductor().advance(process.begin(), process.worker())
+
+
+def move_half(process: Process) -> None:
+    """Some records in one collection, some in the other."""
+    move(process, 0.4)
+
+
+def list_and_move(process: Process) -> None:
+    """The backfill of an upgrade that is deployed."""
+    conductor, row = process.conductor(), process.begin()
+    conductor.list_work(row)
+    conductor.backfill(process.begin(), process.worker())
+
+
+def move_and_be_late(process: Process) -> None:
+    """All is moved, and then another program inserts into the old collection."""
+    move(process)
+    process.world.source.of[50] = "late"
+    process.world.store.upsert("texts_v1", [Record(id=50, vector=vector("v1", "late"), fields={"n": 0})])
+
+
+def cut_over(process: Process) -> None:
+    """The end of an upgrade."""
+    process.conductor().cut_over(process.begin(), process.worker())
+
+
+def upgraded(process: Process) -> None:
+    """An upgrade that waits for its clean-up."""
+    move(process)
+    cut_over(process)
+
+
+def clean_up(process: Process) -> None:
+    """As `rmvdb cleanup`, which has nothing to do after it was done."""
+    if (row := process.active()) and row.phase != Phase.SERVING_BOTH:
+        process.conductor().clean_up(row)
+
+
+def move_half_and_leave_a_batch(process: Process) -> None:
+    """Some records in one collection, some in the other, and some in both: their worker is gone."""
+    move_half(process)
+    row = process.begin()
+    batch = process.registry.claim(row.id, "gone", lease=30.0, longest_call=0.0, grace=60.0, copy=True)
+    conductor = process.conductor()
+    conductor._backfill(row).copy(conductor.task(row), batch, lambda: None)
+
+
+def supersede(process: Process) -> None:
+    """An upgrade to v3 takes the place of the one to v2, as `rmvdb upgrade --detach` has it."""
+    process.conductor().deploy(process.begin(to="v3"))
+
+
+def third_rolled_back(process: Process) -> None:
+    """v1 → v2 → v3, the last one half way, and back; not cleaned up yet."""
+    move_half(process)
+    supersede(process)
+    conductor, row = process.conductor(), process.begin(to="v3")
+    process.registry.set_upgrade(row.id, plan=row.plan | {"until": 0.5, "cutover": False})
+    conductor.advance(process.begin(to="v3"), process.worker())
+    roll_back(process)
+
+
+def roll_back(process: Process) -> None:
+    """As `rmvdb rollback`."""
+    conductor, row = process.conductor(), process.active()
+    assert row is not None
+    back = row if row.undoes else conductor.roll_back(row)
+    if back is not None and back.phase != Phase.CUT_OVER:
+        conductor.advance(back, process.worker())
+
+
+def upsert(process: Process) -> None:
+    """An application changes records wherever they are, and adds one."""
+    process.world.source.of |= {2: "newer", 14: "newer", 99: "newer"}
+    with process.client() as client:
+        client.upsert([{"id": id, "item": "newer", "n": 1} for id in (2, 14, 99)])
+
+
+def delete(process: Process) -> None:
+    """An application deletes records wherever they are."""
+    with process.client() as client:
+        client.delete([2, 14])
+
+
+def held(world: World, version: str) -> dict[Id, Record]:
+    """What the collection of a version holds."""
+    names = [name for name in world.store._collections if version_of(name) == version]
+    return {record.id: record for name in names for page in world.store.scan(name, fields=None, vector=True) for record in page}
+
+
+def expect(world: World, version: str, other: str) -> None:
+    """Every text, and nothing else, is in one collection as that version embeds it."""
+    now = held(world, version)
+    assert held(world, other) == {}
+    assert set(now) == set(world.source.of)
+    for id, record in now.items():
+        assert np.allclose(record.vector, vector(version, world.source.of[id]), atol=1e-6), id  # type: ignore[arg-type]
+
+
+def expect_moved(world: World) -> None:
+    """The rest of the upgrade ends as if nothing had happened."""
+    process = world.process()
+    move(process)
+    if process.begin().phase != Phase.CUT_OVER:
+        cut_over(process)
+    assert [leg.model for leg in process.registry.plan("texts").legs] == ["v2"]
+    expect(world, "v2", "v1")
+
+
+def expect_third(world: World) -> None:
+    """The upgrade that took the place ends, with every record of both collections."""
+    process = world.process()
+    process.conductor().advance(process.begin(to="v3"), process.worker())
+    assert [leg.model for leg in process.registry.plan("texts").legs] == ["v3"]
+    expect(world, "v3", "v1")
+    expect(world, "v3", "v2")
+
+
+def expect_second(world: World) -> None:
+    """Of the third version nothing is left, and the upgrade before it ends as if that had never been."""
+    assert held(world, "v3") == {}
+    assert world.process().begin().to_version == "v2"
+    expect_moved(world)
+
+
+def expect_clean(world: World) -> None:
+    """Only the new collection is left, and no file of the archive."""
+    expect(world, "v2", "v1")
+    assert world.process().active() is None
+    assert [name for name in world.store._collections if name.endswith("_v1")] == []
+    assert not list((world.folder / "archive").rglob("*.parquet"))
+
+
+def expect_back(world: World) -> None:
+    """The old collection is what it was."""
+    expect(world, "v1", "v2")
+    assert [leg.model for leg in world.process().registry.plan("texts").legs] == ["v1"]
+    assert {record.fields["n"] for record in held(world, "v1").values()} == {0}
+
+
+def expect_deleted(world: World) -> None:
+    """Deleted records do not come back."""
+    for id in (2, 14):
+        del world.source.of[id]
+    expect_moved(world)
+
+
+#: A roll back is an upgrade whose collection is there already.
+BACK = (
+    *Conductor.CALLS["roll back"],
+    *(call for call in Conductor.CALLS["deploy"] if call.startswith("registry") and call != "registry.add_collection"),
+    *Conductor.CALLS["list"],
+    *Backfill.CALLS,
+    "registry.set_upgrade cut over",
+)
+
+#: What is in hand of an upgrade that is superseded; both of its collections are old ones of the next.
+RETIRED = ("registry.claim", "registry.advance removing", "store.delete old", "registry.retire")
+
+STORIES = {
+    "deploy": Story((*Conductor.CALLS["begin"], *Conductor.CALLS["deploy"]), lambda process: None, deploy, expect_moved),
+    "backfill": Story((*Conductor.CALLS["list"], *Backfill.CALLS), deploy, list_and_move, expect_moved),
+    "upsert": Story(Client.CALLS["upsert"], move_half, upsert, expect_moved),
+    "delete": Story(Client.CALLS["delete"], move_half, delete, expect_deleted),
+    "cut over": Story(
+        ("registry.add_late", *Backfill.CALLS, *Conductor.CALLS["cut over"]), move_and_be_late, cut_over, expect_moved
+    ),
+    "clean up": Story(Conductor.CALLS["clean up"], upgraded, clean_up, expect_clean),
+    "third": Story(
+        (*Conductor.CALLS["supersede"], *RETIRED, *Conductor.CALLS["deploy"]),
+        move_half_and_leave_a_batch,
+        supersede,
+        expect_third,
+        filled="v3",
+    ),
+    "clean up of a third that was rolled back": Story(Conductor.CALLS["clean up"], third_rolled_back, clean_up, expect_second),
+    "roll back": Story(BACK, move_half, roll_back, expect_back, filled="v1"),
+}
+CASES = [(name, call, when) for name, story in STORIES.items() for call in story.calls for when in ("before", "after")]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A registry with both versions and no gallery."""
+    file = tmp_path_factory.mktemp("template") / "registry.sqlite"
+    url = f"sqlite:///{file}"
+    schema.upgrade(url)
+    registry = Registry(url)
+    for name, dim in DIMS.items():
+        registry.add_version(
+            name=name, embedder=f"tests:{name}", options={}, classifier=None, dim=dim, metric="COSINE", fingerprint=None,
+            probes=None, probe_kind=None, base=None, head=None,
+        )  # fmt: skip
+    old = Schema(collection="texts_v1", dim=DIMS["v1"], metric=Metric.COSINE, id_type=IdType.INT64)
+    registry.add_gallery(name="texts", model="v1", schema=old, adopted=False, source="tests", search={}, times=TIMES)
+    registry.engine.dispose()
+    return file
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _impatient() -> Iterator[None]:
+    """Waits that are made for people, shortened; what they wait for is the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry_room, "CLOSING", 0.3)
+        patch.setattr(upgrade_room, "BATON", 0.8)
+        patch.setattr(client_room, "WRITE_LASTS", 3.0)
+        yield
+
+
+def world(template: Path, folder: Path) -> World:
+    """Fifteen texts at v1."""
+    folder.mkdir(parents=True)
+    file = shutil.copy(template, folder / "registry.sqlite")
+    made = World(folder, f"sqlite:///{file}", TEXTS)
+    made.store.create(Schema(collection="texts_v1", dim=DIMS["v1"], metric=Metric.COSINE, id_type=IdType.INT64), Index())
+    made.store.upsert("texts_v1", [Record(id=id, vector=vector("v1", text), fields={"n": 0}) for id, text in TEXTS.items()])
+    return made
+
+
+def die_and_do_it_again(made: World, story: Story, end: tuple[str, str]) -> bool:
+    """Whether the process came to the call where it was to die; AssertionError where the end is not as it must be."""
+    story.before(made.process())
+    doomed = made.process(end=end, filled=story.filled)
+    with suppress(Killed):
+        story.act(doomed)
+    again = made.process()
+    story.act(again)
+    story.then(made)
+    return doomed.life.over.is_set()
+
+
+@pytest.fixture(scope="module")
+def outcomes(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str, str], Future[bool]]]:
+    """Every death, all under way."""
+    folder = tmp_path_factory.mktemp("worlds")
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        yield {
+            case: pool.submit(die_and_do_it_again, world(template, folder / str(at)), STORIES[case[0]], case[1:])
+            for at, case in enumerate(CASES)
+        }
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_the_calls_in_the_code_are_the_calls_that_are_made(template: Path, tmp_path: Path, name: str) -> None:
+    story, made = STORIES[name], world(template, tmp_path / "world")
+    story.before(made.process())
+    process = made.process(filled=story.filled)
+    story.act(process)
+    story.then(made)
+
+    assert sorted(set(process.life.seen) - EVERYWHERE) == sorted(story.calls)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case))
+def test_a_death_changes_nothing_of_the_end(
+    outcomes: dict[tuple[str, str, str], Future[bool]], case: tuple[str, str, str]
+) -> None:
+    assert outcomes[case].result(timeout=200), "the process never came to that call"
+
+
+def test_a_deploy_that_died_after_its_epoch_began_is_rolled_back_with_what_was_written(template: Path, tmp_path: Path) -> None:
+    made = world(template, tmp_path / "world")
+    with suppress(Killed):
+        deploy(made.process(end=("registry.activate", "after")))
+    assert made.process().begin().phase == Phase.PLANNED  # and yet both are served, and written to
+    made.source.of[99] = "new"
+    with made.process().client() as client:
+        client.upsert([{"id": 99, "item": "new", "n": 0}])
+    roll_back(made.process())
+    expect_back(made)
+
+
+def test_nobody_cuts_over_an_upgrade_that_was_rolled_back_meanwhile(template: Path, tmp_path: Path) -> None:
+    made = world(template, tmp_path / "world")
+    move(made.process())
+    late, row = made.process().conductor(), made.process().begin()
+    made.process().conductor().roll_back(row)
+    with pytest.raises(WrongPhase, match="has ended"):
+        late.cut_over(row, made.process().worker())
+    assert len(made.process().registry.plan("texts").legs) == 2
+
+
+def test_there_is_no_way_back_once_a_clean_up_has_begun(template: Path, tmp_path: Path) -> None:
+    made = world(template, tmp_path / "world")
+    upgraded(made.process())
+    with suppress(Killed):
+        clean_up(made.process(end=("store.drop old", "before")))
+    with pytest.raises(WrongPhase, match="no way back"):
+        roll_back(made.process())
+    clean_up(made.process())
+    expect_clean(made)
+
+
+def test_a_worker_lets_go_of_an_upgrade_that_another_one_took_the_place_of(template: Path, tmp_path: Path) -> None:
+    made = world(template, tmp_path / "world")
+    move_half(made.process())
+    process, row = made.process(), made.process().begin()
+    made.process().conductor().roll_back(row)
+    progress = process.conductor().backfill(row, process.worker())
+    assert progress.t < 1.0

@@ -1,0 +1,387 @@
+"""What a kill, a suspension, a late call or another program does between two steps of the protocol, one test each.
+
+tests/model finds these by exhaustion; here the real code goes through them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+from rmvdb import errors
+from rmvdb.client import Client
+from rmvdb.faiss_store import FaissStore
+from rmvdb.protocols import always
+from rmvdb.registry import unpack_ids
+from rmvdb.tables import BatchRow
+from rmvdb.types import BatchState, Id, Phase, Record
+from tests.support.inprocess import TIMES, Gallery, make, vector
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    """Eight texts in one batch, both collections served."""
+    made = make(tmp_path, records=8)
+    yield made
+    made.registry.close()
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Iterator[Gallery]:
+    """Eight texts in the old collection, which is served alone; its clients keep a plan for two seconds."""
+    made = make(tmp_path, records=8, deployed=False, times=TIMES | {"max_age": 2.0})
+    yield made
+    made.registry.close()
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write may last 1.5 s, and no call of it leaves after 0.5 s."""
+    monkeypatch.setattr("rmvdb.client.WRITE_LASTS", 1.5)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def killed(*_: Any, **__: Any) -> NoReturn:
+    raise Killed
+
+
+@contextmanager
+def dying(monkeypatch: pytest.MonkeyPatch, gallery: Gallery, method: str) -> Iterator[None]:
+    """Whoever calls that method of the registry is killed before the call leaves."""
+    with monkeypatch.context() as patched:
+        patched.setattr(gallery.registry, method, killed)
+        with pytest.raises(Killed):
+            yield
+
+
+def drive(gallery: Gallery, *, seconds: float = 20.0) -> None:
+    """Work until every batch is retired; fails where that takes longer."""
+    stop = threading.Event()
+    timer = threading.Timer(seconds, stop.set)
+    timer.start()
+    gallery.worker().run(gallery.task, gallery.backfill, stop=stop)
+    timer.cancel()
+    assert gallery.registry.counts(gallery.upgrade.id).keys() == {BatchState.RETIRED}
+
+
+def claimed(gallery: Gallery, *, lease: float = 60.0) -> BatchRow:
+    batch = gallery.registry.claim(gallery.upgrade.id, "w", lease=lease, longest_call=0.0, grace=0.0, copy=True)
+    assert batch is not None
+    return batch
+
+
+def copied(gallery: Gallery) -> None:
+    gallery.backfill.copy(gallery.task, claimed(gallery), always)
+
+
+def remove(gallery: Gallery, id: Id) -> None:
+    """As another program does, straight from the old collection."""
+    gallery.source.of.pop(id)
+    gallery.store.delete(gallery.task.old[0], [id])
+
+
+def once(call: str, collection: str, act: Callable[[], object]) -> Callable[[str, str], None]:
+    """A hook that acts at the first such call."""
+    waiting = [act]
+
+    def hook(made: str, where: str) -> None:
+        if (made, where) == (call, collection) and waiting:
+            waiting.pop()()
+
+    return hook
+
+
+# --- writers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("short")
+def test_a_write_suspended_past_its_deadline_is_not_reported_as_done(gallery: Gallery) -> None:
+    def suspended() -> None:
+        time.sleep(1.6)
+        drive(gallery)  # copies over what was written, which counts as never made
+
+    with gallery.client() as client:
+        gallery.store.after = once("upsert", gallery.task.new[0], suspended)
+        with pytest.raises(errors.EngineError, match=r"took longer than 1\.5 s; write them again"):
+            client.upsert([{"id": 3, "item": "newer", "n": 1}])
+    gallery.expect_moved()
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("case", ["a new record", "a record in both", "a record that has moved"])
+def test_a_client_killed_in_a_write_does_not_keep_an_upgrade_from_its_end(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    copied(gallery)
+    if case == "a record in both":
+        gallery.store.looked = once("get", gallery.task.old[0], killed)
+    elif case == "a record that has moved":
+        drive(gallery)
+    with gallery.client() as client, dying(monkeypatch, gallery, "close_intents"):
+        if case == "a record that has moved":
+            client.delete([3])
+        else:
+            client.upsert([{"id": 99 if case == "a new record" else 3, "item": "newer", "n": 1}])
+    time.sleep(1.6)
+    drive(gallery)
+    assert gallery.verify().examples == []
+
+
+def test_a_client_that_has_not_heard_of_an_epoch_sees_what_another_writes_under_it(planned: Gallery) -> None:
+    with planned.client() as other:
+        planned.conductor().deploy(planned.upgrade)
+        with planned.client() as writer:
+            writer.upsert([{"id": 99, "item": "t99", "n": 1}])
+            assert [hit.id for hit in other.search("t99", limit=1, consistency="Strong")] == [99]
+
+
+@pytest.mark.usefixtures("short")
+def test_a_half_made_write_does_not_mix_with_the_archive_in_a_roll_back(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive(gallery)
+    gallery.source.of[3] = "newer"
+    with gallery.client() as client, dying(monkeypatch, gallery, "close_intents"):
+        client.upsert([{"id": 3, "item": "newer", "n": 1}])
+    time.sleep(1.6)
+    roll_back(gallery)
+    (record,) = gallery.store.get(gallery.task.old[0], [3], vector=True)
+    assert record.fields == {"n": 1}
+    assert np.allclose(record.vector, vector("v1", "newer"), atol=1e-6)  # type: ignore[arg-type]
+
+
+def roll_back(gallery: Gallery) -> None:
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    conductor.deploy(back)
+    conductor.list_work(gallery.registry.upgrade(back.id))
+    conductor.backfill(gallery.registry.upgrade(back.id), gallery.worker())
+    conductor.complete(gallery.registry.upgrade(back.id), gallery.worker())
+
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(lambda client: [hit.id for hit in client.search("t3", limit=1)], id="search"),
+        pytest.param(lambda client: [record.id for record in client.get(3)], id="get"),
+        pytest.param(lambda client: [record.id for record in client.query("id == 3")], id="query"),
+        pytest.param(lambda client: client.count("id == 3") * [3], id="count"),
+        pytest.param(lambda client: (client.count() == 8) * [3], id="count-all"),
+    ],
+)
+def test_a_reader_suspended_between_its_plan_and_its_question_misses_nothing(
+    planned: Gallery, ask: Callable[[Client], list[Id]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with planned.client() as client:
+        current, suspended = client._plans.current, [True]
+
+        def plan() -> Any:
+            found = current()
+            if suspended and suspended.pop():
+                planned.conductor().deploy(planned.upgrade)
+                drive(planned)
+            return found
+
+        monkeypatch.setattr(client._plans, "current", plan)
+        assert ask(client) == [3]
+        assert not suspended
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+def unavailable() -> NoReturn:
+    raise errors.EngineUnavailable("Milvus cannot be reached")
+
+
+def test_a_batch_whose_write_failed_is_taken_up_by_the_same_worker_again(gallery: Gallery) -> None:
+    worker, stop = gallery.worker(), threading.Event()
+    gallery.store.before = once("upsert", gallery.task.new[0], unavailable)
+    with pytest.raises(errors.EngineUnavailable):
+        worker.run(gallery.task, gallery.backfill)
+    timer = threading.Timer(10, stop.set)
+    timer.start()
+    worker.run(gallery.task, gallery.backfill, stop=stop)
+    timer.cancel()
+    gallery.expect_moved()
+
+
+def test_a_removal_that_failed_and_arrives_later_takes_no_newer_record(gallery: Gallery) -> None:
+    late = threading.Timer(0.3, FaissStore.delete, (gallery.store, gallery.task.new[0], [3]))
+
+    def fails() -> None:
+        late.start()
+        unavailable()
+
+    copied(gallery)
+    remove(gallery, 3)
+    gallery.store.before = once("delete", gallery.task.new[0], fails)
+    with pytest.raises(errors.EngineUnavailable):
+        gallery.worker().run(gallery.task, gallery.backfill)
+    with gallery.client() as client:
+        client.upsert([{"id": 3, "item": "newer", "n": 1}])
+        late.join()
+        assert [hit.id for hit in client.search("newer", limit=1)] == [3]
+
+
+def test_a_worker_suspended_while_it_claims_does_not_think_that_the_claim_is_alive(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, running = gallery.worker(), threading.Lock()
+    claim, renew = gallery.registry.claim, worker._renew
+    outlived: list[bool] = []
+
+    def beat(upgrade: int) -> None:
+        with running:
+            renew(upgrade)
+
+    def slow(*args: Any, **options: Any) -> BatchRow | None:
+        batch = claim(*args, **options)
+        if not outlived:
+            outlived.append(False)
+            with running:  # no thread of a suspended process runs
+                time.sleep(1.3)
+            time.sleep(0.05)  # and then its heartbeat may be the first
+        return batch
+
+    def written(call: str, collection: str) -> None:
+        rows = gallery.registry.batches(gallery.upgrade.id, state=BatchState.WRITING)
+        outlived.extend((row.lease_until or 0.0) < gallery.registry.now() for row in rows)
+
+    monkeypatch.setattr(worker, "_renew", beat)
+    monkeypatch.setattr(gallery.registry, "claim", slow)
+    gallery.store.after = written
+    worker.run(gallery.task, gallery.backfill)
+    assert outlived
+    assert not any(outlived)
+    gallery.expect_moved()
+
+
+def test_a_heartbeat_that_reaches_the_database_too_late_does_not_keep_a_claim(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, renew = gallery.worker(), gallery.registry.renew
+
+    def slow(*args: Any, **options: Any) -> set[int]:
+        time.sleep(0.4)
+        return renew(*args, **options)
+
+    worker._renew(gallery.upgrade.id)
+    assert worker._claim(gallery.task, copy=True) is not None
+    in_time = worker._in_time(worker._lapses)
+    time.sleep(1.0)
+    monkeypatch.setattr(gallery.registry, "renew", slow)
+    worker._renew(gallery.upgrade.id)  # asked 0.2 s before the end of the lease, done 0.2 s after it
+    with pytest.raises(errors.LeaseLost):
+        in_time()
+
+
+def test_a_record_is_not_lost_when_its_quarantine_is_lifted_in_the_grace(gallery: Gallery) -> None:
+    text = gallery.source.of.pop(3)
+    copied(gallery)
+    gallery.source.of[3] = text
+    gallery.registry.release(gallery.upgrade.id, [3], again=True)
+    gallery.backfill.retire(gallery.task, claimed(gallery), always)
+    drive(gallery)
+    gallery.expect_moved()
+
+
+# --- other programs ---------------------------------------------------------------------------------------------------
+
+
+def test_what_was_deleted_between_two_tries_that_died_does_not_come_back(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, step in enumerate(("copied", "intents")):
+        with dying(monkeypatch, gallery, step):
+            gallery.backfill.copy(gallery.task, claimed(gallery, lease=0.1), always)
+        if number == 0:
+            remove(gallery, 3)
+        time.sleep(0.2)
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_what_was_changed_and_then_deleted_does_not_come_back(gallery: Gallery) -> None:
+    copied(gallery)
+    gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "changed"), fields={"n": 7})])
+    gallery.backfill.retire(gallery.task, claimed(gallery), always)
+    remove(gallery, 3)
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_what_was_deleted_while_a_write_of_it_was_begun_and_not_made_does_not_come_back(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = gallery.registry.advance
+
+    def announced(batch: BatchRow, state: BatchState, **values: Any) -> None:
+        advance(batch, state, **values)
+        gallery.registry.open_intents("texts", "upsert", [3], client="killed", lasting=0.3)
+
+    copied(gallery)
+    remove(gallery, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(gallery.registry, "advance", announced)
+        gallery.backfill.retire(gallery.task, claimed(gallery), always)
+    time.sleep(0.4)
+    drive(gallery)
+    gallery.expect_moved()
+
+
+# --- conductors -------------------------------------------------------------------------------------------------------
+
+
+def test_a_late_record_that_two_conductors_find_is_listed_once(gallery: Gallery) -> None:
+    drive(gallery)
+    gallery.source.of[50] = "t50"
+    gallery.store.upsert(gallery.task.old[0], [Record(id=50, vector=vector("v1", "t50"), fields={"n": 0})])
+    for _ in range(2):
+        assert gallery.conductor()._list_late(gallery.upgrade, gallery.task.old[0]) == 1
+    pending = gallery.registry.batches(gallery.upgrade.id, state=BatchState.PENDING)
+    assert [unpack_ids(batch.ids) for batch in pending] == [[50]]
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_the_old_collection_is_not_called_empty_while_a_write_may_put_a_record_back(gallery: Gallery) -> None:
+    drive(gallery)
+    write = gallery.registry.open_intents("texts", "upsert", [3], client="slow", lasting=20)
+    assert write is not None
+    completing = threading.Thread(target=gallery.conductor().complete, args=(gallery.upgrade, gallery.worker()))
+    completing.start()
+    completing.join(timeout=4 * gallery.task.grace)
+    # Its writer had found the record in old before it left there.
+    gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "t3"), fields={"n": 0})])
+    gallery.registry.close_intents(write)
+    completing.join(timeout=20)
+    gallery.expect_moved()
+
+
+def test_an_upgrade_whose_conductor_died_just_after_it_was_served_can_be_rolled_back(
+    planned: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with planned.client() as client:
+        with dying(monkeypatch, planned, "set_upgrade"):
+            planned.conductor().deploy(planned.upgrade)
+        assert planned.registry.upgrade(planned.upgrade.id).phase == Phase.PLANNED
+        planned.source.of[99] = "t99"
+        client.upsert([{"id": 99, "item": "t99", "n": 1}])
+        roll_back(planned)
+        assert [hit.id for hit in client.search("t99", limit=1)] == [99]
+    assert 99 in planned.held()["old"]

@@ -1,0 +1,340 @@
+"""The registry is lost in the middle of an upgrade, at every point there is, and brought back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmvdb import errors, upgrade
+from rmvdb.archive import Archive
+from rmvdb.client import Client
+from rmvdb.manifest import Manifest
+from rmvdb.rebuild import Rebuild
+from rmvdb.status import status
+from rmvdb.types import BatchState, Id, Phase, Record
+from tests.integration.test_protocol import Crash, crash_at, drive
+from tests.support.inprocess import Gallery, make, vector
+
+#: Text and field `n` of every record that the gallery should hold.
+Truth = dict[Id, tuple[str, int]]
+UNTOUCHED: Truth = {id: (f"t{id}", 0) for id in range(1, 41)}
+#: Records of every batch whose old vectors v1 would not make again today.
+ODD = {id: np.roll(vector("v1", f"t{id}"), 1) for id in (2, 4, 13, 14, 24, 26, 35, 36)}
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    """Forty texts, both collections served, four batches listed."""
+    made = make(tmp_path)
+    made.store.upsert(made.task.old[0], [Record(id=id, vector=odd, fields={"n": 0}) for id, odd in ODD.items()])
+    yield made
+    made.registry.close()
+
+
+def rebuilding(gallery: Gallery, **options: Any) -> Rebuild:
+    """What brings the registry back; nothing of the lost one is under way, so nothing is waited for."""
+    manifest, archive = Manifest(gallery.folder / "manifest.json"), Archive(gallery.folder / "archive")
+    return Rebuild(registry=gallery.registry, store=gallery.store, archive=archive, manifest=manifest, **{"quiet": 0.0} | options)
+
+
+def lose(gallery: Gallery) -> None:
+    """Remove the database under everybody's feet."""
+    for path in gallery.folder.glob("registry.sqlite*"):
+        path.unlink()
+
+
+def crash(gallery: Gallery, number: int, work: Callable[[Gallery], None] = drive) -> None:
+    """Work until the given write, before which the process ends."""
+    gallery.store.before = crash_at(number)
+    with pytest.raises(Crash):
+        work(gallery)
+    gallery.store.before = lambda call, collection: None
+
+
+def write(gallery: Gallery, client: Client, *, in_source: bool) -> Truth:
+    """Writes to records of every batch, some of which are moved, some copied, some not begun; what is so then."""
+    written: Truth = {3: ("three", 0), 12: ("twelve", 1), 25: ("five and twenty", 2), 38: ("38", 0), 100: ("hundred", 3)}
+    written |= {id: (f"t{id}", 4) for id in (5, 16, 27, 37)}  # the same item, another field
+    for id, (text, n) in written.items():
+        client.upsert([{"id": id, "item": text, "n": n}])
+    # Where ψ makes what is written to the old collection, that is not what v1 makes of it.
+    still = gallery.store.get(gallery.task.old[0], list(written))
+    psi = [Record(id=record.id, vector=np.flip(vector("v1", "ψ")), fields=record.fields) for record in still]
+    gallery.store.upsert(gallery.task.old[0], psi)
+    client.delete([1, 15, 28, 39])
+    if in_source:
+        gallery.source.of |= {id: text for id, (text, _) in written.items()}
+    gone = (1, 15, 28, 39)
+    return {id: value for id, value in (UNTOUCHED | written).items() if id not in gone}
+
+
+def go_on(gallery: Gallery, number: int | None = None) -> None:
+    """To the cut-over, which verifies."""
+    row = gallery.registry.upgrade(number or gallery.upgrade.id)
+    assert gallery.conductor().advance(row, gallery.worker()).phase == Phase.CUT_OVER
+
+
+def roll_back(gallery: Gallery) -> None:
+    """Back to v1, from wherever it stands."""
+    active = gallery.registry.active_upgrade(gallery.upgrade.gallery_id)
+    assert active is not None
+    back = active if active.undoes else gallery.conductor().roll_back(active)
+    assert back is not None
+    go_on(gallery, back.id)
+
+
+def expect(gallery: Gallery, truth: Truth, version: str) -> None:
+    """One collection holds the truth, as that version embeds it, and the other one nothing."""
+    held = gallery.held()
+    full, empty = ("new", "old") if version == "v2" else ("old", "new")
+    assert held[empty] == {}
+    assert {id: record.fields["n"] for id, record in held[full].items()} == {id: n for id, (_, n) in truth.items()}
+    for id, record in held[full].items():
+        own = ODD[id] if version == "v1" and id in ODD else vector(version, truth[id][0])
+        assert np.allclose(record.vector, own, atol=1e-6), id  # type: ignore[arg-type]
+
+
+# --- at every point ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(1, 13))
+def test_lost_before_any_write_of_a_worker_every_record_and_every_clients_write_is_there_in_the_end(
+    gallery: Gallery, number: int
+) -> None:
+    crash(gallery, number)
+    with gallery.client() as client:
+        truth = write(gallery, client, in_source=False)
+        lose(gallery)
+        rebuilding(gallery).run()
+        assert {hit.id for hit in client.search("three", limit=100)} == set(truth)
+    go_on(gallery)
+    expect(gallery, truth, "v2")
+
+
+@pytest.mark.parametrize("number", [1, 3, 5, 6, 8, 10, 12])
+def test_a_roll_back_after_a_loss_gives_what_the_records_were_and_the_writes_since(gallery: Gallery, number: int) -> None:
+    crash(gallery, number)
+    with gallery.client() as client:
+        truth = write(gallery, client, in_source=True)
+    lose(gallery)
+    rebuilding(gallery).run()
+    roll_back(gallery)
+    expect(gallery, truth, "v1")
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_lost_in_the_middle_of_a_roll_back_it_goes_on_to_the_old_model(gallery: Gallery, number: int) -> None:
+    crash(gallery, 8)
+    with gallery.client() as client:
+        truth = write(gallery, client, in_source=True)
+    crash(gallery, number, roll_back)
+    with gallery.client() as client:
+        client.upsert([{"id": 7, "item": "seven", "n": 9}, {"id": 12, "item": "dozen", "n": 9}])
+        client.upsert([{"id": 101, "item": "hundred and one", "n": 9}])
+        client.delete([8, 100])
+    since = {7: ("seven", 9), 12: ("dozen", 9), 101: ("hundred and one", 9)}
+    gallery.source.of |= {id: text for id, (text, _) in since.items()}
+    truth = {id: value for id, value in (truth | since).items() if id not in (8, 100)}
+    lose(gallery)
+    rebuilding(gallery).run()
+    back = gallery.registry.active_upgrade(gallery.upgrade.gallery_id)
+    assert back is not None
+    assert back.undoes == gallery.upgrade.id
+    assert {int(row.record) for row in gallery.registry.written(back.id)} <= {3, 5, 7, 12, 16, 25, 27, 37, 38, 101}
+    roll_back(gallery)
+    expect(gallery, truth, "v1")
+
+
+def test_lost_after_the_last_record_was_moved_it_is_cut_over(gallery: Gallery) -> None:
+    gallery.registry.set_upgrade(gallery.upgrade.id, order="cluster")  # which learns from what is left
+    drive(gallery)
+    lose(gallery)
+    rebuilding(gallery).run()
+    go_on(gallery)
+    expect(gallery, UNTOUCHED, "v2")
+
+
+def test_lost_after_the_cut_over_it_can_be_verified_rolled_back_and_cleaned_up(gallery: Gallery) -> None:
+    go_on(gallery)
+    lose(gallery)
+    rebuilding(gallery).run()
+    row = gallery.registry.upgrade(gallery.upgrade.id)
+    assert row.phase == Phase.CUT_OVER
+    assert gallery.conductor().verify(row).fields_compared == 40
+    roll_back(gallery)
+    expect(gallery, UNTOUCHED, "v1")
+    lose(gallery)
+    rebuilding(gallery).run()
+    back = gallery.registry.active_upgrade(gallery.upgrade.gallery_id)
+    assert back is not None
+    gallery.conductor().clean_up(back)
+    assert not gallery.store.exists(gallery.task.new[0])
+
+
+def test_lost_twice_it_comes_back_twice(gallery: Gallery) -> None:
+    truth = UNTOUCHED
+    for number in (5, 4):
+        crash(gallery, number, go_on)
+        lose(gallery)
+        rebuilding(gallery).run()
+    go_on(gallery)
+    expect(gallery, truth, "v2")
+
+
+def test_what_another_program_changed_after_it_was_copied_is_moved_again(gallery: Gallery) -> None:
+    crash(gallery, 4)
+    copied = gallery.held()["old"].keys() & gallery.held()["new"].keys()
+    assert copied
+    id = min(copied)
+    gallery.source.of[id] = "changed"
+    gallery.store.upsert(gallery.task.old[0], [Record(id=id, vector=vector("v1", "changed"), fields={"n": 7})])
+    lose(gallery)
+    rebuilding(gallery).run()
+    go_on(gallery)
+    expect(gallery, UNTOUCHED | {id: ("changed", 7)}, "v2")
+
+
+# --- the command itself -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sentences", [1, 2, 3, 4])
+def test_a_rebuild_that_was_killed_is_run_again(gallery: Gallery, sentences: int) -> None:
+    crash(gallery, 8)
+    with gallery.client() as client:
+        truth = write(gallery, client, in_source=False)
+    lose(gallery)
+    said = iter(range(1, sentences))
+
+    def say(_: str) -> None:
+        if next(said, None) is None:
+            raise Crash
+
+    with pytest.raises(Crash):
+        rebuilding(gallery, say=say).run()
+    rebuilding(gallery).run()
+    written = [row.record for row in gallery.registry.written(gallery.upgrade.id)]
+    assert sorted(written) == sorted(set(written))
+    assert not gallery.registry.upgrade(gallery.upgrade.id).listed
+    go_on(gallery)
+    expect(gallery, truth, "v2")
+
+
+def test_while_the_work_is_made_again_searches_go_on_and_writes_and_conductors_wait(gallery: Gallery) -> None:
+    drive(gallery)
+    client = gallery.client()
+    lose(gallery)
+    written = threading.Event()
+    writer = threading.Thread(target=lambda: (client.upsert([{"id": 3, "item": "three"}]), written.set()))
+
+    def report(step: str, done: int, _: int) -> None:
+        if (step, done) == ("reading the archive", 1):
+            assert len(client.search("t1", limit=100)) == 40
+            writer.start()
+            assert not written.wait(0.5)
+            assert gallery.registry.claim(gallery.upgrade.id, "w", lease=1, longest_call=0, grace=0, copy=True) is None
+            assert "its work is being made again" in status(gallery.registry, gallery.registry.gallery("texts")).held_back
+            with pytest.raises(errors.RegistryError, match="'texts' is being rebuilt; wait until rmvdb registry rebuild"):
+                gallery.conductor()
+
+    rebuilding(gallery, report=report).run()
+    assert written.wait(5)
+    writer.join()
+    client.close()
+
+
+def test_a_client_refuses_while_the_registry_is_lost_and_goes_on_when_it_is_back(gallery: Gallery) -> None:
+    with gallery.client() as client:
+        before = client.plan.epoch
+        lose(gallery)
+        time.sleep(client.plan.max_age + 0.1)
+        with pytest.raises(errors.StalePlan, match="could miss records"):
+            client.search("t1")
+        rebuilding(gallery).run()
+        assert client.search("t1", limit=1)[0].id == 1
+        assert client.plan.epoch > before
+        client.upsert([{"id": 1, "item": "one"}])
+        assert client.search("one", limit=1)[0].id == 1
+
+
+def test_a_worker_of_the_lost_registry_loses_its_claims_even_where_the_tables_are_made_anew(gallery: Gallery) -> None:
+    from rmvdb import schema
+
+    worker = gallery.worker()
+    worker._renew(gallery.upgrade.id)
+    lose(gallery)
+    schema.upgrade(f"sqlite:///{gallery.folder}/registry.sqlite")
+    with pytest.raises(errors.RegistryError, match=f"has no upgrade {gallery.upgrade.id}"):
+        worker._renew(gallery.upgrade.id)
+
+
+def test_it_waits_until_what_was_under_way_is_over(gallery: Gallery) -> None:
+    lose(gallery)
+    heard: list[str] = []
+    began = time.monotonic()
+    rebuilding(gallery, quiet=1.3, report=lambda step, *_: heard.append(step)).run()
+    assert time.monotonic() - began >= 1.3
+    assert "waiting" in heard
+
+
+def test_stopped_while_it_waits_it_has_changed_nothing(gallery: Gallery) -> None:
+    lose(gallery)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(errors.Stopped):
+        rebuilding(gallery, quiet=60.0, stop=stop).run()
+    assert list(gallery.folder.glob("registry.sqlite*")) == []
+
+
+def test_a_conductor_stays_one_while_the_manifest_cannot_be_written(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upgrade, "BATON", 1.0)
+    keep, failed = gallery.registry._keeper, threading.Event()
+
+    def full(_: object) -> None:
+        gallery.registry._keeper = keep
+        failed.set()
+        raise errors.DiskFull("no space")
+
+    with gallery.conductor()._baton(gallery.upgrade, gallery.worker()):
+        gallery.registry._keeper = full
+        assert failed.wait(2)
+        time.sleep(1.5)
+        assert not gallery.registry.lead(gallery.upgrade.id, "another", 1.0)
+
+
+def test_a_registry_that_is_not_lost_is_left_alone(gallery: Gallery) -> None:
+    before = gallery.registry.contents()
+    with pytest.raises(errors.AlreadyExists, match="holds gallery 'texts'; only an empty one is rebuilt"):
+        rebuilding(gallery).run()
+    assert gallery.registry.contents() == before
+
+
+def test_without_its_archive_nothing_is_lost_but_the_old_vectors(gallery: Gallery) -> None:
+    crash(gallery, 8)
+    said: list[str] = []
+    for path in (gallery.folder / "archive").rglob("*.parquet"):
+        path.write_bytes(b"damaged")
+    lose(gallery)
+    rebuilding(gallery, say=said.append).run()
+    assert any("was altered" in each for each in said)
+    moved = gallery.held()["new"].keys() - gallery.held()["old"].keys()
+    assert gallery.registry.intents(gallery.upgrade.id, moved).keys() == {str(id) for id in moved}
+    go_on(gallery)
+    expect(gallery, UNTOUCHED, "v2")
+
+
+def test_each_record_is_noted_once_however_often_it_was_read(gallery: Gallery) -> None:
+    for number in (2, 2, 2):  # a batch is read and archived, and its worker dies
+        crash(gallery, number)
+        time.sleep(1.7)
+    drive(gallery)
+    lose(gallery)
+    rebuilding(gallery).run()
+    rows = gallery.registry.batches(gallery.upgrade.id, state=BatchState.RETIRED)
+    assert sum(row.count for row in rows) == 40
+    assert gallery.registry.written(gallery.upgrade.id) == []

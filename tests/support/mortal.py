@@ -1,0 +1,178 @@
+"""Processes that die at a named call: before it leaves, or after it was made and before its answer was used.
+
+A dead process makes no further call: whatever its threads and its `finally` blocks still try fails. What it had done stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rmvdb.archive import Archive, EmbeddingCache
+from rmvdb.artifacts import Artifacts
+from rmvdb.backfill import Worker
+from rmvdb.client import Client
+from rmvdb.encoding import Chain, Encoder
+from rmvdb.faiss_store import FaissStore
+from rmvdb.planning import Plan, Question
+from rmvdb.registry import Registry
+from rmvdb.tables import UpgradeRow
+from rmvdb.throttle import Limits
+from rmvdb.training import Method
+from rmvdb.types import BatchState, Index
+from rmvdb.upgrade import Conductor, Hands
+from tests.support.inprocess import DIMS, TIMES, TextEmbedder, Texts
+
+#: Calls that change nothing: a death at one of them is a death after the change before it.
+READS = {
+    "now", "version", "versions", "artifact", "gallery", "galleries", "collection", "collections", "plan", "clients",
+    "active_upgrade", "upgrade", "upgrades", "history", "next_priority", "listed_ids", "workers", "batches", "counts",
+    "progress", "blocked", "intents", "announced", "written", "open_writes", "quarantined",
+    "slowest_client", "describe", "exists", "search",
+    "get", "scan", "count", "read", "ids", "path",
+}  # fmt: skip
+
+
+def version_of(collection: str) -> str:
+    """The model version that a collection is named after, such as texts_v1 or texts_v2_u1."""
+    return next(part for part in collection.split("_") if part in DIMS)
+
+
+#: The process is gone; threads end by it without a word.
+Killed = SystemExit
+
+
+@dataclass
+class Life:
+    """What a process has called, and where it ends: at the first call of that name, "before" or "after" it."""
+
+    end: tuple[str, str] | None = None
+    seen: list[str] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @contextlib.contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """One call to the outside."""
+        self.look()
+        self.seen.append(name)
+        self._die_at(name, "before")
+        yield
+        self._die_at(name, "after")
+
+    def look(self) -> None:
+        """A dead process gets no further."""
+        if self.over.is_set():
+            raise Killed
+
+    def _die_at(self, name: str, when: str) -> None:
+        if self.end == (name, when):
+            self.over.set()
+            raise Killed(f"{when} {name}")
+
+
+class Mortal:
+    """A hand of a process: the calls that change something are named, and the process may die at them."""
+
+    def __init__(self, kind: str, real: Any, life: Life, *, filled: str) -> None:
+        self._kind, self._real, self._life, self._filled = kind, real, life, filled
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._real, name)
+        if not callable(found):
+            return found
+        if name in READS:
+            return self._reading(found)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._life.call(self._named(name, args, kwargs)):
+                return found(*args, **kwargs)
+
+        return call
+
+    def _reading(self, found: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._life.look()
+            return found(*args, **kwargs)
+
+        return call
+
+    def _named(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """As the lists in the code name it: the collection of a store's call, the state of a batch, the phase of an upgrade."""
+        what = ""
+        if self._kind == "store":
+            what = " new" if version_of(getattr(args[0], "collection", args[0])) == self._filled else " old"
+        elif method == "advance":
+            what = f" {BatchState(args[1]).value}"
+        elif method == "set_upgrade":
+            what = (
+                f" {kwargs['phase']}" if "phase" in kwargs else "".join(f" {name}" for name in sorted(kwargs) if name != "note")
+            )
+        return f"{self._kind}.{method}{what}"
+
+
+class World:
+    """What survives a death: the engine, the database, the files, the source."""
+
+    def __init__(self, folder: Path, url: str, texts: dict[int, str]) -> None:
+        self.folder, self.url, self.store, self.source = folder, url, FaissStore(), Texts()
+        self.source.of = dict(texts)
+
+    def process(self, *, end: tuple[str, str] | None = None, filled: str = "v2") -> Process:
+        """A new process, which dies there; `filled` is the version whose collection the lists in the code call new."""
+        return Process(self, Life(end=end), filled)
+
+
+class Process:
+    """A command, a worker or an application."""
+
+    def __init__(self, world: World, life: Life, filled: str) -> None:
+        self.world, self.life = world, life
+        self.registry: Any = Mortal("registry", Registry(world.url, patience=5.0), life, filled=filled)
+        self.store: Any = Mortal("store", world.store, life, filled=filled)
+        self.archive: Any = Mortal("archive", Archive(world.folder / "archive"), life, filled=filled)
+        artifacts = Artifacts(world.folder / "artifacts")
+        self.encoder = Encoder(
+            load_embedder=TextEmbedder,
+            load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
+            load_artifact=artifacts.get,
+        )
+        self._hands = Hands(
+            registry=self.registry, store=self.store, encoder=self.encoder, artifacts=artifacts, archive=self.archive,
+            source=world.source, cache=lambda version: EmbeddingCache(world.folder / "cache", model=version),
+            classifier=lambda row: None, index=Index(type="FLAT"), times=TIMES, batch=5, folder=world.folder / "work",
+        )  # fmt: skip
+
+    def conductor(self) -> Conductor:
+        """What runs the upgrade."""
+        return Conductor("texts", self._hands)
+
+    def worker(self) -> Worker:
+        """What moves batches, with a short lease."""
+        return Worker(registry=self.registry, lease=1.5, longest_call=0.4, width=1, limits=Limits())
+
+    def client(self) -> Client:
+        """What an application has."""
+        return Client("texts", registry=self.registry, store=self.store, encoder=self.encoder, longest_call=0.2)
+
+    def active(self) -> UpgradeRow | None:
+        """The upgrade that has not ended."""
+        found: UpgradeRow | None = self.registry.active_upgrade(self.registry.gallery("texts").id)
+        return found
+
+    def begin(self, *, to: str = "") -> UpgradeRow:
+        """Register an upgrade from v1 to v2 that needs no training, if there is none; `to` another, in the place of one."""
+        if (row := self.active()) and row.to_version == (to or row.to_version):
+            return row
+        question = Question(
+            gallery="texts", from_version="v1", to_version=to or "v2", method=Method.NAIVE, order="random", sample=10
+        )
+        question = self.conductor().resolve(question)
+        nothing_trained = Plan(
+            question=asdict(question), method="naive", order="random", head=None, reverse=None, trained_on=None,
+            calibrations=(None,) * (len(question.old) + 1), prediction=None, cost={}, skipped=0, made_at=0.0,
+        )  # fmt: skip
+        return self.conductor().begin(question, nothing_trained, self.worker())
