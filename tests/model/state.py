@@ -1,0 +1,145 @@
+"""What the model of the protocol looks at: one record in two collections, the registry's rows, and everybody who is at work."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+ABSENT, FIRST, MIXED, UNREAD = 0, 1, -1, -2
+#: Collections are 0 and 1; a plan names its legs, newest first. Upgrade 0 leads from 0 to 1, upgrade 1 back.
+SERVED, DEPLOYED = (0,), (1, 0)
+
+
+class Batch(NamedTuple):
+    """A row of the work list; `retired` is also a row that is not there."""
+
+    upgrade: int = 0
+    state: str = "retired"
+    #: The worker whose token it has, while that one lives: its heartbeat keeps the lease.
+    token: int = -1
+    #: "", "live" or "over".
+    lease: str = ""
+    archive: int = UNREAD
+    #: Left to a client, when it was copied.
+    uncopied: bool = False
+    decided: str = ""
+    #: A roll back's archived record.
+    origin: int = ABSENT
+    #: Its record was set aside.
+    empty: bool = False
+
+
+class Worker(NamedTuple):
+    """A thread with a claim, and where it is in its work."""
+
+    at: str = "claim"
+    batch: int = 0
+    upgrade: int = 0
+    was: int = UNREAD
+    vector: int = UNREAD
+    announced: bool = False
+    decided: str = ""
+    #: The collection and the value that are on their way to the engine.
+    call: tuple[int, ...] = ()
+
+
+class Writer(NamedTuple):
+    """One write and its intent: "", "open", "done", or "expired" for one past its deadline."""
+
+    value: int
+    at: str = "open"
+    plan: tuple[int, ...] = ()
+    upgrade: int = -1
+    #: The order of announcement.
+    number: int = -1
+    intent: str = ""
+    #: It may be seen: announced, and not replaced by a later one.
+    counts: bool = False
+    call: tuple[int, ...] = ()
+
+
+class Reader(NamedTuple):
+    """A client's plan, and the collection that its search looked at when the record was not there."""
+
+    plan: tuple[int, ...]
+    missed: int = -1
+    #: The graces that began after it did.
+    older: frozenset[tuple[str, int]] = frozenset()
+
+
+class Conductor(NamedTuple):
+    """Who makes batches and changes epochs; `waits`: the writes that were open at its first look."""
+
+    at: str
+    waits: tuple[int, ...] = ()
+
+
+class State(NamedTuple):
+    """All of it at one moment."""
+
+    held: tuple[int, int]
+    plan: tuple[int, ...]
+    batches: tuple[Batch, ...]
+    workers: tuple[Worker, ...]
+    writers: tuple[Writer, ...]
+    reader: Reader
+    conductors: tuple[Conductor, ...]
+    #: The last write that returned; what a search may show besides: writes under way, and what other programs replaced.
+    truth: int
+    replaced: frozenset[int]
+    #: Other programs' writes into the old collection that are still to come.
+    others: tuple[int, ...]
+    #: Faults that may still come; -1 for any number.
+    faults: int
+    upgrade: int = 0
+    #: Calls whose process is gone, or was told that they failed: collection, value, and whose they are.
+    late: tuple[tuple[int, int, tuple[str, int]], ...] = ()
+    #: What was archived of the record when it was removed.
+    moved: int = ABSENT
+    #: The upgrade has ended, its successor is not served yet; how the last write under it ended.
+    superseded: bool = False
+    undone: str = ""
+    #: The record cannot be embedded; it is quarantined.
+    sick: bool = False
+    aside: bool = False
+
+    @property
+    def old(self) -> int:
+        """The collection that is emptied."""
+        return self.upgrade
+
+    @property
+    def new(self) -> int:
+        """The collection that is filled."""
+        return 1 - self.upgrade
+
+    @property
+    def right(self) -> set[int]:
+        """What may be found."""
+        return {self.truth, *self.replaced, *(each.value for each in self.writers if each.counts)}
+
+    def put(self, rows: str, at: int, row: NamedTuple | None = None, /, **changes: Any) -> State:
+        """With another row, or a changed one, in one of its tuples."""
+        there = getattr(self, rows)
+        row = (row or there[at])._replace(**changes)  # type: ignore[union-attr]
+        return self._replace(**{rows: (*there[:at], row, *there[at + 1 :])})
+
+    def stored(self, collection: int, value: int) -> State:
+        """A call has reached the engine."""
+        return self._replace(held=(value, self.held[1]) if collection == 0 else (self.held[0], value))
+
+    def ordered(self) -> State:
+        """With its workers in an order that only what they do decides."""
+        order = sorted(range(len(self.workers)), key=self.workers.__getitem__)
+        if order == list(range(len(order))):
+            return self
+        batches = tuple(b._replace(token=order.index(b.token)) if b.token >= 0 else b for b in self.batches)
+        return self._replace(workers=tuple(self.workers[w] for w in order), batches=batches)
+
+    def judged(self) -> State:
+        """A search that may find nothing can no longer miss anything."""
+        return self.searched() if self.reader.missed >= 0 and ABSENT in self.right else self
+
+    def searched(self) -> State:
+        """The search is over."""
+        older = self.reader.older if self.reader.plan != self.plan else frozenset[tuple[str, int]]()
+        return self._replace(reader=self.reader._replace(missed=-1, older=older))
