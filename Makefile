@@ -1,6 +1,7 @@
 # make setup            .venv with rmvdb and everything that its tests need, in the versions of constraints.txt
 # make test             all checks and all tests
 # make demo [DATA=dir]  an upgrade from the first command to the last, on pictures made here or on those of a folder
+# make stress           upgrades under load and faults: make stress SECONDS=3600 ENGINE=server REGISTRY=postgres SEED=7
 # make clean            take away what the others made
 #
 # PYTHON=python3.12 chooses the interpreter that .venv is made with. Packages come from wherever pip is told to look.
@@ -9,7 +10,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup test demo clean
+.PHONY: setup test demo stress clean
 
 setup: $(READY)
 
@@ -22,13 +23,18 @@ $(READY): pyproject.toml constraints.txt
 
 test: setup
 	@started=$$(date +%s); \
-	for check in "ruff check ." "ruff format --check ." mypy lint-imports "python -m pytest"; do \
+	for check in "ruff check ." "ruff format --check ." mypy lint-imports "python -m pytest -n 2 --dist loadfile" \
+		"python -m tests.stress --engine lite --registry sqlite --seconds 100"; do \
 		echo "== $$check"; $(BIN)/$$check || exit 1; \
 	done; \
 	echo "== all of it passed in $$(($$(date +%s) - started)) s"
 
 demo: setup
 	$(BIN)/python examples/demo.py --out demo $(if $(DATA),--data "$(DATA)")
+
+stress: setup
+	$(BIN)/python -m tests.stress $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ENGINE),--engine $(ENGINE)) \
+		$(if $(REGISTRY),--registry $(REGISTRY)) $(if $(RECORDS),--records $(RECORDS)) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf .venv build dist demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,113 @@
+"""How long it takes until work goes on: after a worker's death, after a server's return; and what Strong costs a writing client.
+
+    python tests/bench/recovery.py
+
+On a real Milvus server (in a network of its own) and SQLite, lease 6 s and longest call 3 s; prints JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import rmvdb.app
+from rmvdb.registry import BEGUN
+from tests.support.milvus_server import MilvusServer
+from tests.support.project import Project
+
+IDS = list(range(1, 3001))
+LONGEST = 120.0
+UPGRADE = ("upgrade", "--from", "v1", "--to", "v2", "--method", "naive", "--order", "random", "--sample", "70", "--detach")
+
+
+def main() -> None:
+    """Measure each on one gallery of 3,000 records."""
+    folder = Path(tempfile.mkdtemp(prefix="rmvdb-bench-"))
+    with MilvusServer(folder / "milvus") as server:
+        project = Project(folder / "project", milvus=server.address, retry_for=60.0).prepare(IDS)
+        found: dict[str, Any] = {"strong_search": strong(project)}
+        project.fault(v2={"slow": 0.02})
+        project.run(*UPGRADE)
+        app = rmvdb.app.load(project.folder)
+        upgrade = app.registry.upgrades()[-1].id
+        found["takeover_s"] = [takeover(project, app, upgrade) for _ in range(4)]
+        found["server_back_s"] = [server_back(project, server, app, upgrade) for _ in range(3)]
+        app.close()
+    print(json.dumps(found))
+
+
+def strong(project: Project) -> dict[str, float]:
+    """Median seconds of a search right after this client wrote (Strong), and of one long after (Bounded), taken in turn."""
+    models = project.models()
+    with project.client() as client:
+        item = models.item(1)
+        after_write, later = [], []
+        for _ in range(5):
+            client.upsert([{"id": 1, "item": item, "label": 0}])
+            after_write += [_seconds(lambda: client.search(item)) for _ in range(10)]
+            time.sleep(client.plan.staleness + 3.2)  # milvus.timeout of the project, and a moment
+            later += [_seconds(lambda: client.search(item)) for _ in range(10)]
+    return {"strong_s": median(after_write), "bounded_s": median(later), "ratio": median(after_write) / median(later)}
+
+
+def takeover(project: Project, app: Any, upgrade: int) -> float:
+    """Seconds from the kill of a worker until somebody else has claimed its batch."""
+    doomed = project.start("worker")
+    batch = _wait(lambda: _held(app, upgrade, doomed.pid))
+    heir = project.start("worker")
+    time.sleep(3)
+    batch = _wait(lambda: _held(app, upgrade, doomed.pid))
+    doomed.kill()
+    killed = time.monotonic()
+    _wait(lambda: next(row.token for row in app.registry.batches(upgrade, limit=10_000) if row.id == batch.id) > batch.token)
+    taken = time.monotonic() - killed
+    heir.terminate()
+    heir.communicate(timeout=LONGEST)
+    doomed.communicate()
+    return round(taken, 1)
+
+
+def server_back(project: Project, server: MilvusServer, app: Any, upgrade: int) -> float:
+    """Seconds from the moment that a killed server is healthy again until the next record is moved."""
+    worker = project.start("worker")
+    _wait(lambda: _held(app, upgrade, worker.pid))
+    server.stop(kill=True)
+    time.sleep(2)
+    server.start()
+    back, before = time.monotonic(), app.registry.progress(upgrade).done
+    _wait(lambda: app.registry.progress(upgrade).done > before)
+    gone_on = time.monotonic() - back
+    worker.terminate()
+    worker.communicate(timeout=LONGEST)
+    return round(gone_on, 1)
+
+
+def _held(app: Any, upgrade: int, pid: int) -> Any:
+    rows = app.registry.batches(upgrade, limit=10_000)
+    return next((row for row in rows if row.state in BEGUN and f":{pid}:" in (row.worker or "")), None)
+
+
+def _wait(found: Any) -> Any:
+    end = time.monotonic() + LONGEST
+    while not (value := found()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"nothing happened within {LONGEST:g} s")
+        time.sleep(0.05)
+    return value
+
+
+def _seconds(call: Any) -> float:
+    started = time.monotonic()
+    call()
+    return time.monotonic() - started
+
+
+if __name__ == "__main__":
+    main()

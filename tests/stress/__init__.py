@@ -1,0 +1,1 @@
+"""The promises under load and faults: `make stress`, or `python -m tests.stress --help`."""

@@ -1,0 +1,83 @@
+"""`make stress`: the promises under load and faults, on every engine and registry in turn. The last line is JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.stress import engines
+from tests.stress.run import Run
+from tests.support.milvus_server import unavailable
+from tests.support.project import Project
+
+COUNTED = ("searches", "writes", "failed_writes", "kills", "suspensions", "restarts", "upgrades", "rollbacks", "checkpoints")
+WRONG = ("lost", "duplicated", "stale_reads", "resurrected", "failed_searches")
+
+
+def main() -> int:
+    """Run every combination that was asked for; 1 if anything was not as it must be."""
+    options = _options()
+    total: dict[str, int] = {"records": options.records, **dict.fromkeys((*COUNTED, *WRONG), 0)}
+    pairs = [(engine, registry) for engine in options.engine for registry in options.registry]
+    if reason := unavailable() if "server" in options.engine else "":
+        print(f"no run on a server: {reason}", flush=True)
+        pairs = [pair for pair in pairs if "server" not in pair]
+        if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
+            return 1
+    for engine, registry in pairs:
+        seconds = options.seconds / len(pairs)
+        again = f"--engine {engine} --registry {registry} --seconds {seconds:g} --records {options.records} --seed {options.seed}"
+        print(f"== {engine} and {registry}: python -m tests.stress {again}", flush=True)
+        counts = run(engine, registry, records=options.records, seconds=seconds, seed=options.seed)
+        if any(counts[name] for name in WRONG):
+            print(f"went wrong; the same choices again: python -m tests.stress {again}", flush=True)
+        for name in (*COUNTED, *WRONG):
+            total[name] += counts[name]
+    print(json.dumps(total))
+    return int(any(total[name] for name in WRONG))
+
+
+def run(engine: str, registry: str, *, records: int, seconds: float, seed: int) -> dict[str, int]:
+    """One run in a folder of its own, which stays where something went wrong; its counts."""
+    folder = Path(tempfile.mkdtemp(prefix="rmvdb-stress-"))
+    started = time.monotonic()
+
+    def say(words: str) -> None:
+        print(f"{time.monotonic() - started:7.1f}  {words}", flush=True)
+
+    with engines.engine(engine, folder) as store, engines.registry(registry) as database:
+        project = Project(folder, milvus=store.address, registry=database.address, batch=250, retry_for=40.0)
+        made = Run(project=project, engine=store, registry=database, records=records, seconds=seconds, seed=seed, say=say)
+        try:
+            counts = made.run()
+        except BaseException:
+            print(f"seed {seed} repeats this; its folder is {folder}", flush=True)
+            raise
+        finally:
+            for example in made.verdict.examples:
+                say(example)
+            project.stop_engine()
+    if not made.verdict.problems:
+        shutil.rmtree(folder)
+    return counts
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.stress", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0, help="of all runs together [600]")
+    parser.add_argument("--records", type=int, default=20_000, help="in the gallery at the beginning [20000]")
+    parser.add_argument("--engine", nargs="*", choices=("lite", "server"), default=["lite", "server"])
+    parser.add_argument("--registry", nargs="*", choices=("sqlite", "postgres"), default=["sqlite", "postgres"])
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="repeats a run's choices [random]")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,424 @@
+"""A stress run: upgrades and roll backs one after the other while applications write and search and things are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rmvdb
+from rmvdb.types import Record
+from tests.stress.application import SHARDS, fields
+from tests.stress.engines import Part
+from tests.stress.models import TEXT
+from tests.stress.truth import GONE, Log, Truth, Verdict
+from tests.support.project import Project
+
+WORKERS, WRITERS, SEARCHERS = 3, 2, 2
+#: Records that another program puts straight into the old collection have ids from here on.
+FOREIGN = 5_000_000
+#: Seconds after an engine or a database came back within which a search that had begun may still fail.
+RECOVERING = 5.0
+#: Seconds for which the run may go on without faults to end what it began.
+ENDING = 300.0
+
+
+class Broken(Exception):
+    """The run cannot go on: something did what it must never do."""
+
+
+@dataclass
+class Process:
+    """One process of the run, started again whenever it ends."""
+
+    name: str
+    start: Callable[[], subprocess.Popen[Any]]
+    process: subprocess.Popen[Any]
+    again_at: float = 0.0
+
+
+@dataclass
+class Run:
+    """One run on one engine and one registry."""
+
+    project: Project
+    engine: Part
+    registry: Part
+    records: int
+    seconds: float
+    seed: int
+    say: Callable[[str], None]
+    verdict: Verdict = field(default_factory=Verdict)
+    kills: int = 0
+    restarts: int = 0
+    suspensions: int = 0
+    upgrades: int = 0
+    rollbacks: int = 0
+    checkpoints: int = 0
+    failed_writes: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.truth = Truth(self.records, shards=SHARDS)
+        self.processes: list[Process] = []
+        self.logs: dict[str, Log] = {}
+        self.waiting: list[tuple[str, dict[str, Any]]] = []
+        self.away: list[tuple[float, float]] = []
+        #: Held by whoever must not see a collection dropped, or a plan end, meanwhile.
+        self.steady = threading.Lock()
+        self.over = threading.Event()
+        self.driver_error: BaseException | None = None
+        self.foreign = FOREIGN
+
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Fill the gallery, run for as long as asked, end what was begun, compare; the counts."""
+        self._fill()
+        started = time.monotonic()
+        driver = threading.Thread(target=self._drive, name="driver", daemon=True)
+        try:
+            self._start_processes()
+            driver.start()
+            self._trouble(until=started + self.seconds, driver=driver)
+            self.over.set()
+            self._calm(driver)
+            self._checkpoint()
+        finally:
+            self.over.set()
+            for each in self.processes:
+                each.process.send_signal(signal.SIGCONT)
+                each.process.kill()
+                each.process.wait()
+            self.app.close()
+        return self._counts(time.monotonic() - started)
+
+    def _fill(self) -> None:
+        (self.project.folder / "models.py").write_text(TEXT)
+        (self.project.folder / "stress.json").write_text(json.dumps({"records": self.records}))
+        self.project.run("init")
+        for name in ("a", "b"):
+            self.project.run("model", "add", name, "--embedder", f"models:{name}")
+        typed = [word for name in ("edition", "shard", "label") for word in ("--field", f"{name}:INT64")]
+        self.project.run("gallery", "add", "things", "--model", "a", "--source", "call:models:things", *typed)
+        self.models = self.project.models()
+        started = time.monotonic()
+        with self.project.client() as client:
+            for first in range(0, self.records, 500):
+                ids = range(first, min(first + 500, self.records))
+                client.upsert([{"id": id, "item": self.models.item(id, 0), **fields(id, 0)} for id in ids])
+        self.app = rmvdb.app.load(self.project.folder)
+        self.say(f"{self.records} records written in {time.monotonic() - started:.0f} s")
+
+    def _start_processes(self) -> None:
+        for number in range(WORKERS):
+            self._keep(f"worker-{number}", lambda number=number: self._spawn(f"worker-{number}", ["-m", "rmvdb", "worker"]))
+        for kind, count in (("writer", WRITERS), ("searcher", SEARCHERS)):
+            for number in range(count):
+                words = [
+                    "-m",
+                    "tests.stress.application",
+                    kind,
+                    str(self.project.folder),
+                    str(number),
+                    str(count),
+                    str(self.seed),
+                ]
+                self._keep(f"{kind}-{number}", lambda name=f"{kind}-{number}", words=words: self._spawn(name, words))
+
+    def _keep(self, name: str, start: Callable[[], subprocess.Popen[Any]]) -> None:
+        self.processes.append(Process(name=name, start=start, process=start()))
+
+    def _spawn(self, name: str, words: list[str]) -> subprocess.Popen[Any]:
+        environment = dict(self.project.environment)
+        environment["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), environment["PYTHONPATH"]])
+        with (self.project.folder / f"{name}.out").open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, *words],
+                cwd=self.project.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+            )
+
+    # --- the upgrades -------------------------------------------------------------------------------------------------
+
+    def _drive(self) -> None:
+        try:
+            chosen = random.Random(f"{self.seed} upgrades")
+            held, other = "a", "b"
+            while not self.over.is_set():
+                held, other = self._upgrade(held, other, chosen)
+        except BaseException as exc:  # noqa: BLE001 (it is raised again in the main thread)
+            self.driver_error = exc
+
+    def _upgrade(self, held: str, other: str, chosen: random.Random) -> tuple[str, str]:
+        """One upgrade, to its end or back; the version held afterwards comes first."""
+        method = chosen.choice(("naive", "naive", "mcl"))
+        ending = chosen.choice(("clean up", "clean up", "roll back on the way", "roll back at the end"))
+        share = chosen.uniform(0.05, 0.8)
+        begin = ("upgrade", "--from", held, "--to", other, "--labels", "label", "--order", "random", "--sample", "1500")
+        if not self._command(*begin, "--method", method, "--detach", refusal="would start below"):
+            self._command(*begin, "--method", "naive", "--detach")
+        self._command("throttle", "--rate", str(max(20, self.records // (WORKERS * 45))))
+        self._insert_past_the_client(held)
+        self._until(lambda now: now["phase"] == "cut over" or (ending == "roll back on the way" and now["t"] > share))
+        self.upgrades += 1
+        if ending != "clean up":
+            self._command("rollback")
+            self._until(lambda now: now["phase"] == "cut over" and now["rolls_back"])
+            self.rollbacks += 1
+        with self.steady:
+            self._command("cleanup", "--yes")
+        return (other, held) if ending == "clean up" else (held, other)
+
+    def _insert_past_the_client(self, held: str) -> None:
+        """Another program that knows nothing of rmvdb inserts into the old collection."""
+        with self.steady:
+            leg = self.app.registry.plan("things").legs[-1]
+            if leg.model != held or self._status()["t"] > 0.5:
+                return
+            ids = list(range(self.foreign, self.foreign + 20))
+            self.foreign += 20
+            vectors = self.app.encoder.own(held, self.app.encoder.embed(held, [self.models.item(id, 0) for id in ids]))
+            rows = [Record(id=id, vector=vector, fields=fields(id, 0)) for id, vector in zip(ids, vectors, strict=True)]
+            began = {"begin": time.monotonic(), "write": self.foreign, "ids": ids, "edition": 0}
+            self.truth.read([began], "foreign")
+            self.app.store.upsert(leg.collection, rows)
+            self.truth.read([{"end": time.monotonic(), "write": self.foreign}], "foreign")
+
+    def _command(self, *words: str, refusal: str = "") -> bool:
+        """Run a command, again where it was killed or a part was away; False where it refuses with that word."""
+        while True:
+            started = time.monotonic()
+            self.command = self.project.start(*words)
+            out, err = self.command.communicate(timeout=ENDING)
+            if self.command.returncode == 0:
+                return True
+            if refusal and refusal in err:
+                return False
+            killed = self.command.returncode == -signal.SIGKILL or self._was_away(started, time.monotonic())
+            if not killed and "is at work on this upgrade" not in err:
+                raise Broken(f"rmvdb {' '.join(words)} ended with {self.command.returncode}:\n{out}\n{err}")
+            if words[0] == "cleanup" and self._status()["phase"] == "ended":
+                return True
+            time.sleep(0.5)
+
+    def _until(self, reached: Callable[[dict[str, Any]], bool]) -> None:
+        deadline = time.monotonic() + self.seconds + ENDING
+        while not reached(now := self._status()):
+            if time.monotonic() > deadline:
+                raise Broken(f"the upgrade did not end: {json.dumps(now)}")
+            time.sleep(0.3)
+
+    def _status(self) -> dict[str, Any]:
+        from rmvdb.status import status
+
+        return status(self.app.registry, self.app.registry.gallery("things")).to_json()
+
+    # --- trouble ------------------------------------------------------------------------------------------------------
+
+    def _trouble(self, *, until: float, driver: threading.Thread) -> None:
+        """Kill, suspend, restart and stall until the time is over; read and compare all the while."""
+        next_fault = time.monotonic() + 3.0
+        next_checkpoint = time.monotonic() + 20.0
+        while time.monotonic() < until:
+            self._revive()
+            self._read()
+            if not driver.is_alive():
+                raise self.driver_error or Broken("the upgrades ended before their time")
+            if time.monotonic() > next_fault:
+                self._fault()
+                next_fault = time.monotonic() + self.random.uniform(0.5, 4.0)
+            if self.random.random() < 0.2:  # in mid-search, most likely
+                self._suspended(self._one("searcher"), self.random.uniform(0.2, 1.2))
+            if time.monotonic() > next_checkpoint:
+                self._checkpoint()
+                next_checkpoint = time.monotonic() + 30.0
+            time.sleep(0.1)
+
+    def _calm(self, driver: threading.Thread) -> None:
+        """No more faults: everything that was begun comes to its end."""
+        deadline = time.monotonic() + ENDING
+        while driver.is_alive() and time.monotonic() < deadline:
+            self._revive()
+            self._read()
+            time.sleep(0.1)
+        if driver.is_alive():
+            raise Broken(f"the last upgrade did not end within {ENDING:g} s: {json.dumps(self._status())}")
+        if self.driver_error:
+            raise self.driver_error
+
+    def _fault(self) -> None:
+        kinds = [self._kill] * 4 + [self._suspend] * 2 + [self._suspend_long] + [self._restart] * 2 + [self._stall] * 2
+        self.random.choice(kinds)()
+
+    def _one(self, *kinds: str) -> Process:
+        return self.random.choice([each for each in self.processes if each.name.startswith(kinds)])
+
+    def _kill(self) -> None:
+        """A worker, an application or the command that is running ends without a word."""
+        command = getattr(self, "command", None)
+        if command is not None and command.poll() is None and self.random.random() < 0.3:
+            command.kill()
+        else:
+            self._one("worker", "worker", "writer", "searcher").process.kill()
+        self.kills += 1
+
+    def _suspend(self) -> None:
+        self._suspended(self._one("worker", "writer"), self.random.uniform(0.2, 2.5))
+
+    def _suspend_long(self) -> None:
+        """For longer than a lease and the longest call together."""
+        self._suspended(self._one("worker"), 10.0)
+
+    def _suspended(self, chosen: Process, seconds: float) -> None:
+        process = chosen.process
+        process.send_signal(signal.SIGSTOP)
+        threading.Timer(seconds, process.send_signal, [signal.SIGCONT]).start()
+        self.suspensions += 1
+
+    def _restart(self) -> None:
+        part = self.random.choice((self.engine, self.registry))
+        started = time.monotonic()
+        part.restart(kill=self.random.random() < 0.5)
+        self.away.append((started, time.monotonic()))
+        self.restarts += 1
+
+    def _stall(self) -> None:
+        self.random.choice((self.engine, self.registry)).stall(self.random.uniform(0.2, 1.0))
+
+    def _was_away(self, start: float, end: float) -> bool:
+        return any(start < until + RECOVERING and since < end for since, until in self.away)
+
+    def _revive(self) -> None:
+        for each in self.processes:
+            if each.process.poll() is None:
+                continue
+            if not each.again_at:
+                each.again_at = time.monotonic() + self.random.uniform(0.0, 2.0)
+            elif time.monotonic() > each.again_at:
+                each.process, each.again_at = each.start(), 0.0
+
+    # --- comparing ----------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Take in what the applications wrote down, and judge every search that lies a moment back."""
+        for path in sorted(self.project.folder.glob("*.jsonl")):
+            log = self.logs.setdefault(path.stem, Log(path))
+            for line in log.new():
+                if "write" in line and "trouble" not in line:
+                    self.truth.read([line], path.stem)
+                elif "trouble" in line:
+                    self.failed_writes += "write" in line
+                    self.say(f"{path.stem}: {line['trouble'][:200]}") if "write" in line else None
+                else:
+                    self.waiting.append((path.stem, line))
+        settled = time.monotonic() - 1.0
+        rest = []
+        for who, line in self.waiting:
+            if line.get("end", line.get("at", 0.0)) > settled:
+                rest.append((who, line))
+            else:
+                self._judge(who, line)
+        self.waiting = rest
+
+    def _judge(self, who: str, line: dict[str, Any]) -> None:
+        self.verdict.searches += 1
+        if "failed" in line:
+            if not self._was_away(line["started"], line["at"]):
+                self.verdict.complain("failed_searches", f"{who} at {line['at']:.3f}: {line['failed'][:300]}")
+        elif "own" in line:
+            if line["shown"] != line["expected"]:
+                kind = "duplicated" if len(line["shown"]) > 1 else "stale_reads"
+                self.verdict.complain(kind, f"{who}: its own record {line['own']} is {line['shown']}, not {line['expected']}")
+        else:
+            self.truth.judge(line["shard"], line["hits"], line["start"], line["end"], self.verdict, who)
+
+    def _checkpoint(self) -> None:
+        """With no write under way, both collections together hold the truth, and their vectors are their models'."""
+        quiet = self.project.folder / "quiet"
+        quiet.touch()
+        try:
+            with self.steady:
+                self._wait_until_quiet()
+                self._read()
+                self._compare_collections(time.monotonic())
+        finally:
+            quiet.unlink()
+            for path in self.project.folder.glob("quiet-*"):
+                path.unlink()
+        self.checkpoints += 1
+        self.truth.forget_before(time.monotonic() - 60.0)
+        self.say(json.dumps(self._counts(0.0) | {"now": {key: self._status()[key] for key in ("phase", "t", "rolls_back")}}))
+
+    def _wait_until_quiet(self) -> None:
+        deadline = time.monotonic() + 90.0
+        while time.monotonic() < deadline:
+            self._revive()
+            alive = {f"quiet-{each.name}-{each.process.pid}" for each in self.processes if not each.name.startswith("worker")}
+            if all((self.project.folder / name).exists() for name in alive):
+                return
+            time.sleep(0.1)
+        raise Broken("an application did not come to rest: its last call hangs")
+
+    def _compare_collections(self, now: float) -> None:
+        plan = self.app.registry.plan("things")
+        found: dict[int, int] = {}
+        for leg in reversed(plan.legs):  # the one that is emptied first: what leaves it is in the next one
+            exact = leg is plan.legs[0] and leg.write_with is None
+            for page in self.app.store.scan(leg.collection, fields=["edition"], vector=exact):
+                held = {int(record.id): record.fields["edition"] for record in page}
+                self._compare_leg(leg.collection, held, now)
+                found |= held
+                if exact:
+                    self._compare_vectors(leg.model, page)
+        for shard in range(SHARDS):
+            hits = [(id, edition) for id, edition in found.items() if id % SHARDS == shard]
+            self.truth.judge(shard, hits, now, now, self.verdict, "the collections")
+
+    def _compare_leg(self, collection: str, held: dict[int, int], now: float) -> None:
+        """No collection holds what was replaced or deleted, even where another one holds the truth."""
+        for id, edition in held.items():
+            if edition not in (allowed := self.truth.allowed(id, now, now)):
+                kind = "resurrected" if allowed == {GONE} else "stale_reads"
+                self.verdict.complain(kind, f"{collection} holds record {id} as {edition}, not {sorted(allowed)}")
+
+    def _compare_vectors(self, model: str, page: Sequence[Record]) -> None:
+        expected = self.app.encoder.own(
+            model, self.app.encoder.embed(model, [self.models.item(record.id, record.fields["edition"]) for record in page])
+        )
+        stored = np.stack([record.vector for record in page if record.vector is not None])
+        norms = np.linalg.norm(stored, axis=1) * np.linalg.norm(expected, axis=1)
+        for at in np.flatnonzero(1.0 - (stored * expected).sum(axis=1) / norms > 1e-5):
+            self.verdict.complain("stale_reads", f"the vector of record {page[at].id} is not its item's by {model}")
+
+    def _counts(self, seconds: float) -> dict[str, Any]:
+        names = ("lost", "duplicated", "stale_reads", "resurrected", "failed_searches")
+        return {
+            "seed": self.seed,
+            "seconds": round(seconds),
+            "records": self.records,
+            "searches": self.verdict.searches,
+            "writes": self.truth.returned,
+            "failed_writes": self.failed_writes,
+            "kills": self.kills,
+            "suspensions": self.suspensions,
+            "restarts": self.restarts,
+            "upgrades": self.upgrades,
+            "rollbacks": self.rollbacks,
+            "checkpoints": self.checkpoints,
+            **{name: getattr(self.verdict, name) for name in names},
+        }
