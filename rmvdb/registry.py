@@ -597,6 +597,11 @@ class Registry:
             s.add(PhaseRow(upgrade_id=upgrade_id, at=_now(s), phase=row.phase, note=note))
 
     @transaction
+    def refuse_ended(self, s: Session, /, upgrade_id: int) -> None:
+        """WrongPhase where the upgrade has ended: another has taken its place, or undone it."""
+        _refuse_ended(s, upgrade_id)
+
+    @transaction
     def begin_clean_up(self, s: Session, /, upgrade_id: int) -> None:
         """From here on there is no way back; WrongPhase where the upgrade is not cut over (any more)."""
         row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)

@@ -620,6 +620,7 @@ class Conductor:
             try:
                 self._advance(upgrade, worker, force=force)
             except errors.RmvdbError as exc:
+                self.registry.refuse_ended(upgrade.id)  # whatever failed did so because another upgrade took the place
                 self.registry.set_upgrade(upgrade.id, reason=str(exc))
                 raise
             self.registry.set_upgrade(upgrade.id, reason="")

@@ -149,12 +149,12 @@ def test_workers_go_on_with_the_upgrade_that_takes_the_place(halfway: Project, m
 @pytest.mark.parametrize("method", ["naive"])
 def test_a_command_whose_upgrade_is_superseded_ends_and_says_so(halfway: Project, method: str) -> None:
     project = halfway
-    project.fault(v2={"slow": 0.02})
+    project.fault(v2={"slow": 0.08})
     first = project.start(*UPGRADE, "--method", method)
     _until(lambda: project.json("status")["workers"])
     project.run(*THIRD, "--method", method, "--until", "0.3", "--no-cutover")
     _, err = first.communicate(timeout=60)
-    assert (first.returncode, err.count("Error: ")) == (2, 1)
+    assert (first.returncode, err.count("Error: ")) == (2, 1), err
     assert "Error: Upgrade 1 has ended" in err
     assert "what took its place: rmvdb history" in err
     assert project.json("status")["upgrade"] == 2
