@@ -413,6 +413,11 @@ def _plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option("--paper", is_flag=True, help="Train with the paper's settings as printed."),
             click.option("--seed", type=int, default=0, show_default=True, help="Of the sample, the split and the training."),
+            click.option(
+                "--instant-rollback",
+                is_flag=True,
+                help="Empty a copy and keep the original current, so that rmvdb rollback takes a moment.",
+            ),
             click.option("--again", is_flag=True, help="Make the plan anew, even if one is kept."),
         )
     ):
@@ -424,7 +429,7 @@ def _question(gallery: str, options: dict[str, Any]) -> Question:
     from rmvdb.planning import Question
     from rmvdb.training import Method
 
-    names = ("from_version", "to_version", "order", "labels", "sample", "paper", "seed")
+    names = ("from_version", "to_version", "order", "labels", "sample", "paper", "seed", "instant_rollback")
     return Question(gallery=gallery, method=Method(options["method"]), **{name: options[name] for name in names})
 
 
@@ -540,7 +545,7 @@ def _go_on(app: App, conductor: Any, row: UpgradeRow, report: Any, *, detach: bo
         report.say("rmvdb cleanup drops the old collection; until then rmvdb rollback leads back")
     elif row.phase == "serving both":
         now = app.registry.progress(row.id)
-        report.say(f"{now.done} of {now.total} records are re-embedded (t = {now.t:.2f}); {both(row.plan['serving'])}")
+        report.say(f"{now.done} of {now.total} records are re-embedded (t = {now.t:.2f}); {both(row.searched)}")
 
 
 @main.command()
@@ -666,7 +671,7 @@ def cleanup(ctx: click.Context, gallery: str | None, yes: bool) -> None:
     app, row = _active(ctx, gallery)
     if row.phase not in ("cut over", "cleaning up"):
         raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
-    old, begun = " and ".join(row.old_collections), row.phase == "cleaning up"
+    old, begun = " and ".join(row.leaving), row.phase == "cleaning up"
     if not (yes or begun) and not click.confirm(f"Drop {old} and the archive? rmvdb rollback is impossible afterwards"):
         raise errors.NeedsConsent("Nothing was dropped; run rmvdb cleanup --yes to agree")
     with terminal.stoppable() as stop, terminal.progress() as report:

@@ -183,6 +183,23 @@ class UpgradeRow(Table):
     created_at: Mapped[float]
     ended_at: Mapped[float | None]
 
+    @property
+    def original(self) -> str | None:
+        """The collection that is kept whole for an instant roll back; a copy of it is emptied."""
+        legs = self.plan.get("original")
+        return str(legs[0]["collection"]) if legs else None
+
+    @property
+    def searched(self) -> list[str]:
+        """The collections that are searched until cut-over."""
+        return [leg["collection"] for leg in self.plan["serving"] if leg.get("searched", True)]
+
+    @property
+    def leaving(self) -> list[str]:
+        """The collections that clean-up drops."""
+        kept = [self.original] if self.original and self.undoes is None else []
+        return [*self.old_collections, *kept]
+
 
 class PhaseRow(Table):
     """What happened to an upgrade, and when."""
