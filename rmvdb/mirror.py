@@ -19,18 +19,19 @@ from rmvdb.writing import Writes
 PASSES = 5
 
 
-def plans(original: Leg, copy: Leg, serving: Sequence[Leg], final: Sequence[Leg]) -> dict[str, Sequence[Leg]]:
+def plans(before: Leg, copy: Leg, serving: Sequence[Leg], final: Sequence[Leg], kept: Leg) -> dict[str, Sequence[Leg]]:
     """The legs and mirrors of each epoch: `copying`, `serving`, `final`, `alone` from clean-up on, `original` after a roll back.
 
-    `serving` and `final` are the legs of an upgrade of the copy; `original` says with what the mirror is written, too.
+    `before` is the leg in force, `serving` and `final` are those of an upgrade of the copy; `kept` says how the original is
+    written from then on, and searched after a roll back.
     """
-    kept = replace(original, searched=False)
+    mirror = replace(kept, searched=False)
     return {
-        "copying": [replace(original, calibration=None), replace(copy, searched=False)],
-        "serving": [*serving, kept],
-        "final": [*final, kept],
+        "copying": [before, replace(copy, searched=False)],
+        "serving": [*serving, mirror],
+        "final": [*final, mirror],
         "alone": final,
-        "original": [original],
+        "original": [kept],
     }
 
 

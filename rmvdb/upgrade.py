@@ -213,6 +213,8 @@ class Conductor:
         for leg in () if question.instant_rollback else legs:
             self._check_consent(leg.collection, execute=execute)
         version = self._register_version(question, plan)
+        # A mirror is written by its own model where that can be loaded, else by ψ. Nothing may be loaded inside a transaction.
+        own = question.instant_rollback and (plan.reverse is None or self._can_load(legs[0].model))
 
         def details(number: int) -> dict[str, Any]:
             # The name carries the upgrade's number, so no collection is ever named like one before it.
@@ -223,7 +225,8 @@ class Conductor:
             serving, final = self._legs(collection, old, version, plan)
             served = {"before": old, "serving": serving, "final": final}
             if question.instant_rollback:
-                served |= plans(self._kept(legs[0], serving[-1]), old[0], serving, final)
+                kept = legs[0] if own else replace(serving[-1], collection=legs[0].collection)
+                served |= plans(legs[0], old[0], serving, final, replace(kept, calibration=None))
             return {
                 "new_collection": collection,
                 "old_collections": [leg.collection for leg in old],
@@ -338,12 +341,6 @@ class Conductor:
             self.stop.wait(0.1)
 
     # --- the original kept whole --------------------------------------------------------------------------------------
-
-    def _kept(self, original: Leg, led: Leg) -> Leg:
-        """How the original is written, and searched after a roll back: by its own model where that can be loaded, else by ψ."""
-        if led.embedder == original.embedder or self._can_load(original.model):
-            return replace(original, calibration=None)
-        return replace(led, collection=original.collection, calibration=None)
 
     def _mirror(self, upgrade: UpgradeRow) -> Mirror:
         name = f"{upgrade.id}:{uuid.uuid4().hex[:8]}"

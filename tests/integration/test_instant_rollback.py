@@ -1,4 +1,4 @@
-"""`--instant-rollback`: the original stays whole and current, a copy is emptied, and the way back is one epoch; in one process."""
+"""`--instant-rollback` in one process: the original stays whole and current, a copy is emptied, the way back is one epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rmvdb.tables import UpgradeRow
 from rmvdb.training import Method
 from rmvdb.types import Phase, Record
 from rmvdb.writing import Writes
-from tests.support.inprocess import Gallery, make, vector
+from tests.support.inprocess import Gallery, TextEmbedder, make, vector
 
 ORIGINAL = "texts_v1"
 
@@ -38,12 +38,10 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
     made.registry.close()
 
 
-def begin(gallery: Gallery, *, until: float = 1.0, to: str = "v2") -> UpgradeRow:
+def begin(gallery: Gallery, *, until: float = 1.0, to: str = "v2", method: Method = Method.NAIVE) -> UpgradeRow:
     """As `rmvdb upgrade --instant-rollback` begins."""
     conductor = gallery.conductor()
-    question = Question(
-        gallery="texts", from_version="v1", to_version=to, method=Method.NAIVE, order="random", instant_rollback=True
-    )
+    question = Question(gallery="texts", from_version="v1", to_version=to, method=method, order="random", instant_rollback=True)
     question = conductor.resolve(question)
     return conductor.begin(question, conductor.plan(question), gallery.worker(), until=until, cutover=until == 1.0)
 
@@ -303,6 +301,34 @@ def test_agreeing_takes_out_nothing_that_a_client_put_back_meanwhile(gallery: Ga
         assert mirror.agree([row.new_collection, *row.old_collections]) == 1
     expect_holds(gallery, row.new_collection, "v2")
     assert gallery.conductor().verify(gallery.registry.upgrade(row.id)).ok
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_original_is_written_by_its_own_model_where_there_is_one_else_through_psi(tmp_path: Path, there: bool) -> None:
+    gallery = make(tmp_path, records=200, deployed=False)
+    assert gallery.conductor().roll_back(gallery.upgrade) is None
+    gallery.encoder._load_embedder = TextEmbedder if there else without_v1
+    row = go_on(gallery, begin(gallery, until=0.5, method=Method.RQT))
+    psi = gallery.registry.plan("texts").legs[-1].transforms
+    assert len(psi) == 1
+    with gallery.client() as client:
+        put(gallery, client, 7, "written since")
+    [written] = gallery.store.get(ORIGINAL, [7], vector=True)
+    led = gallery.encoder.apply(psi, vector("v2", "written since")[None])[0]
+    own = vector("v1", "written since")
+    assert np.allclose(written.vector, own if there else led, atol=1e-6)  # type: ignore[arg-type]
+    back(gallery, row)
+    with gallery.client() as client:
+        assert client.plan.embedders == (("v1",) if there else ("v2",))
+        assert client.search("written since", limit=1)[0].id == 7
+    gallery.registry.close()
+
+
+def without_v1(version: str) -> TextEmbedder:
+    """What loads the embedders of a process that has lost v1's."""
+    if version == "v1":
+        raise errors.ModelError("no v1 here")
+    return TextEmbedder(version)
 
 
 def test_nothing_takes_the_place_of_an_upgrade_that_keeps_the_original(gallery: Gallery) -> None:
