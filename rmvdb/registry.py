@@ -642,13 +642,26 @@ class Registry:
 
     @transaction
     def add_batches(
-        self, s: Session, /, upgrade_id: int, batches: Sequence[tuple[Sequence[Id], Mapping[str, Any] | None]], *, first: int
+        self,
+        s: Session,
+        /,
+        upgrade_id: int,
+        batches: Sequence[tuple[Sequence[Id], Mapping[str, Any] | None]],
+        *,
+        first: int,
+        by: str | None = None,
     ) -> None:
         """Append batches (ids, origin) to the work list, priorities counting from `first`; none is added twice.
 
-        WrongPhase where the upgrade has ended: whoever makes its list does not know yet.
+        `by`: the worker that leads. WrongPhase where the upgrade has ended, UpgradeRunning where another one leads by now:
+        whoever makes its list does not know yet.
         """
         _refuse_ended(s, upgrade_id)
+        if by is not None and (leads := s.get_one(UpgradeRow, upgrade_id, with_for_update=True).conductor) != by:
+            raise errors.UpgradeRunning(
+                f"{leads or 'Another process'} took upgrade {upgrade_id} over while this one was suspended; "
+                "watch it with rmvdb status --watch"
+            )
         for priority, (ids, origin) in enumerate(batches, start=first):
             there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
             if s.scalar(there) is None:

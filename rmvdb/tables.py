@@ -247,7 +247,8 @@ class IntentRow(Table):
     """A client's registered write of one record."""
 
     __tablename__ = "intents"
-    __table_args__ = (Index("ix_intents_record", "gallery_id", "record"),)
+    # No id is given twice: a write that is marked done late must not mark another one.
+    __table_args__ = (Index("ix_intents_record", "gallery_id", "record"), {"sqlite_autoincrement": True})
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"))

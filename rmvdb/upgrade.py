@@ -110,6 +110,8 @@ class Conductor:
     ) -> None:
         self.hands, self.say, self.report = hands, say, report
         self.stop = stop or threading.Event()
+        #: The worker by whose name it leads, while it does.
+        self._leads: str | None = None
         self.registry, self.store = hands.registry, hands.store
         self.gallery: GalleryRow = self.registry.gallery(gallery)
         if self.gallery.rebuilding:
@@ -404,7 +406,7 @@ class Conductor:
         work = self._undone(upgrade) if upgrade.undoes else self._in_order(upgrade)
         for batches in _chunks(work, LISTED_AT_ONCE):
             self._check_stop()
-            self.registry.add_batches(upgrade.id, batches, first=first)
+            self.registry.add_batches(upgrade.id, batches, first=first, by=self._leads)
             first += len(batches)
         self.registry.set_upgrade(upgrade.id, listed=True, note="the work list is made")
 
@@ -736,7 +738,7 @@ class Conductor:
     def _baton(self, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
         """Be the one process that makes batches and changes phases; UpgradeRunning where another is."""
         self._take_baton(upgrade, worker)
-        ended = threading.Event()
+        self._leads, ended = worker.name, threading.Event()
 
         def hold() -> None:
             while not ended.wait(BATON / 4):
@@ -752,6 +754,7 @@ class Conductor:
         finally:
             ended.set()
             holder.join()
+            self._leads = None
             self.registry.lead(upgrade.id, worker.name, 0)
 
     def _take_baton(self, upgrade: UpgradeRow, worker: Worker) -> None:
