@@ -100,16 +100,18 @@ class Mirror:
         return self._store.get(collection, ids, vector=True)
 
     def _mend(self, target: str, ids: Sequence[Id]) -> int:
+        """Only what differs when nobody writes it: clients that write meanwhile change one collection after the other."""
         if not ids:
             return 0
         with self._writes.alone_at(ids) as (_, permit):
-            found = self._whole(self._original, ids)
-            if found:
-                self._store.upsert(target, found, permit=permit)
-            if len(found) < len(ids):
-                held = {record.id for record in found}
-                self._store.delete(target, [id for id in ids if id not in held], permit=permit)
-        return len(ids)
+            copies = {record.id: record for record in self._whole(target, ids)}
+            found = {record.id: record for record in self._whole(self._original, ids)}
+            changed = [each for id, each in found.items() if id not in copies or not same(each, copies[id])]
+            if changed:
+                self._store.upsert(target, changed, permit=permit)
+            if gone := [id for id in copies if id not in found]:
+                self._store.delete(target, gone, permit=permit)
+        return len(changed) + len(gone)
 
     def _take_in(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
         with self._writes.alone_at(ids) as (_, permit):
