@@ -1,4 +1,4 @@
-"""How long it takes until work goes on: after a worker's death, after a server's return; and what Strong costs a writing client.
+"""How long it takes until work goes on after a worker's death and a server's return; what Strong costs; what a second worker brings.
 
     python tests/bench/recovery.py
 
@@ -22,21 +22,24 @@ from rmvdb.registry import BEGUN
 from tests.support.milvus_server import MilvusServer
 from tests.support.project import Project
 
-IDS = list(range(1, 3001))
+IDS = list(range(1, 10_001))
+#: Seconds of each look at how fast workers are, and before it.
+LOOK, WARM = 20.0, 8.0
 LONGEST = 120.0
 UPGRADE = ("upgrade", "--from", "v1", "--to", "v2", "--method", "naive", "--order", "random", "--sample", "70", "--detach")
 
 
 def main() -> None:
-    """Measure each on one gallery of 3,000 records."""
+    """Measure each on one gallery of 10,000 records."""
     folder = Path(tempfile.mkdtemp(prefix="rmvdb-bench-"))
     with MilvusServer(folder / "milvus") as server:
         project = Project(folder / "project", milvus=server.address, retry_for=60.0).prepare(IDS)
         found: dict[str, Any] = {"strong_search": strong(project)}
-        project.fault(v2={"slow": 0.02})
+        project.fault(v2={"slow": 0.03})  # the embedder is the bottleneck
         project.run(*UPGRADE)
         app = rmvdb.app.load(project.folder)
         upgrade = app.registry.upgrades()[-1].id
+        found["records_per_second"] = workers(project, app, upgrade)
         found["takeover_s"] = [takeover(project, app, upgrade) for _ in range(4)]
         found["server_back_s"] = [server_back(project, server, app, upgrade) for _ in range(3)]
         app.close()
@@ -55,6 +58,23 @@ def strong(project: Project) -> dict[str, float]:
             time.sleep(client.plan.staleness + 3.2)  # milvus.timeout of the project, and a moment
             later += [_seconds(lambda: client.search(item)) for _ in range(10)]
     return {"strong_s": median(after_write), "bounded_s": median(later), "ratio": median(after_write) / median(later)}
+
+
+def workers(project: Project, app: Any, upgrade: int) -> dict[str, float]:
+    """Records that one worker copies in a second, that two do, and their ratio; one, two, two, one, so that drifts cancel out."""
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    for count in (1, 2, 2, 1):
+        started = [project.start("worker") for _ in range(count)]
+        _wait(lambda: all(_held(app, upgrade, each.pid) for each in started))  # noqa: B023 (asked within this turn)
+        time.sleep(WARM)
+        before, began = app.registry.progress(upgrade).done, time.monotonic()
+        time.sleep(LOOK)
+        rates[count].append((app.registry.progress(upgrade).done - before) / (time.monotonic() - began))
+        for each in started:
+            each.terminate()
+            each.communicate(timeout=LONGEST)
+    one, two = (sum(rates[count]) / len(rates[count]) for count in (1, 2))
+    return {"one": round(one, 1), "two": round(two, 1), "ratio": round(two / one, 2)}
 
 
 def takeover(project: Project, app: Any, upgrade: int) -> float:
