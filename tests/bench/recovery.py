@@ -1,4 +1,4 @@
-"""How long it takes until work goes on after a worker's death and a server's return; what Strong costs; what a second worker brings.
+"""How long until work goes on after a worker's death and a server's return; what Strong costs; what a second worker brings.
 
     python tests/bench/recovery.py
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from rmvdb import errors
-from rmvdb.types import BatchState, Id
+from rmvdb.client import Client
+from rmvdb.types import BatchState, Id, Phase
 from tests.support.inprocess import Gallery, make, vector
 
 
@@ -226,3 +228,45 @@ def _ids(packed: bytes | None) -> list[Id]:
 def in_state(gallery: Gallery, state: BatchState) -> set[Id]:
     """The ids of the batches in that state."""
     return {id for row in gallery.registry.batches(gallery.upgrade.id, state=state) for id in _ids(row.ids)}
+
+
+def test_fifty_threads_search_on_through_cut_over_and_clean_up(tmp_path: Path) -> None:
+    """Five applications of ten threads; each answer is the whole gallery, and none fails."""
+    gallery = make(tmp_path, times={"max_age": 1.0, "longest_search": 4.0, "staleness": 0.0})
+    always, stop = set(gallery.source.of), threading.Event()
+    wrong: list[str] = []
+    answers: Counter[int] = Counter()
+
+    def search(client: Client) -> None:
+        while not stop.is_set():
+            try:
+                found = [hit.id for hit in client.search("anything", limit=100)]
+            except errors.RmvdbError as exc:
+                wrong.append(repr(exc))
+                continue
+            answers[client.plan.epoch] += 1
+            time.sleep(0.1)  # the upgrade needs a share of the machine, too
+            if len(found) != len(always) or set(found) != always:
+                wrong.append(f"{len(found)} hits, missed {sorted(always - set(found))}")
+
+    clients = [gallery.client() for _ in range(5)]
+    threads = [threading.Thread(target=search, args=(client,)) for client in clients for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    try:
+        row = gallery.conductor().advance(gallery.upgrade, gallery.worker(lease=12.0))
+        assert row.phase == Phase.CUT_OVER
+        gallery.conductor().clean_up(row)
+        before = sum(answers.values())
+        while sum(answers.values()) < before + 50:
+            time.sleep(0.01)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        for client in clients:
+            client.close()
+    assert wrong == []
+    assert len(answers) == 2  # both collections, then the new one
+    assert not gallery.store.exists(gallery.task.old[0])
+    gallery.registry.close()
