@@ -16,7 +16,7 @@ from rmvdb.training import Fitted, Method
 #: What is compared where the method is left to rmvdb: no training, the ψ that is trained fastest and needs no labels, and the one
 #: that gains most, which is `mcl` where ρ isn't shown to help. The others are the paper's steps between these.
 CANDIDATES = (Method.NAIVE, Method.RQT, Method.RM)
-#: Fewer records than this, half of which one method is chosen by, say more of chance than of methods.
+#: Fewer records than these to choose by say more of chance than of methods.
 LEAST_TO_CHOOSE = 40
 #: What others do.
 RRF, PROCRUSTES, RIDGE = "rrf", "procrustes", "ridge"
@@ -77,14 +77,14 @@ def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Metho
 
     Those that are `unable` to be served here are not recommended.
     """
-    steps, count = list(dict.fromkeys(methods)), len(trial.orders)
-    told: list[Prediction] = []
-    for at, method in enumerate(steps):
-        for order in trial.orders:
-            trial.progress("measuring", len(told), len(steps) * count)
-            if (found := trial.predict(method, order)).method not in {each.method for each in told if each.order == order}:
-                told.append(found)
-        trial.progress("measuring", (at + 1) * count, len(steps) * count)
+    steps = [(method, order) for method in dict.fromkeys(methods) for order in trial.orders]
+    known: dict[tuple[Method, str], Prediction] = {}
+    for done, (method, order) in enumerate(steps):
+        trial.progress("measuring", done, len(steps))
+        found = trial.predict(method, order)
+        known.setdefault((found.method, order), found)  # without ρ two methods may be the same
+    trial.progress("measuring", len(steps), len(steps))
+    told = list(known.values())
     rows = [*_levels(trial, told), *(_of_method(trial, each) for each in told)]
     rows += [_row(trial, name, found) for name, found in _others(trial)]
     able = [each for each in told if each.method not in unable] or told
@@ -111,18 +111,16 @@ def recommend(told: Sequence[Prediction], *, seed: int) -> Prediction:
 
 def _because(best: Prediction, told: Sequence[Prediction], allowed: Sequence[Prediction], seed: int) -> str:
     several = len({each.order for each in told}) > 1
-    words = (
-        f"{_name(best, several)} is worth most on what was kept for choosing ({_points(best.merit)} points of AUC, mAP + CMC@1"
-    )
+    words = f"{_name(best, several)} is worth most on what was kept to choose by (AUC of mAP + CMC@1 {_points(best.merit)}"
     others = [each for each in allowed if each.method is not best.method]
     if others:
         second = max(others, key=_worth)
         words += f", less its falls; {_name(second, several)} {_points(second.merit)}"
     words += ")"
-    refused = dict.fromkeys(each.method.value for each in told if each not in allowed)
+    refused = dict.fromkeys(str(each.method) for each in told if each.verdict == "refuse" and each is not best)
     if refused:
         words += f"; {' and '.join(refused)} would start below what is served now"
-    simpler = [each for each in others if _rank(each) < _rank(best)]
+    simpler = [each for each in others if each.order == best.order and _rank(each) < _rank(best)]
     for each in sorted(simpler, key=_rank):
         low, high = metrics.bootstrap(best.measured.merit - each.measured.merit, seed=seed)
         if low <= 0:

@@ -132,7 +132,9 @@ class Trial:
             queries=queries,
         )
         if (known := int(sample.own.sum())) < LEAST_PAIRS:
-            raise PlanRefused(f"{known} pairs are too few to train and to measure on; give a sample of {LEAST_PAIRS} or more")
+            raise PlanRefused(
+                f"{known} pairs are too few to train and to measure on; sample {LEAST_PAIRS} or more, or use the method naive"
+            )
         rows = sample.split(seed=seed, most=held_out, seen=np.zeros(len(pairs), dtype=bool) if seen is None else seen)
         #: The rows that are fitted on.
         self.seen = rows[0]

@@ -127,7 +127,7 @@ def test_what_is_worth_most_is_recommended_and_the_next_named():
     best = recommend([told(Method.NAIVE, 0.9), told(Method.RQT, 1.1, better=0.2), told(Method.RM, 1.3, better=0.4)], seed=0)
     assert best.method is Method.RM
     assert "rm is worth most" in best.choice
-    assert "(130.0 points of AUC, mAP + CMC@1, less its falls; rqt 110.0)" in best.choice
+    assert "(AUC of mAP + CMC@1 130.0, less its falls; rqt 110.0)" in best.choice
     assert "noise" not in best.choice
 
 
