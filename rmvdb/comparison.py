@@ -39,6 +39,8 @@ class Row:
     #: The share of queries that are right by the old model and wrong at each t.
     negative_flips: list[float]
     calibrated: bool
+    #: Whether its method is worth most with this order.
+    best: bool = True
     #: What a method is chosen by, of records or queries that are not measured on: areas of mAP and CMC@1 less their falls.
     merit: float | None = None
     #: ok, warn or refuse, and why; None for what rmvdb does not serve.
@@ -85,7 +87,8 @@ def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Metho
         known.setdefault((found.method, order), found)  # without ρ two methods may be the same
     trial.progress("measuring", len(steps), len(steps))
     told = list(known.values())
-    rows = [*_levels(trial, told), *(_of_method(trial, each) for each in told)]
+    best = {each.method: each.order for each in sorted(told, key=_worth)}
+    rows = [*_levels(trial, told), *(replace(_of_method(trial, each), best=best[each.method] == each.order) for each in told)]
     rows += [_row(trial, name, found) for name, found in _others(trial)]
     able = [each for each in told if each.method not in unable] or told
     return Comparison(rows=rows, recommended=recommend(able, seed=trial.seed), relevance=trial.relevance)

@@ -34,8 +34,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    best = {row["name"]: row for row in sorted(found["rows"], key=lambda row: row["merit"] or 0)}
-    curves = [best[name] for name in dict.fromkeys(row["name"] for row in found["rows"]) if name not in LEVELS]
+    best = {row["name"]: row for row in found["rows"] if row["best"]}
+    curves = [row for name, row in best.items() if name not in LEVELS]
     figure, axes = pyplot.subplots(1, 2, figsize=(12, 5.2), layout="constrained")
     for axis, (title, key) in zip(axes, (("mAP", "map"), ("CMC@1", "cmc")), strict=True):
         for name, (label, line, colour) in LEVELS.items():

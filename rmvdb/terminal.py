@@ -135,9 +135,7 @@ def print_plan(found: Plan) -> None:
 def print_comparison(found: dict[str, Any]) -> None:
     """What `Comparison.to_json` gives: each method with its best order, every order of the one to take, and why that one."""
     advice, rows = found["recommended"], found["rows"]
-    best = {row["name"]: row for row in sorted(rows, key=lambda row: row["merit"] or 0)}
-    shown = [best[name] for name in dict.fromkeys(row["name"] for row in rows)]
-    print_rows([_compared(row) for row in shown], as_json=False)
+    print_rows([_compared(row) for row in rows if row["best"]], as_json=False)
     if len(orders := [row for row in rows if row["name"] == advice["method"]]) > 1:
         click.echo(f"every order of {advice['method']}:")
         print_rows([_compared(row) for row in orders], as_json=False)
@@ -201,7 +199,7 @@ def _hundred(share: float | None) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.0f} %"
+    return "–" if share is None else f"{round(100 * share)} %"
 
 
 def _size(count: float) -> str:

@@ -97,6 +97,12 @@ def test_every_method_has_a_row_for_every_order_and_others_have_one(found):
     assert ridge.curve.map == made.measure("again", Fitted(reverse=again), "one").curve.map
 
 
+def test_the_best_order_of_each_method_is_marked(found):
+    for name in ("naive", "rqt", "rm"):
+        rows = [row for row in found[1].rows if row.name == name]
+        assert [row.best for row in rows] == [row.merit == max(each.merit for each in rows) for row in rows]
+
+
 def test_methods_that_come_down_to_the_same_are_trained_and_told_once():
     said = []
     made = trial(pairs(300, labels=False), progress=lambda step, done, total: said.append(step))
