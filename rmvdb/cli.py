@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rmvdb.tables import UpgradeRow
 
 METHODS = ("naive", "rqt", "cl-s", "cl-m", "mcl", "rm")
+AUTO = "auto"
 ORDERS = ("classification-score", "centroid", "cluster", "random")
 
 
@@ -46,6 +48,20 @@ class AtLeastZero(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is no number to limit by; 0 lifts the limit", param, ctx)
         return number
+
+
+def _some(kind: str, known: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
+    """What reads an option that takes some of these names, with commas between them, or `all`."""
+
+    def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, ...]:
+        if value is None:
+            return ()
+        names = known if value == "all" else tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+        if unknown := [name for name in names if name not in known]:
+            raise errors.UnknownName(kind, unknown[0], known)
+        return names
+
+    return read
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
@@ -395,49 +411,127 @@ def gallery_source(ctx: click.Context, name: str, spec: str) -> None:
 # --- the upgrade ------------------------------------------------------------------------------------------------------
 
 
-def _plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(
-        (
-            gallery_option,
-            click.option("--from", "from_version", required=True, help="The model version the gallery holds."),
-            click.option("--to", "to_version", required=True, help="The model version it shall hold."),
-            click.option(
-                "--method", type=click.Choice(METHODS), default="rm", show_default=True, help="How the old part is searched."
-            ),
-            click.option(
-                "--order", type=click.Choice(ORDERS), help="What is backfilled first [default: the first the version can give]."
-            ),
-            click.option("--labels", metavar="FIELD", help="The field with a record's class or identity, if it has one."),
-            click.option(
-                "--sample", type=click.IntRange(min=1), default=20_000, show_default=True, help="Records to train and measure on."
-            ),
-            click.option("--paper", is_flag=True, help="Train with the paper's settings as printed."),
-            click.option("--seed", type=int, default=0, show_default=True, help="Of the sample, the split and the training."),
-            click.option(
-                "--instant-rollback",
-                is_flag=True,
-                help="Empty a copy and keep the original current, so that rmvdb rollback takes a moment.",
-            ),
-            click.option("--again", is_flag=True, help="Make the plan anew, even if one is kept."),
-        )
-    ):
-        command = option(command)
-    return command
+def _sample_options(most: int) -> tuple[Callable[..., Any], ...]:
+    """What a plan and a simulation are asked alike, with so many records sampled by default."""
+    return (
+        gallery_option,
+        click.option("--from", "from_version", required=True, help="The model version the gallery holds."),
+        click.option("--to", "to_version", required=True, help="The model version it shall hold."),
+        click.option("--labels", metavar="FIELD", help="The field with a record's class or identity, if it has one."),
+        click.option(
+            "--sample", type=click.IntRange(min=1), default=most, show_default=True, help="Records to train and measure on."
+        ),
+        click.option("--paper", is_flag=True, help="Train with the paper's settings as printed."),
+        click.option("--seed", type=int, default=0, show_default=True, help="Of the sample, the split and the training."),
+    )
 
 
-def _question(gallery: str, options: dict[str, Any]) -> Question:
+_PLAN_OPTIONS = (
+    *_sample_options(20_000),
+    click.option(
+        "--method",
+        type=click.Choice((AUTO, *METHODS)),
+        default=AUTO,
+        show_default=True,
+        help="How the old part is searched; auto compares naive, rqt and rm on the sample.",
+    ),
+    click.option(
+        "--order", type=click.Choice(ORDERS), help="What is backfilled first [default: the first the version can give]."
+    ),
+    click.option(
+        "--instant-rollback",
+        is_flag=True,
+        help="Empty a copy and keep the original current, so that rmvdb rollback takes a moment.",
+    ),
+    click.option("--again", is_flag=True, help="Make the plan anew, even if one is kept."),
+)
+
+
+def _with(options: Iterable[Callable[..., Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that gives a command these options, in their order."""
+    return lambda command: functools.reduce(lambda made, option: option(made), reversed(tuple(options)), command)
+
+
+def _question(gallery: str, options: dict[str, Any], *, method: str = AUTO) -> Question:
     from rmvdb.planning import Question
     from rmvdb.training import Method
 
-    names = ("from_version", "to_version", "order", "labels", "sample", "paper", "seed", "instant_rollback")
-    return Question(gallery=gallery, method=Method(options["method"]), **{name: options[name] for name in names})
+    return Question(gallery=gallery, method=None if method == AUTO else Method(method), **options)
 
 
 @main.command()
-@_plan_options
+@_with(_sample_options(2000))
+@click.option(
+    "--methods",
+    metavar="NAMES",
+    callback=_some("method", METHODS),
+    default="all",
+    show_default=True,
+    help=f"Some of {','.join(METHODS)}, or all.",
+)
+@click.option(
+    "--orders",
+    metavar="NAMES",
+    callback=_some("order", ORDERS),
+    help=f"Some of {','.join(ORDERS)}, or all [default: all that can be given].",
+)
+@click.option(
+    "--queries", "file", metavar="FILE", help='Queries with known answers, a line each: {"item": "a text", "answers": [7, 42]}.'
+)
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw the curves into this file, too.")
 @json_option
 @click.pass_context
-def plan(ctx: click.Context, /, gallery: str | None, as_json: bool, again: bool, **options: Any) -> None:
+def simulate(
+    ctx: click.Context,
+    /,
+    gallery: str | None,
+    methods: tuple[str, ...],
+    orders: tuple[str, ...],
+    file: str | None,
+    png: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Compare every method and order on a sample, with what others do, and recommend one. Changes nothing.
+
+    A query should find the records of its --labels; or the answers that --queries gives, which are put into the sample (an item
+    is the file of that name, else a text); or, without both, what lies nearest by the new model.
+
+    \b
+    Example:
+      rmvdb simulate --from v1 --to v2 --labels category --png curves.png
+      rmvdb simulate --from v1 --to v2 --queries judged.jsonl --methods naive,rqt,rm
+    """
+    from rmvdb import sources
+    from rmvdb.training import Method
+
+    if png is not None:
+        from rmvdb import picture
+
+        picture.check(png)
+    app = _app(ctx)
+    name = app.gallery_name(gallery)
+    with terminal.progress(quiet=as_json) as report:
+        conductor = app.conductor(name, report=report)
+        found = conductor.simulate(
+            conductor.resolve(_question(name, options)),
+            methods=[Method(method) for method in methods],
+            orders=orders,
+            queries=sources.queries(Path(file)) if file else (),
+        ).to_json()
+    if png is not None:
+        picture.draw(found, png)
+    if as_json:
+        terminal.print_json(found)
+    else:
+        terminal.print_comparison(found)
+
+
+@main.command()
+@_with(_PLAN_OPTIONS)
+@json_option
+@click.pass_context
+def plan(ctx: click.Context, /, gallery: str | None, as_json: bool, again: bool, method: str, **options: Any) -> None:
     """Train into a cache and show what an upgrade would do: held-out quality, curve, cost. Changes nothing.
 
     \b
@@ -448,7 +542,7 @@ def plan(ctx: click.Context, /, gallery: str | None, as_json: bool, again: bool,
     name = app.gallery_name(gallery)
     with terminal.progress(quiet=as_json) as report:
         conductor = app.conductor(name, report=report)
-        found = conductor.plan(conductor.resolve(_question(name, options)), again=again)
+        found = conductor.plan(conductor.resolve(_question(name, options, method=method)), again=again)
     if as_json:
         from dataclasses import asdict
 
@@ -458,7 +552,7 @@ def plan(ctx: click.Context, /, gallery: str | None, as_json: bool, again: bool,
 
 
 @main.command()
-@_plan_options
+@_with(_PLAN_OPTIONS)
 @click.option("--until", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Stop at this share of the gallery.")
 @click.option("--no-cutover", is_flag=True, help="Leave both collections in service at the end.")
 @click.option("--detach", is_flag=True, help="Plan and deploy, then leave the backfill to workers.")
@@ -470,6 +564,7 @@ def upgrade(
     /,
     gallery: str | None,
     again: bool,
+    method: str,
     until: float,
     no_cutover: bool,
     detach: bool,
@@ -495,7 +590,7 @@ def upgrade(
             if _is_done(app, name, options["from_version"], options["to_version"]):
                 report.say(f"gallery {name} holds {options['to_version']} already")
                 return
-            question = conductor.resolve(_question(name, options))
+            question = conductor.resolve(_question(name, options, method=method))
             found = conductor.plan(question, again=again)
             report.show(lambda: terminal.print_plan(found))
             row = conductor.begin(question, found, app.worker(), until=until, cutover=not no_cutover, execute=execute)

@@ -20,6 +20,8 @@ Bools = npt.NDArray[np.bool_]
 Labels = npt.NDArray[np.generic]
 #: Queries are ranked this many at a time, so that memory is bounded by the gallery.
 CHUNK = 512
+#: Values drawn at once for a bootstrap.
+DRAWN = 1 << 18
 
 
 def distances(queries: Vectors, gallery: Vectors, *, metric: Metric) -> npt.NDArray[np.float32]:
@@ -140,8 +142,14 @@ def mean(values: Floats) -> float:
 
 def area(ts: Sequence[float], values: Sequence[float]) -> float:
     """The area under a curve over t by the trapezoid rule: AUC_mAP or AUC_CMC."""
-    x, y = np.asarray(ts, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    return float((np.diff(x) * (y[1:] + y[:-1]) / 2).sum())
+    return float(areas(ts, np.asarray(values, dtype=np.float64)[:, None])[0])
+
+
+def areas(ts: Sequence[float], values: Floats) -> Floats:
+    """The same of each query's own curve, (T, Q) to (Q,)."""
+    steps = np.diff(np.asarray(ts, dtype=np.float64))  # (T − 1,)
+    found: Floats = (steps[:, None] * (values[1:] + values[:-1]) / 2).sum(axis=0)
+    return found
 
 
 def gain(auc: float, *, old: float, new: float) -> float:
@@ -183,7 +191,9 @@ def bootstrap(values: Floats, *, rounds: int = 2000, level: float = 0.95, seed: 
     if not len(known):
         return float("nan"), float("nan")
     rng = np.random.default_rng(seed)
-    means = [known[rng.integers(0, len(known), len(known))].mean() for _ in range(rounds)]
+    at_once = max(1, DRAWN // len(known))
+    sizes = [min(at_once, rounds - start) for start in range(0, rounds, at_once)]
+    means = np.concatenate([known[rng.integers(0, len(known), (size, len(known)))].mean(axis=1) for size in sizes])
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

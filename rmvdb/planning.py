@@ -8,33 +8,29 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb import errors, files, simulate
+from rmvdb import comparison, errors, files, prediction, simulate
 from rmvdb.archive import EmbeddingCache
 from rmvdb.artifacts import Artifacts
-from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.ordering import ORDERS, Order, make_order
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry import pack_ids
+from rmvdb.sampling import Report, Sample, Sampler, vectors_of
 from rmvdb.training import Method, Pairs, Settings
-from rmvdb.types import Id, Leg, Metric, Record, Vectors
+from rmvdb.types import Id, Leg, Metric, Query, Record
 
 if TYPE_CHECKING:
     from rmvdb.tables import VersionRow
 
 log = logging.getLogger(__name__)
 
-#: Called with what is being done and how far it is.
-Report: TypeAlias = Callable[[str, int, int], None]
-#: Records read and embedded at once while sampling.
-CHUNK = 500
 #: Records of the newest old collection to calibrate and to measure on, however small a part of the gallery they are.
 LEAST_HELD_OUT = 30
 
@@ -48,7 +44,8 @@ class Question:
     to_version: str
     #: The collections that it would empty, newest first.
     old: tuple[str, ...] = ()
-    method: Method = Method.RM
+    #: None takes the one of `comparison.CANDIDATES` that is worth most on the sample.
+    method: Method | None = None
     #: None chooses the first that the old version can give.
     order: str | None = None
     #: The scalar field that holds a record's class or identity.
@@ -80,37 +77,13 @@ class Plan:
     calibrations: tuple[str | None, ...]
     #: SHA-256 of the packed ids of the records that ψ and ρ were trained on, where anything was trained.
     trained_on: str | None
-    #: `simulate.Prediction` as JSON; None where the gallery is too small to measure on.
+    #: `prediction.Prediction` as JSON; None where the gallery is too small to measure on.
     prediction: dict[str, Any] | None
     #: records, embedded_per_second, seconds, vector_bytes, archive_bytes; copy_bytes where a copy is made.
     cost: dict[str, float]
     #: Records of the sample that could not be embedded.
     skipped: int
     made_at: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
-    """Records with their vectors in the spaces that they are, or will be, searched in."""
-
-    records: list[Record]
-    #: Which of the old legs each is in, and whether an earlier training has seen it, (n,).
-    leg: npt.NDArray[np.intp]
-    seen: npt.NDArray[np.bool_]
-    #: Their queries, (n, d), of each old leg that has an embedder of its own, by its number: the stored vector where it is there.
-    asked: dict[int, Vectors]
-    #: (n, d_new)
-    new: Vectors
-    skipped: int
-    per_second: float | None
-
-    def rows(self, leg: int) -> npt.NDArray[np.intp]:
-        """Those that are in this leg, (m,)."""
-        return np.flatnonzero(self.leg == leg)
-
-    def held(self, leg: int) -> list[Record]:
-        """The records of `rows`."""
-        return [self.records[row] for row in self.rows(leg)]
 
 
 class Planner:
@@ -127,8 +100,8 @@ class Planner:
         folder: Path,
     ) -> None:
         """`cache` gives the embeddings that are kept of a model version."""
-        self._store, self._encoder, self._artifacts = store, encoder, artifacts
-        self._source, self._cache, self._folder = source, functools.cache(cache), folder
+        self._store, self._encoder, self._artifacts, self._folder = store, encoder, artifacts, folder
+        self._sampler = Sampler(store=store, encoder=encoder, source=source, cache=cache)
 
     def plan(
         self,
@@ -152,19 +125,44 @@ class Planner:
         if len(legs) > 1:
             _refuse_too_few(question, legs[0], counts[0])
         sizes, held_out = _sizes(question.sample, counts)
-        sample = self._sample(question, legs, sizes, seen, report)
-        orders = {
-            at: self.order(question, leg, classifier, held)
-            for at, (leg, classifier) in enumerate(zip(legs, classifiers, strict=True))
-            if (held := sample.held(at))
-        }
-        confidence = _confidence(sample, {at: order for at, (_, order) in orders.items()})
-        prediction = self._predict(question, legs, Metric(to.metric), sample, confidence, held_out, report)
-        names = ", ".join(dict.fromkeys(name for name, _ in orders.values()))
-        plan = self._written(question, legs, prediction, sample, names, counts)
+        sample = self._sampler.sample(question.to_version, legs, sizes, seen, report, seed=question.seed)
+        order, confidence = self._confidence(question, legs, classifiers, sample)
+        told = None
+        # Else nothing is to be trained, and there is too little to measure on.
+        if len(sample.rows(0)) >= prediction.LEAST_PAIRS or question.method is not Method.NAIVE:
+            trial = self._trial(question, legs, Metric(to.metric), sample, {order: confidence}, held_out, report)
+            told = trial.predict(question.method) if question.method else comparison.chosen(trial, self._able(legs))
+        plan = self._written(question, legs, told, sample, order, counts)
         data = json.dumps(asdict(plan)).encode()
         files.durable_write(self._pointer(question), self._artifacts.put(data, suffix="json").encode())
         return plan
+
+    def compare(
+        self,
+        question: Question,
+        legs: Sequence[Leg],
+        to: VersionRow,
+        *,
+        classifiers: Sequence[Classifier | None],
+        methods: Sequence[Method] = tuple(Method),
+        orders: Sequence[str] = (),
+        queries: Sequence[Query] = (),
+        seen: Set[Id] = frozenset(),
+        report: Report = lambda *_: None,
+    ) -> comparison.Comparison:
+        """Methods and orders (none: all that can be given) side by side, on a sample as for a plan; only embeddings are kept.
+
+        `queries` with known answers, which are put into the sample, are searched for in place of the records themselves. Raises
+        what `plan` raises, and UsageError for queries that cannot be measured by.
+        """
+        counts = [self._store.count(leg.collection) for leg in legs]
+        sizes, held_out = _sizes(question.sample, counts)
+        sample = self._sampler.sample(question.to_version, legs, sizes, seen, report, seed=question.seed, queries=queries)
+        names = orders or [name for name in ORDERS if _can_be_given(name, question, classifiers)]
+        confidences = {name: self._confidence(replace(question, order=name), legs, classifiers, sample)[1] for name in names}
+        trial = self._trial(question, legs, Metric(to.metric), sample, confidences, held_out, report)
+        unable = set(comparison.CANDIDATES) - set(self._able(legs))
+        return replace(comparison.compare(trial, methods, unable=unable), skipped=sample.skipped)
 
     def kept(self, question: Question) -> Plan | None:
         """The plan that was made for this question, if it is still whole."""
@@ -182,124 +180,50 @@ class Planner:
         if name not in ORDERS:
             raise errors.UnknownName("order", name, ORDERS)
         if records is None:
-            records = self._records(leg.collection, question.sample, question.seed)
+            records = self._sampler.records(leg.collection, question.sample, question.seed)
         return name, make_order(
             name, records, classifier=classifier, label_field=question.labels, metric=leg.metric, seed=question.seed
         )
 
+    def _confidence(
+        self, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None], sample: Sample
+    ) -> tuple[str, npt.NDArray[np.float32]]:
+        """Of every record by the order of the collection that holds it, (n,), and the names of these orders."""
+        found, names = np.zeros(len(sample.records), dtype=np.float32), []
+        for at, (leg, classifier) in enumerate(zip(legs, classifiers, strict=True)):
+            if held := sample.held(at):
+                name, order = self.order(question, leg, classifier, held)
+                found[sample.rows(at)] = order.confidence(held)
+                names.append(name)
+        return ", ".join(dict.fromkeys(names)), found
+
+    def _able(self, legs: Sequence[Leg]) -> list[Method]:
+        """The methods to choose from: naive needs every embedder that is in service."""
+        try:
+            for leg in legs:
+                self._encoder.embedder(leg.embedder)
+        except errors.ModelError:
+            return [method for method in comparison.CANDIDATES if method is not Method.NAIVE]
+        return list(comparison.CANDIDATES)
+
     def _pointer(self, question: Question) -> Path:
         return self._folder / question.key
 
-    # --- sample -------------------------------------------------------------------------------------------------------
-
-    def _ids(self, collection: str, most: int, seed: int, without: Set[Id]) -> list[Id]:
-        """A uniform sample of ids by one streaming pass, sorted; the same collection and seed give the same sample."""
-        rng = np.random.default_rng(seed)
-        kept: list[tuple[float, Id]] = []
-        for page in self._store.scan(collection):
-            drawn = zip(rng.random(len(page)).tolist(), (record.id for record in page), strict=True)
-            kept += [(place, id) for place, id in drawn if id not in without]
-            if len(kept) > 4 * most:
-                kept = sorted(kept, key=lambda each: each[0])[:most]
-        chosen = sorted(kept, key=lambda each: each[0])[:most]
-        return sorted((id for _, id in chosen), key=lambda id: (str(type(id)), id))
-
-    def _records(self, collection: str, most: int, seed: int, without: Set[Id] = frozenset()) -> list[Record]:
-        ids = self._ids(collection, most, seed, without)
-        chunks = (ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK))
-        return [record for chunk in chunks for record in self._store.get(collection, chunk, vector=True)]
-
-    def _sample(self, question: Question, legs: Sequence[Leg], sizes: Sequence[int], seen: Set[Id], report: Report) -> Sample:
-        held = [
-            self._records(leg.collection, size, question.seed, without=seen if at else frozenset())
-            for at, (leg, size) in enumerate(zip(legs, sizes, strict=True))
-        ]
-        # A record in two collections, as a client's write leaves it, counts where it is newest.
-        home = {record.id: (at, record) for at, records in reversed(list(enumerate(held))) for record in records}
-        records = [record for _, record in home.values()]
-        started = time.monotonic()
-        new, fresh = self._embed_all(question.to_version, records, functools.partial(report, "embedding the sample"))
-        per_second = fresh / max(time.monotonic() - started, 1e-9) if fresh else None
-        asked = {at: self._asked(leg, held[at], records, report) for at, leg in enumerate(legs) if not at or _own(leg, legs[0])}
-        usable = [id for id in home if all(id in found for found in (new, *asked.values()))]
-        if not usable:
-            raise errors.PlanRefused(
-                f"Gallery {question.gallery!r} has no record that could be embedded; add records, then plan again"
-            )
-        return Sample(
-            records=[home[id][1] for id in usable],
-            leg=np.array([home[id][0] for id in usable]),
-            seen=np.array([id in seen for id in usable]),
-            asked={at: np.stack([found[id] for id in usable]) for at, found in asked.items()},
-            new=np.stack([new[id] for id in usable]),
-            skipped=len(records) - len(usable),
-            per_second=per_second,
-        )
-
-    def _asked(self, leg: Leg, held: Sequence[Record], records: Sequence[Record], report: Report) -> dict[Id, Vectors]:
-        """What this leg is asked with for each of these records: its own vector where the leg holds it, else a new one."""
-        own = {record.id: record.vector for record in held if record.vector is not None}
-        others = [record for record in records if record.id not in own]
-        raw, _ = self._embed_all(leg.embedder, others, functools.partial(report, f"embedding the sample by {leg.embedder}"))
-        if raw:
-            own |= zip(raw, self._encoder.apply(leg.transforms, np.stack(list(raw.values()))), strict=True)
-        return own
-
-    def _embed_all(
-        self, version: str, records: Sequence[Record], report: Callable[[int, int], None]
-    ) -> tuple[dict[Id, Vectors], int]:
-        """Raw vectors of a version by id, of the records that have one, and how many of them were not known before."""
-        found: dict[Id, Vectors] = {}
-        fresh = 0
-        for start in range(0, len(records), CHUNK):
-            report(start, len(records))
-            chunk = records[start : start + CHUNK]
-            known = self._cache(version).get([record.id for record in chunk], _vectors(chunk))
-            made = self._embedded(version, [record for record in chunk if record.id not in known])
-            fresh += len(made)
-            found |= known | made
-        report(len(records), len(records))
-        return found, fresh
-
-    def _embedded(self, version: str, records: Sequence[Record]) -> dict[Id, Vectors]:
-        """Raw new vectors by id, kept so that the backfill need not compute them again."""
-        if not records:
-            return {}
-        if self._source is None:
-            raise errors.SourceError("The gallery has no source to re-embed from; give it one: rmvdb gallery source NAME SPEC")
-        items = self._source.load(records)
-        there = [record for record in records if record.id in items]
-        if not there:
-            raise errors.SourceError(
-                f"The source has an item of none of {len(records)} records, such as {records[0].id!r}; "
-                "mend the source, then plan again"
-            )
-        vectors, bad = embed_checked(
-            self._encoder.embedder(version), [items[record.id] for record in there], self._encoder.chain(version).dim
-        )
-        good = [at for at in range(len(there)) if at not in bad]
-        ids = [there[at].id for at in good]
-        self._cache(version).put(ids, _vectors([there[at] for at in good]), vectors[good])
-        return dict(zip(ids, vectors[good], strict=True))
-
     # --- predict ------------------------------------------------------------------------------------------------------
 
-    def _predict(
+    def _trial(
         self,
         question: Question,
         legs: Sequence[Leg],
         new_metric: Metric,
         sample: Sample,
-        confidence: npt.NDArray[np.float32],
+        confidences: Mapping[str, npt.NDArray[np.float32]],
         held_out: int | None,
         report: Report,
-    ) -> simulate.Prediction | None:
-        if len(sample.rows(0)) < simulate.LEAST_PAIRS and question.method is Method.NAIVE:
-            return None  # nothing to train, and too few to measure on
-        return simulate.predict(
+    ) -> prediction.Trial:
+        return prediction.Trial(
             Pairs(old=sample.asked[0], new=sample.new, labels=_labels(sample.records, question.labels)),
-            method=question.method,
-            confidence=confidence,
+            confidences=confidences,
             old_metric=legs[0].metric,
             new_metric=new_metric,
             settings=Settings.paper(seed=question.seed) if question.paper else Settings(seed=question.seed),
@@ -307,14 +231,15 @@ class Planner:
             seen=sample.seen,
             behind=[self._behind(legs, at, sample) for at in range(1, len(legs))],
             held_out=held_out,
-            progress=lambda done, total: report("training", done, total),
+            queries=sample.queries,
+            progress=report,
         )
 
     def _behind(self, legs: Sequence[Leg], at: int, sample: Sample) -> simulate.Behind:
         held = sample.leg == at
         vectors = np.zeros((len(held), self._encoder.chain(legs[at].model).dim), dtype=np.float32)
         if held.any():
-            vectors[held] = np.stack(_vectors(sample.held(at)))
+            vectors[held] = np.stack(vectors_of(sample.held(at)))
         return simulate.Behind(
             metric=legs[at].metric,
             held=held,
@@ -327,25 +252,25 @@ class Planner:
         self,
         question: Question,
         legs: Sequence[Leg],
-        prediction: simulate.Prediction | None,
+        told: prediction.Prediction | None,
         sample: Sample,
         order: str,
         counts: Sequence[int],
     ) -> Plan:
         put = self._artifacts.put
-        head = prediction.fitted.head if prediction else None
-        reverse = prediction.fitted.reverse if prediction else None
-        calibrations = prediction.calibrations if prediction else (None,) * (len(legs) + 1)
-        trained_on = pack_ids([sample.records[row].id for row in prediction.seen]) if prediction and reverse else None
+        head = told.fitted.head if told else None
+        reverse = told.fitted.reverse if told else None
+        calibrations = told.calibrations if told else (None,) * (len(legs) + 1)
+        trained_on = pack_ids([sample.records[row].id for row in told.seen]) if told and reverse else None
         return Plan(
             question=asdict(question),
-            method=prediction.method if prediction else question.method,
+            method=told.method if told else Method.NAIVE,
             order=order,
             head=put(head.to_bytes(), suffix="safetensors") if head else None,
             reverse=put(reverse.to_bytes(), suffix="safetensors") if reverse else None,
             calibrations=tuple(put(each.to_bytes(), suffix="json") if each else None for each in calibrations),
             trained_on=put(trained_on, suffix="ids") if trained_on else None,
-            prediction=prediction.to_json() if prediction else None,
+            prediction=told.to_json() if told else None,
             cost=self._cost(question, legs, counts, sample),
             skipped=sample.skipped,
             made_at=time.time(),
@@ -379,7 +304,7 @@ def _sizes(most: int, counts: Sequence[int]) -> tuple[list[int], int | None]:
 
 
 def _refuse_too_few(question: Question, leg: Leg, records: int) -> None:
-    needed, instead = (1, "") if question.method is Method.NAIVE else (simulate.LEAST_PAIRS, ", or use --method naive")
+    needed, instead = (1, "") if question.method is Method.NAIVE else (prediction.LEAST_PAIRS, ", or use --method naive")
     if records < needed:
         raise errors.PlanRefused(
             f"Collection {leg.collection!r} holds {records} records of {leg.model}, {needed} or more are needed to go on from; "
@@ -387,21 +312,9 @@ def _refuse_too_few(question: Question, leg: Leg, records: int) -> None:
         )
 
 
-def _own(leg: Leg, newest: Leg) -> bool:
-    """Whether no transform leads from the queries of the newest leg to this one."""
-    return leg.beyond(newest) is None
-
-
-def _confidence(sample: Sample, orders: Mapping[int, Order]) -> npt.NDArray[np.float32]:
-    """Of every record by the order of the collection that holds it, (n,)."""
-    found = np.zeros(len(sample.records), dtype=np.float32)
-    for at, order in orders.items():
-        found[sample.rows(at)] = order.confidence(sample.held(at))
-    return found
-
-
-def _vectors(records: Sequence[Record]) -> list[Vectors]:
-    return [record.vector for record in records if record.vector is not None]
+def _can_be_given(order: str, question: Question, classifiers: Sequence[Classifier | None]) -> bool:
+    """Whether every old version can give a backfill order of that name."""
+    return {"classification-score": all(classifiers), "centroid": question.labels is not None}.get(order, True)
 
 
 def _labels(records: Sequence[Record], field: str | None) -> npt.NDArray[np.generic] | None:

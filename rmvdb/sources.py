@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import json
 import os
 import re
 import string
@@ -21,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 from rmvdb.addresses import database_url, load_object, without_password
 from rmvdb.errors import SourceError, UsageError
 from rmvdb.protocols import Source
-from rmvdb.types import Id, Item, Record
+from rmvdb.types import Id, Item, Query, Record
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+#: A longer text is no path: the system would refuse to look.
+LONGEST_PATH = 1000
 #: Ids in one query: far below what any database allows, large enough to be few.
 _IDS_A_QUERY = 500
 _QUERY = "SELECT id, item FROM … WHERE id IN :ids"
@@ -49,6 +52,30 @@ def load(spec: str, *, base: Path | None = None) -> Source:
             f"or sql:URL#{_QUERY}"
         )
     return makers[kind](rest)
+
+
+def queries(file: Path) -> list[Query]:
+    """Queries with known answers, a JSON object a line: {"item": "a text or the path of a file", "answers": [7, 42]}.
+
+    Raises UsageError, with the line, for a file that is none.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(f"The queries in {str(file)!r} cannot be read ({exc}); name a text file of JSON lines") from exc
+    return [_query(line, f"Line {number} of {file}") for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _query(line: str, where: str) -> Query:
+    try:
+        told = json.loads(line)
+        item, answers = told["item"], told["answers"]
+    except (json.JSONDecodeError, KeyError, TypeError) as exc:
+        raise UsageError(f'{where} is no query; write {{"item": "a text or a file", "answers": [ids]}}') from exc
+    if not isinstance(answers, list) or not all(isinstance(id, int | str) and not isinstance(id, bool) for id in answers):
+        raise UsageError(f"{where} has answers {answers!r}; write a list of ids")
+    is_file = isinstance(item, str) and len(item) < LONGEST_PATH and Path(item).is_file()
+    return Query(item=Path(item) if is_file else item, answers=tuple(answers))
 
 
 def _sql_source(rest: str) -> Source:

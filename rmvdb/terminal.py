@@ -123,6 +123,8 @@ def print_plan(found: Plan) -> None:
             f"M_0 - M_old in [{low:+.2f}, {high:+.2f}]; gain {_percent(curve['gain'])} (naive {_percent(naive['gain'])}); "
             f"calibration {'on' if told['calibrated'] else 'off'}"
         )
+        if told["choice"]:
+            click.echo(f"method: {told['choice']}")
         click.echo(f"{told['verdict']}: {told['reason']}")
     time_needed = f", about {_duration(cost['seconds'])} to embed" if "seconds" in cost else ""
     copy = f"{_size(cost['copy_bytes'])} of a copy of the old ones, " if "copy_bytes" in cost else ""
@@ -131,6 +133,41 @@ def print_plan(found: Plan) -> None:
     )
     if found.skipped:
         click.echo(f"{found.skipped} records of the sample could not be embedded; the backfill will quarantine such records")
+
+
+def print_comparison(found: dict[str, Any]) -> None:
+    """What `Comparison.to_json` gives: each method with its best order, every order of the one to take, and why that one."""
+    advice, rows = found["recommended"], found["rows"]
+    print_rows([_compared(row) for row in rows if row["best"]], as_json=False)
+    if len(orders := [row for row in rows if row["name"] == advice["method"]]) > 1:
+        click.echo(f"every order of {advice['method']}:")
+        print_rows([_compared(row) for row in orders], as_json=False)
+    relevance = {"labels": "records of the same label", "answers": "their known answers", "neighbours": "the new model's nearest"}
+    click.echo(
+        f"{found['trained']} records trained on, {found['held_out']} calibrated on; {found['evaluated']} others searched for "
+        f"{relevance[found['relevance']]}; percent, 95 % intervals over these queries; flips: right by the old model, wrong then"
+    )
+    if found["skipped"]:
+        click.echo(f"{found['skipped']} records of the sample could not be embedded")
+    click.echo(f"recommended: --method {advice['method']} --order {advice['order']}: {advice['choice']}")
+    click.echo(f"{advice['verdict']}: {advice['reason']}")
+
+
+def _compared(row: dict[str, Any]) -> dict[str, str | None]:
+    curve = row["curve"]
+    return {
+        "": row["name"],
+        "order": row["order"],
+        **{f"mAP t={t:g}": _hundred(curve["map"][round(10 * t)]) for t in (0, 0.5, 1)},
+        "AUC mAP": f"{_hundred(curve['auc_map'])} ({_hundred(row['auc_map'][0])}–{_hundred(row['auc_map'][1])})",
+        "AUC CMC": f"{_hundred(curve['auc_cmc'])} ({_hundred(row['auc_cmc'][0])}–{_hundred(row['auc_cmc'][1])})",
+        "CMC@5 t=0": _hundred(curve["cmc5"][0]),
+        "recall@10 t=0": _hundred(curve["recall"][0]),
+        "gain": _percent(curve["gain"]),
+        "fall": _hundred(curve["largest_fall"]),
+        "flips": _hundred(max((each for each in row["negative_flips"] if each is not None), default=None)),
+        "verdict": row["verdict"],
+    }
 
 
 def print_status(now: Status) -> None:
@@ -160,8 +197,12 @@ def print_status(now: Status) -> None:
         click.echo(f"stopped: {now.stopped}")
 
 
+def _hundred(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.0f} %"
+    return "–" if share is None else f"{round(100 * share)} %"
 
 
 def _size(count: float) -> str:

@@ -87,6 +87,15 @@ class Hit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """Something to search for whose answers are known."""
+
+    item: Item
+    #: The records that it should find.
+    answers: tuple[Id, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
     """One scalar field of a collection, in the engine's own terms."""
 

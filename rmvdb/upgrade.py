@@ -18,16 +18,18 @@ from rmvdb import catalog, errors, index
 from rmvdb.archive import Archive, EmbeddingCache
 from rmvdb.artifacts import Artifacts
 from rmvdb.backfill import Backfill, Task, Worker
+from rmvdb.comparison import Comparison
 from rmvdb.encoding import Encoder
 from rmvdb.mirror import Mirror, plans
 from rmvdb.ordering import ordered
-from rmvdb.planning import Plan, Planner, Question, Report
+from rmvdb.planning import Plan, Planner, Question
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry import Registry, key, leg_from_json, leg_to_json, schema_from_json, unpack_ids
+from rmvdb.sampling import Report
 from rmvdb.status import both, only
 from rmvdb.tables import BatchRow, GalleryRow, UpgradeRow, VersionRow
 from rmvdb.training import Method
-from rmvdb.types import BatchState, Id, Index, Leg, Metric, Phase, Progress
+from rmvdb.types import BatchState, Id, Index, Leg, Metric, Phase, Progress, Query
 from rmvdb.verify import Report as VerifyReport
 from rmvdb.verify import Verify
 from rmvdb.writing import Writes
@@ -123,20 +125,50 @@ class Conductor:
 
     def plan(self, question: Question, *, again: bool = False) -> Plan:
         """What the upgrade would do; changes nothing but the cache of plans and embeddings."""
+        legs, to = self._looked_at(question)
+        return self._planner().plan(
+            question,
+            legs,
+            to,
+            classifiers=self._classifiers(legs),
+            seen=self._trained_on(),
+            again=again,
+            report=self.report,
+        )
+
+    def simulate(
+        self,
+        question: Question,
+        *,
+        methods: Sequence[Method] = tuple(Method),
+        orders: Sequence[str] = (),
+        queries: Sequence[Query] = (),
+    ) -> Comparison:
+        """What every method and order (none: all that can be given) would do; changes nothing but the cache of embeddings."""
+        legs, to = self._looked_at(question)
+        return self._planner().compare(
+            question,
+            legs,
+            to,
+            classifiers=self._classifiers(legs),
+            methods=methods,
+            orders=orders,
+            queries=queries,
+            seen=self._trained_on(),
+            report=self.report,
+        )
+
+    def _looked_at(self, question: Question) -> tuple[Sequence[Leg], VersionRow]:
+        """The legs in force and the version to come, once it is sure that they are what the registry says."""
         legs = self._old_legs(question)
         to = self.registry.version(question.to_version)
         for leg in legs:
             catalog.check_unchanged(self.store, self.registry.collection(leg.collection))
         catalog.check_model(to, self.hands.encoder.embedder(to.base or to.name))
-        return self._planner(question).plan(
-            question,
-            legs,
-            to,
-            classifiers=[self.hands.classifier(self.registry.version(leg.model)) for leg in legs],
-            seen=self._trained_on(),
-            again=again,
-            report=self.report,
-        )
+        return legs, to
+
+    def _classifiers(self, legs: Sequence[Leg]) -> list[Classifier | None]:
+        return [self.hands.classifier(self.registry.version(leg.model)) for leg in legs]
 
     def _trained_on(self) -> set[Id]:
         """The records that any upgrade of this gallery was trained on."""
@@ -189,7 +221,7 @@ class Conductor:
             raise errors.Mismatch(f"Gallery {self.gallery.name!r} is served differently since; run the same command again")
         return legs
 
-    def _planner(self, question: Question) -> Planner:
+    def _planner(self) -> Planner:
         return Planner(
             store=self.store,
             encoder=self.hands.encoder,
@@ -421,7 +453,7 @@ class Conductor:
     def _ordered(self, upgrade: UpgradeRow, leg: Leg, begun: set[Id]) -> Iterator[list[Id]]:
         question = Question(**upgrade.plan["question"])
         classifier = self.hands.classifier(self.registry.version(leg.model))
-        name, order = self._planner(question).order(question, leg, classifier)
+        name, order = self._planner().order(question, leg, classifier)
         self.say(f"listing the records of {leg.collection} in {name} order")
         return ordered(
             self.store,

@@ -23,6 +23,7 @@ import demo_models
 from sklearn.datasets import load_digits
 
 from rmvdb import simulate
+from rmvdb.prediction import Trial
 from rmvdb.training import Method, Pairs, Settings
 from rmvdb.types import Metric, Vectors
 
@@ -58,7 +59,8 @@ def main() -> None:
 
 
 def second(first: Method, at: float, v1: Vectors, v2: Vectors, v3: Vectors, labels: np.ndarray, sure: np.ndarray) -> None:
-    plan = simulate.predict(Pairs(old=v1, new=v2, labels=labels), method=first, confidence=sure, settings=Settings(), **COSINE)
+    pairs = Pairs(old=v1, new=v2, labels=labels)
+    plan = Trial(pairs, confidences={"score": sure}, settings=Settings(), **COSINE).predict(first)
     seen = np.isin(np.arange(len(labels)), plan.seen) & (first is not Method.NAIVE)
     held = np.argsort(np.argsort(sure)) >= at * len(labels)  # by v1 still
     used = ~(held & seen)
@@ -71,10 +73,9 @@ def second(first: Method, at: float, v1: Vectors, v2: Vectors, v3: Vectors, labe
         asked=None if reverse else v1[used],
     )
     pairs = Pairs(old=plan.fitted.final(v2)[used], new=v3[used], labels=labels[used])
+    trial = Trial(pairs, confidences={"score": sure[used]}, settings=Settings(), seen=seen[used], behind=[behind], **COSINE)
     for method in (Method.RM, Method.MCL, Method.RQT, Method.NAIVE):
-        told = simulate.predict(
-            pairs, method=method, confidence=sure[used], settings=Settings(), seen=seen[used], behind=[behind], **COSINE
-        )
+        told = trial.predict(method)
         low, high = (100 * bound for bound in told.start)
         print(
             f"{plan.method:10}{told.method:10}{100 * told.map_old:6.1f}{100 * told.curve.map[0]:8.1f}   "

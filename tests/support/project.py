@@ -179,7 +179,9 @@ class Project:
         """What the commands run under."""
         # One thread each: several processes with a pool for every core would mostly wait for one another.
         threads = {"OMP_NUM_THREADS": "1"}
-        return os.environ | threads | {"PYTHONPATH": str(self.folder), "PYTHONWARNINGS": "default", "COLUMNS": "200"}
+        # Where this process finds rmvdb its commands must, too.
+        path = os.pathsep.join(filter(None, (str(self.folder), os.environ.get("PYTHONPATH"))))
+        return os.environ | threads | {"PYTHONPATH": path, "PYTHONWARNINGS": "default", "COLUMNS": "200"}
 
     def command(self, *words: str) -> list[str]:
         """The real command, run by this interpreter."""

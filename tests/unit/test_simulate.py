@@ -8,7 +8,8 @@ import pytest
 
 from rmvdb import calibration, metrics, simulate
 from rmvdb.errors import PlanRefused
-from rmvdb.simulate import UNCALIBRATED, Behind, curve, predict, split
+from rmvdb.prediction import Prediction, Trial
+from rmvdb.simulate import UNCALIBRATED, Behind, Part, curve, split
 from rmvdb.training import Method, Pairs, Settings
 from rmvdb.types import Metric
 
@@ -33,6 +34,11 @@ def strangers(n=400):
     spaces = [rng.normal(size=(n, 40)).astype(np.float32) for _ in range(2)]
     spaces[0][np.arange(n), y] += 4
     return Pairs(old=spaces[0], new=spaces[1], labels=y)
+
+
+def predict(sample: Pairs, *, method: Method, confidence=None, **options) -> Prediction:
+    confidences = None if confidence is None else {"given": confidence}
+    return Trial(sample, confidences=confidences, **options).predict(method)
 
 
 def plain(sample, **options):
@@ -272,7 +278,7 @@ def test_a_composed_leg_is_calibrated_by_itself_on_records_that_it_holds():
     each = behind(sample, metric=Metric.L2)  # other metrics can only be merged calibrated
     prediction = predict(sample, method=Method.RQT, settings=QUICK, behind=[each], **COSINE)
     newest, composed, new = prediction.calibrations
-    check = simulate._Part(
+    check = Part(
         pairs=sample, confidence=np.zeros(600), old_metric=Metric.COSINE, new_metric=Metric.COSINE, behind=(each,)
     ).split(seed=0, most=None, seen=np.zeros(600, dtype=bool))[1]
     held = check[each.held[check]]
@@ -315,8 +321,8 @@ def test_a_leg_with_an_embedder_of_its_own_is_asked_with_that():
 def test_the_oldest_collection_is_backfilled_first():
     sample, confidence = pairs(300), np.random.default_rng(5).random(300)
     each = behind(sample)
-    part = simulate._Part(pairs=sample, confidence=confidence, old_metric=Metric.COSINE, new_metric=Metric.COSINE, behind=(each,))
-    order, count = part.order(), int(each.held.sum())
+    part = Part(pairs=sample, confidence=confidence, old_metric=Metric.COSINE, new_metric=Metric.COSINE, behind=(each,))
+    order, count = part.order, int(each.held.sum())
     assert each.held[order[:count]].all()
     assert (np.diff(confidence[order[:count]]) >= 0).all()
     assert (np.diff(confidence[order[count:]]) >= 0).all()

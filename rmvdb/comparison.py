@@ -1,0 +1,199 @@
+"""Every method and order side by side, with what others do, and which of them to take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rmvdb import bridges, metrics
+from rmvdb.merge import reciprocal_ranks
+from rmvdb.prediction import Measured, Prediction, Trial, ends, finite
+from rmvdb.simulate import Curve, Summary, summary
+from rmvdb.training import Fitted, Method
+
+#: What is compared where the method is left to rmvdb: no training, the ψ that is trained fastest and needs no labels, and the one
+#: that gains most, which is `mcl` where ρ isn't shown to help. The others are the paper's steps between these.
+CANDIDATES = (Method.NAIVE, Method.RQT, Method.RM)
+#: Fewer records than these to choose by say more of chance than of methods.
+LEAST_TO_CHOOSE = 40
+#: What others do.
+RRF, PROCRUSTES, RIDGE = "rrf", "procrustes", "ridge"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One way to serve the gallery while it is re-embedded; shares of 1."""
+
+    #: A method; `old`, `new` and `ideal` for one model alone, `ideal` with ρ; `rrf`, `procrustes`, `ridge` for what others do.
+    name: str
+    #: The backfill order; None where it makes no difference.
+    order: str | None
+    curve: Summary
+    #: 95 % bootstrap intervals over queries: of both areas, of M_0 − M_old and of M_1 − M_new, in mAP.
+    auc_map: tuple[float, float]
+    auc_cmc: tuple[float, float]
+    start: tuple[float, float]
+    end: tuple[float, float]
+    #: The share of queries that are right by the old model and wrong at each t.
+    negative_flips: list[float]
+    calibrated: bool
+    #: Whether its method is worth most with this order.
+    best: bool = True
+    #: What a method is chosen by, of records or queries that are not measured on: areas of mAP and CMC@1 less their falls.
+    merit: float | None = None
+    #: ok, warn or refuse, and why; None for what rmvdb does not serve.
+    verdict: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What was compared, and which to take."""
+
+    rows: list[Row]
+    recommended: Prediction
+    #: What a query should find: `labels`, `answers` (of queries that are no records), or `neighbours` by the new model.
+    relevance: str
+    #: Records of the sample that could not be embedded.
+    skipped: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; NaN as None."""
+        told = self.recommended.to_json()
+        names = ("method", "order", "verdict", "reason", "choice", "merit")
+        counts = {name: told[name] for name in ("trained", "held_out", "evaluated", "seed")}
+        rows: list[dict[str, Any]] = finite([asdict(row) for row in self.rows])
+        return {
+            "relevance": self.relevance,
+            **counts,
+            "skipped": self.skipped,
+            "recommended": {name: told[name] for name in names},
+            "rows": rows,
+        }
+
+
+def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Method] = ()) -> Comparison:
+    """Every method with every order of the trial, the models alone, and what others do with the first order.
+
+    Those that are `unable` to be served here are not recommended.
+    """
+    steps = [(method, order) for method in dict.fromkeys(methods) for order in trial.orders]
+    known: dict[tuple[Method, str], Prediction] = {}
+    for done, (method, order) in enumerate(steps):
+        trial.progress("measuring", done, len(steps))
+        found = trial.predict(method, order)
+        known.setdefault((found.method, order), found)  # without ρ two methods may be the same
+    trial.progress("measuring", len(steps), len(steps))
+    told = list(known.values())
+    best = {each.method: each.order for each in sorted(told, key=_worth)}
+    rows = [*_levels(trial, told), *(replace(_of_method(trial, each), best=best[each.method] == each.order) for each in told)]
+    rows += [_row(trial, name, found) for name, found in _others(trial)]
+    able = [each for each in told if each.method not in unable] or told
+    return Comparison(rows=rows, recommended=recommend(able, seed=trial.seed), relevance=trial.relevance)
+
+
+def chosen(trial: Trial, candidates: Sequence[Method]) -> Prediction:
+    """The method to take with the first order; where there is too little to choose by, the last of the candidates."""
+    if trial.held_out < LEAST_TO_CHOOSE:
+        few = f"{trial.held_out} records to choose a method by are too few; it is the one that gains most in general"
+        return replace(trial.predict(candidates[-1]), choice=few)
+    return recommend([trial.predict(method) for method in candidates], seed=trial.seed)
+
+
+def recommend(told: Sequence[Prediction], *, seed: int) -> Prediction:
+    """The one that is worth most among those that are not refused, with the reason in `choice`.
+
+    It is chosen by `merit`, which no measured query has a say in; the intervals it is compared by are of those.
+    """
+    allowed = [each for each in told if each.verdict != "refuse"] or list(told)
+    best = max(allowed, key=_worth)
+    return replace(best, choice=_because(best, told, allowed, seed))
+
+
+def _because(best: Prediction, told: Sequence[Prediction], allowed: Sequence[Prediction], seed: int) -> str:
+    several = len({each.order for each in told}) > 1
+    words = f"{_name(best, several)} is worth most on what was kept to choose by (AUC of mAP + CMC@1 {_points(best.merit)}"
+    others = [each for each in allowed if each.method is not best.method]
+    if others:
+        second = max(others, key=_worth)
+        words += f", less its falls; {_name(second, several)} {_points(second.merit)}"
+    words += ")"
+    refused = dict.fromkeys(str(each.method) for each in told if each.verdict == "refuse" and each is not best)
+    if refused:
+        words += f"; {' and '.join(refused)} would start below what is served now"
+    simpler = [each for each in others if each.order == best.order and _rank(each) < _rank(best)]
+    for each in sorted(simpler, key=_rank):
+        low, high = metrics.bootstrap(best.measured.merit - each.measured.merit, seed=seed)
+        if low <= 0:
+            return words + (
+                f"; {_name(each, several)}, which is simpler, lies within the noise of the measured queries "
+                f"({_points(low, '+')} to {_points(high, '+')})"
+            )
+    return words
+
+
+def _of_method(trial: Trial, told: Prediction) -> Row:
+    found = trial.measure(told.method, told.fitted, told.order)
+    row = _row(trial, told.method, found, order=told.order)
+    return replace(row, verdict=told.verdict, reason=told.reason)
+
+
+def _levels(trial: Trial, told: Sequence[Prediction]) -> Iterator[Row]:
+    """The old model, the new one, and ρ on it, each alone for ever."""
+    naive = trial.naive(trial.orders[0])
+    heads = {each.method: each for each in told if each.fitted.head is not None and each.order == trial.orders[0]}
+    alone = {"old": naive.curve.held(0), "new": naive.curve.held(-1)}
+    if heads:
+        best = max(heads.values(), key=_worth)
+        alone["ideal"] = best.measured.held(-1)
+    for name, curve in alone.items():
+        row = _row(trial, name, replace(naive, curve=curve), order=trial.orders[0])
+        yield replace(row, order=None, merit=None, calibrated=False)
+
+
+def _others(trial: Trial) -> Iterator[tuple[str, Measured]]:
+    order, part = trial.orders[0], trial.train
+    yield RRF, trial.measure(RRF, Fitted(), order, fuse=reciprocal_ranks)
+    for name, fit in ((PROCRUSTES, bridges.procrustes), (RIDGE, bridges.ridge)):
+        reverse = fit(part.pairs, old_metric=part.old_metric, new_metric=part.new_metric)
+        yield name, trial.measure(name, Fitted(reverse=reverse), order)
+
+
+def _row(trial: Trial, name: str, found: Measured, *, order: str | None = None) -> Row:
+    order = order or trial.orders[0]
+    naive, curve, seed = trial.naive(order).curve, found.curve, trial.seed
+    start, end = ends(curve, naive)
+    return Row(
+        name=str(name),
+        order=order,
+        curve=summary(curve, old=naive.map[0], new=naive.map[-1]),
+        auc_map=metrics.bootstrap(metrics.areas(curve.ts, curve.precision), seed=seed),
+        auc_cmc=metrics.bootstrap(metrics.areas(curve.ts, curve.top1), seed=seed),
+        start=metrics.bootstrap(start, seed=seed),
+        end=metrics.bootstrap(end, seed=seed),
+        negative_flips=_flips(naive, curve),
+        calibrated=any(found.calibrations),
+        merit=found.merit,
+    )
+
+
+def _flips(naive: Curve, curve: Curve) -> list[float]:
+    return [metrics.negative_flips(naive.top1[0], now) for now in curve.top1]
+
+
+def _worth(told: Prediction) -> float:
+    return -math.inf if math.isnan(told.merit) else told.merit
+
+
+def _rank(told: Prediction) -> int:
+    return list(Method).index(told.method)
+
+
+def _name(told: Prediction, several: bool) -> str:
+    return f"{told.method} (order {told.order})" if several else str(told.method)
+
+
+def _points(share: float, sign: str = "") -> str:
+    return f"{100 * share:{sign}.1f}"

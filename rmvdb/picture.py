@@ -1,0 +1,60 @@
+"""The curves of a comparison as a picture; the one room that imports matplotlib."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from rmvdb.errors import ConfigError, UsageError
+
+#: Colours that differ in lightness too, and markers, so that the picture can be read without them.
+COLOURS = ("#d1495b", "#edae49", "#8cb369", "#66a182", "#30638e", "#0b6e4f", "#555b6e", "#a5a58d", "#b298dc")
+MARKERS = "s^vD<o>px"
+#: What does not change with t: its label, its line, its colour.
+LEVELS = {
+    "old": ("old model alone", "-.", "#8d99ae"),
+    "new": ("new model alone", ":", "#22223b"),
+    "ideal": ("new model with ρ, offline", "--", "#22223b"),
+}
+
+
+def check(path: Path) -> None:
+    """Raise ConfigError where matplotlib is missing, UsageError where the file cannot be: before the long part, not after it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("A picture needs matplotlib, which is not installed; run pip install 'rmvdb[plot]', or leave --png out")
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"The folder of {str(path)!r} does not exist; make it, or name another file with --png")
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """mAP and CMC@1 over t of what `Comparison.to_json` gives, each method with its best order, into a PNG file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    best = {row["name"]: row for row in found["rows"] if row["best"]}
+    curves = [row for name, row in best.items() if name not in LEVELS]
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 5.2), layout="constrained")
+    for axis, (title, key) in zip(axes, (("mAP", "map"), ("CMC@1", "cmc")), strict=True):
+        for name, (label, line, colour) in LEVELS.items():
+            if name in best:
+                axis.axhline(100 * best[name]["curve"][key][0], color=colour, linestyle=line, linewidth=1.4, label=label)
+        for row, colour, marker in zip(curves, COLOURS, MARKERS, strict=False):
+            axis.plot(
+                row["curve"]["ts"],
+                [100 * value for value in row["curve"][key]],
+                color=colour,
+                marker=marker,
+                markersize=4,
+                linewidth=2.6 if row["name"] == found["recommended"]["method"] else 1.3,
+                label=f"{row['name']} ({row['order']})",
+            )
+        axis.set(title=title, xlabel="t, share of the gallery re-embedded", ylabel=f"{title} in percent", xlim=(-0.02, 1.02))
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle(f"{found['evaluated']} queries that nothing was fitted on; recommended: {found['recommended']['method']}")
+    figure.savefig(path, dpi=150, format="png")
+    pyplot.close(figure)

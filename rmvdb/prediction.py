@@ -1,0 +1,370 @@
+"""What an upgrade would do: trained, calibrated and measured on three disjoint parts of one sample."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rmvdb import metrics, training
+from rmvdb.errors import PlanRefused, UsageError
+from rmvdb.metrics import Bools, Floats
+from rmvdb.simulate import TS, Behind, Calibrations, Curve, Fuse, Part, Queries, Summary, summary
+from rmvdb.training import Fitted, Method, Pairs, Settings
+from rmvdb.types import Metric
+
+LEAST_PAIRS = 60
+#: Half of the queries choose, half are measured on.
+LEAST_QUERIES = 10
+#: A fall of less than half a point is not worth a warning.
+TOLERATED_FALL = 0.005
+
+#: Called with what is being done and how far it is.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What an upgrade would do, measured on records that neither training nor calibration saw; shares of 1."""
+
+    #: The method that was fitted and measured; not always the one that was asked for.
+    method: Method
+    asked: Method
+    verdict: Literal["ok", "warn", "refuse"]
+    #: One sentence for people, which names the way out where there is need of one.
+    reason: str
+    #: Whether relevance is the labels' (else the new model's own nearest neighbours).
+    labelled: bool
+    calibrated: bool
+    #: How many pairs were trained on, calibrated on, measured on.
+    trained: int
+    held_out: int
+    evaluated: int
+    map_old: float
+    map_new: float
+    cmc_old: float
+    cmc_new: float
+    curve: Summary
+    #: The same with both embedders for each query.
+    naive: Summary
+    #: 95 % bootstrap intervals over queries of mAP: M_0 − M_old and M_1 − M_new.
+    start: tuple[float, float]
+    end: tuple[float, float]
+    #: The share of queries that are right by the old model and wrong at t = 0.
+    negative_flips: float
+    #: What it is chosen by: `Measured.merit`.
+    merit: float
+    #: The name of the backfill order that it was measured with.
+    order: str
+    seed: int
+    fitted: Fitted = field(repr=False)
+    #: The rows of the pairs that it was fitted on.
+    seen: npt.NDArray[np.intp] = field(repr=False)
+    calibrations: Calibrations = field(repr=False)
+    measured: Curve = field(repr=False)
+    #: Why it is this method, where that was left to rmvdb.
+    choice: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the fitted parts, as JSON values; NaN as None."""
+        names = [one.name for one in fields(self) if one.name not in ("fitted", "seen", "calibrations", "measured")]
+        parts = {name: getattr(self, name) for name in names}
+        curves = {name: asdict(parts.pop(name)) for name in ("curve", "naive")}
+        cleaned: dict[str, Any] = finite({**parts, **curves})
+        return cleaned
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What was fitted and calibrated, over t."""
+
+    fitted: Fitted
+    calibrations: Calibrations
+    #: The areas of mAP and CMC@1, less what they fall on the way, on the part kept for tuning: `curve` has no say in it.
+    merit: float
+    #: On the part that nothing was fitted or tuned on.
+    curve: Curve
+
+
+class Trial:
+    """One sample in three parts: fitted on the first, tuned and calibrated on the second, measured on the third.
+
+    Whatever is asked of it is trained and measured once: methods that come down to the same ψ share it.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        *,
+        old_metric: Metric,
+        new_metric: Metric,
+        settings: Settings,
+        confidences: Mapping[str, npt.NDArray[np.floating]] | None = None,
+        seed: int = 0,
+        seen: Bools | None = None,
+        behind: Sequence[Behind] = (),
+        held_out: int | None = None,
+        queries: Queries | None = None,
+        progress: Progress = lambda *_: None,
+    ) -> None:
+        """Split the sample.
+
+        Each of `confidences` (n,) is a backfill order by its name, lowest first; without them the order is random. A query's old
+        vector is its stored one. `seen` (n,) by an earlier training, whose ψ or ρ is served now: such records look better than
+        others would, so they are only trained on. `behind`: the collections behind the newest old one, where there are any; the
+        old vector of a record they hold is its query there, and `held_out` bounds how many records of the newest are kept to
+        calibrate, and to measure on. `queries` are searched for in place of the measured records themselves. Raises PlanRefused
+        where the pairs are too few, UsageError where the queries are.
+        """
+        confidences = confidences or {"random": np.random.default_rng(seed).random(len(pairs))}
+        self.orders, self.settings, self.seed, self.progress = tuple(confidences), settings, seed, progress
+        sample = Part(
+            pairs=pairs,
+            confidence=np.zeros(len(pairs)),
+            old_metric=old_metric,
+            new_metric=new_metric,
+            behind=tuple(behind),
+            queries=queries,
+        )
+        if (known := int(sample.own.sum())) < LEAST_PAIRS:
+            raise PlanRefused(
+                f"{known} pairs are too few to train and to measure on; sample {LEAST_PAIRS} or more, or use the method naive"
+            )
+        rows = sample.split(seed=seed, most=held_out, seen=np.zeros(len(pairs), dtype=bool) if seen is None else seen)
+        #: The rows that are fitted on.
+        self.seen = rows[0]
+        self.train, check, judge = (replace(sample, queries=None).take(each) for each in rows)
+        asked = None if queries is None else _halves(queries.among(rows[2]), seed)
+        self._stages = {
+            name: _Stage.of(_in_order(check, keys[rows[1]]), _in_order(judge, keys[rows[2]]), asked)
+            for name, keys in confidences.items()
+        }
+        first = self._stages[self.orders[0]]
+        if not (first.check.asked.relevance.any() and first.judge.asked.relevance.any()):
+            raise PlanRefused("Hardly two records of the sample share a label, so nothing can be measured; leave the labels out")
+        self._fits: dict[Method, Fitted] = {}
+        self._fitted: dict[Method, tuple[Method, Fitted]] = {}
+        self._measured: dict[tuple[str, str], Measured] = {}
+
+    @property
+    def relevance(self) -> str:
+        """What a measured query should find: `answers` of its own, records of the same `labels`, or `neighbours`."""
+        judge = self._stages[self.orders[0]].judge
+        return "answers" if judge.queries else "labels" if judge.pairs.labels is not None else "neighbours"
+
+    @property
+    def held_out(self) -> int:
+        """How many records are tuned and calibrated on."""
+        return len(self._stages[self.orders[0]].check.pairs)
+
+    @property
+    def evaluated(self) -> int:
+        """How many queries are measured on."""
+        return len(self._stages[self.orders[0]].judge.asked)
+
+    def fitted(self, method: Method) -> tuple[Method, Fitted]:
+        """What is fitted in the end: no ρ where the part kept for tuning doesn't show that it keeps the new model's quality."""
+        if method not in self._fitted:
+            self._fitted[method] = self._chosen(method)
+        return self._fitted[method]
+
+    def _chosen(self, method: Method) -> tuple[Method, Fitted]:
+        # Without labels the new model's own neighbours are what counts, and no ρ can come nearer to them than none.
+        if method.has_head and self.train.pairs.labels is not None:
+            fitted, check = self._fit(method), self._stages[self.orders[0]].check
+            end, without = (check.curve(each, ts=(1.0,)).precision[0] for each in (fitted, Fitted()))  # (Q,), (Q,)
+            # By the interval: where ρ changes next to nothing the mean alone would pass it as often as not.
+            if metrics.bootstrap(end - without, seed=self.settings.seed)[0] >= 0:
+                return method, fitted
+        return method.headless, self._fit(method.headless)
+
+    def _fit(self, method: Method) -> Fitted:
+        if method not in self._fits:
+            self._fits[method] = training.fit(
+                self.train.pairs,
+                method=method,
+                old_metric=self.train.old_metric,
+                new_metric=self.train.new_metric,
+                settings=self.settings,
+                progress=functools.partial(self.progress, f"training {method}"),
+            )
+        return self._fits[method]
+
+    def measure(self, name: str, fitted: Fitted, order: str, *, fuse: Fuse | None = None) -> Measured:
+        """Tune and measure what was fitted; a name stands for the same in every call."""
+        if (name, order) not in self._measured:
+            stage = self._stages[order]
+            calibrations, merit = stage.tuned(fitted, fuse)
+            curve = stage.judge.curve(fitted, calibrations, fuse=fuse)
+            self._measured[name, order] = Measured(fitted=fitted, calibrations=calibrations, merit=merit, curve=curve)
+        return self._measured[name, order]
+
+    def naive(self, order: str) -> Measured:
+        """Both embedders for each query: what everything is compared with."""
+        return self.measure(Method.NAIVE, Fitted(), order)
+
+    def predict(self, method: Method, order: str | None = None) -> Prediction:
+        """What an upgrade by this method would do, in this or in the first order.
+
+        What is returned is exactly what was measured: nothing is refitted afterwards.
+        """
+        order = order or self.orders[0]
+        chosen, fitted = self.fitted(method)
+        found, naive = self.measure(chosen, fitted, order), self.naive(order).curve
+        old, new = naive.map[0], naive.map[-1]
+        start, end = ends(found.curve, naive)
+        before = "what is served now" if self.train.behind else "the old model"
+        verdict, reason = _verdict(chosen, found.curve, start, end, asked=method, before=before, seed=self.seed)
+        return Prediction(
+            method=chosen,
+            asked=method,
+            verdict=verdict,
+            reason=reason,
+            labelled=self.train.pairs.labels is not None,
+            calibrated=any(found.calibrations),
+            trained=len(self.train.pairs),
+            held_out=self.held_out,
+            evaluated=self.evaluated,
+            map_old=old,
+            map_new=new,
+            cmc_old=naive.cmc[0],
+            cmc_new=naive.cmc[-1],
+            curve=summary(found.curve, old=old, new=new),
+            naive=summary(naive, old=old, new=new),
+            start=metrics.bootstrap(start, seed=self.seed),
+            end=metrics.bootstrap(end, seed=self.seed),
+            negative_flips=metrics.negative_flips(naive.top1[0], found.curve.top1[0]),
+            merit=found.merit,
+            order=order,
+            seed=self.seed,
+            fitted=fitted,
+            seen=self.seen,
+            calibrations=found.calibrations,
+            measured=found.curve,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stage:
+    """The parts that are not trained on, in one backfill order."""
+
+    check: Part
+    halves: tuple[Part, Part]
+    judge: Part
+    #: The measured records with other queries, to choose by; None where there are none.
+    chooser: Part | None = None
+
+    @classmethod
+    def of(cls, check: Part, judge: Part, asked: tuple[Queries, Queries] | None) -> _Stage:
+        """Where queries are `asked`, the first half chooses and the second is measured."""
+        rows = np.arange(len(check.pairs))
+        halves = check.take(rows[::2]), check.take(rows[1::2])
+        if asked is None:
+            return cls(check=check, halves=halves, judge=judge)
+        chooser, measured = (replace(judge, queries=each) for each in asked)
+        return cls(check=check, halves=halves, judge=measured, chooser=chooser)
+
+    def tuned(self, fitted: Fitted, fuse: Fuse | None) -> tuple[Calibrations, float]:
+        """Calibrations where they are worth it, and what the curve is worth then.
+
+        Fitted on one half, they must raise the curve on the other; distances of several metrics can't be compared without.
+        """
+        if fuse is None:
+            calibrations, merit = self._calibrated(fitted)
+        else:
+            calibrations, merit = self.check.uncalibrated, _merit(self._raw(fitted, fuse))
+        return calibrations, merit if self.chooser is None else _merit([self.chooser.curve(fitted, calibrations, fuse=fuse)])
+
+    def _calibrated(self, fitted: Fitted) -> tuple[Calibrations, float]:
+        mixed = self.check.mixed
+        raw = -math.inf if mixed else _merit(self._raw(fitted, None))
+        try:
+            others = zip(self.halves, self.halves[::-1], strict=True)
+            calibrated = _merit([half.curve(fitted, other.calibrations(fitted)) for half, other in others])
+            if calibrated > raw:
+                return self.check.calibrations(fitted), calibrated
+        except PlanRefused:  # too few pairs to calibrate on
+            pass
+        return self.check.calibrations(fitted) if mixed else self.check.uncalibrated, raw
+
+    def _raw(self, fitted: Fitted, fuse: Fuse | None) -> list[Curve]:
+        return [half.curve(fitted, fuse=fuse) for half in self.halves]
+
+
+def _in_order(part: Part, confidence: npt.NDArray[np.floating]) -> Part:
+    return replace(part, confidence=np.asarray(confidence, dtype=np.float64))
+
+
+def _halves(queries: Queries, seed: int) -> tuple[Queries, Queries]:
+    """Those that have something to find, in two parts drawn at random."""
+    known = np.random.default_rng(seed).permutation(np.flatnonzero(queries.relevance.any(axis=1)))
+    if len(known) < LEAST_QUERIES:
+        raise UsageError(
+            f"{len(known)} queries with an answer in the sample are too few to choose and to measure by; "
+            f"give {LEAST_QUERIES} or more, or leave --queries out"
+        )
+    return queries.take(known[::2]), queries.take(known[1::2])
+
+
+def ends(measured: Curve, naive: Curve) -> tuple[Floats, Floats]:
+    """Average precision at the start less that of the old model, and at the end less that of the new one, (Q,) each."""
+    return measured.precision[0] - naive.precision[0], measured.precision[-1] - naive.precision[-1]
+
+
+def _merit(curves: Sequence[Curve]) -> float:
+    """The areas of mAP and CMC@1, less what they fall on the way: a curve that only rises is worth more than its area."""
+    maps, cmcs = (np.mean([getattr(one, name) for one in curves], axis=0).tolist() for name in ("map", "cmc"))
+    return sum(metrics.area(TS, values) - metrics.largest_fall(values) for values in (maps, cmcs))
+
+
+def _verdict(
+    method: Method, measured: Curve, start: Floats, end: Floats, *, asked: Method, before: str, seed: int
+) -> tuple[Literal["ok", "warn", "refuse"], str]:
+    """Promise 7 of the design: M_0 ≥ M_old, M_t rises, M_1 ≥ M_new, each within the noise of the sample."""
+    without = "" if method is asked else f" ({method} instead of {asked}: no ρ was shown to keep the new model's quality)"
+    (low, high), (_, end_high), fall = (metrics.bootstrap(v, seed=seed) for v in (start, end, _fallen(measured)))
+    span = f"mAP at the start {_points(low)} to {_points(high)} points against {before}"
+    if high < 0:
+        return "refuse", f"{method} would start below {before} ({span}){without}; the method naive would not"
+    if end_high < 0:
+        lost = f"{_points(metrics.mean(end))} points of mAP"
+        return "warn", f"{method} would end below the new model ({lost}); the method {method.headless} would not"
+    if low < 0:
+        return "warn", f"{method} may start below {before} ({span}){without}; the method naive would not"
+    if fall[1] < 0 and metrics.largest_fall(measured.map) > TOLERATED_FALL:
+        lost = _points(-metrics.largest_fall(measured.map))
+        return (
+            "warn",
+            f"{method} would fall by {lost} points on its way{without}; another order, or the method {_other(method)}, may not",
+        )
+    return "ok", f"{method} starts no lower than {before}, rises, and ends no lower than the new model{without}"
+
+
+def _fallen(measured: Curve) -> Floats:
+    """The change per query between the two moments between which the curve falls most, (Q,)."""
+    maps = np.array(measured.map)
+    later = int((np.maximum.accumulate(maps) - maps).argmax())
+    change: Floats = measured.precision[later] - measured.precision[int(maps[: later + 1].argmax())]
+    return change
+
+
+def _other(method: Method) -> Method:
+    return Method.RM if method is Method.NAIVE else Method.NAIVE
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f}"
+
+
+def finite(value: Any) -> Any:
+    """NaN and infinities, which JSON has no word for, as None."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,227 @@
+"""Samples of a gallery: records with their vectors in the spaces that they are, or will be, searched in."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rmvdb import errors
+from rmvdb.archive import EmbeddingCache
+from rmvdb.embedders import embed_checked
+from rmvdb.encoding import Encoder
+from rmvdb.protocols import Source, VectorStore
+from rmvdb.simulate import Queries
+from rmvdb.types import Id, Leg, Query, Record, Vectors
+
+#: Called with what is being done and how far it is.
+Report: TypeAlias = Callable[[str, int, int], None]
+#: Records read and embedded at once while sampling.
+CHUNK = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """Records with their vectors in the spaces that they are, or will be, searched in."""
+
+    records: list[Record]
+    #: Which of the old legs each is in, and whether an earlier training has seen it, (n,).
+    leg: npt.NDArray[np.intp]
+    seen: npt.NDArray[np.bool_]
+    #: Their queries, (n, d), of each old leg that has an embedder of its own, by its number: the stored vector where it is there.
+    asked: dict[int, Vectors]
+    #: (n, d_new)
+    new: Vectors
+    skipped: int
+    per_second: float | None
+    #: What is searched for in place of the records themselves.
+    queries: Queries | None = None
+
+    def rows(self, leg: int) -> npt.NDArray[np.intp]:
+        """Those that are in this leg, (m,)."""
+        return np.flatnonzero(self.leg == leg)
+
+    def held(self, leg: int) -> list[Record]:
+        """The records of `rows`."""
+        return [self.records[row] for row in self.rows(leg)]
+
+
+class Sampler:
+    """Draws samples, and keeps what it had to embed."""
+
+    def __init__(
+        self, *, store: VectorStore, encoder: Encoder, source: Source | None, cache: Callable[[str], EmbeddingCache]
+    ) -> None:
+        """`cache` gives the embeddings that are kept of a model version."""
+        self._store, self._encoder, self._source, self._cache = store, encoder, source, functools.cache(cache)
+
+    def _ids(self, collection: str, most: int, seed: int, without: Set[Id]) -> list[Id]:
+        """A uniform sample of ids by one streaming pass, sorted; the same collection and seed give the same sample."""
+        rng = np.random.default_rng(seed)
+        kept: list[tuple[float, Id]] = []
+        for page in self._store.scan(collection):
+            drawn = zip(rng.random(len(page)).tolist(), (record.id for record in page), strict=True)
+            kept += [(place, id) for place, id in drawn if id not in without]
+            if len(kept) > 4 * most:
+                kept = sorted(kept, key=lambda each: each[0])[:most]
+        chosen = sorted(kept, key=lambda each: each[0])[:most]
+        return sorted((id for _, id in chosen), key=lambda id: (str(type(id)), id))
+
+    def records(self, collection: str, most: int, seed: int, without: Set[Id] = frozenset()) -> list[Record]:
+        """A uniform sample of a collection, with vectors, sorted by id."""
+        ids = self._ids(collection, most, seed, without)
+        return self._get(collection, ids)
+
+    def _get(self, collection: str, ids: Sequence[Id]) -> list[Record]:
+        chunks = (ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK))
+        return [record for chunk in chunks for record in self._store.get(collection, chunk, vector=True)]
+
+    def sample(
+        self,
+        to_version: str,
+        legs: Sequence[Leg],
+        sizes: Sequence[int],
+        seen: Set[Id],
+        report: Report,
+        *,
+        seed: int,
+        queries: Sequence[Query] = (),
+    ) -> Sample:
+        """So many records (`sizes`) of each leg's collection, and the answers to the queries; what is behind leaves out `seen`.
+
+        Raises PlanRefused where no record could be embedded, UsageError for an answer that is no id here, and what embedding
+        raises.
+        """
+        held = [
+            self.records(leg.collection, size, seed, without=seen if at else frozenset())
+            for at, (leg, size) in enumerate(zip(legs, sizes, strict=True))
+        ]
+        if queries:
+            answers = _answers(queries, held)
+            held = [records + self._get(leg.collection, answers) for leg, records in zip(legs, held, strict=True)]
+        # A record in two collections, as a client's write leaves it, counts where it is newest.
+        home = {record.id: (at, record) for at, records in reversed(list(enumerate(held))) for record in records}
+        records = [record for _, record in home.values()]
+        started = time.monotonic()
+        new, fresh = self._embed_all(to_version, records, functools.partial(report, "embedding the sample"))
+        per_second = fresh / max(time.monotonic() - started, 1e-9) if fresh else None
+        asked = {at: self._asked(leg, held[at], records, report) for at, leg in enumerate(legs) if not at or _own(leg, legs[0])}
+        usable = [id for id in home if all(id in found for found in (new, *asked.values()))]
+        if not usable:
+            raise errors.PlanRefused(
+                f"Collection {legs[0].collection!r} has no record that could be embedded; add records, then plan again"
+            )
+        return Sample(
+            records=[home[id][1] for id in usable],
+            leg=np.array([home[id][0] for id in usable]),
+            seen=np.array([id in seen for id in usable]),
+            asked={at: np.stack([found[id] for id in usable]) for at, found in asked.items()},
+            new=np.stack([new[id] for id in usable]),
+            skipped=len(records) - len(usable),
+            per_second=per_second,
+            queries=self._queries(to_version, legs, queries, usable, sorted(asked), report) if queries else None,
+        )
+
+    def _queries(
+        self,
+        to_version: str,
+        legs: Sequence[Leg],
+        queries: Sequence[Query],
+        ids: Sequence[Id],
+        own: Sequence[int],
+        report: Report,
+    ) -> Queries:
+        """The queries in every space: by the new model, and as the legs of the numbers `own` are asked for them."""
+        items, row = [query.item for query in queries], {id: at for at, id in enumerate(ids)}
+        relevance = np.zeros((len(queries), len(ids)), dtype=np.bool_)
+        for at, query in enumerate(queries):
+            relevance[at, [row[id] for id in query.answers if id in row]] = True
+
+        def embedded(version: str) -> Vectors:
+            parts = []
+            for start in range(0, len(items), CHUNK):
+                report(f"embedding the queries by {version}", start, len(items))
+                parts.append(self._encoder.embed(version, items[start : start + CHUNK]))
+            report(f"embedding the queries by {version}", len(items), len(items))
+            return np.concatenate(parts)
+
+        asked = {at: self._encoder.apply(legs[at].transforms, embedded(legs[at].embedder)) for at in own}
+        return Queries(
+            old=asked[0],
+            new=embedded(to_version),
+            relevance=relevance,
+            leave_out=np.zeros_like(relevance),
+            behind=tuple(asked.get(at) for at in range(1, len(legs))),
+        )
+
+    def _asked(self, leg: Leg, held: Sequence[Record], records: Sequence[Record], report: Report) -> dict[Id, Vectors]:
+        """What this leg is asked with for each of these records: its own vector where the leg holds it, else a new one."""
+        own = {record.id: record.vector for record in held if record.vector is not None}
+        others = [record for record in records if record.id not in own]
+        raw, _ = self._embed_all(leg.embedder, others, functools.partial(report, f"embedding the sample by {leg.embedder}"))
+        if raw:
+            own |= zip(raw, self._encoder.apply(leg.transforms, np.stack(list(raw.values()))), strict=True)
+        return own
+
+    def _embed_all(
+        self, version: str, records: Sequence[Record], report: Callable[[int, int], None]
+    ) -> tuple[dict[Id, Vectors], int]:
+        """Raw vectors of a version by id, of the records that have one, and how many of them were not known before."""
+        found: dict[Id, Vectors] = {}
+        fresh = 0
+        for start in range(0, len(records), CHUNK):
+            report(start, len(records))
+            chunk = records[start : start + CHUNK]
+            known = self._cache(version).get([record.id for record in chunk], vectors_of(chunk))
+            made = self._embedded(version, [record for record in chunk if record.id not in known])
+            fresh += len(made)
+            found |= known | made
+        report(len(records), len(records))
+        return found, fresh
+
+    def _embedded(self, version: str, records: Sequence[Record]) -> dict[Id, Vectors]:
+        """Raw new vectors by id, kept so that the backfill need not compute them again."""
+        if not records:
+            return {}
+        if self._source is None:
+            raise errors.SourceError("The gallery has no source to re-embed from; give it one: rmvdb gallery source NAME SPEC")
+        items = self._source.load(records)
+        there = [record for record in records if record.id in items]
+        if not there:
+            raise errors.SourceError(
+                f"The source has an item of none of {len(records)} records, such as {records[0].id!r}; "
+                "mend the source, then plan again"
+            )
+        vectors, bad = embed_checked(
+            self._encoder.embedder(version), [items[record.id] for record in there], self._encoder.chain(version).dim
+        )
+        good = [at for at in range(len(there)) if at not in bad]
+        ids = [there[at].id for at in good]
+        self._cache(version).put(ids, vectors_of([there[at] for at in good]), vectors[good])
+        return dict(zip(ids, vectors[good], strict=True))
+
+
+def _own(leg: Leg, newest: Leg) -> bool:
+    """Whether no transform leads from the queries of the newest leg to this one."""
+    return leg.beyond(newest) is None
+
+
+def _answers(queries: Sequence[Query], held: Sequence[Sequence[Record]]) -> list[Id]:
+    """The answers to all queries that the sample doesn't hold yet."""
+    known = {record.id for records in held for record in records}
+    kind = type(next(iter(known), 0))
+    for number, query in enumerate(queries, start=1):
+        if wrong := [id for id in query.answers if type(id) is not kind]:
+            raise errors.UsageError(
+                f"Answer {wrong[0]!r} to query {number} is no id of this gallery, whose ids are {kind.__name__}; write them so"
+            )
+    return list(dict.fromkeys(id for query in queries for id in query.answers if id not in known))
+
+
+def vectors_of(records: Sequence[Record]) -> list[Vectors]:
+    return [record.vector for record in records if record.vector is not None]

@@ -1,0 +1,253 @@
+"""What stands in a row is what a slow search finds, and what is recommended is worth most."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rmvdb import bridges, comparison, metrics
+from rmvdb.comparison import CANDIDATES, chosen, compare, recommend
+from rmvdb.errors import UsageError
+from rmvdb.prediction import Trial
+from rmvdb.simulate import Queries
+from rmvdb.training import Fitted, Method
+from rmvdb.types import Metric
+from tests.unit.test_simulate import COSINE, QUICK, pairs, strangers
+
+
+def trial(sample=None, orders=("one", "two"), **options):
+    sample = pairs(300) if sample is None else sample
+    rng = np.random.default_rng(3)
+    return Trial(
+        sample, confidences={name: rng.random(len(sample)) for name in orders}, **{"settings": QUICK, **COSINE, **options}
+    )
+
+
+@pytest.fixture(scope="module")
+def found():
+    made = trial()
+    return made, compare(made, [Method.NAIVE, Method.RQT, Method.RM])
+
+
+def slow(d_old, d_new, relevant, order, t):
+    """AP, CMC@1, CMC@5 and recall@10 of each query by sorting one list after the other."""
+    moved = set(order[: round(t * len(order))].tolist())
+    told = []
+    for query in range(len(d_old)):
+        others = [record for record in range(len(order)) if record != query]
+        ranked = sorted(others, key=lambda record: (d_new if record in moved else d_old)[query, record])
+        hits = [bool(relevant[query, record]) for record in ranked]
+        precision = [sum(hits[: at + 1]) / (at + 1) for at in range(len(hits)) if hits[at]]
+        told.append((np.mean(precision), hits[0], any(hits[:5]), sum(hits[:10]) / sum(hits)))
+    return np.array(told, dtype=float).T  # (4, Q)
+
+
+def test_the_numbers_of_a_row_are_those_of_a_slow_search(found):
+    made, table = found
+    row = next(row for row in table.rows if (row.name, row.order) == ("rqt", "two"))
+    fitted, judge = made.fitted(Method.RQT)[1], made._stages["two"].judge
+    calibrations = made.measure("rqt", fitted, "two").calibrations
+    part = judge.pairs
+    d_old = metrics.distances(fitted.reverse.apply(part.new), part.old, metric=Metric.COSINE)
+    d_new = metrics.distances(part.new, part.new, metric=Metric.COSINE)
+    d_old, d_new = (scale.apply(d) if scale else d for scale, d in zip(calibrations, (d_old, d_new), strict=True))
+    relevant = part.labels[:, None] == part.labels[None, :]
+    order = np.argsort(judge.confidence)
+    told = np.array([slow(d_old, d_new, relevant, order, t) for t in row.curve.ts])  # (T, 4, Q)
+    for at, name in enumerate(("map", "cmc", "cmc5", "recall")):
+        np.testing.assert_allclose(getattr(row.curve, name), told[:, at].mean(axis=1), atol=1e-9)
+    areas = [sum((told[at, 0, q] + told[at + 1, 0, q]) / 20 for at in range(10)) for q in range(len(part))]
+    assert row.curve.auc_map == pytest.approx(np.mean(areas))
+    assert row.auc_map == pytest.approx(metrics.bootstrap(np.array(areas)))
+    assert row.auc_map[0] < row.curve.auc_map < row.auc_map[1]
+    own = metrics.distances(part.old, part.old, metric=Metric.COSINE)
+    new = metrics.distances(part.new, part.new, metric=Metric.COSINE)
+    old, last = (slow(own, new, relevant, order, t) for t in (0, 1))
+    expected = (np.mean(areas) - old[0].mean()) / (last[0].mean() - old[0].mean())
+    assert row.curve.gain == pytest.approx(expected)
+    flips = [np.mean((old[1] == 1) & (now[1] == 0)) for now in told]
+    np.testing.assert_allclose(row.negative_flips, flips)
+
+
+def test_the_models_alone_are_level_and_frame_the_curves(found):
+    _, table = found
+    rows = {(row.name, row.order): row for row in table.rows}
+    naive = rows["naive", "one"]
+    for name, at in (("old", 0), ("new", -1)):
+        level = rows[name, None]
+        assert set(level.curve.map) == {naive.curve.map[at]}
+        assert level.verdict is level.merit is None
+    assert (rows["old", None].curve.gain, rows["new", None].curve.gain) == pytest.approx((0, 1))
+    rm = rows["rm", "one"]
+    assert rows["ideal", None].curve.map[0] == rm.curve.map[-1] == rows["rm", "two"].curve.map[-1]
+    assert naive.start == naive.end == (0, 0)
+
+
+def test_every_method_has_a_row_for_every_order_and_others_have_one(found):
+    made, table = found
+    assert [(row.name, row.order) for row in table.rows] == [
+        *((name, None) for name in ("old", "new", "ideal")),
+        *((name, order) for name in ("naive", "rqt", "rm") for order in ("one", "two")),
+        *((name, "one") for name in ("rrf", "procrustes", "ridge")),
+    ]
+    ridge = next(row for row in table.rows if row.name == "ridge")
+    part = made.train
+    again = bridges.ridge(part.pairs, old_metric=Metric.COSINE, new_metric=Metric.COSINE)
+    assert ridge.curve.map == made.measure("again", Fitted(reverse=again), "one").curve.map
+
+
+def test_the_best_order_of_each_method_is_marked(found):
+    for name in ("naive", "rqt", "rm"):
+        rows = [row for row in found[1].rows if row.name == name]
+        assert [row.best for row in rows] == [row.merit == max(each.merit for each in rows) for row in rows]
+
+
+def test_methods_that_come_down_to_the_same_are_trained_and_told_once():
+    said = []
+    made = trial(pairs(300, labels=False), progress=lambda step, done, total: said.append(step))
+    table = compare(made, list(Method))
+    assert {row.name for row in table.rows if row.verdict} == {"naive", "rqt", "cl-s", "mcl"}
+    assert {step for step in said if "training" in step} == {"training rqt", "training cl-s", "training mcl"}
+    assert table.relevance == "neighbours"
+
+
+def test_a_comparison_is_plain_json(found):
+    text = json.dumps(found[1].to_json(), allow_nan=False)
+    assert json.loads(text)["recommended"]["method"] == found[1].recommended.method
+    assert json.loads(text)["evaluated"] == found[0].evaluated
+
+
+# --- the recommendation -----------------------------------------------------------------------------------------------
+
+
+def told(method, merit, *, verdict="ok", better=0.0, order="one"):
+    """A prediction whose measured queries are better than the naive ones by so much, on average."""
+    naive = trial().predict(Method.NAIVE)
+    noise = 0.01 * np.random.default_rng(0).normal(size=naive.measured.precision.shape[1])
+    curve = replace(naive.measured, precision=naive.measured.precision + better + noise * bool(better))
+    return replace(naive, method=method, merit=merit, verdict=verdict, measured=curve, order=order)
+
+
+def test_what_is_worth_most_is_recommended_and_the_next_named():
+    best = recommend([told(Method.NAIVE, 0.9), told(Method.RQT, 1.1, better=0.2), told(Method.RM, 1.3, better=0.4)], seed=0)
+    assert best.method is Method.RM
+    assert "rm is worth most" in best.choice
+    assert "(AUC of mAP + CMC@1 130.0, less its falls; rqt 110.0)" in best.choice
+    assert "noise" not in best.choice
+
+
+def test_a_simpler_one_within_the_noise_is_named_and_not_taken():
+    best = recommend([told(Method.NAIVE, 0.9), told(Method.RQT, 1.29, better=0.4), told(Method.RM, 1.3, better=0.4001)], seed=0)
+    assert best.method is Method.RM
+    assert "rqt, which is simpler, lies within the noise of the measured queries" not in best.choice  # surely better, by a hair
+    best = recommend([told(Method.RQT, 1.29, better=0.4), told(Method.RM, 1.3, better=0.39)], seed=0)
+    assert best.method is Method.RM
+    assert "rqt, which is simpler, lies within the noise of the measured queries (-1.0 to -1.0)" in best.choice
+
+
+def test_what_would_start_lower_is_not_recommended_and_said():
+    best = recommend([told(Method.NAIVE, 0.9), told(Method.RM, 1.3, verdict="refuse")], seed=0)
+    assert best.method is Method.NAIVE
+    assert "rm would start below what is served now" in best.choice
+    assert recommend([told(Method.RQT, 0.9, verdict="refuse")], seed=0).verdict == "refuse"
+
+
+def test_the_order_is_recommended_with_the_method():
+    best = recommend([told(Method.RQT, 1.0), told(Method.RQT, 1.2, order="two"), told(Method.NAIVE, 1.1)], seed=0)
+    assert (best.method, best.order) == (Method.RQT, "two")
+    assert "rqt (order two)" in best.choice
+    assert "naive (order one) 110.0" in best.choice
+
+
+def test_a_merit_that_is_not_a_number_is_worth_nothing():
+    assert recommend([told(Method.NAIVE, float("nan")), told(Method.RQT, 0.1)], seed=0).method is Method.RQT
+
+
+def test_strangers_are_served_naively():
+    made = trial(strangers(), orders=("one",))
+    best = chosen(made, CANDIDATES)
+    assert best.method is Method.NAIVE
+    assert best.verdict != "refuse"
+    assert chosen(made, CANDIDATES[1:]).method is not Method.NAIVE
+
+
+def test_too_few_to_choose_by_is_the_last_candidate():
+    best = chosen(trial(pairs(120), orders=("one",)), CANDIDATES)
+    assert best.asked is Method.RM
+    assert "too few" in best.choice
+
+
+def test_what_cannot_be_served_is_measured_and_not_recommended():
+    table = compare(trial(strangers(), orders=("one",)), [Method.NAIVE, Method.RQT], unable={Method.NAIVE})
+    assert table.recommended.method is Method.RQT
+    assert {"naive", "rqt"} <= {row.name for row in table.rows}
+
+
+def test_no_measured_record_has_a_say_in_what_is_chosen():
+    sample = pairs(300)
+    judge = trial(sample, orders=("one",))._stages["one"].judge
+    measured = np.flatnonzero((sample.new[:, None] == judge.pairs.new[None]).all(2).any(1))
+    changed = replace(sample, new=sample.new.copy())
+    changed.new[measured] = changed.new[measured][::-1]
+    trials = [trial(each, orders=("one",)) for each in (sample, changed)]
+    for method in CANDIDATES:
+        one, two = (each.predict(method) for each in trials)
+        assert (one.method, one.merit) == (two.method, two.merit)
+        assert one.curve != two.curve
+
+
+# --- queries with known answers ---------------------------------------------------------------------------------------
+
+
+def asked(sample, count=40, seed=5):
+    """Queries like the records of the first classes, which should find five records each."""
+    rng = np.random.default_rng(seed)
+    rows = rng.choice(len(sample), count, replace=False)
+    relevance = np.zeros((count, len(sample)), dtype=bool)
+    for query, row in enumerate(rows):
+        alike = np.flatnonzero((sample.labels == sample.labels[row]) & (np.arange(len(sample)) % 3 == 0))
+        relevance[query, rng.choice(alike, 5, replace=False)] = True
+    near = [(each[rows] + 0.1 * rng.normal(size=each[rows].shape)).astype(np.float32) for each in (sample.old, sample.new)]
+    return Queries(old=near[0], new=near[1], relevance=relevance, leave_out=np.zeros_like(relevance))
+
+
+def test_queries_are_searched_for_in_place_of_the_records():
+    sample = pairs(400)
+    queries = asked(sample)
+    made = trial(sample, orders=("one",), queries=queries)
+    stage = made._stages["one"]
+    answers = set(np.flatnonzero(queries.relevance.any(0)).tolist())
+    assert made.relevance == "answers"
+    assert made.evaluated == len(stage.chooser.asked) == 20
+    assert not answers & set(made.seen.tolist())
+    measured, choosing = (set(map(bytes, part.asked.new)) for part in (stage.judge, stage.chooser))
+    assert not measured & choosing
+    naive = made.naive("one").curve
+    distance = metrics.distances(stage.judge.asked.old, stage.judge.pairs.old, metric=Metric.COSINE)
+    np.testing.assert_allclose(naive.precision[0], metrics.average_precision(distance, stage.judge.asked.relevance))
+    assert stage.judge.asked.relevance.sum(1).tolist() == [5] * 20  # every answer is there
+    told = made.predict(Method.RM)
+    assert told.evaluated == 20
+    assert told.curve.map[-1] == pytest.approx(metrics.mean(told.measured.precision[-1]))
+
+
+def test_an_answer_that_was_trained_on_before_does_not_count():
+    sample = pairs(400)
+    queries = asked(sample)
+    seen = np.zeros(400, dtype=bool)
+    seen[np.flatnonzero(queries.relevance.any(0))[:10]] = True
+    made = trial(sample, orders=("one",), queries=queries, seen=seen)
+    assert set(np.flatnonzero(seen)) <= set(made.seen.tolist())
+    assert (made._stages["one"].judge.asked.relevance.sum(1) <= 5).all()
+
+
+def test_too_few_queries_are_named():
+    sample = pairs(400)
+    with pytest.raises(UsageError, match="9 queries with an answer in the sample are too few"):
+        trial(sample, queries=asked(sample).take(np.arange(9)))
+
+
+def test_the_candidates_are_methods_that_differ_in_what_they_need():
+    assert CANDIDATES == (Method.NAIVE, Method.RQT, Method.RM)
+    assert comparison.LEAST_TO_CHOOSE <= 80
