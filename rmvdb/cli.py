@@ -611,7 +611,7 @@ def _begun(app: App, gallery: str, from_version: str, to_version: str) -> Upgrad
     app.registry.version(to_version)
     if row is None or row.undoes is not None:
         return None
-    sources = set().union(*(_names(app, app.registry.collection(each).model) for each in row.old_collections))
+    sources = set().union(*(_names(app, leg["model"]) for leg in row.plan["before"]))
     return row if from_version in sources and to_version in _names(app, row.to_version) else None
 
 
@@ -628,7 +628,7 @@ def _go_on(app: App, conductor: Any, row: UpgradeRow, report: Any, *, detach: bo
     from rmvdb.status import both
 
     if detach:
-        conductor.deploy(row, force=force)
+        conductor.launch(row, app.worker(), force=force)
         report.say("deployed; the backfill waits for a worker: rmvdb worker")
         return
     row = conductor.advance(row, app.worker(), force=force)

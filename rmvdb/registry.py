@@ -482,14 +482,25 @@ class Registry:
 
     @transaction
     def announce(
-        self, s: Session, /, gallery: str, legs: Sequence[Leg], times: Mapping[str, float], *, upgrade: int | None = None
+        self,
+        s: Session,
+        /,
+        gallery: str,
+        legs: Sequence[Leg],
+        times: Mapping[str, float],
+        *,
+        upgrade: int | None = None,
+        unless: str | None = None,
     ) -> int:
         """Write the next plan and let the clients prepare for it; the epoch it will have. The same legs again: the same epoch.
 
-        `upgrade` is the one that asks: WrongPhase where it has ended, for another decides what is served by now.
+        `upgrade` is the one that asks: WrongPhase where it has ended, for another decides what is served by now; WrongPhase, too,
+        where the collection `unless` is served first already.
         """
         row = _named(s, GalleryRow, "gallery", gallery, lock=_FOR_CHANGE)
         _refuse_ended(s, upgrade)
+        if _plan(s, row, row.epoch).legs[0].collection == unless:
+            raise errors.WrongPhase(f"Collection {unless!r} is served already; see rmvdb status")
         if row.next_epoch and _legs(s, row, row.next_epoch) == list(legs):
             return row.next_epoch
         if _legs(s, row, row.epoch) == list(legs):
@@ -584,9 +595,14 @@ class Registry:
         return s.scalars(every if gallery_id is None else every.where(UpgradeRow.gallery_id == gallery_id)).all()
 
     @transaction
-    def set_upgrade(self, s: Session, /, upgrade_id: int, *, note: str = "", **values: Any) -> None:
-        """Change attributes; a changed phase or a note goes into the history. WrongPhase for the phase of one that has ended."""
+    def set_upgrade(self, s: Session, /, upgrade_id: int, *, note: str = "", was: Phase | None = None, **values: Any) -> None:
+        """Change attributes; a changed phase or a note goes into the history. WrongPhase for the phase of one that has ended.
+
+        Nothing changes where `was` is given and the upgrade is in another phase: somebody else was faster.
+        """
         row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
+        if was is not None and row.phase not in (was, Phase.ENDED):
+            return
         changed = values.get("phase", row.phase) != row.phase
         if changed:
             _refuse_ended(s, upgrade_id)

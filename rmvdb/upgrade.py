@@ -351,7 +351,7 @@ class Conductor:
             self._create(upgrade.new_collection, upgrade.to_version, like=upgrade.old_collections[0])
         self._serve(upgrade, "serving", force=force)
         searched = both(upgrade.searched)
-        self.registry.set_upgrade(upgrade.id, phase=Phase.SERVING_BOTH, note=searched)
+        self.registry.set_upgrade(upgrade.id, phase=Phase.SERVING_BOTH, was=Phase.PLANNED, note=searched)
         self.say(f"{searched}; queries are embedded by the new model from now on")
 
     def _create(self, collection: str, model: str, *, like: str) -> None:
@@ -365,7 +365,8 @@ class Conductor:
     def _serve(self, upgrade: UpgradeRow, which: str, *, force: bool = False) -> None:
         """Put the serving plan of that name in the upgrade's plan in force, once everybody is ready for it."""
         legs = [leg_from_json(leg) for leg in upgrade.plan[which]]
-        epoch = self.registry.announce(self.gallery.name, legs, self.hands.times, upgrade=upgrade.id)
+        served = upgrade.new_collection if which == "copying" else None
+        epoch = self.registry.announce(self.gallery.name, legs, self.hands.times, upgrade=upgrade.id, unless=served)
         told = ""
         while waiting := self.registry.activate(self.gallery.name, epoch, force=force, upgrade=upgrade.id):
             if waiting[0] != told:
@@ -388,18 +389,18 @@ class Conductor:
         self._create(copy, upgrade.from_version, like=original)
         self._serve(upgrade, "copying", force=force)
         self.say(f"copying {original} into {copy}")
-        self._mirror(upgrade).copy(copy, self._copied(f"copying {original}"))
+        self._mirror(upgrade).copy(copy, lambda done, total: self._copied(upgrade, done, total))
         grace = self.registry.plan(self.gallery.name).grace
         self.say(f"{copy} holds what {original} holds; waiting {grace:g} s, until every search would see it")
         self.stop.wait(grace)
         self._check_stop()
 
-    def _copied(self, what: str) -> Callable[[int, int], None]:
-        def progress(done: int, total: int) -> None:
-            self._check_stop()
-            self.report(what, done, total)
-
-        return progress
+    def _copied(self, upgrade: UpgradeRow, done: int, total: int) -> None:
+        self._check_stop()
+        self.report(f"copying {upgrade.original}", done, total)
+        now = self.registry.upgrade(upgrade.id)
+        if now.phase != Phase.PLANNED or now.conductor not in (None, self._leads):  # the copy may be being emptied by now
+            raise errors.UpgradeRunning(f"{now.conductor or 'Another process'} took upgrade {upgrade.id} over; see rmvdb status")
 
     def _serve_original(self, upgrade: UpgradeRow, *, force: bool) -> None:
         """All of a roll back where the original was kept."""
@@ -745,15 +746,32 @@ class Conductor:
 
     def advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> UpgradeRow:
         """Go on with an upgrade from wherever it stands until it is cut over, `until` is reached, or it is stopped."""
+        with self._leading(upgrade, worker):
+            self._advance(upgrade, worker, force=force)
+        return self.registry.upgrade(upgrade.id)
+
+    def launch(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
+        """Deploy, and leave the rest to workers; returns once it is deployed, though a worker may have been faster."""
+        while self.registry.upgrade(upgrade.id).phase == Phase.PLANNED:
+            try:
+                with self._leading(upgrade, worker):
+                    self.deploy(self.registry.upgrade(upgrade.id), force=force)
+            except errors.UpgradeRunning as exc:
+                log.info("%s", exc)
+                self.stop.wait(1.0)
+                self._check_stop()
+
+    @contextmanager
+    def _leading(self, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
+        """Hold the baton, and note what goes wrong."""
         with self._baton(upgrade, worker):
             try:
-                self._advance(upgrade, worker, force=force)
+                yield
             except errors.RmvdbError as exc:
                 self.registry.refuse_ended(upgrade.id)  # whatever failed did so because another upgrade took the place
                 self.registry.set_upgrade(upgrade.id, reason=str(exc))
                 raise
             self.registry.set_upgrade(upgrade.id, reason="")
-        return self.registry.upgrade(upgrade.id)
 
     def _advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool) -> None:
         self.deploy(upgrade, force=force)

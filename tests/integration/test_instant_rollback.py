@@ -226,6 +226,44 @@ def test_given_up_while_it_is_copied_nothing_is_left_of_it(gallery: Gallery) -> 
     expect_original(gallery)
 
 
+def test_two_that_would_deploy_it_take_turns(gallery: Gallery) -> None:
+    """`rmvdb upgrade --detach` beside a worker that sees the upgrade first."""
+    row = begin(gallery)
+    worker = threading.Thread(target=go_on, args=(gallery, row))
+    worker.start()
+    conductor = gallery.conductor()
+    conductor.launch(row, gallery.worker())
+    assert gallery.registry.upgrade(row.id).phase != Phase.PLANNED
+    worker.join()
+    assert gallery.registry.upgrade(row.id).phase == Phase.CUT_OVER
+    copies = [note for note in gallery.registry.history(row.id) if note.phase == Phase.SERVING_BOTH]
+    assert len(copies) == 2  # served, and the work list made
+    expect_holds(gallery, row.new_collection, "v2")
+    expect_original(gallery)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_who_was_suspended_while_it_copied_stops(gallery: Gallery, served: bool) -> None:
+    """Another has taken over, and may have begun to empty the copy."""
+    row, first = begin(gallery, until=0.5), gallery.conductor()
+
+    def taken_over(*_: object) -> None:
+        first.report = lambda *_: None
+        gallery.registry.lead(row.id, "first", 0)
+        if served:
+            go_on(gallery, row)
+        else:
+            gallery.registry.lead(row.id, "second", 10.0)
+
+    first._leads, first.report = "first", taken_over
+    assert gallery.registry.lead(row.id, "first", 10.0)
+    with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
+        first.deploy(row)
+    assert gallery.registry.upgrade(row.id).phase == (Phase.SERVING_BOTH if served else Phase.PLANNED)
+    with pytest.raises(errors.WrongPhase if served else errors.UpgradeRunning):
+        first._copy_original(row, force=False)
+
+
 def test_a_conductor_that_dies_once_the_new_collection_is_served_does_not_copy_again(gallery: Gallery) -> None:
     row, conductor = begin(gallery, until=0.0), gallery.conductor()
     real = conductor.registry.set_upgrade
@@ -251,9 +289,9 @@ def test_a_conductor_that_dies_once_the_new_collection_is_served_does_not_copy_a
     expect_original(gallery)
 
 
-@pytest.mark.parametrize("kind", ["upsert", "delete"])
-@pytest.mark.parametrize("id", [2, 77])
-@pytest.mark.parametrize("until", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("kind", "id", "until"), [("upsert", 2, 0.0), ("delete", 2, 0.0), ("upsert", 2, 1.0), ("delete", 2, 1.0), ("upsert", 77, 1.0)]
+)
 def test_a_client_that_dies_between_the_mirror_and_the_rest_leaves_no_difference(
     gallery: Gallery, kind: str, id: int, until: float
 ) -> None:
