@@ -195,6 +195,7 @@ class App:
             index=self.settings.index_for(name),
             times=self.times,
             batch=self.settings.backfill.batch,
+            longest_call=self.settings.milvus.timeout,
             folder=self.settings.cache,
         )
         return Conductor(name, hands, say=say, report=report, stop=stop)
@@ -208,8 +209,8 @@ class App:
     ) -> Rebuild:
         """What brings back a lost registry."""
         from rmvdb.archive import Archive
-        from rmvdb.client import WRITE_LASTS
         from rmvdb.rebuild import Rebuild
+        from rmvdb.writing import WRITE_LASTS
 
         return Rebuild(
             registry=self.registry,

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the upgrade: pause, limits, progress.
 LOOK = 0.5
+#: Seconds between two looks for a batch, at first; twice as long after each in vain.
+IDLE = 0.05
 
 #: Why a record is set aside, by id.
 Reasons = dict[Id, str]
@@ -356,7 +358,7 @@ class Worker:
         progress: Callable[[Progress], None],
     ) -> Progress:
         at_work: dict[Future[None], int] = {}  # and how many records each is copying
-        looked = float("-inf")
+        looked, idle = float("-inf"), IDLE
         while True:
             if time.monotonic() - looked >= LOOK or until < 1.0:
                 now, row = self._registry.progress(task.upgrade), self._registry.upgrade(task.upgrade)
@@ -378,9 +380,10 @@ class Worker:
                 now = self._registry.progress(task.upgrade)
                 progress(now)
                 return now
-            self._reap(at_work, patience=0.0 if claimed is not None else 0.05)
+            idle = IDLE if claimed is not None else min(2 * idle, LOOK)
+            self._reap(at_work, patience=0.0 if claimed is not None else idle)
             if claimed is None and not at_work:
-                stop.wait(min(max(self._throttle.wait(), 0.05), LOOK))
+                stop.wait(min(max(self._throttle.wait(), idle), LOOK))
 
     @staticmethod
     def _reap(at_work: dict[Future[None], int], *, patience: float) -> None:

@@ -438,6 +438,11 @@ _PLAN_OPTIONS = (
     click.option(
         "--order", type=click.Choice(ORDERS), help="What is backfilled first [default: the first the version can give]."
     ),
+    click.option(
+        "--instant-rollback",
+        is_flag=True,
+        help="Empty a copy and keep the original current, so that rmvdb rollback takes a moment.",
+    ),
     click.option("--again", is_flag=True, help="Make the plan anew, even if one is kept."),
 )
 
@@ -635,7 +640,7 @@ def _go_on(app: App, conductor: Any, row: UpgradeRow, report: Any, *, detach: bo
         report.say("rmvdb cleanup drops the old collection; until then rmvdb rollback leads back")
     elif row.phase == "serving both":
         now = app.registry.progress(row.id)
-        report.say(f"{now.done} of {now.total} records are re-embedded (t = {now.t:.2f}); {both(row.plan['serving'])}")
+        report.say(f"{now.done} of {now.total} records are re-embedded (t = {now.t:.2f}); {both(row.searched)}")
 
 
 @main.command()
@@ -761,7 +766,7 @@ def cleanup(ctx: click.Context, gallery: str | None, yes: bool) -> None:
     app, row = _active(ctx, gallery)
     if row.phase not in ("cut over", "cleaning up"):
         raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
-    old, begun = " and ".join(row.old_collections), row.phase == "cleaning up"
+    old, begun = " and ".join(row.leaving), row.phase == "cleaning up"
     if not (yes or begun) and not click.confirm(f"Drop {old} and the archive? rmvdb rollback is impossible afterwards"):
         raise errors.NeedsConsent("Nothing was dropped; run rmvdb cleanup --yes to agree")
     with terminal.stoppable() as stop, terminal.progress() as report:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import socket
@@ -22,8 +21,9 @@ from rmvdb.encoding import Encoder
 from rmvdb.latency import WINDOW, Latency
 from rmvdb.merge import merge
 from rmvdb.protocols import Permit, VectorStore
-from rmvdb.registry import Opened, Registry, Serving
+from rmvdb.registry import Registry, Serving
 from rmvdb.types import Hit, Id, Item, Leg, Record, ServingPlan, Vectors
+from rmvdb.writing import Writes
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +31,6 @@ R = TypeVar("R")
 
 #: How often a search that took longer than allowed is repeated before it fails.
 ATTEMPTS = 5
-#: Seconds for which a write may go on after it was announced, and for which it waits for others at the same records.
-WRITE_LASTS = 30.0
-WRITE_WAITS = 3 * WRITE_LASTS
 #: Records written under one announcement.
 WRITE_BATCH = 500
 
@@ -160,7 +157,7 @@ class Client:
         self._registry, self._store, self._encoder = registry, store, encoder
         self._longest_call, self._closing = longest_call, closing
         self._wrote = float("-inf")
-        self._writes = itertools.count(1)
+        self._writes = Writes(gallery, registry=registry, name=self.name, longest_call=longest_call)
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rmvdb-leg")
         self._search_params = {row.name: row.search for row in registry.collections(registry.gallery(gallery).id)}
         self._latency = Latency()
@@ -388,7 +385,7 @@ class Client:
     def _upsert(self, records: Sequence[Mapping[str, Any]]) -> None:
         ids, items = [record["id"] for record in records], [record["item"] for record in records]
         embedded: dict[str, Vectors] = {}
-        for leg in self._plans.current().legs:  # the slow part, before anybody has to wait for this write
+        for leg in self._plans.current().written:  # the slow part, before anybody has to wait for this write
             self._encoder.stored(leg, items, embedded)
 
         def rows(leg: Leg) -> list[Record]:
@@ -399,6 +396,8 @@ class Client:
             ]
 
         with self._writing("upsert", ids) as (plan, in_time):
+            for mirror in plan.mirrors:  # first: what a killed client wrote shows nowhere yet
+                self._store.upsert(mirror.collection, rows(mirror), permit=in_time)
             newest, *older = plan.legs
             self._store.upsert(newest.collection, rows(newest), permit=in_time)
             # Where an older collection still has the record it must not show what was replaced. Only workers remove from there.
@@ -419,58 +418,14 @@ class Client:
     def _delete(self, ids: Sequence[Id]) -> int:
         if ids:
             with self._writing("delete", ids) as (plan, in_time):
-                for leg in plan.legs:
+                for leg in plan.written:
                     self._store.delete(leg.collection, ids, permit=in_time)
         return len(ids)
 
     @contextmanager
     def _writing(self, kind: str, ids: Sequence[Id]) -> Iterator[tuple[ServingPlan, Permit]]:
-        """Announce a write, wait for whoever is at these records, write, mark it done.
-
-        Both sides announce, then look: a worker that comes later sees the intent, and one that came before is waited for. A write
-        that fails half-way stays announced until its deadline, since nobody can know what reached the engine.
-        """
-        opened, announced = self._announce(kind, ids)
-        try:
-            announced = self._wait(opened, ids, announced)
-        except BaseException:
-            self._registry.withdraw_intents(opened)
-            raise
-
-        too_late = errors.EngineError(
-            f"Writing {len(ids)} records of {self.gallery!r} took longer than {WRITE_LASTS:g} s; write them again"
-        )
-
-        def in_time() -> None:
-            if time.monotonic() - announced > WRITE_LASTS - self._longest_call:
-                raise too_late
-
-        if opened.plan.epoch > self._plans.current().epoch:
-            self._plans.refresh()  # or this client would search by the plan before, which may not know where this is written
-        yield opened.plan, in_time
-        self._wrote = time.monotonic()
-        if not self._registry.close_intents(opened):
-            raise too_late
-
-    def _wait(self, opened: Opened, ids: Sequence[Id], announced: float) -> float:
-        """Until nobody else is at these records; when the write was announced last, since a deadline must not pass meanwhile."""
-        began = time.monotonic()
-        while self._registry.blocked(opened, ids):
-            if time.monotonic() - began > WRITE_WAITS:
-                raise errors.EngineError(
-                    f"Others were at {len(ids)} records of {self.gallery!r} for over {WRITE_WAITS:g} s; write them again"
-                )
-            time.sleep(0.02)
-            if time.monotonic() - announced > WRITE_LASTS / 3:
-                announced = time.monotonic()
-                self._registry.extend_intents(opened, lasting=WRITE_LASTS)
-        return announced
-
-    def _announce(self, kind: str, ids: Sequence[Id]) -> tuple[Opened, float]:
-        writer = f"{self.name}#{next(self._writes)}"
-        while True:
-            started = time.monotonic()
-            opened = self._registry.open_intents(self.gallery, kind, ids, client=writer, lasting=WRITE_LASTS)
-            if opened is not None:
-                return opened, started
-            time.sleep(0.02)  # an epoch is changing: it waits for open writes to end, and new ones wait for it
+        with self._writes.announced(kind, ids) as (plan, in_time):
+            if plan.epoch > self._plans.current().epoch:
+                self._plans.refresh()  # or this client would search by the plan before, which may not know where this is written
+            yield plan, in_time
+            self._wrote = time.monotonic()

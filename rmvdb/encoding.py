@@ -50,8 +50,8 @@ class Encoder:
         self._lock = threading.RLock()
 
     def prepare(self, plan: ServingPlan) -> None:
-        """Load everything that the plan's queries need; raises what loading raises."""
-        for leg in plan.legs:
+        """Load everything that the plan's queries and mirrors need; raises what loading raises."""
+        for leg in plan.written:
             self.embedder(leg.embedder)
             for sha256 in leg.transforms:
                 self._transform(sha256)

@@ -17,7 +17,6 @@ import logging
 import math
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -52,10 +51,8 @@ _MESSAGE = 8 * 2**20
 _ROWS, _IDS, _HITS, _FEW = 1_000, 5_000, 200_000, 100
 #: Seconds of one attempt to connect. pymilvus also spends them on the old address before it gives a broken connection up.
 _CONNECT = 2.0
-#: How much more is asked for where duplicated keys may have cost hits: enough for as many rows of every key.
-_MORE = 8
-#: Seconds for which fewer hits than asked are believed, once asking for more has given no more.
-_BELIEVED = 10.0
+#: How much more is asked for where duplicated keys may have cost hits, and how many hits at least.
+_MORE, _MORE_AT_LEAST = 8, 1_000
 #: Search parameters that must not be smaller than the number of hits asked for.
 _AT_LEAST_LIMIT = ("ef", "search_list", "itopk_size", "reorder_k")
 #: How often a call that got no answer is sent again.
@@ -136,7 +133,6 @@ class MilvusStore:
         self._gate = gate
         self._schemas: dict[str, Schema] = {}
         self._unflushed: dict[str, int] = {}
-        self._believed: dict[str, float] = {}
         self._weights: dict[tuple[str, ...], int] = {}
 
     @property
@@ -264,26 +260,7 @@ class MilvusStore:
 
         size = max(1, _HITS // limit)
         parts = [queries[start : start + size] for start in range(0, len(queries), size)]
-        return [hits[:limit] for part in parts for hits in self._filled(collection, part, limit, ask)]
-
-    def _filled(
-        self, collection: str, queries: Vectors, limit: int, ask: Callable[[Vectors, int], list[list[Hit]]]
-    ) -> list[list[Hit]]:
-        """Hits of every query, asked for more where duplicated keys may have cost some of them."""
-        found, asked = ask(queries, limit), limit
-        short = [at for at, hits in enumerate(found) if len(hits) < limit]
-        if time.monotonic() < self._believed.get(collection, 0.0):
-            return found
-        while short and asked < WINDOW:
-            asked = min(_MORE * asked, WINDOW)
-            more = dict(zip(short, ask(queries[short], asked), strict=True))
-            grown = [at for at in short if len(more[at]) > len(found[at])]
-            if not grown:
-                self._believed[collection] = time.monotonic() + _BELIEVED
-            for at in grown:
-                found[at] = more[at]
-            short = [at for at in grown if len(found[at]) < limit]
-        return found
+        return [hits[:limit] for part in parts for hits in _filled(part, limit, ask)]
 
     def get(
         self,
@@ -786,6 +763,24 @@ class _Window(NamedTuple):
 
 
 _NOTHING = _Window([], 0, last=True)
+
+
+def _filled(queries: Vectors, limit: int, ask: Callable[[Vectors, int], list[list[Hit]]]) -> list[list[Hit]]:
+    """Hits of every query, asked for more where duplicated keys may have cost some of them.
+
+    No short list is believed untried. Under load Milvus 2.3.5 shows, once in hundreds of searches, every version that a record
+    ever had (93 of each were counted): as many rows as were asked for are then those of a record or two.
+    """
+    found, asked = ask(queries, limit), limit
+    short = [at for at, hits in enumerate(found) if 0 < len(hits) < limit]  # where there is nothing, nothing is hidden
+    while short and asked < WINDOW:
+        asked = min(max(_MORE * asked, _MORE_AT_LEAST), WINDOW)
+        more = dict(zip(short, ask(queries[short], asked), strict=True))
+        grown = [at for at in short if len(more[at]) > len(found[at])]
+        for at in grown:
+            found[at] = more[at]
+        short = [at for at in grown if len(found[at]) < limit]
+    return found
 
 
 def _level(strong: bool) -> str:

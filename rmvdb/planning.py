@@ -55,6 +55,8 @@ class Question:
     #: The paper's settings as printed.
     paper: bool = False
     seed: int = 0
+    #: Whether the original collection is kept whole, and a copy of it is emptied.
+    instant_rollback: bool = False
 
     @property
     def key(self) -> str:
@@ -77,7 +79,7 @@ class Plan:
     trained_on: str | None
     #: `prediction.Prediction` as JSON; None where the gallery is too small to measure on.
     prediction: dict[str, Any] | None
-    #: records, embedded_per_second, seconds, vector_bytes, archive_bytes.
+    #: records, embedded_per_second, seconds, vector_bytes, archive_bytes; copy_bytes where a copy is made.
     cost: dict[str, float]
     #: Records of the sample that could not be embedded.
     skipped: int
@@ -269,18 +271,20 @@ class Planner:
             calibrations=tuple(put(each.to_bytes(), suffix="json") if each else None for each in calibrations),
             trained_on=put(trained_on, suffix="ids") if trained_on else None,
             prediction=told.to_json() if told else None,
-            cost=self._cost(legs, counts, sample),
+            cost=self._cost(question, legs, counts, sample),
             skipped=sample.skipped,
             made_at=time.time(),
         )
 
-    def _cost(self, legs: Sequence[Leg], counts: Sequence[int], sample: Sample) -> dict[str, float]:
+    def _cost(self, question: Question, legs: Sequence[Leg], counts: Sequence[int], sample: Sample) -> dict[str, float]:
         records, dims = sum(counts), [self._encoder.chain(leg.model).dim for leg in legs]
         seconds = {"embedded_per_second": sample.per_second, "seconds": records / sample.per_second} if sample.per_second else {}
+        held = 4.0 * sum(count * dim for count, dim in zip(counts, dims, strict=True))
         return {
             "records": records,
             "vector_bytes": 4.0 * records * sample.new.shape[1],
-            "archive_bytes": 4.0 * sum(count * dim for count, dim in zip(counts, dims, strict=True)),
+            "archive_bytes": held,
+            **({"copy_bytes": held} if question.instant_rollback else {}),
             **seconds,
         }
 

@@ -12,7 +12,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
@@ -271,7 +271,9 @@ class Registry:
             _insert(s, table, contents.get(table.__tablename__, ()))
         for gallery in s.scalars(select(GalleryRow)):
             newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == gallery.id)) or 0
-            s.add(_plan_row(gallery, replace(_plan(s, gallery, gallery.epoch), epoch=newest + 1), at=_now(s)))
+            served = _row_of_plan(s, gallery, gallery.epoch)
+            times = {name: getattr(served, name) for name in ("max_age", "longest_search", "staleness")}
+            s.add(_plan_row(gallery, newest + 1, [leg_from_json(leg) for leg in served.legs], times, at=_now(s)))
             gallery.epoch, gallery.next_epoch, gallery.rebuilding = newest + 1, None, True
         for upgrade in s.scalars(select(UpgradeRow).where(UpgradeRow.phase != Phase.ENDED)):
             upgrade.listed = upgrade.phase == Phase.CUT_OVER
@@ -385,7 +387,7 @@ class Registry:
             embedder=version.base or model,
             transforms=(version.head,) if version.head else (),
         )
-        s.add(_plan_row(gallery, ServingPlan(gallery=name, epoch=1, legs=(leg,), **times), at=_now(s)))
+        s.add(_plan_row(gallery, gallery.epoch, [leg], times, at=_now(s)))
         return gallery
 
     @transaction
@@ -488,16 +490,15 @@ class Registry:
         """
         row = _named(s, GalleryRow, "gallery", gallery, lock=_FOR_CHANGE)
         _refuse_ended(s, upgrade)
-        if row.next_epoch and _plan(s, row, row.next_epoch).legs == tuple(legs):
+        if row.next_epoch and _legs(s, row, row.next_epoch) == list(legs):
             return row.next_epoch
-        if _plan(s, row, row.epoch).legs == tuple(legs):
+        if _legs(s, row, row.epoch) == list(legs):
             row.next_epoch, row.closing_until = None, None
             return row.epoch
         newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == row.id)) or 0
-        plan = ServingPlan(gallery=gallery, epoch=newest + 1, legs=tuple(legs), **times)
-        s.add(_plan_row(row, plan, at=_now(s)))
-        row.next_epoch = plan.epoch
-        return plan.epoch
+        row.next_epoch = newest + 1
+        s.add(_plan_row(row, row.next_epoch, legs, times, at=_now(s)))
+        return row.next_epoch
 
     @transaction
     def activate(self, s: Session, /, gallery: str, epoch: int, *, force: bool = False, upgrade: int | None = None) -> list[str]:
@@ -641,13 +642,26 @@ class Registry:
 
     @transaction
     def add_batches(
-        self, s: Session, /, upgrade_id: int, batches: Sequence[tuple[Sequence[Id], Mapping[str, Any] | None]], *, first: int
+        self,
+        s: Session,
+        /,
+        upgrade_id: int,
+        batches: Sequence[tuple[Sequence[Id], Mapping[str, Any] | None]],
+        *,
+        first: int,
+        by: str | None = None,
     ) -> None:
         """Append batches (ids, origin) to the work list, priorities counting from `first`; none is added twice.
 
-        WrongPhase where the upgrade has ended: whoever makes its list does not know yet.
+        `by`: the worker that leads. WrongPhase where the upgrade has ended, UpgradeRunning where another one leads by now:
+        whoever makes its list does not know yet.
         """
         _refuse_ended(s, upgrade_id)
+        if by is not None and (leads := s.get_one(UpgradeRow, upgrade_id, with_for_update=True).conductor) != by:
+            raise errors.UpgradeRunning(
+                f"{leads or 'Another process'} took upgrade {upgrade_id} over while this one was suspended; "
+                "watch it with rmvdb status --watch"
+            )
         for priority, (ids, origin) in enumerate(batches, start=first):
             there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
             if s.scalar(there) is None:
@@ -973,7 +987,7 @@ def _forget_work(s: Session, upgrades: Sequence[int]) -> None:
 
 
 def _new_upgrade(s: Session, values: Mapping[str, Any], details: Details) -> UpgradeRow:
-    row = UpgradeRow(**{"new_collection": ""} | dict(values), created_at=_now(s))
+    row = UpgradeRow(**{"old_collections": [], "new_collection": ""} | dict(values), created_at=_now(s))
     s.add(row)
     s.flush()
     for name, value in details(row.id).items():
@@ -1015,29 +1029,31 @@ def _collection(
     )
 
 
-def _plan_row(gallery: GalleryRow, plan: ServingPlan, *, at: float) -> PlanRow:
-    return PlanRow(
-        gallery_id=gallery.id,
-        epoch=plan.epoch,
-        legs=[leg_to_json(leg) for leg in plan.legs],
-        max_age=plan.max_age,
-        longest_search=plan.longest_search,
-        staleness=plan.staleness,
-        created_at=at,
-    )
+def _plan_row(gallery: GalleryRow, epoch: int, legs: Sequence[Leg], times: Mapping[str, float], *, at: float) -> PlanRow:
+    return PlanRow(gallery_id=gallery.id, epoch=epoch, legs=[leg_to_json(leg) for leg in legs], created_at=at, **times)
 
 
 def _plan(s: Session, gallery: GalleryRow, epoch: int) -> ServingPlan:
-    row = s.scalars(select(PlanRow).where(PlanRow.gallery_id == gallery.id, PlanRow.epoch == epoch)).one()
-    legs = tuple(leg_from_json(leg) for leg in row.legs)
+    row = _row_of_plan(s, gallery, epoch)
+    legs = [leg_from_json(leg) for leg in row.legs]
     return ServingPlan(
         gallery=gallery.name,
         epoch=row.epoch,
-        legs=legs,
+        legs=tuple(leg for leg in legs if leg.searched),
+        mirrors=tuple(leg for leg in legs if not leg.searched),
         max_age=row.max_age,
         longest_search=row.longest_search,
         staleness=row.staleness,
     )
+
+
+def _legs(s: Session, gallery: GalleryRow, epoch: int) -> list[Leg]:
+    """Legs and mirrors, as they were announced."""
+    return [leg_from_json(leg) for leg in _row_of_plan(s, gallery, epoch).legs]
+
+
+def _row_of_plan(s: Session, gallery: GalleryRow, epoch: int) -> PlanRow:
+    return s.scalars(select(PlanRow).where(PlanRow.gallery_id == gallery.id, PlanRow.epoch == epoch)).one()
 
 
 def _writing_for(s: Session, gallery: GalleryRow, plan: ServingPlan) -> int | None:

@@ -22,6 +22,8 @@ class Status:
     epoch: int
     #: Collection and model version of each leg, newest first.
     legs: list[dict[str, str]]
+    #: Collections that are kept current and not searched.
+    mirrors: list[str]
     clients: int
     #: None where the gallery never had one.
     upgrade: int | None = None
@@ -62,6 +64,7 @@ def status(registry: Registry, gallery: GalleryRow) -> Status:
         "gallery": gallery.name,
         "epoch": plan.epoch,
         "legs": [{"collection": leg.collection, "model": leg.model} for leg in plan.legs],
+        "mirrors": [leg.collection for leg in plan.mirrors],
         "clients": len(registry.clients(gallery.id)),
     }
     active = registry.active_upgrade(gallery.id)
@@ -105,11 +108,12 @@ def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, legs: 
 def _doing(row: UpgradeRow, now: Progress, unfinished: bool, legs: list[str]) -> str:
     match row.phase:
         case Phase.PLANNED:
-            return "planned; nothing is served differently yet"
+            copied = f"; {row.original} is being copied" if row.original and row.undoes is None else ""
+            return f"planned; nothing is served differently yet{copied}"
         case Phase.CUT_OVER:
             return f"{only(legs)}; rmvdb cleanup makes it final"
         case Phase.CLEANING_UP:
-            return f"{' and '.join(row.old_collections)} and the archive are being dropped; rmvdb cleanup goes on"
+            return f"{' and '.join(row.leaving)} and the archive are being dropped; rmvdb cleanup goes on"
         case Phase.ENDED:
             return "ended"
     if not row.listed:

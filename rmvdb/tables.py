@@ -183,6 +183,23 @@ class UpgradeRow(Table):
     created_at: Mapped[float]
     ended_at: Mapped[float | None]
 
+    @property
+    def original(self) -> str | None:
+        """The collection that is kept whole for an instant roll back; a copy of it is emptied."""
+        legs = self.plan.get("original")
+        return str(legs[0]["collection"]) if legs else None
+
+    @property
+    def searched(self) -> list[str]:
+        """The collections that are searched until cut-over."""
+        return [leg["collection"] for leg in self.plan["serving"] if leg.get("searched", True)]
+
+    @property
+    def leaving(self) -> list[str]:
+        """The collections that clean-up drops."""
+        kept = [self.original] if self.original and self.undoes is None else []
+        return [*self.old_collections, *kept]
+
 
 class PhaseRow(Table):
     """What happened to an upgrade, and when."""
@@ -230,7 +247,8 @@ class IntentRow(Table):
     """A client's registered write of one record."""
 
     __tablename__ = "intents"
-    __table_args__ = (Index("ix_intents_record", "gallery_id", "record"),)
+    # No id is given twice: a write that is marked done late must not mark another one.
+    __table_args__ = (Index("ix_intents_record", "gallery_id", "record"), {"sqlite_autoincrement": True})
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"))

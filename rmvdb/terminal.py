@@ -127,7 +127,10 @@ def print_plan(found: Plan) -> None:
             click.echo(f"method: {told['choice']}")
         click.echo(f"{told['verdict']}: {told['reason']}")
     time_needed = f", about {_duration(cost['seconds'])} to embed" if "seconds" in cost else ""
-    click.echo(f"cost: {_size(cost['vector_bytes'])} of new vectors, {_size(cost['archive_bytes'])} of archive{time_needed}")
+    copy = f"{_size(cost['copy_bytes'])} of a copy of the old ones, " if "copy_bytes" in cost else ""
+    click.echo(
+        f"cost: {_size(cost['vector_bytes'])} of new vectors, {copy}{_size(cost['archive_bytes'])} of archive{time_needed}"
+    )
     if found.skipped:
         click.echo(f"{found.skipped} records of the sample could not be embedded; the backfill will quarantine such records")
 

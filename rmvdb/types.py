@@ -149,6 +149,8 @@ class Leg:
     calibration: str | None = None
     #: The model version that makes what is written there, where the query's chain would not give its own vectors (a roll back).
     write_with: str | None = None
+    #: False for a mirror: it gets every write and is not searched.
+    searched: bool = True
 
     def beyond(self, other: Leg) -> tuple[str, ...] | None:
         """The transforms that lead on from where the queries of `other` are; None where this leg's do not pass there."""
@@ -165,6 +167,8 @@ class ServingPlan:
     gallery: str
     epoch: int
     legs: tuple[Leg, ...]
+    #: Collections that are kept current and not searched, for an instant roll back.
+    mirrors: tuple[Leg, ...] = ()
     #: Seconds for which a client may use a plan without asking again.
     max_age: float
     #: Seconds after which a search is repeated rather than trusted.
@@ -176,6 +180,11 @@ class ServingPlan:
     def grace(self) -> float:
         """The one waiting time, in seconds."""
         return self.max_age + self.longest_search + self.staleness
+
+    @property
+    def written(self) -> tuple[Leg, ...]:
+        """What a write may change, in the order in which it does: mirrors, then legs."""
+        return (*self.mirrors, *self.legs)
 
     @property
     def embedders(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from rmvdb.artifacts import Artifacts
 from rmvdb.backfill import Backfill, Task, Worker
 from rmvdb.comparison import Comparison
 from rmvdb.encoding import Encoder
+from rmvdb.mirror import Mirror, plans
 from rmvdb.ordering import ordered
 from rmvdb.planning import Plan, Planner, Question
 from rmvdb.protocols import Classifier, Source, VectorStore
@@ -30,6 +32,7 @@ from rmvdb.training import Method
 from rmvdb.types import BatchState, Id, Index, Leg, Metric, Phase, Progress, Query
 from rmvdb.verify import Report as VerifyReport
 from rmvdb.verify import Verify
+from rmvdb.writing import Writes
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,8 @@ log = logging.getLogger(__name__)
 ROUNDS = 20
 #: Seconds for which a conductor may be silent before another takes its place.
 BATON = 10.0
+#: Records of the original that are copied under one announcement.
+COPIED_AT_ONCE = 500
 #: Batches put on the work list in one transaction.
 LISTED_AT_ONCE = 50
 
@@ -60,6 +65,8 @@ class Hands:
     times: Mapping[str, float]
     #: Records in a batch.
     batch: int
+    #: Seconds that one call of the store may take.
+    longest_call: float
     #: Where plans are kept, and where orders are sorted.
     folder: Path
 
@@ -105,6 +112,8 @@ class Conductor:
     ) -> None:
         self.hands, self.say, self.report = hands, say, report
         self.stop = stop or threading.Event()
+        #: The worker by whose name it leads, while it does.
+        self._leads: str | None = None
         self.registry, self.store = hands.registry, hands.store
         self.gallery: GalleryRow = self.registry.gallery(gallery)
         if self.gallery.rebuilding:
@@ -176,6 +185,11 @@ class Conductor:
             raise errors.UsageError(f"An upgrade leads to another version; --from and --to both say {question.to_version!r}")
         legs = self.registry.plan(self.gallery.name).legs
         self._superseded(legs)
+        if question.instant_rollback and len(legs) > 1:
+            raise errors.UsageError(
+                f"Gallery {self.gallery.name!r} lies in {len(legs)} collections, and --instant-rollback keeps one; "
+                "end the upgrade that is on, or leave the option out"
+            )
         held = {name: leg.model for leg in reversed(legs) for name in (leg.model, self.registry.version(leg.model).base) if name}
         if question.to_version in held:
             raise errors.UsageError(
@@ -191,7 +205,8 @@ class Conductor:
     def _superseded(self, legs: Sequence[Leg]) -> UpgradeRow | None:
         """The unfinished upgrade whose place another may take, where there is one; UpgradeRunning where none may."""
         row = self.registry.active_upgrade(self.gallery.id)
-        if row is None or (row.phase == Phase.SERVING_BOTH and row.undoes is None and len(legs) > 1):
+        goes_on = row is not None and row.phase == Phase.SERVING_BOTH and row.undoes is None and not row.original
+        if row is None or (goes_on and len(legs) > 1):
             return row
         what = "a roll back" if row.undoes else "an upgrade"
         raise errors.UpgradeRunning(
@@ -229,23 +244,33 @@ class Conductor:
             raise errors.PlanRefused(plan.prediction["reason"])
         epoch = self.registry.plan(self.gallery.name).epoch
         legs = self._old_legs(question)
-        for leg in legs:
+        for leg in () if question.instant_rollback else legs:
             self._check_consent(leg.collection, execute=execute)
         version = self._register_version(question, plan)
+        # A mirror is written by its own model where that can be loaded, else by ψ. Nothing may be loaded inside a transaction.
+        own = question.instant_rollback and (plan.reverse is None or self._can_load(legs[0].model))
 
         def details(number: int) -> dict[str, Any]:
             # The name carries the upgrade's number, so no collection is ever named like one before it.
-            collection = f"{_plain(self.gallery.name)}_{_plain(version.name)}_u{number}"
-            serving, final = self._legs(collection, legs, version, plan)
+            collection, copy = (f"{_plain(self.gallery.name)}_{_plain(name)}_u{number}" for name in (version.name, legs[0].model))
             asked = {name: getattr(plan, name) for name in ("question", "prediction", "cost", "trained_on")}
-            served = {"serving": _to_json(serving), "final": _to_json(final), "before": _to_json(legs)}
-            return {"new_collection": collection, "plan": {**asked, **served, "until": until, "cutover": cutover}}
+            asked |= {"until": until, "cutover": cutover}
+            old = [replace(legs[0], collection=copy)] if question.instant_rollback else legs
+            serving, final = self._legs(collection, old, version, plan)
+            served = {"before": old, "serving": serving, "final": final}
+            if question.instant_rollback:
+                kept = legs[0] if own else replace(serving[-1], collection=legs[0].collection)
+                served |= plans(legs[0], old[0], serving, final, replace(kept, calibration=None))
+            return {
+                "new_collection": collection,
+                "old_collections": [leg.collection for leg in old],
+                "plan": asked | {name: _to_json(some) for name, some in served.items()},
+            }
 
         values = {
             "gallery_id": self.gallery.id,
             "from_version": legs[0].model,
             "to_version": version.name,
-            "old_collections": [leg.collection for leg in legs],
             "phase": Phase.PLANNED,
             "method": plan.method,
             "order": plan.order,
@@ -317,22 +342,27 @@ class Conductor:
         """Make the new collection, then serve both: from here on queries are embedded by the new model."""
         if upgrade.phase != Phase.PLANNED:
             return
+        if upgrade.undoes is not None and upgrade.original:
+            self._serve_original(upgrade, force=force)
+            return
+        if upgrade.original and self.registry.plan(self.gallery.name).legs[0].collection != upgrade.new_collection:
+            self._copy_original(upgrade, force=force)
         if not self.store.exists(upgrade.new_collection):
-            old = schema_from_json(self.registry.collection(upgrade.old_collections[0]).schema)
-            version = self.registry.version(upgrade.to_version)
-            schema = replace(old, collection=upgrade.new_collection, dim=version.dim, metric=Metric(version.metric))
-            index.check(self.hands.index, dim=schema.dim, metric=schema.metric)
-            self.say(
-                f"creating collection {schema.collection} ({schema.dim} dimensions, {schema.metric}, {self.hands.index.type})"
-            )
-            self.store.create(schema, self.hands.index)
-            self.registry.add_collection(self.gallery.id, model=upgrade.to_version, schema=schema, search=self.hands.index.search)
+            self._create(upgrade.new_collection, upgrade.to_version, like=upgrade.old_collections[0])
         self._serve(upgrade, "serving", force=force)
-        searched = both(upgrade.plan["serving"])
+        searched = both(upgrade.searched)
         self.registry.set_upgrade(upgrade.id, phase=Phase.SERVING_BOTH, note=searched)
         self.say(f"{searched}; queries are embedded by the new model from now on")
 
-    def _serve(self, upgrade: UpgradeRow, which: str, *, force: bool) -> None:
+    def _create(self, collection: str, model: str, *, like: str) -> None:
+        old, version = schema_from_json(self.registry.collection(like).schema), self.registry.version(model)
+        schema = replace(old, collection=collection, dim=version.dim, metric=Metric(version.metric))
+        index.check(self.hands.index, dim=schema.dim, metric=schema.metric)
+        self.say(f"creating collection {schema.collection} ({schema.dim} dimensions, {schema.metric}, {self.hands.index.type})")
+        self.store.create(schema, self.hands.index)
+        self.registry.add_collection(self.gallery.id, model=model, schema=schema, search=self.hands.index.search)
+
+    def _serve(self, upgrade: UpgradeRow, which: str, *, force: bool = False) -> None:
         """Put the serving plan of that name in the upgrade's plan in force, once everybody is ready for it."""
         legs = [leg_from_json(leg) for leg in upgrade.plan[which]]
         epoch = self.registry.announce(self.gallery.name, legs, self.hands.times, upgrade=upgrade.id)
@@ -343,6 +373,40 @@ class Conductor:
                 self.say(f"epoch {epoch} waits: {told}")
             self._check_stop()
             self.stop.wait(0.1)
+
+    # --- the original kept whole --------------------------------------------------------------------------------------
+
+    def _mirror(self, upgrade: UpgradeRow) -> Mirror:
+        name = f"{upgrade.id}:{uuid.uuid4().hex[:8]}"
+        writes = Writes(self.gallery.name, registry=self.registry, name=name, longest_call=self.hands.longest_call)
+        assert upgrade.original is not None  # noqa: S101 (the caller looked)
+        return Mirror(upgrade.original, store=self.store, writes=writes, page=COPIED_AT_ONCE)
+
+    def _copy_original(self, upgrade: UpgradeRow, *, force: bool) -> None:
+        """Make the copy that is emptied in place of the original, while the original is searched and both are written."""
+        copy, original = upgrade.old_collections[0], str(upgrade.original)
+        self._create(copy, upgrade.from_version, like=original)
+        self._serve(upgrade, "copying", force=force)
+        self.say(f"copying {original} into {copy}")
+        self._mirror(upgrade).copy(copy, self._copied(f"copying {original}"))
+        grace = self.registry.plan(self.gallery.name).grace
+        self.say(f"{copy} holds what {original} holds; waiting {grace:g} s, until every search would see it")
+        self.stop.wait(grace)
+        self._check_stop()
+
+    def _copied(self, what: str) -> Callable[[int, int], None]:
+        def progress(done: int, total: int) -> None:
+            self._check_stop()
+            self.report(what, done, total)
+
+        return progress
+
+    def _serve_original(self, upgrade: UpgradeRow, *, force: bool) -> None:
+        """All of a roll back where the original was kept."""
+        self._serve(upgrade, "original", force=force)
+        searched = only([upgrade.new_collection])
+        self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, listed=True, note=searched)
+        self.say(f"rolled back: {searched} now")
 
     # --- backfill -----------------------------------------------------------------------------------------------------
 
@@ -374,7 +438,7 @@ class Conductor:
         work = self._undone(upgrade) if upgrade.undoes else self._in_order(upgrade)
         for batches in _chunks(work, LISTED_AT_ONCE):
             self._check_stop()
-            self.registry.add_batches(upgrade.id, batches, first=first)
+            self.registry.add_batches(upgrade.id, batches, first=first, by=self._leads)
             first += len(batches)
         self.registry.set_upgrade(upgrade.id, listed=True, note="the work list is made")
 
@@ -452,6 +516,8 @@ class Conductor:
         old, grace = " and ".join(upgrade.old_collections), self.task(upgrade).grace
         quiet = False
         for _ in range(ROUNDS):
+            if upgrade.original:
+                self._mirror(upgrade).agree([upgrade.new_collection, *upgrade.old_collections])
             late = sum(self._list_late(upgrade, collection) for collection in upgrade.old_collections)
             if late:
                 self.say(f"{late} records came into {old} meanwhile; moving them")
@@ -523,7 +589,7 @@ class Conductor:
                 f"{report.problems} differences, such as: {report.examples[0]}; both collections stay in service: rmvdb verify"
             )
         self._serve(upgrade, "final", force=force)
-        searched = only([leg["collection"] for leg in upgrade.plan["final"]])
+        searched = only([upgrade.new_collection])
         self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, note=f"verified {report.records} records; {searched}")
         self.say(f"cut over: {report.records} records verified, {searched} now")
 
@@ -545,22 +611,29 @@ class Conductor:
         """
         if upgrade.phase == Phase.CUT_OVER:
             self._wait_since(upgrade, Phase.CUT_OVER)
-            for collection in upgrade.old_collections:
-                self._refuse_late(collection)
+            self._refuse_late(upgrade)
         self.registry.begin_clean_up(upgrade.id)
-        for collection in upgrade.old_collections:
+        if upgrade.original and upgrade.undoes is None:
+            self._serve(upgrade, "alone")
+        dropped = upgrade.leaving
+        for collection in dropped:
             self.store.drop(collection)
             self.registry.mark_dropped(collection)
         done = self._ended_with(upgrade)
         for each in done:
             self.hands.archive.clear(self.gallery.name, str(each.id))
-        note = f"{' and '.join(upgrade.old_collections)} and the archive are gone"
+        note = f"{' and '.join(dropped)} and the archive are gone"
         resume = done[-1].supersedes if upgrade.undoes else None
         self.registry.end(*(each.id for each in done), note=note, resume=resume)
         self._say_ended(note, resume)
 
-    def _refuse_late(self, collection: str) -> None:
-        if left := self.store.count(collection):
+    def _refuse_late(self, upgrade: UpgradeRow) -> None:
+        if upgrade.original:  # a roll back leaves what it leads back from as it is
+            late = {} if upgrade.undoes else {upgrade.original: self._mirror(upgrade).unknown([upgrade.new_collection])}
+        else:
+            late = {collection: self.store.count(collection) for collection in upgrade.old_collections}
+        if found := next(filter(late.get, late), None):
+            collection, left = found, late[found]
             raise errors.WrongPhase(
                 f"{left} records came into {collection!r} after cut-over; write them through rmvdb's client, "
                 "remove them there, then clean up again"
@@ -601,6 +674,8 @@ class Conductor:
                 return None
             self.deploy(upgrade)  # its plan is in force already: only its phase does not say so yet
             upgrade = self.registry.upgrade(upgrade.id)
+        if upgrade.original:
+            return self._back_to_original(upgrade)
         new, *old = (leg_from_json(leg) for leg in upgrade.plan["serving"])
         final = upgrade.plan["before"]
         stand_in = old[0].beyond(new) or ()
@@ -626,13 +701,35 @@ class Conductor:
             plan={"until": 1.0, "cutover": True, "serving": _to_json([*old, new]), "final": final, "stand_in": stand_in},
         )
 
+    def _back_to_original(self, upgrade: UpgradeRow) -> UpgradeRow:
+        self.say(f"rolling back to {upgrade.from_version}, which {upgrade.original} was kept for")
+        return self.registry.supersede(
+            upgrade.id,
+            epoch=self.registry.plan(self.gallery.name).epoch,
+            note="rolled back",
+            gallery_id=self.gallery.id,
+            from_version=upgrade.to_version,
+            to_version=upgrade.from_version,
+            old_collections=[upgrade.new_collection, *upgrade.old_collections],
+            new_collection=upgrade.original,
+            undoes=upgrade.id,
+            phase=Phase.PLANNED,
+            method=upgrade.method,
+            order="none",
+            plan={"until": 1.0, "cutover": True, "original": upgrade.plan["original"]},
+        )
+
     def _abandon(self, upgrade: UpgradeRow) -> bool:
-        note = "nothing had been deployed; the upgrade is given up"
+        note, made = "nothing had been deployed; the upgrade is given up", [upgrade.new_collection]
+        if upgrade.original and self.registry.plan(self.gallery.name).legs[0].collection != upgrade.new_collection:
+            self._serve(upgrade, "original")  # no client writes to the copy any more
+            made += upgrade.old_collections
         if not self.registry.abandon(upgrade.id, note=note):
             return False
-        if self.store.exists(upgrade.new_collection):
-            self.store.drop(upgrade.new_collection)
-            self.registry.mark_dropped(upgrade.new_collection)
+        for collection in made:
+            if self.store.exists(collection):
+                self.store.drop(collection)
+                self.registry.mark_dropped(collection)
         self._say_ended(note, upgrade.supersedes)
         return True
 
@@ -673,7 +770,7 @@ class Conductor:
     def _baton(self, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
         """Be the one process that makes batches and changes phases; UpgradeRunning where another is."""
         self._take_baton(upgrade, worker)
-        ended = threading.Event()
+        self._leads, ended = worker.name, threading.Event()
 
         def hold() -> None:
             while not ended.wait(BATON / 4):
@@ -689,6 +786,7 @@ class Conductor:
         finally:
             ended.set()
             holder.join()
+            self._leads = None
             self.registry.lead(upgrade.id, worker.name, 0)
 
     def _take_baton(self, upgrade: UpgradeRow, worker: Worker) -> None:

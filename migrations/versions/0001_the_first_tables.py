@@ -189,6 +189,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["gallery_id"], ["galleries.id"], name=op.f("fk_intents_gallery_id_galleries")),
         sa.ForeignKeyConstraint(["upgrade_id"], ["upgrades.id"], name=op.f("fk_intents_upgrade_id_upgrades")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_intents")),
+        sqlite_autoincrement=True,
     )
     op.create_index("ix_intents_record", "intents", ["gallery_id", "record"], unique=False)
     op.create_index(op.f("ix_intents_upgrade_id"), "intents", ["upgrade_id"], unique=False)

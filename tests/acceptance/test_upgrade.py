@@ -359,3 +359,43 @@ def _until(true: Any, *, seconds: float = 90) -> None:
             return
         time.sleep(0.2)
     raise AssertionError(f"that was not so within {seconds} s")
+
+
+def test_a_roll_back_to_the_original_takes_a_moment(project: Project) -> None:
+    """The adopted way: no record ever leaves the original, so nobody has to agree to that."""
+    plan = project.json("plan", "--from", "v1", "--to", "v2", "--method", "naive", "--instant-rollback")
+    assert plan["cost"]["copy_bytes"] == plan["cost"]["archive_bytes"] > 0
+    original = project.json("status")["legs"][0]["collection"]
+    with searching(project, IDS) as watch:
+        out = project.run(*NAIVE, "--instant-rollback", "--until", "0.5", "--no-cutover").stdout
+        assert f"copying {original} into" in out
+        assert project.json("status")["mirrors"] == [original]
+        assert {each["name"]: each["records"] for each in project.json("gallery", "show", "things")["collections"]}[
+            original
+        ] == 400
+        write_one(project, 7)
+        out = project.run("rollback").stdout
+        assert f"rolled back: only {original} is searched now" in out
+        status = project.json("status")
+        assert (status["phase"], status["legs"], status["mirrors"]) == (
+            "cut over",
+            [{"collection": original, "model": "v1"}],
+            [],
+        )
+        project.run("cleanup", "--yes")
+        assert collections(project) == {"v1": 400}
+        project.run(*NAIVE, "--instant-rollback")
+        out = project.run("cleanup", "--yes").stdout
+        assert original in out
+    assert watch.trouble == []
+    assert collections(project) == {"v2": 400}
+    with project.client() as client:
+        assert [record.fields["label"] for record in client.get([7])] == [50]
+
+
+def write_one(project: Project, id: int) -> None:
+    """An application changes a record."""
+    models = project.models()
+    project.editions(**models.editions() | {str(id): 1})
+    with project.client() as client:
+        client.upsert([{"id": id, "item": models.item(id), "label": 50}])

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmvdb import client as client_room
 from rmvdb import registry as registry_room
 from rmvdb import schema
 from rmvdb import upgrade as upgrade_room
+from rmvdb import writing as writing_room
 from rmvdb.backfill import Backfill
 from rmvdb.client import Client
 from rmvdb.errors import WrongPhase
@@ -266,7 +266,7 @@ def _impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry_room, "CLOSING", 0.3)
         patch.setattr(upgrade_room, "BATON", 0.8)
-        patch.setattr(client_room, "WRITE_LASTS", 3.0)
+        patch.setattr(writing_room, "WRITE_LASTS", 3.0)
         yield
 
 

@@ -44,7 +44,7 @@ def planned(tmp_path: Path) -> Iterator[Gallery]:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A write may last 1.5 s, and no call of it leaves after 0.5 s."""
-    monkeypatch.setattr("rmvdb.client.WRITE_LASTS", 1.5)
+    monkeypatch.setattr("rmvdb.writing.WRITE_LASTS", 1.5)
 
 
 class Killed(BaseException):

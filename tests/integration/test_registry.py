@@ -1256,6 +1256,26 @@ def test_a_write_that_was_given_up_is_in_nobodys_way(registry: Registry, upgrade
     assert registry.open_writes(upgrade.gallery_id) == set(second.intents)
 
 
+def test_a_write_that_was_forgotten_marks_no_other_one_as_done(registry: Registry, gallery: GalleryRow) -> None:
+    forgotten = opened(registry, [1])
+    registry.withdraw_intents(forgotten)
+    later = opened(registry, [1])
+    registry.close_intents(forgotten)
+    assert registry.open_writes(gallery.id) == set(later.intents)
+
+
+def test_only_who_leads_makes_the_work_list(registry: Registry, gallery: GalleryRow) -> None:
+    upgrade = add_upgrade(registry, gallery)
+    assert registry.lead(upgrade.id, "first", 0.0001)
+    registry.add_batches(upgrade.id, [([1], None)], first=1, by=None)
+    time.sleep(0.01)
+    assert registry.lead(upgrade.id, "second", 10.0)
+    with pytest.raises(UpgradeRunning, match=f"second took upgrade {upgrade.id} over while this one was suspended"):
+        registry.add_batches(upgrade.id, [([2], None)], first=2, by="first")
+    registry.add_batches(upgrade.id, [([2], None)], first=2, by="second")
+    assert [unpack_ids(row.ids) for row in registry.batches(upgrade.id)] == [[1], [2]]
+
+
 def test_of_two_writes_announced_at_once_just_one_goes_first(registry: Registry, gallery: GalleryRow) -> None:
     slow = Registry(registry.url.render_as_string(hide_password=False))
     event.listen(slow.engine, "commit", lambda _: time.sleep(0.5))

@@ -19,9 +19,10 @@ from rmvdb.backfill import Task
 from rmvdb.planning import Question
 from rmvdb.protocols import Source
 from rmvdb.registry import pack_ids, unpack_ids
-from rmvdb.tables import BatchRow
+from rmvdb.tables import BatchRow, UpgradeRow
 from rmvdb.training import Method
 from rmvdb.types import BatchState, Id, Item, Phase, Record
+from rmvdb.verify import Report
 from tests.support.inprocess import Gallery, make, vector
 
 V1, V2 = "texts_v1", "texts_v2"
@@ -300,6 +301,22 @@ class Agreed:
     """A verification that found no difference."""
 
     ok, records = True, 0
+
+
+def test_what_fails_because_another_took_the_place_says_so(gallery: Gallery) -> None:
+    """It compares what the other one moves meanwhile, and finds differences."""
+    conductor, first, real = gallery.conductor(), gallery.upgrade, gallery.conductor().verify
+
+    def meanwhile(upgrade: UpgradeRow, **_: object) -> Report:
+        gallery.supersede()
+        drive(gallery)
+        return real(upgrade)
+
+    conductor.verify = meanwhile  # type: ignore[method-assign, assignment]
+    with pytest.raises(errors.WrongPhase, match=f"Upgrade {first.id} has ended; see what took its place: rmvdb history"):
+        conductor.advance(first, gallery.worker())
+    assert not gallery.registry.upgrade(first.id).reason
+    gallery.expect_moved()
 
 
 def test_an_upgrade_that_could_not_be_superseded_goes_on(gallery: Gallery) -> None:

@@ -10,9 +10,9 @@ A step is one call that leaves the process, in the order of the code; between tw
 | compare, decide, removing | Backfill._decide: store.get(old), Registry.intents; Registry.advance |
 | look_again, gone, remove, again | Backfill.retire: Registry.intents, store.delete(new), store.delete(old), Registry.retire |
 | lost, leave | Worker._work: Registry.hand_back; Worker.run: Registry.retire_worker |
-| writer: open, wait | Client._announce: Registry.open_intents; Client._writing: Registry.blocked, Registry.withdraw_intents |
+| writer: open, wait | Writes._announce: Registry.open_intents; Writes._alone_at: Registry.blocked, Registry.withdraw_intents |
 | write, mirror, older | Client._upsert: store.upsert(new), store.get(old), store.upsert(old); Client._delete: both |
-| close | Client._writing: Registry.close_intents |
+| close | Writes.announced: Registry.close_intents |
 | reader: asks, looks, ends | Plans.refresh: Registry.refresh; Client._merged: store.search of each leg; Client._timely |
 | conductor: deploy, serve | Conductor.deploy, Conductor.cut_over: Registry.activate |
 | work, found, quiet | Conductor.complete: Conductor._list_late: Registry.add_late; Conductor._outwait_writes |
@@ -384,7 +384,7 @@ class Protocol:
         yield self._put(s, i, me.plan[1], me.value)
 
     def _put(self, s: State, i: int, collection: int, value: int) -> State:
-        """The permit of Client._writing."""
+        """The permit of Writes._alone_at."""
         if s.writers[i].intent == "open" or not self.has("a writer's call asks for its deadline"):
             return s.put("writers", i, call=(collection, value))
         return s.put("writers", i, at="end")

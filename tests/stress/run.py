@@ -65,6 +65,7 @@ class Run:
     suspensions: int = 0
     upgrades: int = 0
     rollbacks: int = 0
+    instant: int = 0
     checkpoints: int = 0
     failed_writes: int = 0
 
@@ -169,7 +170,10 @@ class Run:
         method = chosen.choice(("naive", "naive", "mcl"))
         ending = chosen.choice(("clean up", "clean up", "roll back on the way", "roll back at the end"))
         share = chosen.uniform(0.05, 0.8)
-        begin = ("upgrade", "--from", held, "--to", other, "--labels", "label", "--order", "random", "--sample", "1500")
+        begin = ["upgrade", "--from", held, "--to", other, "--labels", "label", "--order", "random", "--sample", "1500"]
+        if chosen.random() < 0.4:
+            begin.append("--instant-rollback")
+            self.instant += 1
         if not self._command(*begin, "--method", method, "--detach", refusal="would start below"):
             self._command(*begin, "--method", "naive", "--detach")
         self._command("throttle", "--rate", str(max(20, self.records // (WORKERS * 45))))
@@ -187,9 +191,10 @@ class Run:
     def _insert_past_the_client(self, held: str) -> None:
         """Another program that knows nothing of rmvdb inserts into the old collection."""
         with self.steady:
-            leg = self.app.registry.plan("things").legs[-1]
-            if leg.model != held or self._status()["t"] > 0.5:
-                return
+            plan = self.app.registry.plan("things")
+            leg = plan.legs[-1]
+            if plan.mirrors or leg.model != held or self._status()["t"] > 0.5:
+                return  # what is put past the client into a mirror is not found at once, which the truth would call lost
             ids = list(range(self.foreign, self.foreign + 20))
             self.foreign += 20
             vectors = self.app.encoder.own(held, self.app.encoder.embed(held, [self.models.item(id, 0) for id in ids]))
@@ -385,9 +390,17 @@ class Run:
                 found |= held
                 if exact:
                     self._compare_vectors(leg.model, page)
+        self._compare_all(found, now, "the collections")
+        if self._status()["phase"] != "planned":  # while a copy is made it is not whole
+            for mirror in plan.mirrors:  # as much the truth as what is searched
+                pages = self.app.store.scan(mirror.collection, fields=["edition"])
+                held = {int(record.id): record.fields["edition"] for page in pages for record in page}
+                self._compare_all(held, now, f"the mirror {mirror.collection}")
+
+    def _compare_all(self, found: dict[int, int], now: float, who: str) -> None:
         for shard in range(SHARDS):
             hits = [(id, edition) for id, edition in found.items() if id % SHARDS == shard]
-            self.truth.judge(shard, hits, now, now, self.verdict, "the collections")
+            self.truth.judge(shard, hits, now, now, self.verdict, who)
 
     def _compare_leg(self, collection: str, held: dict[int, int], now: float) -> None:
         """No collection holds what was replaced or deleted, even where another one holds the truth."""
@@ -419,6 +432,7 @@ class Run:
             "restarts": self.restarts,
             "upgrades": self.upgrades,
             "rollbacks": self.rollbacks,
+            "instant": self.instant,
             "checkpoints": self.checkpoints,
             **{name: getattr(self.verdict, name) for name in names},
         }

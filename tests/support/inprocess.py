@@ -126,7 +126,8 @@ class Gallery:
         hands = Hands(
             registry=self.registry, store=self.store, encoder=self.encoder, artifacts=Artifacts(self.folder / "artifacts"),
             archive=self.archive, source=self.source, cache=lambda version: EmbeddingCache(self.folder, model=version),
-            classifier=lambda row: None, index=Index(type="FLAT"), times=self.times, batch=10, folder=self.folder / "cache",
+            classifier=lambda row: None, index=Index(type="FLAT"), times=self.times, batch=10, longest_call=1.0,
+            folder=self.folder / "cache",
         )  # fmt: skip
         return Conductor("texts", hands)
 

@@ -32,7 +32,7 @@ READS = {
     "now", "version", "versions", "artifact", "gallery", "galleries", "collection", "collections", "plan", "clients",
     "active_upgrade", "upgrade", "upgrades", "history", "next_priority", "listed_ids", "workers", "batches", "counts",
     "progress", "blocked", "intents", "announced", "written", "open_writes", "quarantined",
-    "slowest_client", "describe", "exists", "search",
+    "slowest_client", "refuse_ended", "describe", "exists", "search",
     "get", "scan", "count", "read", "ids", "path",
 }  # fmt: skip
 
@@ -143,7 +143,8 @@ class Process:
         self._hands = Hands(
             registry=self.registry, store=self.store, encoder=self.encoder, artifacts=artifacts, archive=self.archive,
             source=world.source, cache=lambda version: EmbeddingCache(world.folder / "cache", model=version),
-            classifier=lambda row: None, index=Index(type="FLAT"), times=TIMES, batch=5, folder=world.folder / "work",
+            classifier=lambda row: None, index=Index(type="FLAT"), times=TIMES, batch=5, longest_call=1.0,
+            folder=world.folder / "work",
         )  # fmt: skip
 
     def conductor(self) -> Conductor:

@@ -221,6 +221,5 @@ def test_parameters_that_must_cover_the_limit_are_raised_to_it(recorder: tuple[R
     assert servicer.search is not None
     assert searched(servicer) == {"ef": 3}
     assert servicer.search.consistency_level == common_pb2.ConsistencyLevel.Strong
-    store._believed.clear()
     store.search("c", np.ones((1, 4), np.float32), limit=50, search={"ef": 3})
     assert searched(servicer)["ef"] >= 50

@@ -1,0 +1,133 @@
+"""The original collection kept whole beside an upgrade, so that rolling back is only a new epoch.
+
+The backfill drains a copy. While the copy is made the original is searched and the copy is a mirror; from then on the copy is
+searched and the original is the mirror. A write reaches mirrors first: one whose client was killed half-way shows nowhere before
+a roll back, and whole after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from rmvdb.backfill import same
+from rmvdb.protocols import VectorStore
+from rmvdb.types import Id, Leg, Record
+from rmvdb.writing import Writes
+
+#: Passes after which what other programs go on changing in the original is left to `agree`.
+PASSES = 5
+
+
+def plans(before: Leg, copy: Leg, serving: Sequence[Leg], final: Sequence[Leg], kept: Leg) -> dict[str, Sequence[Leg]]:
+    """The legs and mirrors of each epoch: `copying`, `serving`, `final`, `alone` from clean-up on, `original` after a roll back.
+
+    `before` is the leg in force, `serving` and `final` are those of an upgrade of the copy; `kept` says how the original is
+    written from then on, and searched after a roll back.
+    """
+    mirror = replace(kept, searched=False)
+    return {
+        "copying": [before, replace(copy, searched=False)],
+        "serving": [*serving, mirror],
+        "final": [*final, mirror],
+        "alone": final,
+        "original": [kept],
+    }
+
+
+class Mirror:
+    """Makes a copy of one collection, and later lets what is searched agree with it again, a page of records at a time.
+
+    Each page is written as clients write: announced, so that nobody else is at its records meanwhile.
+    """
+
+    def __init__(self, original: str, *, store: VectorStore, writes: Writes, page: int) -> None:
+        self._original, self._store, self._writes, self._page = original, store, writes, page
+
+    def copy(self, target: str, progress: Callable[[int, int], None]) -> None:
+        """Until a pass over both finds nothing to change, or other programs change the original in each of several passes."""
+        total = self._store.count(self._original)
+        for _ in range(PASSES):
+            changed = done = 0
+            for ids in self._ids(self._original):
+                changed += self._mend(target, self._different(target, ids))
+                progress(done := min(done + len(ids), total), total)
+            for ids in self._ids(target):
+                changed += self._mend(target, self._absent(ids, self._original))
+            if not changed:
+                return
+
+    def agree(self, legs: Sequence[str]) -> int:
+        """Bring into the last of these legs what only the original holds, and take out of all what it does not hold; how many.
+
+        That is what other programs inserted and deleted there, and what clients that were killed had begun to.
+        """
+        changed = 0
+        for ids in self._ids(self._original):
+            if strange := self._absent(ids, *reversed(legs)):
+                changed += self._take_in(strange, legs)
+        for leg in reversed(legs):
+            for ids in self._ids(leg):
+                if gone := self._absent(ids, self._original):
+                    changed += self._take_out(gone, legs)
+        return changed
+
+    def unknown(self, legs: Sequence[str]) -> int:
+        """How many records only the original holds."""
+        return sum(len(self._absent(ids, *reversed(legs))) for ids in self._ids(self._original))
+
+    def _ids(self, collection: str) -> Iterator[list[Id]]:
+        for page in self._store.scan(collection, page=self._page):
+            yield [record.id for record in page]
+
+    def _absent(self, ids: Sequence[Id], *collections: str) -> list[Id]:
+        """Those that none of these collections holds; the one that records leave is to be named first."""
+        for collection in collections:
+            held = {record.id for record in self._store.get(collection, ids, fields=())} if ids else set()
+            ids = [id for id in ids if id not in held]
+        return list(ids)
+
+    def _different(self, target: str, ids: Sequence[Id]) -> list[Id]:
+        absent = set(self._absent(ids, target))
+        there = [id for id in ids if id not in absent]
+        if not there:
+            return list(ids)
+        copies = {record.id: record for record in self._whole(target, there)}
+        agree = {each.id for each in self._whole(self._original, there) if each.id in copies and same(each, copies[each.id])}
+        return [id for id in ids if id not in agree]
+
+    def _whole(self, collection: str, ids: Sequence[Id]) -> list[Record]:
+        return self._store.get(collection, ids, vector=True)
+
+    def _mend(self, target: str, ids: Sequence[Id]) -> int:
+        """Only what differs when nobody writes it: clients that write meanwhile change one collection after the other."""
+        if not ids:
+            return 0
+        with self._writes.alone_at(ids) as (_, permit):
+            copies = {record.id: record for record in self._whole(target, ids)}
+            found = {record.id: record for record in self._whole(self._original, ids)}
+            changed = [each for id, each in found.items() if id not in copies or not same(each, copies[id])]
+            if changed:
+                self._store.upsert(target, changed, permit=permit)
+            if gone := [id for id in copies if id not in found]:
+                self._store.delete(target, gone, permit=permit)
+        return len(changed) + len(gone)
+
+    def _take_in(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
+        with self._writes.alone_at(ids) as (_, permit):
+            found = self._whole(self._original, self._absent(ids, *reversed(legs)))
+            if found:
+                self._store.upsert(legs[-1], found, permit=permit)
+        return len(found)
+
+    def _take_out(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
+        gone: list[Id] = []
+
+        def still_gone() -> list[Id]:
+            gone.extend(self._absent(ids, self._original))
+            return gone
+
+        with self._writes.announced("delete", ids, only=still_gone) as (_, permit):
+            for leg in legs:
+                self._store.delete(leg, gone, permit=permit)
+        return len(gone)

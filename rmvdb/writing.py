@@ -1,0 +1,100 @@
+"""Writes as others see them: announced, waited for, made under a deadline, marked done.
+
+Both sides announce, then look: a worker that comes later sees the intent, and one that came before is waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from rmvdb import errors
+from rmvdb.protocols import Permit
+from rmvdb.registry import Opened, Registry
+from rmvdb.types import Id, ServingPlan
+
+#: Seconds for which a write may go on after it was announced, and for which it waits for others at the same records.
+WRITE_LASTS = 30.0
+WRITE_WAITS = 3 * WRITE_LASTS
+
+
+class Writes:
+    """The writes of one process, `name`, to one gallery. `longest_call`: seconds that one call of a store may take."""
+
+    def __init__(self, gallery: str, *, registry: Registry, name: str, longest_call: float) -> None:
+        self._gallery, self._registry, self._name, self._longest_call = gallery, registry, name, longest_call
+        self._numbers = itertools.count(1)
+
+    @contextmanager
+    def announced(
+        self, kind: str, ids: Sequence[Id], *, only: Callable[[], Collection[Id]] | None = None
+    ) -> Iterator[tuple[ServingPlan, Permit]]:
+        """The plan to write by, and the permit of each call, once nobody else is at these records; marked done at the end.
+
+        `only`, asked then, says which of them are written after all. A write that fails half-way stays announced until its
+        deadline, since nobody can know what reached the engine.
+        """
+        with self._alone_at(kind, ids) as (opened, permit):
+            if only is not None:
+                opened = self._withdraw_all_but(opened, ids, only())
+            yield opened.plan, permit
+            if not self._registry.close_intents(opened):
+                raise self._too_late(ids)
+
+    @contextmanager
+    def alone_at(self, ids: Sequence[Id]) -> Iterator[tuple[ServingPlan, Permit]]:
+        """As `announced`, for who changes nothing that a search shows: afterwards it was never there."""
+        with self._alone_at("upsert", ids) as (opened, permit):
+            yield opened.plan, permit
+            self._registry.withdraw_intents(opened)
+
+    @contextmanager
+    def _alone_at(self, kind: str, ids: Sequence[Id]) -> Iterator[tuple[Opened, Permit]]:
+        opened, announced = self._announce(kind, ids)
+        try:
+            announced = self._wait(opened, ids, announced)
+        except BaseException:
+            self._registry.withdraw_intents(opened)
+            raise
+
+        def in_time() -> None:
+            if time.monotonic() - announced > WRITE_LASTS - self._longest_call:
+                raise self._too_late(ids)
+
+        yield opened, in_time
+
+    def _withdraw_all_but(self, opened: Opened, ids: Sequence[Id], kept: Collection[Id]) -> Opened:
+        of = dict(zip(ids, opened.intents, strict=True))
+        self._registry.withdraw_intents(replace(opened, intents=tuple(of[id] for id in ids if id not in kept)))
+        return replace(opened, intents=tuple(of[id] for id in kept))
+
+    def _too_late(self, ids: Sequence[Id]) -> errors.EngineError:
+        return errors.EngineError(
+            f"Writing {len(ids)} records of {self._gallery!r} took longer than {WRITE_LASTS:g} s; write them again"
+        )
+
+    def _wait(self, opened: Opened, ids: Sequence[Id], announced: float) -> float:
+        """Until nobody else is at these records; when the write was announced last, since a deadline must not pass meanwhile."""
+        began = time.monotonic()
+        while self._registry.blocked(opened, ids):
+            if time.monotonic() - began > WRITE_WAITS:
+                raise errors.EngineError(
+                    f"Others were at {len(ids)} records of {self._gallery!r} for over {WRITE_WAITS:g} s; write them again"
+                )
+            time.sleep(0.02)
+            if time.monotonic() - announced > WRITE_LASTS / 3:
+                announced = time.monotonic()
+                self._registry.extend_intents(opened, lasting=WRITE_LASTS)
+        return announced
+
+    def _announce(self, kind: str, ids: Sequence[Id]) -> tuple[Opened, float]:
+        writer = f"{self._name}#{next(self._numbers)}"
+        while True:
+            started = time.monotonic()
+            opened = self._registry.open_intents(self._gallery, kind, ids, client=writer, lasting=WRITE_LASTS)
+            if opened is not None:
+                return opened, started
+            time.sleep(0.02)  # an epoch is changing: it waits for open writes to end, and new ones wait for it

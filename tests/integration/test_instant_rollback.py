@@ -1,0 +1,346 @@
+"""`--instant-rollback` in one process: the original stays whole and current, a copy is emptied, the way back is one epoch."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmvdb import errors
+from rmvdb.client import Client
+from rmvdb.planning import Question
+from rmvdb.tables import UpgradeRow
+from rmvdb.training import Method
+from rmvdb.types import Phase, Record
+from rmvdb.writing import Writes
+from tests.support.inprocess import Gallery, TextEmbedder, make, vector
+
+ORIGINAL = "texts_v1"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmvdb.writing.WRITE_LASTS", 3.0)
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    """Forty texts at v1 and no upgrade."""
+    made = make(tmp_path, deployed=False)
+    assert made.conductor().roll_back(made.upgrade) is None
+    yield made
+    made.registry.close()
+
+
+def begin(gallery: Gallery, *, until: float = 1.0, to: str = "v2", method: Method = Method.NAIVE) -> UpgradeRow:
+    """As `rmvdb upgrade --instant-rollback` begins."""
+    conductor = gallery.conductor()
+    question = Question(gallery="texts", from_version="v1", to_version=to, method=method, order="random", instant_rollback=True)
+    question = conductor.resolve(question)
+    return conductor.begin(question, conductor.plan(question), gallery.worker(), until=until, cutover=until == 1.0)
+
+
+def go_on(gallery: Gallery, row: UpgradeRow | None) -> UpgradeRow:
+    assert row is not None
+    return gallery.conductor().advance(gallery.registry.upgrade(row.id), gallery.worker())
+
+
+def back(gallery: Gallery, row: UpgradeRow) -> UpgradeRow:
+    return go_on(gallery, gallery.conductor().roll_back(gallery.registry.upgrade(row.id)))
+
+
+def expect_original(gallery: Gallery) -> None:
+    """The original holds every text as v1 embeds it, and nothing else."""
+    expect_holds(gallery, ORIGINAL, "v1")
+
+
+def expect_holds(gallery: Gallery, collection: str, version: str) -> None:
+    held = gallery.records(collection)
+    assert held.keys() == gallery.source.of.keys()
+    for id, record in held.items():
+        assert np.allclose(record.vector, vector(version, gallery.source.of[id]), atol=1e-6), id  # type: ignore[arg-type]
+
+
+@contextmanager
+def busy(gallery: Gallery) -> Iterator[list[str]]:
+    """Applications that write the records from 1 on, delete from 30 on, insert from 100 on, and search; what they saw wrong."""
+    wrong: list[str] = []
+    stop = threading.Event()
+    always = set(range(20, 30))
+
+    def write() -> None:
+        with gallery.client() as client:
+            for turn in range(10_000):
+                if stop.is_set():
+                    return
+                id, gone, fresh = 1 + turn % 19, 30 + turn, 100 + turn
+                put(gallery, client, id, f"{turn} of {id}")
+                put(gallery, client, fresh, f"fresh {fresh}")
+                if gone < 38:
+                    client.delete(gone)
+                    gallery.source.of.pop(gone)
+                shown = {record.id for record in client.get([id, fresh, gone])}
+                wrong.extend(f"written and not shown: {each}" for each in {id, fresh} - shown)
+                wrong.extend(f"deleted and shown: {gone}" for _ in shown & {gone} if gone < 38)
+
+    def search() -> None:
+        with gallery.client() as client:
+            while not stop.is_set():
+                found = [hit.id for hit in client.search("anything", limit=10_000)]
+                wrong.extend(f"twice: {id}" for id, times in Counter(found).items() if times > 1)
+                wrong.extend(f"missed: {id} by {client.plan}" for id in always - set(found))
+
+    threads = [threading.Thread(target=work) for work in (write, search)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield wrong
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def put(gallery: Gallery, client: Client, id: int, text: str) -> None:
+    gallery.source.of[id] = text
+    client.upsert([{"id": id, "item": text, "n": 1}])
+
+
+def foreign(gallery: Gallery, id: int) -> None:
+    """Another program inserts into the only collection that it knows."""
+    gallery.source.of[id] = f"foreign {id}"
+    gallery.store.upsert(ORIGINAL, [Record(id=id, vector=vector("v1", f"foreign {id}"), fields={"n": 2})])
+
+
+@pytest.mark.parametrize("until", [0.0, 0.5, 1.0])
+def test_the_way_back_is_an_epoch_and_the_original_holds_every_write(gallery: Gallery, until: float) -> None:
+    with busy(gallery) as wrong:
+        row = go_on(gallery, begin(gallery, until=until))
+        assert row.phase == (Phase.CUT_OVER if until == 1.0 else Phase.SERVING_BOTH)
+        assert [leg.collection for leg in gallery.registry.plan("texts").mirrors] == [ORIGINAL]
+        undone = back(gallery, row)
+    assert wrong == []
+    plan = gallery.registry.plan("texts")
+    assert ([leg.collection for leg in plan.legs], plan.mirrors) == ([ORIGINAL], ())
+    assert (undone.phase, undone.undoes) == (Phase.CUT_OVER, row.id)
+    expect_original(gallery)
+    gallery.conductor().clean_up(undone)
+    assert [gallery.store.exists(each) for each in (ORIGINAL, row.new_collection, *row.old_collections)] == [True, False, False]
+    with gallery.client() as client:
+        put(gallery, client, 5, "at the end")
+        assert client.count() == len(gallery.source.of)
+    expect_original(gallery)
+
+
+def test_cut_over_and_clean_up_leave_the_new_collection_alone(gallery: Gallery) -> None:
+    with busy(gallery) as wrong:
+        row = go_on(gallery, begin(gallery))
+        gallery.conductor().clean_up(row)
+    assert wrong == []
+    assert [gallery.store.exists(each) for each in (ORIGINAL, row.new_collection, *row.old_collections)] == [False, True, False]
+    expect_holds(gallery, row.new_collection, "v2")
+    plan = gallery.registry.plan("texts")
+    assert ([leg.collection for leg in plan.legs], plan.mirrors) == ([row.new_collection], ())
+    assert gallery.registry.active_upgrade(gallery.registry.gallery("texts").id) is None
+
+
+def test_while_it_backfills_the_original_is_not_touched(gallery: Gallery) -> None:
+    before = gallery.records(ORIGINAL)
+    calls: list[tuple[str, str]] = []
+    gallery.store.after = lambda call, collection: calls.append((call, collection))
+    row = go_on(gallery, begin(gallery))
+    assert {collection for _, collection in calls} == {row.new_collection, *row.old_collections}
+    after = gallery.records(ORIGINAL)
+    assert after.keys() == before.keys()
+    assert all(np.array_equal(after[id].vector, before[id].vector) for id in before)  # type: ignore[arg-type]
+    assert gallery.records(*row.old_collections) == {}
+
+
+def test_what_other_programs_insert_or_delete_in_the_original_is_done_before_the_cut_over(gallery: Gallery) -> None:
+    row = go_on(gallery, begin(gallery, until=0.5))
+    moved = next(iter(gallery.records(row.new_collection)))
+    waiting = next(iter(gallery.records(*row.old_collections)))
+    foreign(gallery, 60)
+    for gone in (moved, waiting):
+        gallery.store.delete(ORIGINAL, [gone])
+        gallery.source.of.pop(gone)
+    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+    row = go_on(gallery, row)
+    assert row.phase == Phase.CUT_OVER
+    expect_holds(gallery, row.new_collection, "v2")
+    expect_original(gallery)
+
+
+def test_what_comes_into_the_original_after_cut_over_is_not_dropped(gallery: Gallery) -> None:
+    row = go_on(gallery, begin(gallery))
+    foreign(gallery, 60)
+    with pytest.raises(errors.WrongPhase, match=f"1 records came into '{ORIGINAL}' after cut-over"):
+        gallery.conductor().clean_up(row)
+    assert gallery.store.exists(ORIGINAL)
+    assert go_on(gallery, gallery.conductor().roll_back(row)).phase == Phase.CUT_OVER
+    expect_original(gallery)
+
+
+def test_a_copy_that_was_interrupted_is_finished(gallery: Gallery) -> None:
+    row, left = begin(gallery), [15]
+
+    def die(call: str, collection: str) -> None:
+        if collection == row.old_collections[0]:
+            raise KeyboardInterrupt
+
+    gallery.store.after = die
+    with pytest.raises(KeyboardInterrupt):
+        gallery.conductor().deploy(row)
+    gallery.store.after = lambda call, collection: None
+    with gallery.client() as client:
+        for id in left:
+            put(gallery, client, id, "written into both")
+    assert go_on(gallery, row).phase == Phase.CUT_OVER
+    expect_holds(gallery, row.new_collection, "v2")
+    expect_original(gallery)
+
+
+def test_given_up_while_it_is_copied_nothing_is_left_of_it(gallery: Gallery) -> None:
+    row = begin(gallery)
+
+    def die(call: str, collection: str) -> None:
+        raise KeyboardInterrupt
+
+    gallery.store.after = die
+    with pytest.raises(KeyboardInterrupt):
+        gallery.conductor().deploy(row)
+    gallery.store.after = lambda call, collection: None
+    with gallery.client() as client:
+        assert len(client.plan.mirrors) == 1
+        assert gallery.conductor().roll_back(gallery.registry.upgrade(row.id)) is None
+        put(gallery, client, 1, "nothing to mirror")
+    plan = gallery.registry.plan("texts")
+    assert ([leg.collection for leg in plan.legs], plan.mirrors) == ([ORIGINAL], ())
+    assert not gallery.store.exists(row.old_collections[0])
+    expect_original(gallery)
+
+
+def test_a_conductor_that_dies_once_the_new_collection_is_served_does_not_copy_again(gallery: Gallery) -> None:
+    row, conductor = begin(gallery, until=0.0), gallery.conductor()
+    real = conductor.registry.set_upgrade
+
+    def die(*args: object, **values: object) -> None:
+        if values.get("phase") == Phase.SERVING_BOTH:
+            raise KeyboardInterrupt
+        real(*args, **values)  # type: ignore[arg-type]
+
+    conductor.registry.set_upgrade = die  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        conductor.deploy(row)
+    conductor.registry.set_upgrade = real  # type: ignore[method-assign]
+    with gallery.client() as client:
+        put(gallery, client, 3, "under the new plan")
+    row = go_on(gallery, row)
+    with gallery.client() as client:
+        assert client.plan.legs[0].collection == row.new_collection
+        assert [record.fields["n"] for record in client.get([3])] == [1]
+    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+    go_on(gallery, row)
+    expect_holds(gallery, row.new_collection, "v2")
+    expect_original(gallery)
+
+
+@pytest.mark.parametrize("kind", ["upsert", "delete"])
+@pytest.mark.parametrize("id", [2, 77])
+@pytest.mark.parametrize("until", [0.0, 1.0])
+def test_a_client_that_dies_between_the_mirror_and_the_rest_leaves_no_difference(
+    gallery: Gallery, kind: str, id: int, until: float
+) -> None:
+    """Its write is made nowhere or everywhere, before the cut-over and after a roll back alike."""
+    row = go_on(gallery, begin(gallery, until=0.5))
+
+    def die(call: str, collection: str) -> None:
+        if collection == ORIGINAL:
+            raise KeyboardInterrupt
+
+    gallery.store.after = die
+    with gallery.client() as client, pytest.raises(KeyboardInterrupt):
+        client.upsert([{"id": id, "item": "cut off", "n": 9}]) if kind == "upsert" else client.delete(id)
+    gallery.store.after = lambda call, collection: None
+    with gallery.client() as client:
+        assert [record.fields["n"] for record in client.get([id])] == ([0] if id == 2 else [])
+    if until == 1.0:
+        gallery.source.of = {each: text for each, text in gallery.source.of.items() if (each, kind) != (id, "delete")}
+        if kind == "upsert":
+            gallery.source.of[id] = "cut off"
+        gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+        row = go_on(gallery, row)
+        assert row.phase == Phase.CUT_OVER
+        assert gallery.records(row.new_collection).keys() == gallery.records(ORIGINAL).keys()
+    back(gallery, row)
+    with gallery.client() as client:
+        assert [record.fields["n"] for record in client.get([id])] == ([9] if kind == "upsert" else [])
+
+
+def test_agreeing_takes_out_nothing_that_a_client_put_back_meanwhile(gallery: Gallery) -> None:
+    row = go_on(gallery, begin(gallery, until=1.0))
+    gallery.store.delete(ORIGINAL, [2, 3])
+    gallery.source.of.pop(3)
+    mirror, real, done = gallery.conductor()._mirror(row), Writes.announced, threading.Event()
+
+    def announced(self: Writes, kind: str, ids: list[int], **options: object) -> object:
+        if kind == "delete" and not done.is_set():
+            done.set()
+            with gallery.client() as client:
+                put(gallery, client, 2, "back again")
+        return real(self, kind, ids, **options)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Writes, "announced", announced)
+        assert mirror.agree([row.new_collection, *row.old_collections]) == 1
+    expect_holds(gallery, row.new_collection, "v2")
+    assert gallery.conductor().verify(gallery.registry.upgrade(row.id)).ok
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_original_is_written_by_its_own_model_where_there_is_one_else_through_psi(tmp_path: Path, there: bool) -> None:
+    gallery = make(tmp_path, records=200, deployed=False)
+    assert gallery.conductor().roll_back(gallery.upgrade) is None
+    gallery.encoder._load_embedder = TextEmbedder if there else without_v1
+    row = go_on(gallery, begin(gallery, until=0.5, method=Method.RQT))
+    psi = gallery.registry.plan("texts").legs[-1].transforms
+    assert len(psi) == 1
+    with gallery.client() as client:
+        put(gallery, client, 7, "written since")
+    [written] = gallery.store.get(ORIGINAL, [7], vector=True)
+    led = gallery.encoder.apply(psi, vector("v2", "written since")[None])[0]
+    own = vector("v1", "written since")
+    assert np.allclose(written.vector, own if there else led, atol=1e-6)  # type: ignore[arg-type]
+    back(gallery, row)
+    with gallery.client() as client:
+        assert client.plan.embedders == (("v1",) if there else ("v2",))
+        assert client.search("written since", limit=1)[0].id == 7
+    gallery.registry.close()
+
+
+def without_v1(version: str) -> TextEmbedder:
+    """What loads the embedders of a process that has lost v1's."""
+    if version == "v1":
+        raise errors.ModelError("no v1 here")
+    return TextEmbedder(version)
+
+
+def test_nothing_takes_the_place_of_an_upgrade_that_keeps_the_original(gallery: Gallery) -> None:
+    go_on(gallery, begin(gallery, until=0.5))
+    with pytest.raises(errors.UpgradeRunning, match="is in an upgrade from v1 to v2"):
+        begin(gallery, to="v3")
+
+
+def test_it_keeps_one_collection_not_several(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    question = Question(gallery="texts", from_version="v1", to_version="v3", method=Method.NAIVE, instant_rollback=True)
+    with pytest.raises(errors.UsageError, match="lies in 2 collections, and --instant-rollback keeps one"):
+        made.conductor().resolve(question)
+    assert made.conductor().resolve(replace(question, instant_rollback=False)).old == ("texts_v2", ORIGINAL)
+    made.registry.close()
