@@ -103,7 +103,9 @@ def move_half_and_leave_a_batch(process: Process) -> None:
     """Some records in one collection, some in the other, and some in both: their worker is gone."""
     move_half(process)
     row = process.begin()
-    batch = process.registry.claim(row.id, "gone", lease=30.0, longest_call=0.0, grace=60.0, copy=True)
+    batch = None
+    while batch is None:  # as long as an epoch is still changing
+        batch = process.registry.claim(row.id, "gone", lease=30.0, longest_call=0.0, grace=60.0, copy=True)
     conductor = process.conductor()
     conductor._backfill(row).copy(conductor.task(row), batch, lambda: None)
 
@@ -266,7 +268,7 @@ def _impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry_room, "CLOSING", 0.3)
         patch.setattr(upgrade_room, "BATON", 0.8)
-        patch.setattr(writing_room, "WRITE_LASTS", 3.0)
+        patch.setattr(writing_room, "WRITE_LASTS", 5.0)
         yield
 
 

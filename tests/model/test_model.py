@@ -147,7 +147,7 @@ def test_every_step_of_the_models_is_left_out_once() -> None:
 def test_the_tables_name_code_that_is_there() -> None:
     rooms = {
         "Registry": "registry", "Backfill": "backfill", "Worker": "backfill", "Client": "client", "Plans": "client",
-        "Conductor": "upgrade",
+        "Conductor": "upgrade", "Writes": "writing",
     }  # fmt: skip
     named = {name for module in (protocol, lease) for name in re.findall(r"\b([A-Z]\w+)\.(\w+)", str(module.__doc__))}
     assert len(named) > 30

@@ -22,7 +22,8 @@ def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusSe
     """The session's Milvus server; a test that stops it takes one of its own."""
     if reason := unavailable():
         pytest.skip(reason)
-    with MilvusServer(tmp_path_factory.mktemp("milvus")) as server:
+    # Nobody kills it, and on a busy machine it may have to wait for its turn for longer than its sessions with etcd last.
+    with MilvusServer(tmp_path_factory.mktemp("milvus"), settings={"common.session.ttl": 60}) as server:
         yield server
 
 
