@@ -20,13 +20,15 @@ PASSES = 5
 
 
 def plans(before: Leg, copy: Leg, serving: Sequence[Leg], final: Sequence[Leg], kept: Leg) -> dict[str, Sequence[Leg]]:
-    """The legs and mirrors of each epoch: `copying`, `serving`, `final`, `alone` from clean-up on, `original` after a roll back.
+    """The legs and mirrors of each epoch: `copying`, `serving`, `final`, `alone` from clean-up on, `original` after a roll back;
+    `untouched` where it is given up while the copy is made.
 
     `before` is the leg in force, `serving` and `final` are those of an upgrade of the copy; `kept` says how the original is
     written from then on, and searched after a roll back.
     """
     mirror = replace(kept, searched=False)
     return {
+        "untouched": [before],
         "copying": [before, replace(copy, searched=False)],
         "serving": [*serving, mirror],
         "final": [*final, mirror],

@@ -685,18 +685,10 @@ class Conductor:
         elif upgrade.method != Method.NAIVE:  # the new model goes on embedding the queries
             final = _to_json(old if len(old) > 1 else [replace(old[0], calibration=None)])
         self.say(f"rolling back to {upgrade.from_version}")
-        return self.registry.supersede(
-            upgrade.id,
-            epoch=self.registry.plan(self.gallery.name).epoch,
-            note="rolled back",
-            gallery_id=self.gallery.id,
-            from_version=upgrade.to_version,
-            to_version=upgrade.from_version,
+        return self._undo(
+            upgrade,
             old_collections=[upgrade.new_collection],
             new_collection=upgrade.old_collections[0],
-            undoes=upgrade.id,
-            phase=Phase.PLANNED,
-            method=upgrade.method,
             order="archive",
             # The collection that records leave comes last: who reads one after the other reads there first.
             plan={"until": 1.0, "cutover": True, "serving": _to_json([*old, new]), "final": final, "stand_in": stand_in},
@@ -704,6 +696,15 @@ class Conductor:
 
     def _back_to_original(self, upgrade: UpgradeRow) -> UpgradeRow:
         self.say(f"rolling back to {upgrade.from_version}, which {upgrade.original} was kept for")
+        return self._undo(
+            upgrade,
+            old_collections=[upgrade.new_collection, *upgrade.old_collections],
+            new_collection=upgrade.original,
+            order="none",
+            plan={"until": 1.0, "cutover": True, "original": upgrade.plan["original"]},
+        )
+
+    def _undo(self, upgrade: UpgradeRow, **values: Any) -> UpgradeRow:
         return self.registry.supersede(
             upgrade.id,
             epoch=self.registry.plan(self.gallery.name).epoch,
@@ -711,19 +712,16 @@ class Conductor:
             gallery_id=self.gallery.id,
             from_version=upgrade.to_version,
             to_version=upgrade.from_version,
-            old_collections=[upgrade.new_collection, *upgrade.old_collections],
-            new_collection=upgrade.original,
             undoes=upgrade.id,
             phase=Phase.PLANNED,
             method=upgrade.method,
-            order="none",
-            plan={"until": 1.0, "cutover": True, "original": upgrade.plan["original"]},
+            **values,
         )
 
     def _abandon(self, upgrade: UpgradeRow) -> bool:
         note, made = "nothing had been deployed; the upgrade is given up", [upgrade.new_collection]
         if upgrade.original and self.registry.plan(self.gallery.name).legs[0].collection != upgrade.new_collection:
-            self._serve(upgrade, "original")  # no client writes to the copy any more
+            self._serve(upgrade, "untouched")  # no client writes to the copy any more
             made += upgrade.old_collections
         if not self.registry.abandon(upgrade.id, note=note):
             return False
