@@ -343,6 +343,11 @@ def test_the_original_is_written_by_its_own_model_where_there_is_one_else_throug
     gallery = make(tmp_path, records=200, deployed=False)
     assert gallery.conductor().roll_back(gallery.upgrade) is None
     gallery.encoder._load_embedder = TextEmbedder if there else without_v1
+    before = gallery.registry.plan("texts").legs
+    given_up = begin(gallery, method=Method.RQT)
+    die_in_the_copy(gallery, given_up)
+    assert gallery.conductor().roll_back(gallery.registry.upgrade(given_up.id)) is None
+    assert gallery.registry.plan("texts").legs == before
     row = go_on(gallery, begin(gallery, until=0.5, method=Method.RQT))
     psi = gallery.registry.plan("texts").legs[-1].transforms
     assert len(psi) == 1
