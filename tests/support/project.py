@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +219,17 @@ class Project:
 
     def fault(self, **faults: Any) -> None:
         """Make the models, or the source, misbehave from now on."""
-        (self.folder / "faults.json").write_text(json.dumps(faults))
+        self._tell("faults.json", faults)
 
     def editions(self, **editions: int) -> None:
         """The source has another item for these ids from now on."""
-        (self.folder / "editions.json").write_text(json.dumps(editions))
+        self._tell("editions.json", editions)
+
+    def _tell(self, name: str, what: Mapping[str, Any]) -> None:
+        """The models of every process read it at every call, so that a half-written one would be seen."""
+        half = self.folder / f"{name}.half"
+        half.write_text(json.dumps(what))
+        half.replace(self.folder / name)
 
     def calls(self, version: str) -> list[str]:
         """The ids that a model has been asked to embed, in order."""
