@@ -357,7 +357,7 @@ class Worker:
         stop: threading.Event,
         progress: Callable[[Progress], None],
     ) -> Progress:
-        at_work: dict[Future[None], int] = {}  # and how many records each is copying
+        at_work: set[Future[None]] = set()
         looked, idle = float("-inf"), IDLE
         while True:
             if time.monotonic() - looked >= LOOK or until < 1.0:
@@ -365,17 +365,16 @@ class Worker:
                 looked = time.monotonic()
                 progress(now)
                 held = self._throttle.look(row, functools.partial(self._slowest_client, task))
-                waiting = min(now.left, until * now.total - now.done) > sum(at_work.values())
+                waiting = min(now.left, until * now.total - now.done) > now.begun
                 self._say(task, held if waiting else [])
             # To the end means to the end: a batch may come back when all seem copied.
-            copy = until >= 1.0 or now.done + sum(at_work.values()) < until * now.total
+            copy = until >= 1.0 or now.done + now.begun < until * now.total
             # Before the claim, since its lease may run out before it is known here.
             claimed, in_time = None, self._in_time(self._lapses)
             if not stop.is_set() and len(at_work) < self._width:
                 claimed = self._claim(task, copy=copy and not row.paused)
             if claimed is not None:
-                doing = pool.submit(self._work, task, backfill, claimed, in_time)
-                at_work[doing] = claimed.count if claimed.state == BatchState.CLAIMED else 0
+                at_work.add(pool.submit(self._work, task, backfill, claimed, in_time))
             elif not at_work and (stop.is_set() or row.phase == Phase.ENDED or not self._unfinished(task, copy=copy)):
                 now = self._registry.progress(task.upgrade)
                 progress(now)
@@ -386,11 +385,11 @@ class Worker:
                 stop.wait(min(max(self._throttle.wait(), idle), LOOK))
 
     @staticmethod
-    def _reap(at_work: dict[Future[None], int], *, patience: float) -> None:
+    def _reap(at_work: set[Future[None]], *, patience: float) -> None:
         """Take out what has ended; its error, if it had one, is raised here."""
         done = wait(at_work, timeout=patience, return_when=FIRST_COMPLETED).done if at_work else set()
         for each in done:
-            del at_work[each]
+            at_work.remove(each)
             each.result()
 
     def _work(self, task: Task, backfill: Backfill, batch: BatchRow, in_time: Permit) -> None:

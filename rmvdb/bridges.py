@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rmvdb.training import Pairs, Space
-from rmvdb.transforms import Config, Network, Norm, Transform
+from rmvdb.training import REACHED, Pairs, Space
+from rmvdb.transforms import Config, Network, Transform
 from rmvdb.types import Metric, Vectors
 
 Floats = npt.NDArray[np.float64]
@@ -23,8 +23,13 @@ def procrustes(pairs: Pairs, *, old_metric: Metric, new_metric: Metric) -> Trans
     """
     x, y, config = _spaces(pairs, old_metric, new_metric)
     middle = (x.mean(axis=0), y.mean(axis=0)) if old_metric is Metric.L2 else (np.zeros(x.shape[1]), np.zeros(y.shape[1]))
-    u, _, vt = np.linalg.svd((x - middle[0]).T @ (y - middle[1]), full_matrices=False)
+    product = (x - middle[0]).T @ (y - middle[1])
+    if new_metric is Metric.LORENTZ:
+        product[0] = 0  # time follows from space, and turns with nothing
+    u, _, vt = np.linalg.svd(product, full_matrices=False)
     weight = u @ vt  # (d_new, d_old)
+    if new_metric is Metric.LORENTZ:
+        weight[0] = 0
     return _transform(config, weight, middle[1] - middle[0] @ weight)
 
 
@@ -45,10 +50,11 @@ def _spaces(pairs: Pairs, old_metric: Metric, new_metric: Metric) -> tuple[Float
         d_out=pairs.old.shape[1],
         blocks=1,
         input_scale=None if new_metric is Metric.COSINE else new.scale,
-        output=Norm.FREE if old_metric is Metric.L2 else Norm.FIXED,
+        output=REACHED[old_metric],
         output_scale=old.scale,
     )
-    return _scaled(pairs.new, new), _scaled(pairs.old, old), config
+    y = _scaled(pairs.old, old)
+    return _scaled(pairs.new, new), y[:, 1:] if old_metric is Metric.LORENTZ else y, config
 
 
 def _scaled(vectors: Vectors, space: Space) -> Floats:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rmvdb import embedders, errors, index
+from rmvdb import embedders, errors, hyperbolic, index
 from rmvdb.encoding import Encoder
 from rmvdb.protocols import Embedder, Source, VectorStore
 from rmvdb.registry import Registry, schema_from_json
@@ -48,6 +48,11 @@ def add_version(
         raise errors.UsageError(f"{spec!r} embeds neither the probe images nor the probe texts; say its dimension: --dim N")
     if probes is not None and dim is not None and probes.shape[1] != dim:
         raise errors.Mismatch(f"{spec!r} gives vectors of dimension {probes.shape[1]}, not {dim}; correct --dim or leave it out")
+    if metric is Metric.LORENTZ and probes is not None and not hyperbolic.hold(probes).all():
+        raise errors.Mismatch(
+            f"{spec!r} gives vectors that are no points (time, space) of a hyperboloid, where time² − ‖space‖² is one constant; "
+            "end the model with rmvdb.losses.lorentz.Lift, or register it with another --metric"
+        )
     return registry.add_version(
         name=name,
         embedder=spec,
@@ -125,7 +130,7 @@ def add_gallery(
         schema = Schema(
             collection=re.sub(r"\W", "_", f"{name}_{model}_e1"),
             dim=version.dim,
-            metric=Metric(version.metric),
+            metric=Metric(version.metric).stored,
             id_type=id_type,
             fields=tuple(fields),
         )
@@ -163,7 +168,7 @@ def check_fits(schema: Schema, version: VersionRow) -> None:
             f"Collection {schema.collection!r} has dimension {schema.dim}, model version {version.name!r} gives {version.dim}; "
             "name the version that made these vectors"
         )
-    if schema.metric != version.metric:
+    if schema.metric != Metric(version.metric).stored:
         raise errors.Mismatch(
             f"Collection {schema.collection!r} is compared by {schema.metric}, model version {version.name!r} by "
             f"{version.metric}; "

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 METHODS = ("naive", "rqt", "cl-s", "cl-m", "mcl", "rm")
 AUTO = "auto"
-ORDERS = ("classification-score", "centroid", "cluster", "random")
+ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random")
 
 
 class Commands(click.Group):
@@ -229,7 +229,11 @@ def model() -> None:
     "--classifier", metavar="PACKAGE.MODULE:OBJECT", help="An object with scores(vectors), for --order classification-score."
 )
 @click.option(
-    "--metric", type=click.Choice(["COSINE", "IP", "L2"]), default="COSINE", show_default=True, help="How vectors compare."
+    "--metric",
+    type=click.Choice(["COSINE", "IP", "L2", "LORENTZ"]),
+    default="COSINE",
+    show_default=True,
+    help="How vectors compare; LORENTZ: points (time, space) of a hyperboloid, kept in an IP collection.",
 )
 @click.option("--dim", type=click.IntRange(min=1), help="Dimension [default: measured].")
 @click.option("--kind", type=click.Choice(["image", "text"]), help="What its items are [default: found out].")

@@ -18,11 +18,12 @@ import numpy as np
 
 from rmvdb import errors
 from rmvdb.encoding import Encoder
+from rmvdb.hyperbolic import as_queries, measured
 from rmvdb.latency import WINDOW, Latency
 from rmvdb.merge import merge
 from rmvdb.protocols import Permit, VectorStore
 from rmvdb.registry import Registry, Serving
-from rmvdb.types import Hit, Id, Item, Leg, Record, ServingPlan, Vectors
+from rmvdb.types import Hit, Id, Item, Leg, Metric, Record, ServingPlan, Vectors
 from rmvdb.writing import Writes
 
 log = logging.getLogger(__name__)
@@ -290,15 +291,17 @@ class Client:
         strong = strong or time.monotonic() - self._wrote < plan.staleness + self._longest_call
 
         def leg(each: Leg) -> list[list[Hit]]:
-            return self._store.search(
+            asked, hyperbolic = queries[each.collection], each.metric is Metric.LORENTZ
+            found = self._store.search(
                 each.collection,
-                queries[each.collection],
+                as_queries(asked) if hyperbolic else asked,
                 limit=limit + offset,
                 filter=filter,
                 fields=fields,
                 search=self._params(each.collection),
                 strong=strong,
             )
+            return measured(found, asked) if hyperbolic else found
 
         others = [self._pool.submit(leg, each) for each in plan.legs[1:]]
         found = [leg(plan.legs[0]), *(other.result() for other in others)]

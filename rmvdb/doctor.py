@@ -79,7 +79,7 @@ def _model(app: App, row: VersionRow) -> str:
 def _index(app: App, gallery: GalleryRow) -> str:
     chosen = app.settings.index_for(gallery.name)
     held = app.registry.version(app.registry.plan(gallery.name).legs[0].model)
-    index_rules.check(chosen, dim=held.dim, metric=Metric(held.metric))
+    index_rules.check(chosen, dim=held.dim, metric=Metric(held.metric).stored)
     return f"{chosen.type} for new collections"
 
 

@@ -63,7 +63,7 @@ class _Kind:
     required: tuple[str, ...] = ()
     #: What holds between parameters, or with the dimension: (index, dim) → what is wrong, "" if nothing is.
     rules: tuple[Callable[[Index, int], str], ...] = ()
-    metrics: tuple[Metric, ...] = tuple(Metric)
+    metrics: tuple[Metric, ...] = (Metric.COSINE, Metric.IP, Metric.L2)
 
 
 def _number(value: object) -> float | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rmvdb import hyperbolic
 from rmvdb.errors import UsageError
 from rmvdb.types import Metric, Vectors
 
@@ -25,7 +26,9 @@ DRAWN = 1 << 18
 
 
 def distances(queries: Vectors, gallery: Vectors, *, metric: Metric) -> npt.NDArray[np.float32]:
-    """Exact distances (Q, G), smaller is closer: 1 − cos, −⟨q, g⟩ or squared L2."""
+    """Exact distances (Q, G), smaller is closer: 1 − cos, −⟨q, g⟩, squared L2 or d_L on the hyperboloid."""
+    if metric is Metric.LORENTZ:
+        return hyperbolic.distances(queries, gallery)
     if metric is Metric.COSINE:
         queries, gallery = _unit(queries), _unit(gallery)
     dots: npt.NDArray[np.float32] = queries @ gallery.T  # (Q, G)
@@ -36,6 +39,14 @@ def distances(queries: Vectors, gallery: Vectors, *, metric: Metric) -> npt.NDAr
     squares = np.square(queries).sum(1)[:, None] + np.square(gallery).sum(1)[None, :]
     result: npt.NDArray[np.float32] = np.maximum(squares - 2 * dots, 0)
     return result
+
+
+def comparable(vectors: Vectors, metric: Metric) -> Vectors:
+    """Coordinates (n, d) whose L2 distances go with the metric's: of length 1 for COSINE, and for IP, where nothing better is
+    known to do with a length; as they are for L2; on the tangent space at the origin, (n, d − 1), for LORENTZ."""
+    if metric is Metric.LORENTZ:
+        return hyperbolic.flat(vectors)
+    return vectors if metric is Metric.L2 or not len(vectors) else _unit(vectors)
 
 
 def average_precision(distance: npt.NDArray[np.floating], relevant: Bools) -> Floats:

@@ -17,15 +17,15 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb import metrics
+from rmvdb import hyperbolic, metrics
 from rmvdb.errors import ConfigError, DiskFull, PlanRefused, UnknownName
 from rmvdb.protocols import Classifier, Order, VectorStore
 from rmvdb.types import Id, Metric, Record, Vectors
 
-__all__ = ["ORDERS", "Centroid", "ClassificationScore", "Cluster", "Order", "Random", "make_order", "ordered"]
+__all__ = ["ORDERS", "Centroid", "ClassificationScore", "Cluster", "Order", "Random", "Uncertainty", "make_order", "ordered"]
 
-#: The names of the orders.
-ORDERS = ("classification-score", "centroid", "cluster", "random")
+#: The names of the orders; where none is asked for, the first that can be given.
+ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random")
 #: Records that are sorted in memory at once; a billion records make a thousand such runs.
 RUN = 1_000_000
 #: Runs merged at once, well below the files that a process may hold open.
@@ -62,8 +62,8 @@ class Centroid:
         for record in records:
             label = record.fields.get(label_field)
             if label is not None and record.vector is not None:
-                total, count = sums.get(label, (np.zeros(len(record.vector)), 0))
-                sums[label] = (total + _comparable(record.vector[None], metric)[0], count + 1)
+                total, count = sums.get(label, (np.zeros(1), 0))
+                sums[label] = (total + metrics.comparable(record.vector[None], metric)[0], count + 1)
         if not sums:
             raise PlanRefused(f"No record has the field {label_field!r}; name another one, or choose the order cluster")
         means = {label: (total / count).astype(np.float32) for label, (total, count) in sums.items()}
@@ -75,7 +75,7 @@ class Centroid:
         labels = [record.fields.get(self.label_field) for record in records]
         known = [row for row, label in enumerate(labels) if label in self.means]
         if known:
-            vectors = _comparable(_vectors([records[row] for row in known]), self.metric)  # (k, d)
+            vectors = metrics.comparable(_vectors([records[row] for row in known]), self.metric)  # (k, d)
             means = np.stack([self.means[labels[row]] for row in known])  # (k, d)
             found[known] = _nearness(vectors, means, self.metric)
         return found
@@ -92,7 +92,7 @@ class Cluster:
     @classmethod
     def learned(cls, records: Iterable[Record], *, metric: Metric = Metric.COSINE, seed: int = 0) -> Cluster:
         """√n k-means centres of n records with vectors, of which at most MOST_LEARNED are kept, drawn evenly."""
-        vectors = _comparable(_vectors(_reservoir(records, seed)), metric)
+        vectors = metrics.comparable(_vectors(_reservoir(records, seed)), metric)
         if not len(vectors):
             raise PlanRefused("No record to learn clusters from; add records, or choose the order random")
         kmeans = faiss.Kmeans(
@@ -103,9 +103,19 @@ class Cluster:
 
     def confidence(self, records: Sequence[Record]) -> npt.NDArray[np.float32]:
         """Nearness to the nearest centre, (n,)."""
-        kind = Metric.L2 if self.metric is Metric.L2 else Metric.COSINE
-        result: npt.NDArray[np.float32] = -metrics.distances(_vectors(records), self.centroids, metric=kind).min(axis=1)
+        kind = Metric.COSINE if self.metric in (Metric.COSINE, Metric.IP) else Metric.L2
+        vectors = metrics.comparable(_vectors(records), self.metric)  # (n, d)
+        result: npt.NDArray[np.float32] = -metrics.distances(vectors, self.centroids, metric=kind).min(axis=1)
         return result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Uncertainty:
+    """How far a point of a hyperbolic gallery is from the origin, where what the model is not sure of lies (HBCT's Eq. 10)."""
+
+    def confidence(self, records: Sequence[Record]) -> npt.NDArray[np.float32]:
+        """1 − uncertainty, (n,)."""
+        return hyperbolic.certainty(_vectors(records))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +155,10 @@ def make_order(
         if label_field is None:
             raise ConfigError("The order centroid needs the field of a record's class; name one, or choose the order cluster")
         return Centroid.learned(records, label_field=label_field, metric=metric)
+    if name == "uncertainty":
+        if metric is not Metric.LORENTZ:
+            raise ConfigError(f"The order uncertainty is of hyperbolic galleries, and this is one of {metric}; choose cluster")
+        return Uncertainty()
     return Cluster.learned(records, metric=metric, seed=seed) if name == "cluster" else Random(seed=seed)
 
 
@@ -255,16 +269,8 @@ def _vectors(records: Sequence[Record]) -> Vectors:
     )
 
 
-def _comparable(vectors: Vectors, metric: Metric) -> Vectors:
-    """Vectors as they are for L2, else of length 1: an order knows no better use for a length."""
-    if metric is Metric.L2 or not len(vectors):
-        return vectors
-    result: Vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return result
-
-
 def _nearness(a: Vectors, b: Vectors, metric: Metric) -> npt.NDArray[np.float32]:
     """Row by row, (n, d) and (n, d) to (n,): the cosine, or minus the squared L2 distance."""
-    if metric is Metric.L2:
+    if metric in (Metric.L2, Metric.LORENTZ):
         return np.asarray(-np.square(a - b).sum(axis=1), dtype=np.float32)
-    return np.asarray((a * _comparable(b, metric)).sum(axis=1), dtype=np.float32)
+    return np.asarray((a * metrics.comparable(b, metric)).sum(axis=1), dtype=np.float32)

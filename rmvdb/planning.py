@@ -158,7 +158,7 @@ class Planner:
         counts = [self._store.count(leg.collection) for leg in legs]
         sizes, held_out = _sizes(question.sample, counts)
         sample = self._sampler.sample(question.to_version, legs, sizes, seen, report, seed=question.seed, queries=queries)
-        names = orders or [name for name in ORDERS if _can_be_given(name, question, classifiers)]
+        names = orders or [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
         confidences = {name: self._confidence(replace(question, order=name), legs, classifiers, sample)[1] for name in names}
         trial = self._trial(question, legs, Metric(to.metric), sample, confidences, held_out, report)
         unable = set(comparison.CANDIDATES) - set(self._able(legs))
@@ -176,7 +176,7 @@ class Planner:
         self, question: Question, leg: Leg, classifier: Classifier | None, records: Sequence[Record] | None = None
     ) -> tuple[str, Order]:
         """The backfill order of a collection and its name; it learns from these records, or from a sample of the collection."""
-        name = question.order or ("classification-score" if classifier else "centroid" if question.labels else "cluster")
+        name = question.order or next(each for each in ORDERS if _can_be_given(each, question, [leg], [classifier]))
         if name not in ORDERS:
             raise errors.UnknownName("order", name, ORDERS)
         if records is None:
@@ -312,9 +312,14 @@ def _refuse_too_few(question: Question, leg: Leg, records: int) -> None:
         )
 
 
-def _can_be_given(order: str, question: Question, classifiers: Sequence[Classifier | None]) -> bool:
+def _can_be_given(order: str, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None]) -> bool:
     """Whether every old version can give a backfill order of that name."""
-    return {"classification-score": all(classifiers), "centroid": question.labels is not None}.get(order, True)
+    needed = {
+        "classification-score": all(classifiers),
+        "centroid": question.labels is not None,
+        "uncertainty": all(leg.metric is Metric.LORENTZ for leg in legs),
+    }
+    return needed.get(order, True)
 
 
 def _labels(records: Sequence[Record], field: str | None) -> npt.NDArray[np.generic] | None:

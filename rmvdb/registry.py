@@ -72,8 +72,10 @@ Details: TypeAlias = Callable[[int], Mapping[str, Any]]
 #: What the manifest holds: rows as JSON values, by table.
 Contents: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 
-#: Batches that a worker is at, or has left: another one goes on.
-BEGUN = (BatchState.CLAIMED, BatchState.WRITING, BatchState.REMOVING)
+#: Batches that a worker is copying, or has left at it: another one goes on.
+COPYING = (BatchState.CLAIMED, BatchState.WRITING)
+#: Batches that a worker is at, or has left.
+BEGUN = (*COPYING, BatchState.REMOVING)
 #: Seconds for which new writes and claims wait while an epoch changes; renewed by every try, so a dead conductor holds nobody up.
 CLOSING = 5.0
 #: Seconds after which a write counts as long, and for which an epoch lets others write on while it waits for the long ones.
@@ -383,7 +385,7 @@ class Registry:
         leg = Leg(
             collection=schema.collection,
             model=model,
-            metric=schema.metric,
+            metric=Metric(version.metric),
             embedder=version.base or model,
             transforms=(version.head,) if version.head else (),
         )
@@ -818,11 +820,12 @@ class Registry:
         mine = BatchRow.upgrade_id == upgrade_id
         total = s.scalar(select(func.sum(BatchRow.count)).where(mine)) or 0
         done = s.scalar(select(func.sum(BatchRow.count)).where(mine, BatchRow.state.in_(MOVED))) or 0
+        begun = s.scalar(select(func.sum(BatchRow.count)).where(mine, BatchRow.state.in_(COPYING))) or 0
         stuck = s.scalar(select(func.count()).select_from(QuarantineRow).where(QuarantineRow.upgrade_id == upgrade_id)) or 0
         recent = and_(mine, BatchRow.copied_at > clock() - window)
         moved, since = s.execute(select(func.sum(BatchRow.count), clock() - func.min(BatchRow.copied_at)).where(recent)).one()
         rate = float(moved) / max(float(since), 1.0) if moved and since else None
-        return Progress(done=int(done), total=int(total) + stuck, quarantined=stuck, rate=rate)
+        return Progress(done=int(done), total=int(total) + stuck, begun=int(begun), quarantined=stuck, rate=rate)
 
     # --- intents ------------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rmvdb import losses
+from rmvdb import hyperbolic, losses, metrics
 from rmvdb.errors import Mismatch, PlanRefused
 from rmvdb.transforms import Config, Network, Norm, Transform
 from rmvdb.types import Metric, Vectors
 
 #: Called with (done, total) steps.
 Report = Callable[[int, int], None]
+
+
+#: What length vectors have that are to be compared with those of a gallery.
+REACHED = {Metric.COSINE: Norm.FIXED, Metric.IP: Norm.FIXED, Metric.L2: Norm.FREE, Metric.LORENTZ: Norm.LIFTED}
 
 
 class Method(StrEnum):
@@ -121,7 +125,7 @@ class Fitted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """A vector space: how it is compared, and the typical norm in it."""
+    """A vector space: how it is compared, and the typical norm in it (LORENTZ: 1/√K)."""
 
     metric: Metric
     scale: float = field(default=1.0)
@@ -129,6 +133,8 @@ class Space:
     @classmethod
     def of(cls, vectors: Vectors, metric: Metric) -> Space:
         """Measured on a sample (n, d)."""
+        if metric is Metric.LORENTZ:
+            return cls(metric=metric, scale=hyperbolic.radius(vectors))
         norm = float(np.linalg.norm(vectors, axis=1).mean())
         return cls(metric=metric, scale=1.0 if metric is Metric.COSINE or norm == 0 else norm)
 
@@ -212,9 +218,7 @@ def _groups(pairs: Pairs, new_metric: Metric, settings: Settings) -> npt.NDArray
     """What counts as one class, (n,): the labels, or else clusters of the new space."""
     if pairs.labels is not None:
         return np.asarray(np.unique(pairs.labels, return_inverse=True)[1], dtype=np.int64).reshape(-1)
-    vectors = np.ascontiguousarray(pairs.new, dtype=np.float32)
-    if new_metric is not Metric.L2:
-        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    vectors = np.ascontiguousarray(metrics.comparable(pairs.new, new_metric), dtype=np.float32)
     count = settings.clusters or round(3 * math.sqrt(len(pairs)))
     kmeans = faiss.Kmeans(
         vectors.shape[1],
@@ -222,7 +226,7 @@ def _groups(pairs: Pairs, new_metric: Metric, settings: Settings) -> npt.NDArray
         niter=20,
         seed=settings.seed,
         min_points_per_centroid=1,
-        spherical=new_metric is not Metric.L2,
+        spherical=new_metric in (Metric.COSINE, Metric.IP),
     )
     kmeans.train(vectors)
     return np.asarray(kmeans.assign(vectors)[1], dtype=np.int64)
@@ -236,14 +240,13 @@ def _reverse(pairs: Pairs, old_space: Space, new_space: Space, settings: Setting
         blocks=settings.blocks,
         hidden=settings.hidden or 2 * max(d_in, d_out),
         input_scale=None if new_space.metric is Metric.COSINE else new_space.scale,
-        output=Norm.FREE if old_space.metric is Metric.L2 else Norm.FIXED,
+        output=REACHED[old_space.metric],
         output_scale=old_space.scale,
     )
 
 
 def _head(pairs: Pairs, new_space: Space, settings: Settings) -> Config:
     dim = pairs.new.shape[1]
-    outputs = {Metric.COSINE: Norm.FIXED, Metric.IP: Norm.KEPT, Metric.L2: Norm.FREE}
     return Config(
         d_in=dim,
         d_out=dim,
@@ -251,7 +254,7 @@ def _head(pairs: Pairs, new_space: Space, settings: Settings) -> Config:
         hidden=settings.hidden or 2 * dim,
         residual=settings.residual,
         input_scale=None if new_space.metric is Metric.COSINE else new_space.scale,
-        output=outputs[new_space.metric],
+        output=Norm.KEPT if new_space.metric is Metric.IP else REACHED[new_space.metric],
         output_scale=new_space.scale,
     )
 

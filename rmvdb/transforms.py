@@ -29,6 +29,9 @@ class Norm(StrEnum):
     KEPT = "kept"
     #: Whatever the network gives, times `output_scale`: L2.
     FREE = "free"
+    #: Whatever the network gives, times `output_scale`, is the space of a point whose time follows from it: LORENTZ, where
+    #: `output_scale` is 1/√K.
+    LIFTED = "lifted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +67,8 @@ class Network(nn.Module):
         """Fresh weights; `folded` leaves BatchNorm out, for weights that already hold it."""
         super().__init__()
         self.config = config
-        widths = [config.d_in, *[config.hidden] * (config.blocks - 1), config.d_out]
+        made = config.d_out - (config.output is Norm.LIFTED)
+        widths = [config.d_in, *[config.hidden] * (config.blocks - 1), made]
         layers: list[nn.Module] = []
         for block, (into, out) in enumerate(pairwise(widths), start=1):
             layers.append(nn.Linear(into, out))
@@ -83,9 +87,11 @@ class Network(nn.Module):
         x = x / (length if self.config.input_scale is None else self.config.input_scale)
         y: Tensor = self.body(x)  # (n, d_out)
         if self.config.residual:
-            y = x + y
+            y = x[:, -y.shape[1] :] + y
         if self.config.output is Norm.FREE:
             return y * self.config.output_scale
+        if self.config.output is Norm.LIFTED:
+            return torch.cat([(1 + y.square().sum(1, keepdim=True)).sqrt(), y], dim=1) * self.config.output_scale
         target = length if self.config.output is Norm.KEPT else self.config.output_scale
         return nn.functional.normalize(y, dim=1) * target
 

@@ -24,6 +24,13 @@ class Metric(StrEnum):
     COSINE = "COSINE"
     IP = "IP"
     L2 = "L2"
+    #: Distance on the hyperboloid of points (time, space); `hyperbolic` says how an engine that does not know it is asked.
+    LORENTZ = "LORENTZ"
+
+    @property
+    def stored(self) -> Metric:
+        """The metric of the collection."""
+        return Metric.IP if self is Metric.LORENTZ else self
 
 
 class IdType(StrEnum):
@@ -77,7 +84,7 @@ class Hit:
     """One result of a search."""
 
     id: Id
-    #: Smaller is closer, whatever the metric: 1 − cos, −⟨q, g⟩ or squared L2; after a merge the calibrated distance.
+    #: Smaller is closer, whatever the metric: 1 − cos, −⟨q, g⟩, squared L2 or d_L; after a merge the calibrated distance.
     distance: float
     fields: Mapping[str, Any] = field(default_factory=dict)
     #: The collection that it was found in.
@@ -199,6 +206,8 @@ class Progress:
     #: Records found in the new collection, of `total`.
     done: int
     total: int
+    #: Records that some worker is copying, or was when it was lost.
+    begun: int = 0
     quarantined: int = 0
     #: Records a second over the last minute; None where nothing was moved in it.
     rate: float | None = None

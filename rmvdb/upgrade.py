@@ -356,7 +356,7 @@ class Conductor:
 
     def _create(self, collection: str, model: str, *, like: str) -> None:
         old, version = schema_from_json(self.registry.collection(like).schema), self.registry.version(model)
-        schema = replace(old, collection=collection, dim=version.dim, metric=Metric(version.metric))
+        schema = replace(old, collection=collection, dim=version.dim, metric=Metric(version.metric).stored)
         index.check(self.hands.index, dim=schema.dim, metric=schema.metric)
         self.say(f"creating collection {schema.collection} ({schema.dim} dimensions, {schema.metric}, {self.hands.index.type})")
         self.store.create(schema, self.hands.index)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rmvdb.losses import lorentz
 from rmvdb.types import Metric
 
 #: exp of it is 0 in float32, and, unlike −inf, it leaves gradients finite.
@@ -20,7 +21,10 @@ def distances(a: Tensor, b: Tensor, *, metric: Metric, scale: float = 1.0) -> Te
     """Distances of every a (A, d) to every b (B, d) as (A, B), in units of `scale`, the typical norm of the space.
 
     COSINE: 1 − cos. IP: 1 − ⟨a, b⟩. L2: half of the squared L2 distance. On the unit sphere the three are equal.
+    LORENTZ, in units of 1/√K: cosh d − 1, the same of the hyperboloid, whose gradient is finite at 0, too.
     """
+    if metric is Metric.LORENTZ:
+        return -lorentz.as_query(a / scale) @ (b / scale).T - 1
     if metric is Metric.COSINE:
         a, b, scale = torch.nn.functional.normalize(a, dim=1), torch.nn.functional.normalize(b, dim=1), 1.0
     dots = (a / scale) @ (b / scale).T  # (A, B)
@@ -34,6 +38,8 @@ def paired(a: Tensor, b: Tensor, *, metric: Metric, scale: float = 1.0) -> Tenso
     """Distances of a_i to b_i, (B, d) and (B, d) to (B,): the diagonal of `distances`."""
     if metric is Metric.L2:
         return (a - b).square().sum(1) / (2 * scale**2)
+    if metric is Metric.LORENTZ:
+        return lorentz.inner(a - b, a - b) / (2 * scale**2)
     if metric is Metric.COSINE:
         a, b, scale = torch.nn.functional.normalize(a, dim=1), torch.nn.functional.normalize(b, dim=1), 1.0
     return 1 - (a * b).sum(1) / scale**2

@@ -320,7 +320,7 @@ def test_an_adopted_collection_is_emptied_only_with_consent(tmp_path: Path) -> N
     assert other.json("status")["phase"] == "cut over"
 
 
-@pytest.mark.parametrize(("old_metric", "new_metric"), [("L2", "L2"), ("IP", "COSINE")])
+@pytest.mark.parametrize(("old_metric", "new_metric"), [("L2", "L2"), ("IP", "COSINE"), ("LORENTZ", "COSINE"), ("L2", "LORENTZ")])
 def test_other_metrics_and_a_change_of_metric_are_upgraded_too(tmp_path: Path, old_metric: str, new_metric: str) -> None:
     project = Project(tmp_path).prepare(IDS, old_metric=old_metric, new_metric=new_metric)
     project.run(*UPGRADE, "--until", "0.5", "--no-cutover")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rmvdb import hyperbolic
 from rmvdb.errors import AlreadyExists, CollectionMissing, EngineError, FilterError, LeaseLost, Mismatch
 from rmvdb.protocols import VectorStore
 from rmvdb.types import Field, Id, IdType, Index, Metric, Record, Schema, Vectors
@@ -27,6 +28,8 @@ FIELDS = (
     Field(name="tags", type="ARRAY", params={"element_type": "VARCHAR", "max_capacity": 8, "max_length": 32}),
     Field(name="note", type="JSON"),
 )
+#: The metrics that a collection may have.
+METRICS = [metric for metric in Metric if metric.stored is metric]
 CITIES = ("Bern", "Zürich", 'Sankt "Gallen"', "Biel\\Bienne", "")
 
 
@@ -108,7 +111,7 @@ def test_the_engine_says_its_version_and_how_late_it_may_be(store: VectorStore) 
 
 
 @pytest.mark.parametrize("id_type", IdType)
-@pytest.mark.parametrize("metric", Metric)
+@pytest.mark.parametrize("metric", METRICS)
 def test_a_collection_is_described_as_it_was_made(store: VectorStore, collection: str, metric: Metric, id_type: IdType) -> None:
     schema = schema_of(collection, metric=metric, id_type=id_type)
     store.create(schema, FLAT)
@@ -192,7 +195,7 @@ def test_every_call_on_a_missing_collection_says_so(store: VectorStore, collecti
 # Searching
 
 
-@pytest.mark.parametrize("metric", Metric)
+@pytest.mark.parametrize("metric", METRICS)
 def test_distances_are_smaller_the_closer_and_exact(store: VectorStore, collection: str, metric: Metric) -> None:
     records = filled(store, collection, metric=metric)
     queries = vectors_of(5, seed=1)
@@ -205,6 +208,29 @@ def test_distances_are_smaller_the_closer_and_exact(store: VectorStore, collecti
         assert [hit.id for hit in hits] == [records[at].id for at in order]
         assert [hit.distance for hit in hits] == pytest.approx(line[order], abs=2e-6, rel=2e-6)
         assert all(hit.raw == hit.distance and hit.leg == collection and hit.fields == {} for hit in hits)
+
+
+@pytest.mark.parametrize("curvature", [1.0, 0.25])
+def test_an_inner_product_collection_is_searched_by_distance_on_the_hyperboloid(
+    store: VectorStore, collection: str, curvature: float
+) -> None:
+    space = np.random.default_rng(3).normal(size=(80, DIM - 1)) * np.linspace(0.05, 2, 80)[:, None]
+    points = np.concatenate([np.sqrt(1 / curvature + np.square(space).sum(1, keepdims=True)), space], axis=1).astype(np.float32)
+    gallery, queries = points[::2], points[1::2]
+    store.create(plain(collection, metric=Metric.LORENTZ.stored), FLAT)
+    store.upsert(collection, [Record(id=at, vector=each) for at, each in enumerate(gallery)])
+
+    answers = hyperbolic.measured(store.search(collection, hyperbolic.as_queries(queries), limit=40, strong=True), queries)
+
+    q, g = queries.astype(np.float64), gallery.astype(np.float64)
+    products = q[:, 1:] @ g[:, 1:].T - np.outer(q[:, 0], g[:, 0])
+    geodesic = np.arccosh(np.maximum(-curvature * products, 1)) / np.sqrt(curvature)
+    for hits, line in zip(answers, geodesic, strict=True):
+        assert sorted(hit.id for hit in hits) == list(range(40))
+        found = np.array([hit.distance for hit in hits])
+        assert (np.diff(found) >= 0).all()
+        np.testing.assert_allclose(found, line[[int(hit.id) for hit in hits]], atol=2e-3, rtol=2e-4)
+        np.testing.assert_allclose(found, np.sort(line), atol=2e-3, rtol=2e-4)
 
 
 def test_hits_carry_the_fields_asked_for(store: VectorStore, collection: str) -> None:

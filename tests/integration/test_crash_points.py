@@ -7,6 +7,7 @@ not made, fails here. All deaths happen at the same time in threads of their own
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -103,8 +104,9 @@ def move_half_and_leave_a_batch(process: Process) -> None:
     """Some records in one collection, some in the other, and some in both: their worker is gone."""
     move_half(process)
     row = process.begin()
-    batch = None
+    batch, end = None, time.monotonic() + 60
     while batch is None:  # as long as an epoch is still changing
+        assert time.monotonic() < end, "no batch is left to claim"
         batch = process.registry.claim(row.id, "gone", lease=30.0, longest_call=0.0, grace=60.0, copy=True)
     conductor = process.conductor()
     conductor._backfill(row).copy(conductor.task(row), batch, lambda: None)

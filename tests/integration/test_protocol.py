@@ -230,6 +230,14 @@ def in_state(gallery: Gallery, state: BatchState) -> set[Id]:
     return {id for row in gallery.registry.batches(gallery.upgrade.id, state=state) for id in _ids(row.ids)}
 
 
+def test_a_share_is_not_overrun_by_what_a_lost_worker_had_begun(gallery: Gallery) -> None:
+    taken = gallery.registry.claim(gallery.task.upgrade, "lost", lease=1.5, longest_call=0.0, grace=gallery.task.grace, copy=True)
+    assert taken is not None
+    assert taken.count == 10
+    now = gallery.worker().run(gallery.task, gallery.backfill, until=0.4)
+    assert (now.done, now.begun, now.total) == (20, 0, 40)
+
+
 def test_fifty_threads_search_on_through_cut_over_and_clean_up(tmp_path: Path) -> None:
     """Five applications of ten threads; each answer is the whole gallery, and none fails."""
     gallery = make(tmp_path, times={"max_age": 1.0, "longest_search": 4.0, "staleness": 0.0})

@@ -92,6 +92,13 @@ class Embedder:
         return vectors
 
 
+class Lifted(Embedder):
+    def embed(self, items):
+        z = super().embed(items) / 2
+        length = np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+        return np.concatenate([np.cosh(length), np.sinh(length) / length * z], axis=1)
+
+
 def _id(item):
     return item["id"] if isinstance(item, dict) else "probe"
 
@@ -114,6 +121,14 @@ def v1():
 
 def v2():
     return Embedder("v2", 20, 20)
+
+
+def h1():
+    return Lifted("v1", 8, 16)  # hyperbolic, of metric LORENTZ
+
+
+def h2():
+    return Lifted("v2", 20, 20)
 
 
 def v3():
@@ -270,9 +285,10 @@ class Project:
     ) -> Project:
         """Registry, both versions, and a gallery `things` filled by v1."""
         self.run("init")
-        classifier = ("--classifier", "models:Classifier")
-        self.run("model", "add", "v1", "--embedder", "models:v1", "--metric", old_metric, *classifier)
-        self.run("model", "add", "v2", "--embedder", "models:v2", "--metric", new_metric)
+        classifier = () if old_metric == "LORENTZ" else ("--classifier", "models:Classifier")
+        one, two = ("models:h" if metric == "LORENTZ" else "models:v" for metric in (old_metric, new_metric))
+        self.run("model", "add", "v1", "--embedder", f"{one}1", "--metric", old_metric, *classifier)
+        self.run("model", "add", "v2", "--embedder", f"{two}2", "--metric", new_metric)
         kind = "VARCHAR" if isinstance(ids[0], str) else "INT64"
         self.run("gallery", "add", "things", "--model", "v1", "--source", "call:models:items", "--id-type", kind)
         if fill:

@@ -77,7 +77,7 @@ def test_rqt_is_equation_9():
     assert losses.rqt(pairs).item() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("metric", list(Metric))
+@pytest.mark.parametrize("metric", [Metric.COSINE, Metric.IP, Metric.L2])
 def test_paired_distances_are_the_diagonal_of_all_distances(metric):
     rev, old, *_ = (torch.from_numpy(np.asarray(each)) for each in batch())
     everything = losses.distances(rev, old, metric=metric, scale=2.0)

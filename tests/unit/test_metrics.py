@@ -169,7 +169,7 @@ def test_cmc_by_hand():
     assert [metrics.mean(metrics.cmc(distance, relevant, k=k)) for k in (1, 2, 3)] == [0.5, 0.5, 1.0]
 
 
-@pytest.mark.parametrize("metric", list(Metric))
+@pytest.mark.parametrize("metric", [Metric.COSINE, Metric.IP, Metric.L2])
 def test_distances_are_smaller_for_what_is_closer(metric):
     queries, gallery = np.array([[1.0, 0.0]], np.float32), np.array([[2.0, 0.0], [0.0, 2.0], [-1.0, 0.0]], np.float32)
     expected = {Metric.COSINE: [0, 1, 2], Metric.IP: [-2, 0, 1], Metric.L2: [1, 5, 4]}[metric]

@@ -31,7 +31,7 @@ def quality(queries, gallery, y, metric):
     return metrics.mean(metrics.average_precision(distance, y[:, None] == y[None, :]))
 
 
-@pytest.mark.parametrize("metric", list(Metric))
+@pytest.mark.parametrize("metric", [Metric.COSINE, Metric.IP, Metric.L2])
 @pytest.mark.parametrize("method", [method for method in Method if method is not Method.NAIVE])
 def test_every_method_beats_the_old_model_on_records_it_never_saw(method, metric):
     length = 1.0 if metric is Metric.COSINE else 20.0
