@@ -39,6 +39,8 @@ class Row:
     #: The share of queries that are right by the old model and wrong at each t.
     negative_flips: list[float]
     calibrated: bool
+    #: The t until which each model embeds the queries for its own leg, where the method begins with that.
+    switch: float | None = None
     #: Whether its method is worth most with this order.
     best: bool = True
     #: What a method is chosen by, of records or queries that are not measured on: areas of mAP and CMC@1 less their falls.
@@ -62,7 +64,7 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """As JSON values; NaN as None."""
         told = self.recommended.to_json()
-        names = ("method", "order", "verdict", "reason", "choice", "merit")
+        names = ("method", "order", "switch", "verdict", "reason", "choice", "merit")
         counts = {name: told[name] for name in ("trained", "held_out", "evaluated", "seed")}
         rows: list[dict[str, Any]] = finite([asdict(row) for row in self.rows])
         return {
@@ -87,8 +89,11 @@ def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Metho
         known.setdefault((found.method, order), found)  # without ρ two methods may be the same
     trial.progress("measuring", len(steps), len(steps))
     told = list(known.values())
-    best = {each.method: each.order for each in sorted(told, key=_worth)}
-    rows = [*_levels(trial, told), *(replace(_of_method(trial, each), best=best[each.method] == each.order) for each in told)]
+    if Method.NAIVE not in unable:
+        told += [later for each in told if (later := schedule(trial, each))]
+    best = {(each.method, each.switch is None): each for each in sorted(told, key=_worth)}
+    methods_ = (replace(_of_method(trial, each), best=best[each.method, each.switch is None] is each) for each in told)
+    rows = [*_levels(trial, told), *methods_]
     rows += [_row(trial, name, found) for name, found in _others(trial)]
     able = [each for each in told if each.method not in unable] or told
     return Comparison(rows=rows, recommended=recommend(able, seed=trial.seed), relevance=trial.relevance)
@@ -99,7 +104,15 @@ def chosen(trial: Trial, candidates: Sequence[Method]) -> Prediction:
     if trial.held_out < LEAST_TO_CHOOSE:
         few = f"{trial.held_out} records to choose a method by are too few; it is the one that gains most in general"
         return replace(trial.predict(candidates[-1]), choice=few)
-    return recommend([trial.predict(method) for method in candidates], seed=trial.seed)
+    told = [trial.predict(method) for method in candidates]
+    if Method.NAIVE in candidates:
+        told += [later for each in told if (later := schedule(trial, each))]
+    return recommend(told, seed=trial.seed)
+
+
+def schedule(trial: Trial, told: Prediction) -> Prediction | None:
+    """The same method on a schedule over t, where it would start below what is served now and not stay there."""
+    return trial.scheduled(told) if told.curve.map[0] < told.map_old else None
 
 
 def recommend(told: Sequence[Prediction], *, seed: int) -> Prediction:
@@ -115,12 +128,12 @@ def recommend(told: Sequence[Prediction], *, seed: int) -> Prediction:
 def _because(best: Prediction, told: Sequence[Prediction], allowed: Sequence[Prediction], seed: int) -> str:
     several = len({each.order for each in told}) > 1
     words = f"{_name(best, several)} is worth most on what was kept to choose by (AUC of mAP + CMC@1 {_points(best.merit)}"
-    others = [each for each in allowed if each.method is not best.method]
+    others = [each for each in allowed if (each.method, each.switch) != (best.method, best.switch)]
     if others:
         second = max(others, key=_worth)
         words += f", less its falls; {_name(second, several)} {_points(second.merit)}"
     words += ")"
-    refused = dict.fromkeys(str(each.method) for each in told if each.verdict == "refuse" and each is not best)
+    refused = dict.fromkeys(_name(each, False) for each in told if each.verdict == "refuse" and each is not best)
     if refused:
         words += f"; {' and '.join(refused)} would start below what is served now"
     simpler = [each for each in others if each.order == best.order and _rank(each) < _rank(best)]
@@ -136,8 +149,8 @@ def _because(best: Prediction, told: Sequence[Prediction], allowed: Sequence[Pre
 
 def _of_method(trial: Trial, told: Prediction) -> Row:
     found = trial.measure(told.method, told.fitted, told.order)
-    row = _row(trial, told.method, found, order=told.order)
-    return replace(row, verdict=told.verdict, reason=told.reason)
+    row = _row(trial, told.method, replace(found, curve=told.measured), order=told.order)
+    return replace(row, verdict=told.verdict, reason=told.reason, switch=told.switch, merit=told.merit)
 
 
 def _levels(trial: Trial, told: Sequence[Prediction]) -> Iterator[Row]:
@@ -192,7 +205,8 @@ def _rank(told: Prediction) -> int:
 
 
 def _name(told: Prediction, several: bool) -> str:
-    return f"{told.method} (order {told.order})" if several else str(told.method)
+    name = str(told.method) if told.switch is None else f"{told.method} from t = {told.switch:g} on"
+    return f"{name} (order {told.order})" if several else name
 
 
 def _points(share: float, sign: str = "") -> str:

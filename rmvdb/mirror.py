@@ -7,7 +7,7 @@ a roll back, and whole after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rmvdb.backfill import same
@@ -19,20 +19,19 @@ from rmvdb.writing import Writes
 PASSES = 5
 
 
-def plans(before: Leg, copy: Leg, serving: Sequence[Leg], final: Sequence[Leg], kept: Leg) -> dict[str, Sequence[Leg]]:
-    """The legs and mirrors of each epoch: `copying`, `serving`, `final`, `alone` from clean-up on, `original` after a roll back;
+def plans(before: Leg, copy: Leg, served: Mapping[str, Sequence[Leg]], kept: Leg) -> dict[str, Sequence[Leg]]:
+    """The legs and mirrors of each epoch: `copying`, those of `served`, `alone` from clean-up on, `original` after a roll back;
     `untouched` where it is given up while the copy is made.
 
-    `before` is the leg in force, `serving` and `final` are those of an upgrade of the copy; `kept` says how the original is
-    written from then on, and searched after a roll back.
+    `before` is the leg in force, `served` are the epochs of an upgrade of the copy, of which `final` is the last; `kept` says how
+    the original is written from then on, and searched after a roll back.
     """
     mirror = replace(kept, searched=False)
     return {
         "untouched": [before],
         "copying": [before, replace(copy, searched=False)],
-        "serving": [*serving, mirror],
-        "final": [*final, mirror],
-        "alone": final,
+        **{name: [*legs, mirror] for name, legs in served.items() if name != "before"},
+        "alone": served["final"],
         "original": [kept],
     }
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from rmvdb import comparison, errors, files, prediction, simulate
 from rmvdb.archive import EmbeddingCache
 from rmvdb.artifacts import Artifacts
+from rmvdb.calibration import Calibration
 from rmvdb.encoding import Encoder
 from rmvdb.ordering import ORDERS, Order, make_order
 from rmvdb.protocols import Classifier, Source, VectorStore
@@ -84,6 +85,10 @@ class Plan:
     #: Records of the sample that could not be embedded.
     skipped: int
     made_at: float
+    #: The t until which each model embeds the queries for its own leg, and the calibrations then; None: as the method says all
+    #: the while.
+    switch: float | None = None
+    early: tuple[str | None, ...] = ()
 
 
 class Planner:
@@ -131,7 +136,8 @@ class Planner:
         # Else nothing is to be trained, and there is too little to measure on.
         if len(sample.rows(0)) >= prediction.LEAST_PAIRS or question.method is not Method.NAIVE:
             trial = self._trial(question, legs, Metric(to.metric), sample, {order: confidence}, held_out, report)
-            told = trial.predict(question.method) if question.method else comparison.chosen(trial, self._able(legs))
+            able = self._able(legs)
+            told = self._asked(trial, question.method, able) if question.method else comparison.chosen(trial, able)
         plan = self._written(question, legs, told, sample, order, counts)
         data = json.dumps(asdict(plan)).encode()
         files.durable_write(self._pointer(question), self._artifacts.put(data, suffix="json").encode())
@@ -170,7 +176,7 @@ class Planner:
             data = json.loads(self._artifacts.get(self._pointer(question).read_text()))
         except (OSError, errors.ArtifactError):
             return None
-        return Plan(**data | {"calibrations": tuple(data["calibrations"])})
+        return Plan(**data | {name: tuple(data[name]) for name in ("calibrations", "early")})
 
     def order(
         self, question: Question, leg: Leg, classifier: Classifier | None, records: Sequence[Record] | None = None
@@ -196,6 +202,13 @@ class Planner:
                 found[sample.rows(at)] = order.confidence(held)
                 names.append(name)
         return ", ".join(dict.fromkeys(names)), found
+
+    @staticmethod
+    def _asked(trial: prediction.Trial, method: Method, able: Sequence[Method]) -> prediction.Prediction:
+        """The method that was asked for, on a schedule where it would be refused without."""
+        told = trial.predict(method)
+        scheduled = comparison.schedule(trial, told) if told.verdict == "refuse" and Method.NAIVE in able else None
+        return scheduled or told
 
     def _able(self, legs: Sequence[Leg]) -> list[Method]:
         """The methods to choose from: naive needs every embedder that is in service."""
@@ -260,7 +273,6 @@ class Planner:
         put = self._artifacts.put
         head = told.fitted.head if told else None
         reverse = told.fitted.reverse if told else None
-        calibrations = told.calibrations if told else (None,) * (len(legs) + 1)
         trained_on = pack_ids([sample.records[row].id for row in told.seen]) if told and reverse else None
         return Plan(
             question=asdict(question),
@@ -268,7 +280,9 @@ class Planner:
             order=order,
             head=put(head.to_bytes(), suffix="safetensors") if head else None,
             reverse=put(reverse.to_bytes(), suffix="safetensors") if reverse else None,
-            calibrations=tuple(put(each.to_bytes(), suffix="json") if each else None for each in calibrations),
+            calibrations=_put(put, told.calibrations if told else (None,) * (len(legs) + 1)),
+            switch=told.switch if told else None,
+            early=_put(put, told.early if told else ()),
             trained_on=put(trained_on, suffix="ids") if trained_on else None,
             prediction=told.to_json() if told else None,
             cost=self._cost(question, legs, counts, sample),
@@ -287,6 +301,10 @@ class Planner:
             **({"copy_bytes": held} if question.instant_rollback else {}),
             **seconds,
         }
+
+
+def _put(put: Callable[..., str], calibrations: Sequence[Calibration | None]) -> tuple[str | None, ...]:
+    return tuple(put(each.to_bytes(), suffix="json") if each else None for each in calibrations)
 
 
 def _sizes(most: int, counts: Sequence[int]) -> tuple[list[int], int | None]:

@@ -69,10 +69,14 @@ class Prediction:
     measured: Curve = field(repr=False)
     #: Why it is this method, where that was left to rmvdb.
     choice: str = ""
+    #: The t from which on the new model alone embeds the queries; until then each model does for its own, calibrated by `early`.
+    #: None where nothing changes on the way.
+    switch: float | None = None
+    early: Calibrations = field(default=(), repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """All but the fitted parts, as JSON values; NaN as None."""
-        names = [one.name for one in fields(self) if one.name not in ("fitted", "seen", "calibrations", "measured")]
+        names = [one.name for one in fields(self) if one.name not in ("fitted", "seen", "calibrations", "early", "measured")]
         parts = {name: getattr(self, name) for name in names}
         curves = {name: asdict(parts.pop(name)) for name in ("curve", "naive")}
         cleaned: dict[str, Any] = finite({**parts, **curves})
@@ -85,10 +89,28 @@ class Measured:
 
     fitted: Fitted
     calibrations: Calibrations
-    #: The areas of mAP and CMC@1, less what they fall on the way, on the part kept for tuning: `curve` has no say in it.
-    merit: float
+    #: On the part kept for tuning; empty where that is too small.
+    tuning: tuple[Curve, ...]
     #: On the part that nothing was fitted or tuned on.
     curve: Curve
+
+    @property
+    def merit(self) -> float:
+        """The areas of mAP and CMC@1, less what they fall on the way, on the part kept for tuning: `curve` has no say in it."""
+        return _merit(self.tuning) if self.tuning else -math.inf
+
+    def crossed_by(self, later: Measured) -> float | None:
+        """The t between start and end from which on the `later` one pays most, by `merit`; None where it never does."""
+        if not (self.tuning and later.tuning):
+            return None
+        best = max(TS[1:-1], key=lambda at: self.until(at, later).merit)
+        return best if self.until(best, later).merit > self.merit else None
+
+    def until(self, at: float, later: Measured) -> Measured:
+        """This one below `at`, the `later` one from there on."""
+        pairs = zip(self.tuning, later.tuning, strict=True)
+        tuning = tuple(one.until(at, other) for one, other in pairs)
+        return replace(later, tuning=tuning, curve=self.curve.until(at, later.curve))
 
 
 class Trial:
@@ -199,9 +221,9 @@ class Trial:
         """Tune and measure what was fitted; a name stands for the same in every call."""
         if (name, order) not in self._measured:
             stage = self._stages[order]
-            calibrations, merit = stage.tuned(fitted, fuse)
+            calibrations, tuning = stage.tuned(fitted, fuse)
             curve = stage.judge.curve(fitted, calibrations, fuse=fuse)
-            self._measured[name, order] = Measured(fitted=fitted, calibrations=calibrations, merit=merit, curve=curve)
+            self._measured[name, order] = Measured(fitted=fitted, calibrations=calibrations, tuning=tuple(tuning), curve=curve)
         return self._measured[name, order]
 
     def naive(self, order: str) -> Measured:
@@ -215,11 +237,32 @@ class Trial:
         """
         order = order or self.orders[0]
         chosen, fitted = self.fitted(method)
-        found, naive = self.measure(chosen, fitted, order), self.naive(order).curve
+        return self._told(method, chosen, self.measure(chosen, fitted, order), order)
+
+    def scheduled(self, told: Prediction) -> Prediction | None:
+        """The same method where ψ serves only from the moment on at which it is no worse than both embedders for each query.
+
+        For a ψ that would start below what is served now, and does not stay there; None where it does.
+        """
+        if told.fitted.reverse is None:
+            return None
+        both = Fitted(head=told.fitted.head)
+        early = self.measure(f"{told.method} by both", both, told.order) if both.head else self.naive(told.order)
+        later = self.measure(told.method, told.fitted, told.order)
+        at = early.crossed_by(later)
+        if at is None:
+            return None
+        found = self._told(told.asked, told.method, early.until(at, later), told.order, switch=at)
+        return replace(found, switch=at, early=early.calibrations)
+
+    def _told(self, method: Method, chosen: Method, found: Measured, order: str, *, switch: float | None = None) -> Prediction:
+        fitted, naive = found.fitted, self.naive(order).curve
         old, new = naive.map[0], naive.map[-1]
         start, end = ends(found.curve, naive)
         before = "what is served now" if self.train.behind else "the old model"
         verdict, reason = _verdict(chosen, found.curve, start, end, asked=method, before=before, seed=self.seed)
+        if switch:
+            reason = f"until t = {switch:g} each model embeds the queries for its own collection: {reason}"
         return Prediction(
             method=chosen,
             asked=method,
@@ -269,24 +312,24 @@ class _Stage:
         chooser, measured = (replace(judge, queries=each) for each in asked)
         return cls(check=check, halves=halves, judge=measured, chooser=chooser)
 
-    def tuned(self, fitted: Fitted, fuse: Fuse | None) -> tuple[Calibrations, float]:
-        """Calibrations where they are worth it, and what the curve is worth then.
+    def tuned(self, fitted: Fitted, fuse: Fuse | None) -> tuple[Calibrations, list[Curve]]:
+        """Calibrations where they are worth it, and the curves then, none where there are too few pairs for one.
 
         Fitted on one half, they must raise the curve on the other; distances of several metrics can't be compared without.
         """
         if fuse is None:
-            calibrations, merit = self._calibrated(fitted)
+            calibrations, curves = self._calibrated(fitted)
         else:
-            calibrations, merit = self.check.uncalibrated, _merit(self._raw(fitted, fuse))
-        return calibrations, merit if self.chooser is None else _merit([self.chooser.curve(fitted, calibrations, fuse=fuse)])
+            calibrations, curves = self.check.uncalibrated, self._raw(fitted, fuse)
+        return calibrations, curves if self.chooser is None else [self.chooser.curve(fitted, calibrations, fuse=fuse)]
 
-    def _calibrated(self, fitted: Fitted) -> tuple[Calibrations, float]:
+    def _calibrated(self, fitted: Fitted) -> tuple[Calibrations, list[Curve]]:
         mixed = self.check.mixed
-        raw = -math.inf if mixed else _merit(self._raw(fitted, None))
+        raw = [] if mixed else self._raw(fitted, None)
         try:
             others = zip(self.halves, self.halves[::-1], strict=True)
-            calibrated = _merit([half.curve(fitted, other.calibrations(fitted)) for half, other in others])
-            if calibrated > raw:
+            calibrated = [half.curve(fitted, other.calibrations(fitted)) for half, other in others]
+            if not raw or _merit(calibrated) > _merit(raw):
                 return self.check.calibrations(fitted), calibrated
         except PlanRefused:  # too few pairs to calibrate on
             pass
@@ -318,8 +361,12 @@ def ends(measured: Curve, naive: Curve) -> tuple[Floats, Floats]:
 
 def _merit(curves: Sequence[Curve]) -> float:
     """The areas of mAP and CMC@1, less what they fall on the way: a curve that only rises is worth more than its area."""
-    maps, cmcs = (np.mean([getattr(one, name) for one in curves], axis=0).tolist() for name in ("map", "cmc"))
-    return sum(metrics.area(TS, values) - metrics.largest_fall(values) for values in (maps, cmcs))
+    return sum(metrics.area(TS, values) - metrics.largest_fall(values) for values in (_mean(curves, "map"), _mean(curves, "cmc")))
+
+
+def _mean(curves: Sequence[Curve], name: str) -> list[float]:
+    means: list[float] = np.mean([getattr(one, name) for one in curves], axis=0).tolist()
+    return means
 
 
 def _verdict(

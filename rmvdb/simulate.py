@@ -65,6 +65,13 @@ class Curve:
         precision, top1, top5, recall = (np.repeat(part[at][None], len(self.ts), axis=0) for part in parts)
         return Curve(ts=self.ts, precision=precision, top1=top1, top5=top5, recall=recall)
 
+    def until(self, at: float, later: Curve) -> Curve:
+        """This one below `at`, the `later` one from there on: the quality of a schedule."""
+        first = np.array(self.ts)[:, None] < at  # (T, 1)
+        names = ("precision", "top1", "top5", "recall")
+        parts = {name: np.where(first, getattr(self, name), getattr(later, name)) for name in names}
+        return Curve(ts=self.ts, **parts)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:

@@ -156,7 +156,7 @@ def print_comparison(found: dict[str, Any]) -> None:
 def _compared(row: dict[str, Any]) -> dict[str, str | None]:
     curve = row["curve"]
     return {
-        "": row["name"],
+        "": row["name"] if row["switch"] is None else f"{row['name']} from t={row['switch']:g}",
         "order": row["order"],
         **{f"mAP t={t:g}": _hundred(curve["map"][round(10 * t)]) for t in (0, 0.5, 1)},
         "AUC mAP": f"{_hundred(curve['auc_map'])} ({_hundred(row['auc_map'][0])}–{_hundred(row['auc_map'][1])})",

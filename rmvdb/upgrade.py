@@ -89,6 +89,7 @@ class Conductor:
             "registry.set_upgrade serving both",
         ),
         "list": ("registry.discard_list", "registry.add_batches", "registry.set_upgrade listed"),
+        "switch": ("registry.announce", "registry.activate", "registry.set_upgrade plan"),
         "cut over": ("registry.announce", "registry.activate", "registry.set_upgrade cut over"),
         "clean up": (
             "registry.begin_clean_up",
@@ -254,13 +255,12 @@ class Conductor:
             # The name carries the upgrade's number, so no collection is ever named like one before it.
             collection, copy = (f"{_plain(self.gallery.name)}_{_plain(name)}_u{number}" for name in (version.name, legs[0].model))
             asked = {name: getattr(plan, name) for name in ("question", "prediction", "cost", "trained_on")}
-            asked |= {"until": until, "cutover": cutover}
+            asked |= {"until": until, "cutover": cutover, "switch": plan.switch}
             old = [replace(legs[0], collection=copy)] if question.instant_rollback else legs
-            serving, final = self._legs(collection, old, version, plan)
-            served = {"before": old, "serving": serving, "final": final}
+            served = {"before": old, **self._served(collection, old, version, plan)}
             if question.instant_rollback:
-                kept = legs[0] if own else replace(serving[-1], collection=legs[0].collection)
-                served |= plans(legs[0], old[0], serving, final, replace(kept, calibration=None))
+                kept = legs[0] if own else replace(served["serving"][-1], collection=legs[0].collection)
+                served |= plans(legs[0], old[0], served, replace(kept, calibration=None))
             return {
                 "new_collection": collection,
                 "old_collections": [leg.collection for leg in old],
@@ -306,7 +306,7 @@ class Conductor:
             )
 
     def _register_version(self, question: Question, plan: Plan) -> VersionRow:
-        calibrations = ((each, "calibration") for each in plan.calibrations)
+        calibrations = ((each, "calibration") for each in (*plan.calibrations, *plan.early))
         for sha256, kind in ((plan.head, "head"), (plan.reverse, "reverse"), (plan.trained_on, "ids"), *calibrations):
             if sha256:
                 path = self.hands.artifacts.path(sha256)
@@ -323,8 +323,8 @@ class Conductor:
             **{name: getattr(base, name) for name in same},
         )
 
-    def _legs(self, collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan) -> tuple[Sequence[Leg], Sequence[Leg]]:
-        """What is served until cut-over, and from then on."""
+    def _served(self, collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan) -> dict[str, Sequence[Leg]]:
+        """The legs of each epoch: `serving` until cut-over, `later` in its place from `switch` on, `final` at the end."""
         head = (plan.head,) if plan.head else ()
         new = Leg(
             collection=collection,
@@ -334,9 +334,10 @@ class Conductor:
             transforms=head,
         )
         led = [_led(leg, old[0], new, plan.reverse) if plan.reverse else leg for leg in old]
-        *scales, last = plan.calibrations
-        calibrated = [replace(leg, calibration=scale) for leg, scale in zip((new, *led), (last, *scales), strict=True)]
-        return calibrated, [new]
+        serving = _calibrated(new, led, plan.calibrations)
+        if plan.switch is None:
+            return {"serving": serving, "final": [new]}
+        return {"serving": _calibrated(new, old, plan.early), "later": serving, "final": [new]}
 
     def deploy(self, upgrade: UpgradeRow, *, force: bool = False) -> None:
         """Make the new collection, then serve both: from here on queries are embedded by the new model."""
@@ -488,15 +489,26 @@ class Conductor:
             if moved and row.archive is not None:
                 yield moved, row.archive
 
-    def backfill(self, upgrade: UpgradeRow, worker: Worker) -> Progress:
-        """Work on batches until all are retired, or the share that was asked for is reached, or it is stopped."""
+    def backfill(self, upgrade: UpgradeRow, worker: Worker, *, until: float | None = None) -> Progress:
+        """Work on batches until all are retired, or the share `until` (None: that was asked for) is reached, or it is stopped."""
         return worker.run(
             self.task(upgrade),
             self._backfill(upgrade),
-            until=upgrade.plan["until"],
+            until=upgrade.plan["until"] if until is None else until,
             stop=self.stop,
             progress=lambda now: self.report("backfilling", now.done, now.total),
         )
+
+    def _switch(self, upgrade: UpgradeRow, worker: Worker, *, force: bool) -> UpgradeRow:
+        """From the planned share on, let the new model alone embed the queries; until there each model does for its own leg."""
+        at, plan = upgrade.plan["switch"], upgrade.plan
+        if self.backfill(upgrade, worker, until=min(at, plan["until"])).t < at:
+            return upgrade  # stopped, or not meant to go so far
+        self._serve(upgrade, "later", force=force)
+        note = f"from t = {at:g} on the new model alone embeds the queries"
+        self.registry.set_upgrade(upgrade.id, plan=plan | {"serving": plan["later"], "switch": None}, note=note)
+        self.say(note)
+        return self.registry.upgrade(upgrade.id)
 
     def _backfill(self, upgrade: UpgradeRow) -> Backfill:
         chain = self.hands.encoder.chain(upgrade.to_version)
@@ -778,6 +790,8 @@ class Conductor:
             return
         self.list_work(upgrade)
         upgrade = self.registry.upgrade(upgrade.id)
+        if upgrade.plan.get("switch") is not None:
+            upgrade = self._switch(upgrade, worker, force=force)
         self.backfill(upgrade, worker)
         if not self._left(upgrade) and not self.stop.is_set() and upgrade.plan["cutover"]:
             self.cut_over(upgrade, worker, force=force)
@@ -827,6 +841,12 @@ def _led(leg: Leg, newest: Leg, new: Leg, reverse: str) -> Leg:
     """An old leg with the new model's queries, by ψ and what leads on from there; as it is where nothing leads to it."""
     rest = leg.beyond(newest)
     return leg if rest is None else replace(leg, embedder=new.embedder, transforms=(*new.transforms, reverse, *rest))
+
+
+def _calibrated(new: Leg, old: Sequence[Leg], calibrations: Sequence[str | None]) -> list[Leg]:
+    """The new leg, then the old ones; the calibrations are in a plan's order, that of the new one last."""
+    *scales, last = calibrations
+    return [replace(leg, calibration=scale) for leg, scale in zip((new, *old), (last, *scales), strict=True)]
 
 
 def _to_json(legs: Sequence[Leg]) -> list[dict[str, Any]]:

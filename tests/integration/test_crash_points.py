@@ -88,6 +88,29 @@ def cut_over(process: Process) -> None:
     process.conductor().cut_over(process.begin(), process.worker())
 
 
+def at_the_switch(process: Process) -> None:
+    """The share is reached from which on the old collection is searched in another way."""
+    move_half(process)
+    row = process.begin()
+    newest, old = row.plan["serving"]
+    later = [newest, old | {"write_with": "v1"}]
+    process.registry.set_upgrade(row.id, plan=row.plan | {"switch": 0.3, "later": later})
+
+
+def switch(process: Process) -> None:
+    """Go on from there."""
+    process.conductor().advance(process.begin(), process.worker())
+
+
+def expect_switched(world: World) -> None:
+    """The old collection is searched in that way, and the rest goes on."""
+    process = world.process()
+    row = process.begin()
+    assert (row.plan["switch"], row.plan["serving"]) == (None, row.plan["later"])
+    assert process.registry.plan("texts").legs[1].write_with == "v1"
+    expect_moved(world)
+
+
 def upgraded(process: Process) -> None:
     """An upgrade that waits for its clean-up."""
     move(process)
@@ -107,6 +130,7 @@ def move_half_and_leave_a_batch(process: Process) -> None:
     batch, end = None, time.monotonic() + 60
     while batch is None:  # as long as an epoch is still changing
         assert time.monotonic() < end, "no batch is left to claim"
+        time.sleep(0.05)
         batch = process.registry.claim(row.id, "gone", lease=30.0, longest_call=0.0, grace=60.0, copy=True)
     conductor = process.conductor()
     conductor._backfill(row).copy(conductor.task(row), batch, lambda: None)
@@ -227,6 +251,7 @@ RETIRED = ("registry.claim", "registry.advance removing", "store.delete old", "r
 STORIES = {
     "deploy": Story((*Conductor.CALLS["begin"], *Conductor.CALLS["deploy"]), lambda process: None, deploy, expect_moved),
     "backfill": Story((*Conductor.CALLS["list"], *Backfill.CALLS), deploy, list_and_move, expect_moved),
+    "switch": Story((*Conductor.CALLS["switch"], "registry.claim"), at_the_switch, switch, expect_switched),
     "upsert": Story(Client.CALLS["upsert"], move_half, upsert, expect_moved),
     "delete": Story(Client.CALLS["delete"], move_half, delete, expect_deleted),
     "cut over": Story(

@@ -121,12 +121,19 @@ def test_many_threads_get_what_one_thread_gets():
     assert all((a == transform.apply(q)).all() for a, q in zip(together, queries, strict=True))
 
 
-def test_one_query_takes_less_than_a_millisecond():
+def test_one_query_costs_little_more_than_its_matrix_products():
     transform, query = Transform(Network(Config(d_in=512, d_out=512, hidden=1024))), vectors(1, 512)
-    transform.apply(query)
-    times = []
-    for _ in range(50):
-        start = time.perf_counter()
-        transform.apply(query)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 1e-3
+    first, second = torch.randn(512, 1024), torch.randn(1024, 512)
+
+    def products():
+        (torch.from_numpy(query) @ first).relu() @ second
+
+    def shortest(call):
+        times = []
+        for _ in range(200):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert shortest(lambda: transform.apply(query)) < 5 * shortest(products)  # 0.2 ms on one core

@@ -1,0 +1,74 @@
+"""Where ψ starts below the old model, both models embed the queries first; by the real command, on Milvus Lite and SQLite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.test_upgrade import searching
+from tests.support.project import Project
+
+IDS = list(range(1, 901))
+#: What the new model sees has nothing to do with what the old one sees, but for the class; lengths differ from record to record.
+STRANGERS = """
+
+class Stranger(Embedder):
+    def __init__(self):
+        super().__init__("w2", 24, 20)
+        self.matrix[:8] = 0.0
+
+
+class Long(Embedder):
+    def embed(self, items):
+        lengths = [np.random.default_rng([7, *str(_id(each)).encode()]).normal() for each in items]
+        return super().embed(items) * np.exp(0.2 * np.array(lengths, np.float32))[:, None]
+
+
+def v1():
+    return Long("v1", 8, 16)
+
+
+def v2():
+    return Stranger()
+"""
+RQT = ("--from", "v1", "--to", "v2", "--labels", "label", "--method", "rqt")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A gallery whose models have little in common."""
+    project = Project(tmp_path / "project", batch=100)
+    models = project.folder / "models.py"
+    models.write_text(models.read_text() + STRANGERS)
+    return project.prepare(IDS, old_metric="IP")
+
+
+def test_both_models_embed_the_queries_until_one_is_enough(project: Project) -> None:
+    plan = project.json("plan", *RQT)
+    at = plan["switch"]
+    assert 0 < at < 1
+    told = plan["prediction"]
+    assert told["verdict"] in ("ok", "warn")
+    assert told["curve"]["map"][0] == told["map_old"]  # it starts as the old model, exactly
+    assert f"until t = {at:g} each model embeds" in told["reason"]
+
+    with searching(project, IDS) as watch:
+        project.run("upgrade", *RQT, "--until", str(at / 2), "--no-cutover")
+        assert embedders(project) == {"v1", "v2"}
+        out = project.run("upgrade", *RQT, "--until", str((1 + at) / 2), "--no-cutover").stdout
+        assert f"from t = {at:g} on the new model alone embeds the queries" in out
+        assert embedders(project) == {"v2"}
+        assert f"from t = {at:g} on" in project.run("history").stdout
+        project.run("rollback")
+        project.run("cleanup", "--yes")
+        project.run("upgrade", *RQT)
+    assert watch.trouble == []
+    assert project.json("status")["phase"] == "cut over"
+    project.stop_engine()
+
+
+def embedders(project: Project) -> set[str]:
+    """The models that embed a query now."""
+    with project.client() as client:
+        return set(client.plan.embedders)
