@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rmvdb.planning import Question
     from rmvdb.tables import UpgradeRow
 
-METHODS = ("naive", "rqt", "cl-s", "cl-m", "mcl", "rm")
+METHODS = ("naive", "identity", "rqt", "cl-s", "cl-m", "mcl", "rm")
 AUTO = "auto"
 ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random")
 

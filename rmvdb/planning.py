@@ -136,7 +136,7 @@ class Planner:
         # Else nothing is to be trained, and there is too little to measure on.
         if len(sample.rows(0)) >= prediction.LEAST_PAIRS or question.method is not Method.NAIVE:
             trial = self._trial(question, legs, Metric(to.metric), sample, {order: confidence}, held_out, report)
-            able = self._able(legs)
+            able = self._able(legs, to)
             told = self._asked(trial, question.method, able) if question.method else comparison.chosen(trial, able)
         plan = self._written(question, legs, told, sample, order, counts)
         data = json.dumps(asdict(plan)).encode()
@@ -167,7 +167,9 @@ class Planner:
         names = orders or [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
         confidences = {name: self._confidence(replace(question, order=name), legs, classifiers, sample)[1] for name in names}
         trial = self._trial(question, legs, Metric(to.metric), sample, confidences, held_out, report)
-        unable = set(comparison.CANDIDATES) - set(self._able(legs))
+        unable = set(comparison.CANDIDATES) - set(self._able(legs, to))
+        if Method.IDENTITY in unable and len(methods) > 1:
+            methods = [method for method in methods if method is not Method.IDENTITY]
         return replace(comparison.compare(trial, methods, unable=unable), skipped=sample.skipped)
 
     def kept(self, question: Question) -> Plan | None:
@@ -210,14 +212,17 @@ class Planner:
         scheduled = comparison.schedule(trial, told) if told.verdict == "refuse" and Method.NAIVE in able else None
         return scheduled or told
 
-    def _able(self, legs: Sequence[Leg]) -> list[Method]:
-        """The methods to choose from: naive needs every embedder that is in service."""
+    def _able(self, legs: Sequence[Leg], to: VersionRow) -> list[Method]:
+        """The methods to choose from: naive needs every embedder that is in service, identity a space like the newest."""
+        able, newest = list(comparison.CANDIDATES), legs[0]
+        if (self._encoder.chain(newest.model).dim, newest.metric) != (to.dim, to.metric):
+            able.remove(Method.IDENTITY)
         try:
             for leg in legs:
                 self._encoder.embedder(leg.embedder)
         except errors.ModelError:
-            return [method for method in comparison.CANDIDATES if method is not Method.NAIVE]
-        return list(comparison.CANDIDATES)
+            able.remove(Method.NAIVE)
+        return able
 
     def _pointer(self, question: Question) -> Path:
         return self._folder / question.key

@@ -31,6 +31,8 @@ class Method(StrEnum):
 
     #: Both models embed the query; nothing is trained.
     NAIVE = "naive"
+    #: ψ is the identity: the new model was trained to be comparable with the old one (BCT and its kin).
+    IDENTITY = "identity"
     #: ψ by regression, Eq. 9.
     RQT = "rqt"
     #: ψ by contrast within the old space, Eq. 10.
@@ -149,6 +151,8 @@ def fit(
     if method is Method.NAIVE:
         return Fitted()
     _check(pairs)
+    if method is Method.IDENTITY:
+        return Fitted(reverse=_identity(pairs, old_metric, new_metric))
     old_space, new_space = Space.of(pairs.old, old_metric), Space.of(pairs.new, new_metric)
     groups = _groups(pairs, new_metric, settings)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers are none of our business
@@ -257,6 +261,18 @@ def _head(pairs: Pairs, new_space: Space, settings: Settings) -> Config:
         output=Norm.KEPT if new_space.metric is Metric.IP else REACHED[new_space.metric],
         output_scale=new_space.scale,
     )
+
+
+def _identity(pairs: Pairs, old_metric: Metric, new_metric: Metric) -> Transform:
+    d_in, d_out = pairs.new.shape[1], pairs.old.shape[1]
+    if (d_in, new_metric) != (d_out, old_metric):
+        raise PlanRefused(
+            f"The method identity compares vectors as they are, and {d_in} dimensions of {new_metric} cannot be "
+            f"compared with {d_out} of {old_metric}; choose another method"
+        )
+    network = Network(Config(d_in=d_in, d_out=d_out, blocks=1, input_scale=1.0, output=Norm.FREE), folded=True)
+    network.load_state_dict({"body.0.weight": torch.eye(d_in), "body.0.bias": torch.zeros(d_in)})
+    return Transform(network)
 
 
 def _check(pairs: Pairs) -> None:

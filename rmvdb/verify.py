@@ -7,6 +7,7 @@ writer was killed half-way nothing is expected. Bounded memory but for eight byt
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -69,12 +70,15 @@ class Verify:
         report = Report()
         total = self._registry.progress(task.upgrade).total
         moved = [np.empty(0, np.uint64)]
+        differing: dict[Id, float] = {}
         for archived in self._moved(task):
             moved.append(hashes([record.id for record in archived]))
-            self._compare(task, archived, report, sample=sample, of=total)
+            differing |= self._compare(task, archived, report, sample=sample, of=total)
             report.fields_compared += len(archived)
             progress(report.fields_compared, total)
         self._compare_ids(task, np.unique(np.concatenate(moved)), report)
+        for id, distance in self._unwritten(task, differing).items():
+            report.complain(f"record {id!r} embedded again lies {distance:.1e} from the stored vector")
         return report
 
     def _moved(self, task: Task) -> Iterator[list[Record]]:
@@ -87,7 +91,8 @@ class Verify:
                     yield [each for each in self._archive.read(ArchiveFile(**file)) if each.id in left]
             after = page[-1].id
 
-    def _compare(self, task: Task, archived: Sequence[Record], report: Report, *, sample: int, of: int) -> None:
+    def _compare(self, task: Task, archived: Sequence[Record], report: Report, *, sample: int, of: int) -> dict[Id, float]:
+        """Complains of what differs but for vectors: those come back, with their distance."""
         ids = [record.id for record in archived]
         written = self._registry.announced(task.upgrade, ids)
         expected = {record.id: record for record in archived if key(record.id) not in written}
@@ -104,22 +109,31 @@ class Verify:
                 report.complain(f"record {id!r} has other fields in {' or '.join(task.new)} than it had when it was moved")
         share = min(1.0, sample / of) if of else 1.0
         chosen = [found[id] for id in expected if id in found and _share(id) < share]
-        self._embed_again(task, chosen, report)
+        return self._embed_again(task, chosen, report)
 
-    def _embed_again(self, task: Task, records: Sequence[Record], report: Report) -> None:
+    def _embed_again(self, task: Task, records: Sequence[Record], report: Report) -> dict[Id, float]:
         # A roll back puts back what was there; there is nothing to embed.
         if not records or self._source is None or task.undoes is not None:
-            return
+            return {}
         items = self._source.load(records)
         there = [record for record in records if record.id in items]
         if not there:
-            return
+            return {}
         chain = self._encoder.chain(task.version)
         again = self._encoder.own(task.version, self._encoder.embed(chain.embedder, [items[record.id] for record in there]))
-        for record, vector in zip(there, again, strict=True):
-            report.embedded_again += 1
-            if record.vector is None or (distance := _cosine_distance(record.vector, vector)) > TOLERANCE:
-                report.complain(f"record {record.id!r} embedded again lies {distance:.1e} from the stored vector")
+        report.embedded_again += len(there)
+        distances = {record.id: _cosine_distance(record.vector, own) for record, own in zip(there, again, strict=True)}
+        return {id: distance for id, distance in distances.items() if not distance <= TOLERANCE}
+
+    def _unwritten(self, task: Task, differing: dict[Id, float]) -> dict[Id, float]:
+        """Those that nobody writes within a grace: who changes an item writes its record a moment later."""
+        end = time.monotonic() + task.grace
+        while True:
+            written = self._registry.announced(task.upgrade, differing.keys())
+            differing = {id: distance for id, distance in differing.items() if key(id) not in written}
+            if not differing or time.monotonic() > end:
+                return differing
+            time.sleep(0.1)
 
     def _compare_ids(self, task: Task, moved: npt.NDArray[np.uint64], report: Report) -> None:
         upserted, deleted = self._written(task)

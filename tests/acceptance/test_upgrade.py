@@ -336,6 +336,20 @@ def test_other_metrics_and_a_change_of_metric_are_upgraded_too(tmp_path: Path, o
     project.stop_engine()
 
 
+def test_a_comparable_model_is_served_without_any_transform(project: Project) -> None:
+    refused = project.run("plan", "--from", "v1", "--to", "v2", "--method", "identity", code=1)
+    assert "20 dimensions of COSINE cannot be compared with 16 of COSINE" in refused.stderr
+    project.run("model", "add", "kin", "--embedder", "models:kin")
+    upgrade = ("upgrade", "--from", "v1", "--to", "kin", "--method", "identity")
+    project.run(*upgrade, "--until", "0.5", "--no-cutover")
+    with project.client() as client:
+        assert client.plan.embedders == ("kin",)
+        hits = client.search(project.models().item(3), limit=500)
+        assert sorted(hit.id for hit in hits) == IDS
+    project.run(*upgrade)
+    assert project.json("status")["phase"] == "cut over"
+
+
 def test_records_with_varchar_ids_are_upgraded_too(tmp_path: Path) -> None:
     ids = [f"ü/\\ {n}%" for n in range(200)]  # Milvus Lite 2.5 takes no quotes
     project = Project(tmp_path).prepare(ids)

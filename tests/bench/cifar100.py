@@ -154,7 +154,7 @@ def measure(fitted: Fitted, part: Pairs, confidence: np.ndarray, scales: simulat
 
 def fits(data: Data) -> Iterator[tuple[str, Fitted]]:
     unlabelled = replace(data.pairs, labels=None)
-    plans = {method.value: (data.pairs, method, Settings()) for method in Method}
+    plans = {method.value: (data.pairs, method, Settings()) for method in Method if method is not Method.IDENTITY}
     plans["rm --paper"] = (data.pairs, Method.RM, Settings.paper())
     plans["mcl, no labels"] = (unlabelled, Method.MCL, Settings())
     plans["rm, no labels"] = (unlabelled, Method.RM, Settings())

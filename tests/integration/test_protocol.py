@@ -238,6 +238,29 @@ def test_a_share_is_not_overrun_by_what_a_lost_worker_had_begun(gallery: Gallery
     assert (now.done, now.begun, now.total) == (20, 0, 40)
 
 
+def test_an_item_that_changes_just_before_its_record_is_written_is_no_difference(gallery: Gallery) -> None:
+    gallery.worker().run(gallery.task, gallery.backfill)
+    gallery.source.of[7] = "newer"
+    found = gallery.verify()
+    assert found.examples == [f"record 7 embedded again lies {distance_of(7, 'newer'):.1e} from the stored vector"]
+
+    def write() -> None:
+        time.sleep(0.1)  # less than the grace
+        with gallery.client() as client:
+            client.upsert([{"id": 7, "item": "newer"}])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert gallery.verify().ok
+    finally:
+        writer.join()
+
+
+def distance_of(id: int, text: str) -> float:
+    return 1.0 - float(vector("v2", f"t{id}") @ vector("v2", text))
+
+
 def test_fifty_threads_search_on_through_cut_over_and_clean_up(tmp_path: Path) -> None:
     """Five applications of ten threads; each answer is the whole gallery, and none fails."""
     gallery = make(tmp_path, times={"max_age": 1.0, "longest_search": 4.0, "staleness": 0.0})

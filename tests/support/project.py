@@ -135,6 +135,10 @@ def v3():
     return Embedder("v3", 24, 40)
 
 
+def kin():
+    return Embedder("v1", 10, 16)  # trained to be comparable with v1, of which it sees more
+
+
 def stranger():
     return Embedder("stranger", 24, 16)  # of v1's dimension
 """

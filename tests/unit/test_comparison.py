@@ -15,6 +15,16 @@ from rmvdb.training import Fitted, Method
 from rmvdb.types import Metric
 from tests.unit.test_simulate import COSINE, QUICK, pairs, strangers
 
+#: What can be compared of two models whose spaces differ.
+TRAINED = tuple(method for method in CANDIDATES if method is not Method.IDENTITY)
+
+
+def kin(n=300):
+    """A new model that was trained to be comparable with the old one, whose vectors are noisier."""
+    sample = pairs(n, noise=0.0)
+    noise = np.random.default_rng(7).normal(size=sample.old.shape)
+    return replace(sample, old=(sample.old + 4 * noise).astype(np.float32), new=sample.old)
+
 
 def trial(sample=None, orders=("one", "two"), **options):
     sample = pairs(300) if sample is None else sample
@@ -106,7 +116,7 @@ def test_the_best_order_of_each_method_is_marked(found):
 def test_methods_that_come_down_to_the_same_are_trained_and_told_once():
     said = []
     made = trial(pairs(300, labels=False), progress=lambda step, done, total: said.append(step))
-    table = compare(made, list(Method))
+    table = compare(made, [method for method in Method if method is not Method.IDENTITY])
     assert {row.name for row in table.rows if row.verdict} == {"naive", "rqt", "cl-s", "mcl"}
     assert {step for step in said if "training" in step} == {"training rqt", "training cl-s", "training mcl"}
     assert table.relevance == "neighbours"
@@ -166,14 +176,30 @@ def test_a_merit_that_is_not_a_number_is_worth_nothing():
 
 def test_strangers_are_served_naively():
     made = trial(strangers(), orders=("one",))
-    best = chosen(made, CANDIDATES)
+    best = chosen(made, TRAINED)
     assert best.method is Method.NAIVE
     assert best.verdict != "refuse"
-    assert chosen(made, CANDIDATES[1:]).method is not Method.NAIVE
+    assert chosen(made, TRAINED[1:]).method is not Method.NAIVE
+
+
+def test_a_comparable_model_is_found_out_without_being_told():
+    made = trial(kin(), orders=("one",))
+    found = made.predict(Method.IDENTITY)
+    assert found.verdict == "ok"
+    assert found.curve.map[0] > found.map_old
+    assert "identity" in chosen(made, CANDIDATES).choice
+    table = compare(made, [Method.NAIVE, Method.IDENTITY])
+    assert table.recommended.method is Method.IDENTITY
+
+
+def test_of_strangers_nobody_says_that_they_are_not_comparable():
+    made = trial(strangers(), orders=("one",))
+    assert made.predict(Method.IDENTITY).verdict == "refuse"
+    assert "identity" not in chosen(made, CANDIDATES).choice
 
 
 def test_too_few_to_choose_by_is_the_last_candidate():
-    best = chosen(trial(pairs(120), orders=("one",)), CANDIDATES)
+    best = chosen(trial(pairs(120), orders=("one",)), TRAINED)
     assert best.asked is Method.RM
     assert "too few" in best.choice
 
@@ -191,7 +217,7 @@ def test_no_measured_record_has_a_say_in_what_is_chosen():
     changed = replace(sample, new=sample.new.copy())
     changed.new[measured] = changed.new[measured][::-1]
     trials = [trial(each, orders=("one",)) for each in (sample, changed)]
-    for method in CANDIDATES:
+    for method in TRAINED:
         one, two = (each.predict(method) for each in trials)
         assert (one.method, one.merit) == (two.method, two.merit)
         assert one.curve != two.curve
@@ -249,5 +275,5 @@ def test_too_few_queries_are_named():
 
 
 def test_the_candidates_are_methods_that_differ_in_what_they_need():
-    assert CANDIDATES == (Method.NAIVE, Method.RQT, Method.RM)
+    assert CANDIDATES == (Method.NAIVE, Method.IDENTITY, Method.RQT, Method.RM)
     assert comparison.LEAST_TO_CHOOSE <= 80

@@ -32,7 +32,7 @@ def quality(queries, gallery, y, metric):
 
 
 @pytest.mark.parametrize("metric", [Metric.COSINE, Metric.IP, Metric.L2])
-@pytest.mark.parametrize("method", [method for method in Method if method is not Method.NAIVE])
+@pytest.mark.parametrize("method", [method for method in Method if method not in (Method.NAIVE, Method.IDENTITY)])
 def test_every_method_beats_the_old_model_on_records_it_never_saw(method, metric):
     length = 1.0 if metric is Metric.COSINE else 20.0
     held_out = pairs(seed=1, length=length)
@@ -43,6 +43,20 @@ def test_every_method_beats_the_old_model_on_records_it_never_saw(method, metric
     old = quality(held_out.old, held_out.old, held_out.labels, metric)
     assert quality(reverse, held_out.old, held_out.labels, metric) > least * old
     assert (fitted.head is not None) == method.has_head
+
+
+@pytest.mark.parametrize("metric", list(Metric))
+def test_identity_leaves_vectors_as_they_are_and_needs_one_space(metric):
+    some = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
+    same = Pairs(old=some, new=some + 1)
+    fitted = fit(same, method=Method.IDENTITY, old_metric=metric, new_metric=metric, settings=QUICK)
+    assert fitted.head is None
+    np.testing.assert_array_equal(fitted.reverse.apply(same.new), same.new)
+    with pytest.raises(PlanRefused, match="cannot be compared with 5 of"):
+        fit(Pairs(old=some[:, :5], new=some), method=Method.IDENTITY, old_metric=metric, new_metric=metric, settings=QUICK)
+    other = Metric.L2 if metric is Metric.COSINE else Metric.COSINE
+    with pytest.raises(PlanRefused, match="choose another method"):
+        fit(same, method=Method.IDENTITY, old_metric=metric, new_metric=other, settings=QUICK)
 
 
 def test_a_mixed_upgrade_from_l2_to_cosine_trains_too():
