@@ -114,8 +114,8 @@ def chosen(trial: Trial, candidates: Sequence[Method]) -> Prediction:
 
 
 def schedule(trial: Trial, told: Prediction) -> Prediction | None:
-    """The same method on a schedule over t, where it would start below what is served now and not stay there."""
-    return trial.scheduled(told) if told.curve.map[0] < told.map_old else None
+    """The same method on a schedule over t, where it would be refused without: `told` starts surely below what is served now."""
+    return trial.scheduled(told) if told.verdict == "refuse" else None
 
 
 def recommend(told: Sequence[Prediction], *, seed: int) -> Prediction:

@@ -3,6 +3,8 @@
 A point is h = [h_time, h_space], (d + 1,), with h_time > 0 and ⟨h, h⟩_L = ‖h_space‖² − h_time² = −1/K. The inner product of
 [−h_time, h_space] with a stored point is ⟨·, ·⟩_L, and Eq. 3, d_L = arccosh(−K⟨·, ·⟩_L)/√K, falls with it: a collection with the
 metric IP ranks by d_L. K is read off the query. In float32, distances below about 1e-3 are noise.
+
+In numpy, so that an application that searches needs no torch; `losses.lorentz` has the same with gradients, to train by.
 """
 
 from __future__ import annotations

@@ -207,10 +207,9 @@ class Planner:
 
     @staticmethod
     def _asked(trial: prediction.Trial, method: Method, able: Sequence[Method]) -> prediction.Prediction:
-        """The method that was asked for, on a schedule where it would be refused without."""
+        """The method that was asked for, on a schedule where there is need of one and every embedder for it."""
         told = trial.predict(method)
-        scheduled = comparison.schedule(trial, told) if told.verdict == "refuse" and Method.NAIVE in able else None
-        return scheduled or told
+        return (comparison.schedule(trial, told) if Method.NAIVE in able else None) or told
 
     def _able(self, legs: Sequence[Leg], to: VersionRow) -> list[Method]:
         """The methods to choose from: naive needs every embedder that is in service, identity a space like the newest."""

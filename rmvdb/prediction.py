@@ -240,9 +240,9 @@ class Trial:
         return self._told(method, chosen, self.measure(chosen, fitted, order), order)
 
     def scheduled(self, told: Prediction) -> Prediction | None:
-        """The same method where ψ serves only from the moment on at which it is no worse than both embedders for each query.
+        """The same method where both embedders serve each query first, and ψ from the moment on at which that pays most.
 
-        For a ψ that would start below what is served now, and does not stay there; None where it does.
+        None where it never does.
         """
         if told.fitted.reverse is None:
             return None

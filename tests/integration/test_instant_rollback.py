@@ -364,6 +364,30 @@ def test_the_original_is_written_by_its_own_model_where_there_is_one_else_throug
     gallery.registry.close()
 
 
+def test_a_schedule_changes_what_is_searched_and_the_original_is_kept_all_the_while(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=200, deployed=False)
+    assert gallery.conductor().roll_back(gallery.upgrade) is None
+    conductor = gallery.conductor()
+    question = Question(
+        gallery="texts", from_version="v1", to_version="v2", method=Method.RQT, order="random", instant_rollback=True
+    )
+    question = conductor.resolve(question)
+    plan = replace(conductor.plan(question), switch=0.3, early=(None, None))
+    with busy(gallery) as wrong:
+        row = go_on(gallery, conductor.begin(question, plan, gallery.worker(), until=0.2, cutover=False))
+        early = gallery.registry.plan("texts")
+        gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 0.6})
+        row = go_on(gallery, row)
+        later = gallery.registry.plan("texts")
+        back(gallery, row)
+    assert wrong == []
+    assert [(leg.embedder, len(leg.transforms)) for leg in early.legs] == [("v2", 0), ("v1", 0)]
+    assert [(leg.embedder, len(leg.transforms)) for leg in later.legs] == [("v2", 0), ("v2", 1)]
+    assert [leg.collection for plan in (early, later) for leg in plan.mirrors] == [ORIGINAL, ORIGINAL]
+    expect_original(gallery)
+    gallery.registry.close()
+
+
 def without_v1(version: str) -> TextEmbedder:
     """What loads the embedders of a process that has lost v1's."""
     if version == "v1":
