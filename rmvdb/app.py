@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmvdb import config, errors
+from rmvdb import config, errors, files
 from rmvdb.manifest import Manifest
 from rmvdb.registry import Registry
 
@@ -27,6 +27,14 @@ class App:
 
     def __init__(self, settings: config.Settings) -> None:
         self.settings = settings
+
+    def refuse_nowhere(self) -> None:
+        """ConfigError where nothing of rmvdb is: asking must not make an empty registry."""
+        home = self.settings.home
+        if not home.exists() and self.settings.registry.url.get_secret_value() == f"sqlite:///{home / 'registry.sqlite'}":
+            raise errors.ConfigError(
+                f"There is no registry in {str(home)!r}; go to the folder that has {config.NAME}, or make one: rmvdb init"
+            )
 
     @functools.cached_property
     def registry(self) -> Registry:
@@ -57,7 +65,7 @@ class App:
             return make(lambda: milvus.uri)
         file = Path(milvus.uri)
         if file.parent == self.settings.home:  # any other folder is its owner's to make
-            file.parent.mkdir(parents=True, exist_ok=True)
+            files.make_folder(file.parent, "home")
         return make(functools.partial(lite.address, file), gate=functools.partial(lite.gate, file))
 
     @functools.cached_property
@@ -103,15 +111,9 @@ class App:
         """The classifier of a version, where it declares one."""
         if not row.classifier:
             return None
-        from rmvdb.addresses import load_object
+        from rmvdb import embedders
 
-        found = load_object(row.classifier, error=errors.ModelError)
-        made = found if hasattr(found, "scores") and not isinstance(found, type) else found()
-        if not hasattr(made, "scores"):
-            raise errors.ModelError(
-                f"{row.classifier!r} has no scores(vectors); give it one that returns (n, classes) probabilities"
-            )
-        return made  # type: ignore[no-any-return]
+        return embedders.load_classifier(row.classifier)
 
     def source(self, gallery: str) -> Source | None:
         """Where a gallery's items come from, where it has a source."""
@@ -153,6 +155,8 @@ class App:
             store=self.store,
             encoder=self.encoder,
             longest_call=self.settings.milvus.timeout,
+            consistency=self.settings.search.consistency,
+            traffic=self.settings.search.traffic,
             closing=closing,
         )
 

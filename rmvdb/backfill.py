@@ -62,6 +62,8 @@ class Task:
     #: an embedder that is gone.
     undoes: int | None = None
     stand_in: tuple[str, ...] = ()
+    #: The collection with the vectors by which embeddings were kept while planning, where `old` holds others.
+    known_by: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,7 +208,7 @@ class Backfill:
                 raise
             vectors = np.stack([record.vector for record in old if record.vector is not None])
             return dict(zip([record.id for record in old], self._encoder.apply(task.stand_in, vectors), strict=True)), {}
-        raw = self._cached(old)
+        raw = self._cached(task, old)
         fresh = [record for record in old if record.id not in raw]
         items, reasons = self._items(fresh)
         if items:
@@ -218,9 +220,11 @@ class Backfill:
         made = self._encoder.own(task.version, np.stack(list(raw.values()))) if raw else np.empty((0, 0), np.float32)
         return dict(zip(raw, made, strict=True)), reasons
 
-    def _cached(self, old: Sequence[Record]) -> dict[Id, Vectors]:
+    def _cached(self, task: Task, old: Sequence[Record]) -> dict[Id, Vectors]:
         if self._cache is None:
             return {}
+        if task.known_by:
+            old = self._store.get(task.known_by, [record.id for record in old], fields=(), vector=True)
         return self._cache.get([record.id for record in old], [_vector(record) for record in old])
 
     def _items(self, records: Sequence[Record]) -> tuple[dict[Id, Any], Reasons]:

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rmvdb.training import REACHED, Pairs, Space
+from rmvdb.methods import Pairs
+from rmvdb.training import REACHED, Space
 from rmvdb.transforms import Config, Network, Transform
 from rmvdb.types import Metric, Vectors
 

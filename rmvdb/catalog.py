@@ -37,13 +37,13 @@ def add_version(
 ) -> VersionRow:
     """Load the embedder, measure its dimension on probe items, fingerprint its weights, register it.
 
-    Raises ModelError where it cannot be loaded or embed, Mismatch where its dimension is not the promised one, AlreadyExists
-    for a name that means something else. The same again is no error.
+    Raises ModelError where it, or the classifier, cannot be loaded or used, Mismatch where its dimension is not the promised one,
+    AlreadyExists for a name that means something else. The same again is no error.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise errors.UsageError(f"{name!r} is no name for a model version; use letters, digits, '.', '_' and '-'")
     embedder = embedders.load(spec, options)
-    probes = probe(embedder, dim=dim, kind=kind)
+    probes = probe(embedder, dim=None, kind=kind)
     if probes is None and dim is None:
         raise errors.UsageError(f"{spec!r} embeds neither the probe images nor the probe texts; say its dimension: --dim N")
     if probes is not None and dim is not None and probes.shape[1] != dim:
@@ -53,6 +53,10 @@ def add_version(
             f"{spec!r} gives vectors that are no points (time, space) of a hyperboloid, where time² − ‖space‖² is one constant; "
             "end the model with rmvdb.losses.lorentz.Lift, or register it with another --metric"
         )
+    if classifier is not None:
+        loaded = embedders.load_classifier(classifier)
+        if probes is not None:
+            embedders.scored(loaded, probes)
     return registry.add_version(
         name=name,
         embedder=spec,
@@ -197,9 +201,11 @@ def _check_vectors(store: VectorStore, encoder: Encoder, schema: Schema, version
     there = [record for record in records if record.id in items]
     if not there:
         return
-    raw = encoder.embed(version.base or version.name, [items[record.id] for record in there])
-    far = [record for record, own in zip(there, encoder.own(version.name, raw), strict=True) if _distance(record, own) > AGREES]
-    if len(far) * 2 > len(there):
+    embedder = encoder.embedder(version.base or version.name)
+    raw, bad = embedders.embed_checked(embedder, [items[record.id] for record in there], version.dim)
+    own = encoder.own(version.name, raw)
+    far = [record for at, record in enumerate(there) if at not in bad and _distance(record, own[at]) > AGREES]
+    if len(far) * 2 > len(there) - len(bad):
         raise errors.Mismatch(
             f"The vectors in collection {schema.collection!r} were not made by model version {version.name!r}: {len(far)} of "
             f"{len(there)} records, such as {far[0].id!r}, embed to something else; name the version that made them"

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rmvdb.planning import Question
     from rmvdb.tables import UpgradeRow
 
-METHODS = ("naive", "identity", "rqt", "cl-s", "cl-m", "mcl", "rm")
+METHODS = ("naive", "identity", "rqt", "cl-s", "cl-m", "mcl", "rm", "fct")
 AUTO = "auto"
-ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random")
+ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random", "traffic")
 
 
 class Commands(click.Group):
@@ -96,7 +96,12 @@ def main(ctx: click.Context, config: Path | None, verbose: bool) -> None:
 def _app(ctx: click.Context) -> App:
     from rmvdb import app
 
-    return app.load(ctx.find_root().obj)
+    root = ctx.find_root()
+    opened = app.load(root.obj)
+    root.call_on_close(opened.close)
+    if root.invoked_subcommand not in ("db", "registry", "doctor"):
+        opened.refuse_nowhere()
+    return opened
 
 
 # --- set up -----------------------------------------------------------------------------------------------------------
@@ -415,8 +420,8 @@ def gallery_source(ctx: click.Context, name: str, spec: str) -> None:
 # --- the upgrade ------------------------------------------------------------------------------------------------------
 
 
-def _sample_options(most: int) -> tuple[Callable[..., Any], ...]:
-    """What a plan and a simulation are asked alike, with so many records sampled by default."""
+def _sample_options(most: int, *query_log: str) -> tuple[Callable[..., Any], ...]:
+    """What a plan and a simulation are asked alike, with so many records sampled by default; `query_log` are its names."""
     return (
         gallery_option,
         click.option("--from", "from_version", required=True, help="The model version the gallery holds."),
@@ -425,19 +430,28 @@ def _sample_options(most: int) -> tuple[Callable[..., Any], ...]:
         click.option(
             "--sample", type=click.IntRange(min=1), default=most, show_default=True, help="Records to train and measure on."
         ),
+        click.option(
+            "--side", metavar="FIELD", help="The field with a list of numbers that helps the method fct, if there is one."
+        ),
+        click.option(
+            *query_log,
+            "query_log",
+            metavar="FILE",
+            help='Queries without answers to train ψ on, too, a line each: {"item": "a text"}.',
+        ),
         click.option("--paper", is_flag=True, help="Train with the paper's settings as printed."),
         click.option("--seed", type=int, default=0, show_default=True, help="Of the sample, the split and the training."),
     )
 
 
 _PLAN_OPTIONS = (
-    *_sample_options(20_000),
+    *_sample_options(20_000, "--query-log", "--queries"),
     click.option(
         "--method",
         type=click.Choice((AUTO, *METHODS)),
         default=AUTO,
         show_default=True,
-        help="How the old part is searched; auto compares naive, rqt and rm on the sample.",
+        help="How the old part is searched; auto compares naive, identity, rqt and rm on the sample.",
     ),
     click.option(
         "--order", type=click.Choice(ORDERS), help="What is backfilled first [default: the first the version can give]."
@@ -447,6 +461,7 @@ _PLAN_OPTIONS = (
         is_flag=True,
         help="Empty a copy and keep the original current, so that rmvdb rollback takes a moment.",
     ),
+    click.option("--tune", is_flag=True, help="Train with a few other settings, too, and take those that are worth most."),
     click.option("--again", is_flag=True, help="Make the plan anew, even if one is kept."),
 )
 
@@ -457,14 +472,14 @@ def _with(options: Iterable[Callable[..., Any]]) -> Callable[[Callable[..., Any]
 
 
 def _question(gallery: str, options: dict[str, Any], *, method: str = AUTO) -> Question:
+    from rmvdb.methods import Method
     from rmvdb.planning import Question
-    from rmvdb.training import Method
 
     return Question(gallery=gallery, method=None if method == AUTO else Method(method), **options)
 
 
 @main.command()
-@_with(_sample_options(2000))
+@_with(_sample_options(2000, "--query-log"))
 @click.option(
     "--methods",
     metavar="NAMES",
@@ -507,7 +522,7 @@ def simulate(
       rmvdb simulate --from v1 --to v2 --queries judged.jsonl --methods naive,rqt,rm
     """
     from rmvdb import sources
-    from rmvdb.training import Method
+    from rmvdb.methods import Method
 
     if png is not None:
         from rmvdb import picture
@@ -599,7 +614,8 @@ def upgrade(
             report.show(lambda: terminal.print_plan(found))
             row = conductor.begin(question, found, app.worker(), until=until, cutover=not no_cutover, execute=execute)
         else:
-            report.say(f"going on with upgrade {row.id}: {row.phase}")
+            _refuse_another_way(row, method, options["order"])
+            report.say(f"going on with upgrade {row.id} by {row.method} in {row.order} order: {row.phase}")
             app.registry.set_upgrade(row.id, plan=row.plan | {"until": until, "cutover": not no_cutover})
             if execute:
                 for collection in row.old_collections:
@@ -617,6 +633,20 @@ def _begun(app: App, gallery: str, from_version: str, to_version: str) -> Upgrad
         return None
     sources = set().union(*(_names(app, leg["model"]) for leg in row.plan["before"]))
     return row if from_version in sources and to_version in _names(app, row.to_version) else None
+
+
+def _refuse_another_way(row: UpgradeRow, method: str, order: str | None) -> None:
+    """An upgrade goes on as it began: UsageError where something else is asked for."""
+    question = row.plan["question"]
+    for name, asked, known in (
+        ("method", None if method == AUTO else method, (question["method"], row.method)),
+        ("order", order, (question["order"], row.order)),
+    ):
+        if asked not in (None, *known):
+            raise errors.UsageError(
+                f"Upgrade {row.id} was begun by the {name} {known[1]}, not {asked}; leave --{name} out to go on, or end it "
+                "first: rmvdb rollback"
+            )
 
 
 def _names(app: App, version: str) -> set[str]:

@@ -23,6 +23,7 @@ from rmvdb.latency import WINDOW, Latency
 from rmvdb.merge import merge
 from rmvdb.protocols import Permit, VectorStore
 from rmvdb.registry import Registry, Serving
+from rmvdb.traffic import Traffic
 from rmvdb.types import Hit, Id, Item, Leg, Metric, Record, ServingPlan, Vectors
 from rmvdb.writing import Writes
 
@@ -39,15 +40,22 @@ WRITE_BATCH = 500
 class Plans:
     """The serving plan as this process knows it, never used when it is older than its maximum age.
 
-    A thread asks again three times within that age, loads what an announced plan needs and reports that it can serve it, and how
-    long searches take.
+    A thread asks again three times within that age, loads what an announced plan needs and reports that it can serve it, how
+    long searches take, and now and then what they found.
     """
 
     def __init__(
-        self, gallery: str, *, registry: Registry, prepare: Callable[[ServingPlan], None], name: str, latency: Latency
+        self,
+        gallery: str,
+        *,
+        registry: Registry,
+        prepare: Callable[[ServingPlan], None],
+        name: str,
+        latency: Latency,
+        traffic: Traffic,
     ) -> None:
         self._gallery, self._registry, self._prepare, self._name = gallery, registry, prepare, name
-        self._latency = latency
+        self._latency, self._traffic = latency, traffic
         self._ready, self._trouble = 0, ""
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -81,13 +89,15 @@ class Plans:
             return self._held[0]
 
     def close(self) -> None:
-        """Stop asking, and tell the registry that nobody need wait for this client."""
+        """Stop asking, and tell the registry that nobody need wait for this client, and what was found last."""
         self._stop.set()
         self._thread.join(timeout=5)
         try:
             self._registry.leave(self._name)
-        except errors.RegistryError:
+        except errors.RmvdbError:  # nor would it hear anything else
             log.info("The registry did not hear that client %s left; it will notice by itself", self._name)
+        else:
+            self._tell_found(self._traffic.take())
 
     def _ask(self, holds: int) -> tuple[ServingPlan, float]:
         asked = time.monotonic()  # a plan's age counts from before the question: the answer can only be newer
@@ -127,6 +137,15 @@ class Plans:
                 self.refresh()
             except errors.RmvdbError as exc:
                 log.warning("The serving plan of %s could not be refreshed: %s", self._gallery, exc, extra={"action": "refresh"})
+            self._tell_found(self._traffic.due())  # here, where no search waits for it
+
+    def _tell_found(self, found: Mapping[Id, int]) -> None:
+        if not found:
+            return
+        try:
+            self._registry.add_traffic(self._gallery, found)
+        except Exception as exc:  # noqa: BLE001 (it is a statistic, and nothing else may fail because of it)
+            log.info("What searches of %s found could not be counted: %s", self._gallery, exc, extra={"action": "traffic"})
 
 
 class Client:
@@ -150,19 +169,30 @@ class Client:
         store: VectorStore,
         encoder: Encoder,
         longest_call: float = 10.0,
+        consistency: Literal["Bounded", "Strong"] = "Bounded",
+        traffic: int = 5000,
         closing: Callable[[], None] = lambda: None,
     ) -> None:
-        """`closing` is called at the end of `close`, to give back what was opened for this client alone."""
+        """`consistency`: of searches that don't name theirs. `traffic`: of how many records at most it counts how often they are
+        found. `closing` is called at the end of `close`, to give back what was opened for this client alone."""
         self.gallery = gallery
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._registry, self._store, self._encoder = registry, store, encoder
+        self._consistency = consistency
         self._longest_call, self._closing = longest_call, closing
         self._wrote = float("-inf")
         self._writes = Writes(gallery, registry=registry, name=self.name, longest_call=longest_call)
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rmvdb-leg")
         self._search_params = {row.name: row.search for row in registry.collections(registry.gallery(gallery).id)}
-        self._latency = Latency()
-        self._plans = Plans(gallery, registry=registry, prepare=encoder.prepare, name=self.name, latency=self._latency)
+        self._latency, self._traffic = Latency(), Traffic(traffic)
+        self._plans = Plans(
+            gallery,
+            registry=registry,
+            prepare=encoder.prepare,
+            name=self.name,
+            latency=self._latency,
+            traffic=self._traffic,
+        )
 
     def __enter__(self) -> Client:
         return self
@@ -194,7 +224,7 @@ class Client:
         offset: int = ...,
         filter: str = ...,
         output_fields: Sequence[str] = ...,
-        consistency: Literal["", "Strong"] = ...,
+        consistency: Literal["", "Bounded", "Strong"] = ...,
     ) -> list[list[Hit]]: ...
     @overload
     def search(
@@ -207,7 +237,7 @@ class Client:
         offset: int = ...,
         filter: str = ...,
         output_fields: Sequence[str] = ...,
-        consistency: Literal["", "Strong"] = ...,
+        consistency: Literal["", "Bounded", "Strong"] = ...,
     ) -> list[Hit]: ...
 
     def search(
@@ -220,19 +250,22 @@ class Client:
         offset: int = 0,
         filter: str = "",
         output_fields: Sequence[str] = (),
-        consistency: Literal["", "Strong"] = "",
+        consistency: Literal["", "Bounded", "Strong"] = "",
     ) -> list[Hit] | list[list[Hit]]:
         """The nearest records of an item (a list of items gives a list of answers), nearest first.
 
         `vector` with `model` searches with a ready vector (dim,) or several (n, dim) instead. `output_fields=["*"]` gives every
-        field. `consistency="Strong"` sees every write that returned before; without it writes of other clients show within the
-        plan's staleness, this client's own at once. Raises UsageError for arguments that don't fit, EngineError, StalePlan.
+        field. `consistency="Strong"` sees every write that returned before; with "Bounded" writes of other clients show within
+        the plan's staleness, this client's own at once; without either it is as the client's own. Raises UsageError for arguments
+        that don't fit, EngineError, StalePlan.
         """
         if limit < 1 or offset < 0:
             raise errors.UsageError(f"limit must be at least 1 and offset at least 0, not {limit} and {offset}")
         encode, several = self._question(item, vector, model)
         fields = None if "*" in output_fields else tuple(output_fields)
-        strong = consistency == "Strong"
+        if (asked := consistency or self._consistency) not in ("Bounded", "Strong"):
+            raise errors.UsageError(f'consistency is "Bounded" or "Strong", not {asked!r}')
+        strong = asked == "Strong"
         with self._latency.measured():
             answers = self._search(encode, limit=limit, offset=offset, filter=filter, fields=fields, strong=strong)
         return answers if several else answers[0]
@@ -305,6 +338,7 @@ class Client:
 
         others = [self._pool.submit(leg, each) for each in plan.legs[1:]]
         found = [leg(plan.legs[0]), *(other.result() for other in others)]
+        self._traffic.count(hits for lists in found for hits in lists)
         scales = [calibration.apply if (calibration := self._encoder.calibration(each)) else None for each in plan.legs]
         return [merge(lists, scales, limit=limit, offset=offset) for lists in zip(*found, strict=True)]
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rmvdb import bridges, metrics
+from rmvdb import metrics
 from rmvdb.merge import reciprocal_ranks
+from rmvdb.methods import Fitted, Method
 from rmvdb.prediction import Measured, Prediction, Trial, ends, finite
 from rmvdb.simulate import Curve, Summary, summary
-from rmvdb.training import Fitted, Method
 
 #: What is compared where the method is left to rmvdb: no training, no ψ where the spaces can be compared, the ψ that is trained
 #: fastest and needs no labels, and the one that gains most, which is `mcl` where ρ isn't shown to help. The others are the
@@ -21,6 +21,9 @@ CANDIDATES = (Method.NAIVE, Method.IDENTITY, Method.RQT, Method.RM)
 LEAST_TO_CHOOSE = 40
 #: What others do.
 RRF, PROCRUSTES, RIDGE = "rrf", "procrustes", "ridge"
+#: Settings of ψ and ρ that are worth a try, one at a time: what moved Gain most from one pair of models to another.
+BLOCKS = ({"blocks": 1}, {"blocks": 3})
+CONTRAST = ({"temperature": 0.05}, {"temperature": 0.2}, {"mining": False}, {"pull": 0.3}, {"pull": 3.0})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +69,7 @@ class Comparison:
         """As JSON values; NaN as None."""
         told = self.recommended.to_json()
         names = ("method", "order", "switch", "verdict", "reason", "choice", "merit")
-        counts = {name: told[name] for name in ("trained", "held_out", "evaluated", "seed")}
+        counts = {name: told[name] for name in ("trained", "logged", "held_out", "evaluated", "seed")}
         rows: list[dict[str, Any]] = finite([asdict(row) for row in self.rows])
         return {
             "relevance": self.relevance,
@@ -116,6 +119,39 @@ def chosen(trial: Trial, candidates: Sequence[Method]) -> Prediction:
 def schedule(trial: Trial, told: Prediction) -> Prediction | None:
     """The same method on a schedule over t, where it would be refused without: `told` starts surely below what is served now."""
     return trial.scheduled(told) if told.verdict == "refuse" else None
+
+
+def tuned(trial: Trial, told: Prediction) -> Prediction:
+    """The same method with those settings, among few, that are worth most; its `tuned` says which.
+
+    Chosen by `merit` as methods are, so what it is measured on has no say; `told` where none is worth more.
+    """
+    tries = _tries(told.method) if math.isfinite(told.merit) else []
+    base = replace(trial.settings, pull=told.tuned.get("pull", trial.settings.weight_of_pull(labelled=told.labelled)))
+    found = [told]
+    for done, change in enumerate(tries):
+        trial.progress("trying settings", done, len(tries))
+        other = trial.trying(replace(base, **change))
+        again = other.predict(told.asked, told.order)
+        scheduled = other.scheduled(again) if told.switch is not None else None
+        found.append(replace(scheduled or again, tuned=told.tuned | change))
+    best = max([each for each in found if each.verdict != "refuse"] or found, key=_worth)
+    if tries:
+        trial.progress("trying settings", len(tries), len(tries))
+        words = f"of {len(found)} settings {_settings(best)} are worth most ({_points(best.merit)}, the defaults "
+        words += f"{_points(told.merit)})"
+        best = replace(best, choice="; ".join(filter(None, [told.choice, words])))
+    return best
+
+
+def _tries(method: Method) -> list[dict[str, Any]]:
+    if method in (Method.NAIVE, Method.IDENTITY, Method.FCT):
+        return []
+    return [*BLOCKS, *(CONTRAST if method.contrasts else ())]
+
+
+def _settings(told: Prediction) -> str:
+    return " ".join(f"{name}={value}" for name, value in told.tuned.items()) or "the defaults"
 
 
 def recommend(told: Sequence[Prediction], *, seed: int) -> Prediction:
@@ -170,6 +206,8 @@ def _levels(trial: Trial, told: Sequence[Prediction]) -> Iterator[Row]:
 
 
 def _others(trial: Trial) -> Iterator[tuple[str, Measured]]:
+    from rmvdb import bridges  # here, so that commands that train nothing do not wait for torch
+
     order, part = trial.orders[0], trial.train
     yield RRF, trial.measure(RRF, Fitted(), order, fuse=reciprocal_ranks)
     for name, fit in ((PROCRUSTES, bridges.procrustes), (RIDGE, bridges.ridge)):

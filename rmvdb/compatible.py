@@ -38,11 +38,14 @@ class Loss(StrEnum):
     ADVBCT = "advbct"
     #: Both models end in `losses.lorentz.Lift`; the classifier is `losses.hbct.Classifier`.
     HBCT = "hbct"
+    #: Its contrast alone: the ablation in HBCT's Table 1.
+    HBCT_NO_ENTAIL = "hbct-no-entail"
 
     @property
     def weights(self) -> tuple[float, float]:
         """Of the classification and of the pull to the old model, as the loss's paper has them."""
-        return {Loss.HOC: (0.1, 0.9), Loss.HBCT: (1.0, 0.3)}.get(self, (1.0, 1.0))
+        hyperbolic = dict.fromkeys((Loss.HBCT, Loss.HBCT_NO_ENTAIL), (1.0, 0.3))
+        return {Loss.HOC: (0.1, 0.9), **hyperbolic}.get(self, (1.0, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,7 +208,9 @@ def _pull(loss: Loss, old: Model, items: Items, settings: Settings) -> Pull | No
             vectors, labels = embed(old.module, items)
             return advbct.AdvBCT(vectors, labels, classes=_classes(old, vectors, labels))
         case Loss.HBCT:
-            return lambda new, old, labels, at: _hyperbolic(new, old, tau or hbct.TEMPERATURE, curvature)
+            return lambda new, old, labels, at: _hyperbolic(hbct.loss, new, old, tau or hbct.TEMPERATURE, curvature)
+        case Loss.HBCT_NO_ENTAIL:
+            return lambda new, old, labels, at: _hyperbolic(hbct.contrast, new, old, tau or hbct.TEMPERATURE, curvature)
 
 
 def _old_classifier(old: Model, items: Items) -> nn.Module:
@@ -214,14 +219,14 @@ def _old_classifier(old: Model, items: Items) -> nn.Module:
     return bct.Prototypes(*embed(old.module, items)).to(_device(old.module))
 
 
-def _hyperbolic(new: Tensor, old: Tensor, temperature: float, curvature: float) -> Tensor:
+def _hyperbolic(loss: Callable[..., Tensor], new: Tensor, old: Tensor, temperature: float, curvature: float) -> Tensor:
     for name, points in (("new", new), ("old", old)):
         if not lorentz.holds(points.detach(), curvature=curvature):
             raise Mismatch(
                 f"The {name} model's embeddings are no points of the hyperboloid with K = {curvature}; "
                 f"end it with losses.lorentz.Lift(curvature={curvature})"
             )
-    return hbct.loss(new, old, temperature=temperature, curvature=curvature)
+    return loss(new, old, temperature=temperature, curvature=curvature)
 
 
 def _classes(old: Model, vectors: Tensor, labels: Tensor) -> int:

@@ -10,6 +10,8 @@
     [indexes.<gallery>]    the same for one gallery, instead of [index]
     [search]   plan_max_age     seconds for which a client uses a serving plan without asking again
                longest_search   seconds after which a search of two collections is repeated rather than trusted
+               consistency      Bounded, or Strong, which sees every write that returned before a search
+               traffic          records of which a client counts, for the order traffic, how often they are found; 0 counts none
     [backfill] batch            records in one batch
                width            batches that one worker has in flight
                lease            seconds for which a worker holds a batch before it must renew
@@ -33,7 +35,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -137,11 +139,18 @@ class Index(_Section):
 
 
 class Search(_Section):
-    """How long a client may answer by what it knows."""
+    """How long a client may answer by what it knows, and what it counts."""
 
     plan_max_age: Seconds = Field(default=5.0, description="seconds for which a client uses a serving plan without asking again")
     longest_search: Seconds = Field(
         default=5.0, description="seconds after which a search of two collections is repeated rather than trusted"
+    )
+    consistency: Literal["Bounded", "Strong"] = Field(
+        default="Bounded", description="of searches that don't name theirs: Strong sees every write that returned before"
+    )
+    traffic: Annotated[int, Field(ge=0, le=100_000)] = Field(
+        default=5000,
+        description="records of which a client counts, for the order traffic, how often they are found; 0 counts none",
     )
 
 

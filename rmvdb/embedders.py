@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rmvdb.addresses import load_object as load_object
 from rmvdb.errors import ItemError, ModelError
-from rmvdb.protocols import Embedder
+from rmvdb.protocols import Classifier, Embedder
 from rmvdb.types import Item, Vectors
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ _PROBE_TEXTS = (
 )
 
 
+#: How far a probability may lie outside 0 and 1 by rounding.
+TOLERATED = 1e-3
+
+
 def load(spec: str, options: Mapping[str, Any] | None = None) -> Embedder:
     """The embedder that `package.module:object` names: an object with `embed`, or a class or function that makes one.
 
@@ -48,6 +52,37 @@ def load(spec: str, options: Mapping[str, Any] | None = None) -> Embedder:
         raise ModelError(f"{spec!r} gives a {type(made).__name__} without embed(items); {_way_to_embed(made)}")
     embedder: Embedder = made
     return embedder
+
+
+def load_classifier(spec: str) -> Classifier:
+    """The classifier that `package.module:object` names: an object with `scores`, or a class or function that makes one.
+
+    Raises ModelError where that fails, UsageError for a malformed spec.
+    """
+    found = load_object(spec, error=ModelError)
+    made: Any = found if hasattr(found, "scores") and not inspect.isclass(found) else _make(spec, found, {})
+    if not hasattr(made, "scores"):
+        raise ModelError(f"{spec!r} has no scores(vectors); give it one that returns (n, classes) probabilities")
+    classifier: Classifier = made
+    return classifier
+
+
+def scored(classifier: Classifier, vectors: Vectors) -> Vectors:
+    """The classifier's probabilities (n, classes) for vectors (n, dim); ModelError where it gives anything else."""
+    try:
+        found = _as_array(classifier.scores(vectors))
+    except ModelError:
+        raise
+    except Exception as exc:
+        raise ModelError(f"The classifier fails for {len(vectors)} vectors: {_reason(exc)}; mend it") from exc
+    if found.ndim != 2 or len(found) != len(vectors) or not found.shape[1]:
+        raise ModelError(
+            f"The classifier gives shape {found.shape} for {len(vectors)} vectors; let it give (n, classes) probabilities"
+        )
+    if not np.all((found >= -TOLERATED) & (found <= 1 + TOLERATED)):  # NaN is neither
+        worst = float(found.flat[int(np.argmax(np.where(np.isfinite(found), np.abs(found - 0.5), np.inf)))])
+        raise ModelError(f"The classifier gives {worst:g}, and probabilities lie between 0 and 1; end it with a softmax")
+    return found
 
 
 def _is_ready(found: object) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from rmvdb import errors
 from rmvdb.embedders import checked
 from rmvdb.protocols import Embedder
@@ -98,6 +100,13 @@ class Encoder:
         for sha256 in transforms:
             vectors = self._transform(sha256).apply(vectors)
         return vectors
+
+    def lift(self, sha256: str, vectors: Vectors, known: Sequence[object]) -> Vectors:
+        """h of stored vectors, (n, d_old) to (n, d_new), each with its side information: a list of numbers, else zeros."""
+        transform = self._transform(sha256)
+        width = transform.config.side
+        side = [each if isinstance(each, list) and len(each) == width else [0.0] * width for each in known]
+        return transform.apply(np.hstack([vectors, np.array(side, dtype=np.float32).reshape(len(vectors), width)]))
 
     def calibration(self, leg: Leg) -> Calibration | None:
         """The map from this leg's distances to the common scale, where it has one."""

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from urllib.parse import quote
 
-from rmvdb.errors import ArtifactError, DiskFull, RmvdbError
+from rmvdb.errors import ArtifactError, ConfigError, DiskFull, RmvdbError
 
 #: Systems allow 255 bytes; the rest is for what is put before and after.
 _LONGEST_NAME = 120
@@ -21,6 +21,15 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 def sha256(data: bytes | memoryview) -> str:
     """The SHA-256 of these bytes as 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
+
+
+def make_folder(folder: Path, what: str) -> None:
+    """Make the folder and its parents where they are not there; ConfigError, which names `what` says where, if that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        reason = exc.strerror or type(exc).__name__
+        raise ConfigError(f"The folder {str(folder)!r} cannot be made ({reason}); set {what} to one that can be written") from exc
 
 
 def durable_write(path: Path, data: bytes | memoryview) -> None:

@@ -298,12 +298,14 @@ def _server(path: Path, listening: Path) -> Iterator[subprocess.Popen[bytes]]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            preexec_fn=_die_with_owner,
+            preexec_fn=_ready_to_end,
         )
     yield server
 
 
-def _die_with_owner() -> None:
+def _ready_to_end() -> None:
+    # A shell lets what it starts in the background ignore interrupts, and all that comes of it does, too; `_stop` sends one.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 

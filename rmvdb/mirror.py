@@ -2,7 +2,7 @@
 
 The backfill drains a copy. While the copy is made the original is searched and the copy is a mirror; from then on the copy is
 searched and the original is the mirror. A write reaches mirrors first: one whose client was killed half-way shows nowhere before
-a roll back, and whole after it.
+a roll back, and whole after it. A copy may be *lifted*: its records are the original's, their vectors in the new space (FCT).
 """
 
 from __future__ import annotations
@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from rmvdb.backfill import same
 from rmvdb.protocols import VectorStore
-from rmvdb.types import Id, Leg, Record
+from rmvdb.types import Id, Leg, Record, Vectors
 from rmvdb.writing import Writes
 
 #: Passes after which what other programs go on changing in the original is left to `agree`.
 PASSES = 5
+#: How far two liftings of one vector may lie apart, as a share of its length: the products of a page are summed as they come.
+NOISE = 1e-4
+
+#: The vectors (n, d_new) by which a copy holds these records of the original.
+Lift = Callable[[Sequence[Record]], Vectors]
 
 
 def plans(before: Leg, copy: Leg, served: Mapping[str, Sequence[Leg]], kept: Leg) -> dict[str, Sequence[Leg]]:
@@ -42,8 +49,8 @@ class Mirror:
     Each page is written as clients write: announced, so that nobody else is at its records meanwhile.
     """
 
-    def __init__(self, original: str, *, store: VectorStore, writes: Writes, page: int) -> None:
-        self._original, self._store, self._writes, self._page = original, store, writes, page
+    def __init__(self, original: str, *, store: VectorStore, writes: Writes, page: int, lift: Lift | None = None) -> None:
+        self._original, self._store, self._writes, self._page, self._lift = original, store, writes, page, lift
 
     def copy(self, target: str, progress: Callable[[int, int], None]) -> None:
         """Until a pass over both finds nothing to change, or other programs change the original in each of several passes."""
@@ -57,6 +64,11 @@ class Mirror:
                 changed += self._mend(target, self._absent(ids, self._original))
             if not changed:
                 return
+
+    def finish(self, target: str, ids: Sequence[Id]) -> None:
+        """Copy these again: clients that were killed while the copy was made may have written it, and not the original."""
+        for start in range(0, len(ids), self._page):
+            self._mend(target, ids[start : start + self._page])
 
     def agree(self, legs: Sequence[str]) -> int:
         """Bring into the last of these legs what only the original holds, and take out of all what it does not hold; how many.
@@ -73,9 +85,14 @@ class Mirror:
                     changed += self._take_out(gone, legs)
         return changed
 
-    def unknown(self, legs: Sequence[str]) -> int:
-        """How many records only the original holds."""
-        return sum(len(self._absent(ids, *reversed(legs))) for ids in self._ids(self._original))
+    def unknown(self, legs: Sequence[str]) -> Iterator[list[Id]]:
+        """The records that only the original holds while nobody writes them, a page at a time."""
+        for ids in self._ids(self._original):
+            if strange := self._absent(ids, *reversed(legs)):
+                with self._writes.alone_at(strange):
+                    gone = self._absent(strange, self._original)
+                    strange = [id for id in self._absent(strange, *reversed(legs)) if id not in gone]
+                yield strange
 
     def _ids(self, collection: str) -> Iterator[list[Id]]:
         for page in self._store.scan(collection, page=self._page):
@@ -94,11 +111,24 @@ class Mirror:
         if not there:
             return list(ids)
         copies = {record.id: record for record in self._whole(target, there)}
-        agree = {each.id for each in self._whole(self._original, there) if each.id in copies and same(each, copies[each.id])}
+        agree = {each.id for each in self._wanted(there) if each.id in copies and self._same(each, copies[each.id])}
         return [id for id in ids if id not in agree]
 
     def _whole(self, collection: str, ids: Sequence[Id]) -> list[Record]:
         return self._store.get(collection, ids, vector=True)
+
+    def _wanted(self, ids: Sequence[Id]) -> list[Record]:
+        """What a copy should hold of these."""
+        found = self._whole(self._original, ids)
+        if self._lift is None or not found:
+            return found
+        return [replace(record, vector=vector) for record, vector in zip(found, self._lift(found), strict=True)]
+
+    def _same(self, wanted: Record, there: Record) -> bool:
+        if self._lift is None or wanted.vector is None or there.vector is None:
+            return same(wanted, there)
+        apart = float(np.linalg.norm(wanted.vector - there.vector))
+        return dict(wanted.fields) == dict(there.fields) and apart <= NOISE * float(np.linalg.norm(wanted.vector))
 
     def _mend(self, target: str, ids: Sequence[Id]) -> int:
         """Only what differs when nobody writes it: clients that write meanwhile change one collection after the other."""
@@ -106,8 +136,8 @@ class Mirror:
             return 0
         with self._writes.alone_at(ids) as (_, permit):
             copies = {record.id: record for record in self._whole(target, ids)}
-            found = {record.id: record for record in self._whole(self._original, ids)}
-            changed = [each for id, each in found.items() if id not in copies or not same(each, copies[id])]
+            found = {record.id: record for record in self._wanted(ids)}
+            changed = [each for id, each in found.items() if id not in copies or not self._same(each, copies[id])]
             if changed:
                 self._store.upsert(target, changed, permit=permit)
             if gone := [id for id in copies if id not in found]:
@@ -116,7 +146,7 @@ class Mirror:
 
     def _take_in(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
         with self._writes.alone_at(ids) as (_, permit):
-            found = self._whole(self._original, self._absent(ids, *reversed(legs)))
+            found = self._wanted(self._absent(ids, *reversed(legs)))
             if found:
                 self._store.upsert(legs[-1], found, permit=permit)
         return len(found)

@@ -13,23 +13,37 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 
 from rmvdb import hyperbolic, metrics
+from rmvdb.embedders import scored
 from rmvdb.errors import ConfigError, DiskFull, PlanRefused, UnknownName
 from rmvdb.protocols import Classifier, Order, VectorStore
+from rmvdb.registry import key
 from rmvdb.types import Id, Metric, Record, Vectors
 
-__all__ = ["ORDERS", "Centroid", "ClassificationScore", "Cluster", "Order", "Random", "Uncertainty", "make_order", "ordered"]
+__all__ = [
+    "ORDERS",
+    "ByTraffic",
+    "Centroid",
+    "ClassificationScore",
+    "Cluster",
+    "Order",
+    "Random",
+    "Uncertainty",
+    "make_order",
+    "ordered",
+]
 
-#: The names of the orders; where none is asked for, the first that can be given.
+#: The names of the orders by confidence; where none is asked for, the first that can be given. `traffic` wraps one of them.
 ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random")
 #: Records that are sorted in memory at once; a billion records make a thousand such runs.
 RUN = 1_000_000
 #: Runs merged at once, well below the files that a process may hold open.
 MOST_OPEN = 256
+#: What is found by searches has a confidence of minus this, or of so many times as much as its place: lower than any other.
+PLACE = 1e30
 #: k-means learns from this many vectors at most.
 MOST_LEARNED = 50_000
 
@@ -42,8 +56,7 @@ class ClassificationScore:
 
     def confidence(self, records: Sequence[Record]) -> npt.NDArray[np.float32]:
         """Highest probability per record, (n,)."""
-        scores = np.asarray(self.classifier.scores(_vectors(records)), dtype=np.float32)  # (n, classes)
-        return np.asarray(scores.max(axis=1), dtype=np.float32)
+        return np.asarray(scored(self.classifier, _vectors(records)).max(axis=1), dtype=np.float32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +108,8 @@ class Cluster:
         vectors = metrics.comparable(_vectors(_reservoir(records, seed)), metric)
         if not len(vectors):
             raise PlanRefused("No record to learn clusters from; add records, or choose the order random")
+        import faiss  # here, so that other orders do not wait for it
+
         kmeans = faiss.Kmeans(
             vectors.shape[1], max(1, round(len(vectors) ** 0.5)), niter=20, seed=seed, min_points_per_centroid=1
         )
@@ -128,6 +143,30 @@ class Random:
         """A number between 0 and 1 made from the id, (n,)."""
         digests = (hashlib.blake2b(repr((self.seed, record.id)).encode(), digest_size=3).digest() for record in records)
         return np.fromiter((int.from_bytes(digest) / 2**24 for digest in digests), dtype=np.float32, count=len(records))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByTraffic:
+    """What searches find goes first, more often found is earlier; then the others, in another order.
+
+    What queries find again and again is what the better space can rank better, and what nobody finds helps nobody.
+    """
+
+    #: By `registry.key`: 1 for the record that is found least, of equals the same.
+    places: Mapping[str, int]
+    others: Order
+
+    @classmethod
+    def learned(cls, found: Mapping[str, float], others: Order) -> ByTraffic:
+        """From how much the finds of each record weigh; of nothing it is the other order."""
+        place = {weight: at for at, weight in enumerate(sorted(set(found.values())), start=1)}
+        return cls(places={record: place[weight] for record, weight in found.items()}, others=others)
+
+    def confidence(self, records: Sequence[Record]) -> npt.NDArray[np.float32]:
+        """−1e30 and less for what was found, (n,), above that the others' own: even what those know nothing of goes later."""
+        own = np.nan_to_num(self.others.confidence(records), nan=-np.inf)
+        places = np.array([self.places.get(key(record.id), 0) for record in records], dtype=np.float32)  # (n,)
+        return np.where(places > 0, -places * PLACE, np.clip(own, -PLACE / 2, PLACE / 2)).astype(np.float32)
 
 
 def make_order(

@@ -15,20 +15,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb import comparison, errors, files, prediction, simulate
+from rmvdb import comparison, errors, files, prediction, simulate, sources
 from rmvdb.archive import EmbeddingCache
 from rmvdb.artifacts import Artifacts
 from rmvdb.calibration import Calibration
 from rmvdb.encoding import Encoder
-from rmvdb.ordering import ORDERS, Order, make_order
+from rmvdb.methods import Fitted, Method, Pairs, Settings
+from rmvdb.ordering import ORDERS, ByTraffic, Order, make_order
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry import pack_ids
-from rmvdb.sampling import Report, Sample, Sampler, vectors_of
-from rmvdb.training import Method, Pairs, Settings
-from rmvdb.types import Id, Leg, Metric, Query, Record
+from rmvdb.sampling import Report, Sample, Sampler, side_of, vectors_of
+from rmvdb.traffic import TRAFFIC
+from rmvdb.types import Id, Item, Leg, Metric, Query, Record
 
 if TYPE_CHECKING:
     from rmvdb.tables import VersionRow
+    from rmvdb.transforms import Transform
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +57,31 @@ class Question:
     sample: int = 20_000
     #: The paper's settings as printed.
     paper: bool = False
+    #: Try a few other settings of ψ and ρ, and take those that are worth most.
+    tune: bool = False
     seed: int = 0
     #: Whether the original collection is kept whole, and a copy of it is emptied.
     instant_rollback: bool = False
+    #: The field with a record's side information, a list of numbers, by which `fct` may lift it.
+    side: str | None = None
+    #: A file of queries, as `sources.queries` reads it without answers, that ψ is trained on beside the sample.
+    query_log: str | None = None
 
     @property
     def key(self) -> str:
-        """A name for the answer."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:24]
+        """A name for the answer; of the file of queries its content counts, not its name."""
+        told = asdict(self)
+        if self.query_log is not None:
+            told["query_log"] = [(str(each.item), type(each.item).__name__) for each in self.logged()]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
+
+    def logged(self) -> list[Query]:
+        """The queries to train on beside the sample; UsageError where the file has none."""
+        if self.query_log is None:
+            return []
+        if not (found := sources.queries(Path(self.query_log), answered=False)):
+            raise errors.UsageError(f'{self.query_log!r} holds no query; write a line each: {{"item": "a text or a file"}}')
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +108,8 @@ class Plan:
     #: the while.
     switch: float | None = None
     early: tuple[str | None, ...] = ()
+    #: h, which lifts what the old collection holds.
+    lift: str | None = None
 
 
 class Planner:
@@ -103,9 +124,11 @@ class Planner:
         source: Source | None,
         cache: Callable[[str], EmbeddingCache],
         folder: Path,
+        traffic: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """`cache` gives the embeddings that are kept of a model version."""
+        """`cache` gives the embeddings that are kept of a model version, `traffic` what searches find, by key."""
         self._store, self._encoder, self._artifacts, self._folder = store, encoder, artifacts, folder
+        self._traffic = traffic
         self._sampler = Sampler(store=store, encoder=encoder, source=source, cache=cache)
 
     def plan(
@@ -126,11 +149,19 @@ class Planner:
         """
         if not again and (kept := self.kept(question)):
             return kept
+        if question.order == TRAFFIC and not self._traffic():
+            raise errors.PlanRefused(
+                f"No search of gallery {question.gallery!r} has been counted yet, as the order traffic needs; let applications "
+                "search for some minutes (search.traffic must not be 0), or choose another --order"
+            )
         counts = [self._store.count(leg.collection) for leg in legs]
         if len(legs) > 1:
             _refuse_too_few(question, legs[0], counts[0])
+        if question.method is Method.FCT:
+            self._encoder.embedder(legs[0].embedder)  # the original is kept current by it; ModelError where it cannot be loaded
         sizes, held_out = _sizes(question.sample, counts)
-        sample = self._sampler.sample(question.to_version, legs, sizes, seen, report, seed=question.seed)
+        logged = self._logged(question, legs[0])
+        sample = self._sampler.sample(question.to_version, legs, sizes, seen, report, seed=question.seed, logged=logged)
         order, confidence = self._confidence(question, legs, classifiers, sample)
         told = None
         # Else nothing is to be trained, and there is too little to measure on.
@@ -138,6 +169,7 @@ class Planner:
             trial = self._trial(question, legs, Metric(to.metric), sample, {order: confidence}, held_out, report)
             able = self._able(legs, to)
             told = self._asked(trial, question.method, able) if question.method else comparison.chosen(trial, able)
+            told = comparison.tuned(trial, told) if question.tune else told
         plan = self._written(question, legs, told, sample, order, counts)
         data = json.dumps(asdict(plan)).encode()
         files.durable_write(self._pointer(question), self._artifacts.put(data, suffix="json").encode())
@@ -161,16 +193,44 @@ class Planner:
         `queries` with known answers, which are put into the sample, are searched for in place of the records themselves. Raises
         what `plan` raises, and UsageError for queries that cannot be measured by.
         """
+        unable = set(comparison.CANDIDATES) - set(self._able(legs, to))
+        methods = _possible(methods, legs, unable)
         counts = [self._store.count(leg.collection) for leg in legs]
         sizes, held_out = _sizes(question.sample, counts)
-        sample = self._sampler.sample(question.to_version, legs, sizes, seen, report, seed=question.seed, queries=queries)
-        names = orders or [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
+        sample = self._sampler.sample(
+            question.to_version,
+            legs,
+            sizes,
+            seen,
+            report,
+            seed=question.seed,
+            queries=queries,
+            logged=self._logged(question, legs[0]),
+        )
+        able = [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
+        names = orders or [*able, *([TRAFFIC] if self._traffic() else [])]
         confidences = {name: self._confidence(replace(question, order=name), legs, classifiers, sample)[1] for name in names}
         trial = self._trial(question, legs, Metric(to.metric), sample, confidences, held_out, report)
-        unable = set(comparison.CANDIDATES) - set(self._able(legs, to))
-        if Method.IDENTITY in unable and len(methods) > 1:
-            methods = [method for method in methods if method is not Method.IDENTITY]
+        if Method.NAIVE in unable:
+            unable.add(Method.FCT)  # which keeps the original current by v1's embedder
         return replace(comparison.compare(trial, methods, unable=unable), skipped=sample.skipped)
+
+    def _logged(self, question: Question, newest: Leg) -> list[Item]:
+        """What is logged, at most as many as records are sampled; PlanRefused where the model in service cannot embed it.
+
+        Nothing where a method is asked for that trains no ψ.
+        """
+        logged = [] if question.method in (Method.NAIVE, Method.IDENTITY, Method.FCT) else question.logged()
+        try:
+            if logged:
+                self._encoder.embedder(newest.embedder)
+        except errors.ModelError as exc:
+            raise errors.PlanRefused(
+                f"The query log has to be embedded by {newest.embedder}, too, which cannot be loaded ({exc}); "
+                "bring its embedder back, or leave --query-log out"
+            ) from exc
+        drawn = np.random.default_rng(question.seed).permutation(len(logged))[: question.sample]
+        return [logged[at].item for at in sorted(drawn.tolist())]
 
     def kept(self, question: Question) -> Plan | None:
         """The plan that was made for this question, if it is still whole."""
@@ -184,9 +244,12 @@ class Planner:
         self, question: Question, leg: Leg, classifier: Classifier | None, records: Sequence[Record] | None = None
     ) -> tuple[str, Order]:
         """The backfill order of a collection and its name; it learns from these records, or from a sample of the collection."""
+        if question.order == TRAFFIC:
+            _, others = self.order(replace(question, order=None), leg, classifier, records)
+            return TRAFFIC, ByTraffic.learned(self._traffic(), others)
         name = question.order or next(each for each in ORDERS if _can_be_given(each, question, [leg], [classifier]))
         if name not in ORDERS:
-            raise errors.UnknownName("order", name, ORDERS)
+            raise errors.UnknownName("order", name, (*ORDERS, TRAFFIC))
         if records is None:
             records = self._sampler.records(leg.collection, question.sample, question.seed)
         return name, make_order(
@@ -196,7 +259,12 @@ class Planner:
     def _confidence(
         self, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None], sample: Sample
     ) -> tuple[str, npt.NDArray[np.float32]]:
-        """Of every record by the order of the collection that holds it, (n,), and the names of these orders."""
+        """Of every record by the order of the collection that holds it, (n,), and the names of these orders.
+
+        Of the order traffic it is that of the others: what is found is measured by queries of the sample.
+        """
+        if question.order == TRAFFIC:
+            return TRAFFIC, self._confidence(replace(question, order=None), legs, classifiers, sample)[1]
         found, names = np.zeros(len(sample.records), dtype=np.float32), []
         for at, (leg, classifier) in enumerate(zip(legs, classifiers, strict=True)):
             if held := sample.held(at):
@@ -239,7 +307,12 @@ class Planner:
         report: Report,
     ) -> prediction.Trial:
         return prediction.Trial(
-            Pairs(old=sample.asked[0], new=sample.new, labels=_labels(sample.records, question.labels)),
+            Pairs(
+                old=sample.asked[0],
+                new=sample.new,
+                labels=_labels(sample.records, question.labels),
+                side=side_of(sample.records, question.side) if question.side else None,
+            ),
             confidences=confidences,
             old_metric=legs[0].metric,
             new_metric=new_metric,
@@ -249,6 +322,7 @@ class Planner:
             behind=[self._behind(legs, at, sample) for at in range(1, len(legs))],
             held_out=held_out,
             queries=sample.queries,
+            logged=sample.logged,
             progress=report,
         )
 
@@ -275,15 +349,19 @@ class Planner:
         counts: Sequence[int],
     ) -> Plan:
         put = self._artifacts.put
-        head = told.fitted.head if told else None
-        reverse = told.fitted.reverse if told else None
-        trained_on = pack_ids([sample.records[row].id for row in told.seen]) if told and reverse else None
+        fitted = told.fitted if told else Fitted()
+
+        def kept(transform: Transform | None) -> str | None:
+            return put(transform.to_bytes(), suffix="safetensors") if transform else None
+
+        trained_on = pack_ids([sample.records[row].id for row in told.seen]) if told and (fitted.reverse or fitted.lift) else None
         return Plan(
             question=asdict(question),
             method=told.method if told else Method.NAIVE,
             order=order,
-            head=put(head.to_bytes(), suffix="safetensors") if head else None,
-            reverse=put(reverse.to_bytes(), suffix="safetensors") if reverse else None,
+            head=kept(fitted.head),
+            reverse=kept(fitted.reverse),
+            lift=kept(fitted.lift),
             calibrations=_put(put, told.calibrations if told else (None,) * (len(legs) + 1)),
             switch=told.switch if told else None,
             early=_put(put, told.early if told else ()),
@@ -298,11 +376,13 @@ class Planner:
         records, dims = sum(counts), [self._encoder.chain(leg.model).dim for leg in legs]
         seconds = {"embedded_per_second": sample.per_second, "seconds": records / sample.per_second} if sample.per_second else {}
         held = 4.0 * sum(count * dim for count, dim in zip(counts, dims, strict=True))
+        made = 4.0 * records * sample.new.shape[1]
+        copied = made if question.method is Method.FCT else held
         return {
             "records": records,
-            "vector_bytes": 4.0 * records * sample.new.shape[1],
-            "archive_bytes": held,
-            **({"copy_bytes": held} if question.instant_rollback else {}),
+            "vector_bytes": made,
+            "archive_bytes": copied if question.instant_rollback else held,
+            **({"copy_bytes": copied} if question.instant_rollback else {}),
             **seconds,
         }
 
@@ -332,6 +412,15 @@ def _refuse_too_few(question: Question, leg: Leg, records: int) -> None:
             f"Collection {leg.collection!r} holds {records} records of {leg.model}, {needed} or more are needed to go on from; "
             f"let its own upgrade go on first{instead}, or give it up: rmvdb rollback"
         )
+
+
+def _possible(methods: Sequence[Method], legs: Sequence[Leg], unable: Set[Method]) -> list[Method]:
+    """Those of several methods that these collections can be searched with; what is named alone is refused where it is fitted."""
+    if len(methods) > 1:
+        methods = [method for method in methods if method is not Method.IDENTITY or method not in unable]
+    if len(legs) > 1 and not (methods := [method for method in methods if method is not Method.FCT]):
+        raise errors.UsageError(f"The method fct lifts one collection, and the gallery lies in {len(legs)}; name another one")
+    return list(methods)
 
 
 def _can_be_given(order: str, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,16 +12,19 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb import metrics, training
+from rmvdb import metrics
 from rmvdb.errors import PlanRefused, UsageError
+from rmvdb.methods import Fitted, Method, Pairs, Settings
 from rmvdb.metrics import Bools, Floats
 from rmvdb.simulate import TS, Behind, Calibrations, Curve, Fuse, Part, Queries, Summary, summary
-from rmvdb.training import Fitted, Method, Pairs, Settings
+from rmvdb.traffic import TRAFFIC
 from rmvdb.types import Metric
 
 LEAST_PAIRS = 60
 #: Half of the queries choose, half are measured on.
 LEAST_QUERIES = 10
+#: Two queries whose vectors are no farther apart, by their cosine, are one: what batch an item is embedded in makes a difference.
+SAME = 1e-5
 #: A fall of less than half a point is not worth a warning.
 TOLERATED_FALL = 0.005
 
@@ -67,8 +71,12 @@ class Prediction:
     seen: npt.NDArray[np.intp] = field(repr=False)
     calibrations: Calibrations = field(repr=False)
     measured: Curve = field(repr=False)
-    #: Why it is this method, where that was left to rmvdb.
+    #: Why it is this method, where that was left to rmvdb, and these settings, where they were tuned.
     choice: str = ""
+    #: Settings of the training other than the trial's.
+    tuned: dict[str, Any] = field(default_factory=dict)
+    #: How many logged queries ψ was trained on beside the pairs.
+    logged: int = 0
     #: The t from which on the new model alone embeds the queries; until then each model does for its own, calibrated by `early`.
     #: None where nothing changes on the way.
     switch: float | None = None
@@ -132,16 +140,18 @@ class Trial:
         behind: Sequence[Behind] = (),
         held_out: int | None = None,
         queries: Queries | None = None,
+        logged: Pairs | None = None,
         progress: Progress = lambda *_: None,
     ) -> None:
         """Split the sample.
 
-        Each of `confidences` (n,) is a backfill order by its name, lowest first; without them the order is random. A query's old
-        vector is its stored one. `seen` (n,) by an earlier training, whose ψ or ρ is served now: such records look better than
-        others would, so they are only trained on. `behind`: the collections behind the newest old one, where there are any; the
-        old vector of a record they hold is its query there, and `held_out` bounds how many records of the newest are kept to
-        calibrate, and to measure on. `queries` are searched for in place of the measured records themselves. Raises PlanRefused
-        where the pairs are too few, UsageError where the queries are.
+        Each of `confidences` (n,) is a backfill order by its name, lowest first; without them the order is random. That of the
+        order `traffic` counts among records that no query finds. A query's old vector is its stored one. `seen` (n,) by an
+        earlier training, whose ψ or ρ is served now: such records look better than others would, so they are only trained on.
+        `behind`: the collections behind the newest old one, where there are any; the old vector of a record they hold is its
+        query there, and `held_out` bounds how many records of the newest are kept to calibrate, and to measure on. `queries` are
+        searched for in place of the measured records themselves, and the `logged` ones are trained on beside the records, but for
+        those that are searched for here. Raises PlanRefused where the pairs are too few, UsageError where the queries are.
         """
         confidences = confidences or {"random": np.random.default_rng(seed).random(len(pairs))}
         self.orders, self.settings, self.seed, self.progress = tuple(confidences), settings, seed, progress
@@ -160,18 +170,22 @@ class Trial:
         rows = sample.split(seed=seed, most=held_out, seen=np.zeros(len(pairs), dtype=bool) if seen is None else seen)
         #: The rows that are fitted on.
         self.seen = rows[0]
-        self.train, check, judge = (replace(sample, queries=None).take(each) for each in rows)
-        asked = None if queries is None else _halves(queries.among(rows[2]), seed)
-        self._stages = {
-            name: _Stage.of(_in_order(check, keys[rows[1]]), _in_order(judge, keys[rows[2]]), asked)
-            for name, keys in confidences.items()
-        }
+        self.train = replace(sample, queries=None).take(self.seen)
+        self._stages = _stages(sample, rows[1:], confidences, seed)
         first = self._stages[self.orders[0]]
         if not (first.check.asked.relevance.any() and first.judge.asked.relevance.any()):
             raise PlanRefused("Hardly two records of the sample share a label, so nothing can be measured; leave the labels out")
+        self.logged = None if logged is None else first.unasked(logged)
         self._fits: dict[Method, Fitted] = {}
+        self._tuned: dict[Method, dict[str, Any]] = {}
         self._fitted: dict[Method, tuple[Method, Fitted]] = {}
         self._measured: dict[tuple[str, str], Measured] = {}
+
+    def trying(self, settings: Settings) -> Trial:
+        """The same sample in the same three parts, trained with other settings."""
+        other = copy.copy(self)
+        other.settings, other._fits, other._tuned, other._fitted, other._measured = settings, {}, {}, {}, {}
+        return other
 
     @property
     def relevance(self) -> str:
@@ -207,15 +221,37 @@ class Trial:
 
     def _fit(self, method: Method) -> Fitted:
         if method not in self._fits:
-            self._fits[method] = training.fit(
-                self.train.pairs,
-                method=method,
-                old_metric=self.train.old_metric,
-                new_metric=self.train.new_metric,
-                settings=self.settings,
-                progress=functools.partial(self.progress, f"training {method}"),
-            )
+            fitted = self._trained(method, self.settings)
+            if method.contrasts and self.settings.pull is None and self.train.pairs.labels is not None:
+                fitted = self._pulled(method, fitted)
+            self._fits[method] = fitted
         return self._fits[method]
+
+    def _pulled(self, method: Method, alone: Fitted) -> Fitted:
+        """The better, on the part kept for tuning, of the contrast alone and with Eq. 9 beside it.
+
+        With few records of a class, or weak models, classes say too little of where a record lies; with many they say it better.
+        """
+        pulled = self._trained(method, replace(self.settings, pull=1.0))
+        stage = self._stages[self.orders[0]]
+        worth = [_merit(curves) if (curves := stage.tuned(each, None)[1]) else -math.inf for each in (alone, pulled)]
+        if worth[1] <= worth[0]:
+            return alone
+        self._tuned[method] = {"pull": 1.0}
+        return pulled
+
+    def _trained(self, method: Method, settings: Settings) -> Fitted:
+        from rmvdb import training  # here, so that commands that train nothing do not wait for torch
+
+        return training.fit(
+            self.train.pairs,
+            method=method,
+            old_metric=self.train.old_metric,
+            new_metric=self.train.new_metric,
+            settings=settings,
+            logged=self.logged,
+            progress=functools.partial(self.progress, f"training {method}{' beside a regression' if settings.pull else ''}"),
+        )
 
     def measure(self, name: str, fitted: Fitted, order: str, *, fuse: Fuse | None = None) -> Measured:
         """Tune and measure what was fitted; a name stands for the same in every call."""
@@ -260,7 +296,9 @@ class Trial:
         old, new = naive.map[0], naive.map[-1]
         start, end = ends(found.curve, naive)
         before = "what is served now" if self.train.behind else "the old model"
-        verdict, reason = _verdict(chosen, found.curve, start, end, asked=method, before=before, seed=self.seed)
+        why = "no ρ was shown to keep the new model's quality" if self.train.pairs.labels is not None else "ρ needs labels"
+        without = "" if chosen is method else f" ({chosen} instead of {method}: {why})"
+        verdict, reason = _verdict(chosen, found.curve, start, end, without=without, before=before, seed=self.seed)
         if switch:
             reason = f"until t = {switch:g} each model embeds the queries for its own collection: {reason}"
         return Prediction(
@@ -271,6 +309,7 @@ class Trial:
             labelled=self.train.pairs.labels is not None,
             calibrated=any(found.calibrations),
             trained=len(self.train.pairs),
+            logged=len(self.logged or ()),
             held_out=self.held_out,
             evaluated=self.evaluated,
             map_old=old,
@@ -289,6 +328,7 @@ class Trial:
             seen=self.seen,
             calibrations=found.calibrations,
             measured=found.curve,
+            tuned=self._tuned.get(chosen, {}),
         )
 
 
@@ -299,8 +339,8 @@ class _Stage:
     check: Part
     halves: tuple[Part, Part]
     judge: Part
-    #: The measured records with other queries, to choose by; None where there are none.
-    chooser: Part | None = None
+    #: The measured records with other queries, to choose by; empty where there are none.
+    choosers: tuple[Part, ...] = ()
 
     @classmethod
     def of(cls, check: Part, judge: Part, asked: tuple[Queries, Queries] | None) -> _Stage:
@@ -310,7 +350,34 @@ class _Stage:
         if asked is None:
             return cls(check=check, halves=halves, judge=judge)
         chooser, measured = (replace(judge, queries=each) for each in asked)
-        return cls(check=check, halves=halves, judge=measured, chooser=chooser)
+        return cls(check=check, halves=halves, judge=measured, choosers=(chooser,))
+
+    def unasked(self, logged: Pairs) -> Pairs | None:
+        """Those of these queries that are neither tuned, chosen nor measured by: their new vectors differ from all of those."""
+        metric = self.judge.new_metric
+        asked = [part.asked.new for part in (self.check, self.judge, *self.choosers)]
+        here, new = metrics.comparable(np.concatenate(asked), metric), metrics.comparable(logged.new, metric)  # (q, d), (n, d)
+        some = (new[start : start + metrics.CHUNK] for start in range(0, len(new), metrics.CHUNK))
+        nearest = [metrics.distances(each, here, metric=Metric.COSINE).min(axis=1) for each in some]
+        fresh = np.flatnonzero(np.concatenate([*nearest, np.empty(0)]) > SAME)
+        return logged.take(fresh) if len(fresh) else None
+
+    def by_traffic(self) -> _Stage:
+        """The same, ordered by what queries find, as the searches before an upgrade are counted.
+
+        No query that is measured, or chosen by, has a say in the order that it is asked in: its own candidates would be
+        re-embedded first, and what is counted in truth are other searches than those to come. So others of the same kind make
+        the order: of what is tuned on, one half for the other, and all of it for what is measured.
+        """
+        one, two = self.halves
+        halves = one.by_traffic(two.asked), two.by_traffic(one.asked)
+        if not self.choosers:
+            return replace(self, halves=halves, judge=self.judge.by_traffic(self.check.asked))
+        (chooser,) = self.choosers
+        rows = np.arange(len(chooser.asked))
+        first, second = chooser.asked.take(rows[::2]), chooser.asked.take(rows[1::2])
+        choosers = (replace(chooser.by_traffic(other), queries=own) for own, other in ((first, second), (second, first)))
+        return replace(self, halves=halves, judge=self.judge.by_traffic(chooser.asked), choosers=tuple(choosers))
 
     def tuned(self, fitted: Fitted, fuse: Fuse | None) -> tuple[Calibrations, list[Curve]]:
         """Calibrations where they are worth it, and the curves then, none where there are too few pairs for one.
@@ -321,10 +388,10 @@ class _Stage:
             calibrations, curves = self._calibrated(fitted)
         else:
             calibrations, curves = self.check.uncalibrated, self._raw(fitted, fuse)
-        return calibrations, curves if self.chooser is None else [self.chooser.curve(fitted, calibrations, fuse=fuse)]
+        return calibrations, [each.curve(fitted, calibrations, fuse=fuse) for each in self.choosers] or curves
 
     def _calibrated(self, fitted: Fitted) -> tuple[Calibrations, list[Curve]]:
-        mixed = self.check.mixed
+        mixed = self.check.mixed(fitted)
         raw = [] if mixed else self._raw(fitted, None)
         try:
             others = zip(self.halves, self.halves[::-1], strict=True)
@@ -337,6 +404,22 @@ class _Stage:
 
     def _raw(self, fitted: Fitted, fuse: Fuse | None) -> list[Curve]:
         return [half.curve(fitted, fuse=fuse) for half in self.halves]
+
+
+def _stages(
+    sample: Part,
+    rows: Sequence[npt.NDArray[np.intp]],
+    confidences: Mapping[str, npt.NDArray[np.floating]],
+    seed: int,
+) -> dict[str, _Stage]:
+    """Of each backfill order, where `rows` are those to tune on and those to measure on."""
+    check, judge = (replace(sample, queries=None).take(each) for each in rows)
+    asked = None if sample.queries is None else _halves(sample.queries.among(rows[1]), seed)
+    made = {
+        name: _Stage.of(_in_order(check, keys[rows[0]]), _in_order(judge, keys[rows[1]]), asked)
+        for name, keys in confidences.items()
+    }
+    return made | {name: stage.by_traffic() for name, stage in made.items() if name == TRAFFIC}
 
 
 def _in_order(part: Part, confidence: npt.NDArray[np.floating]) -> Part:
@@ -370,10 +453,9 @@ def _mean(curves: Sequence[Curve], name: str) -> list[float]:
 
 
 def _verdict(
-    method: Method, measured: Curve, start: Floats, end: Floats, *, asked: Method, before: str, seed: int
+    method: Method, measured: Curve, start: Floats, end: Floats, *, without: str, before: str, seed: int
 ) -> tuple[Literal["ok", "warn", "refuse"], str]:
     """Promise 7 of the design: M_0 ≥ M_old, M_t rises, M_1 ≥ M_new, each within the noise of the sample."""
-    without = "" if method is asked else f" ({method} instead of {asked}: no ρ was shown to keep the new model's quality)"
     (low, high), (_, end_high), fall = (metrics.bootstrap(v, seed=seed) for v in (start, end, _fallen(measured)))
     span = f"mAP at the start {_points(low)} to {_points(high)} points against {before}"
     if high < 0:
@@ -384,7 +466,7 @@ def _verdict(
     if low < 0:
         return "warn", f"{method} may start below {before} ({span}){without}; the method naive would not"
     if fall[1] < 0 and metrics.largest_fall(measured.map) > TOLERATED_FALL:
-        lost = _points(-metrics.largest_fall(measured.map))
+        lost = f"{100 * metrics.largest_fall(measured.map):.1f}"
         return (
             "warn",
             f"{method} would fall by {lost} points on its way{without}; another order, or the method {_other(method)}, may not",

@@ -7,9 +7,11 @@ later and after the comparison, like any record that was copied just now. What i
 
 from __future__ import annotations
 
+import fcntl
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from pathlib import PurePosixPath
@@ -53,13 +55,31 @@ class Rebuild:
     def run(self) -> None:
         """Bring back everything; run again, it goes on where it stopped.
 
-        Raises AlreadyExists for a registry that holds something else, and what reading the manifest raises.
+        Raises AlreadyExists for a registry that holds something else, RegistryError while another process rebuilds it, and what
+        reading the manifest raises.
         """
-        if not self._is_begun():
-            self._restore()
-        for gallery in self._registry.galleries():
-            if gallery.rebuilding:
-                self._rebuild(gallery)
+        with self._alone():
+            if not self._is_begun():
+                self._restore()
+            for gallery in self._registry.galleries():
+                if gallery.rebuilding:
+                    self._rebuild(gallery)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two at once would forget what the other had noted, and one would let work begin before the other is done."""
+        path = self._manifest.path
+        if not path.exists():
+            yield
+            return
+        with path.with_name(f"{path.name}.rebuilding").open("ab") as file:  # the lock of a process that dies goes with it
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                raise errors.RegistryError(
+                    f"Another rmvdb registry rebuild is at work with {path}; wait until it has ended"
+                ) from exc
+            yield
 
     # --- what the manifest holds --------------------------------------------------------------------------------------
 

@@ -36,13 +36,14 @@ from sqlalchemy import (
     true,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DisconnectionError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import ORMExecuteState, Session
 from sqlalchemy.sql.functions import GenericFunction
 from tenacity import RetryCallState, Retrying, stop_after_delay, wait_random_exponential
 
-from rmvdb import errors
+from rmvdb import errors, files
 from rmvdb.addresses import without_password
 from rmvdb.tables import (
     KEPT,
@@ -57,6 +58,7 @@ from rmvdb.tables import (
     PlanRow,
     QuarantineRow,
     Table,
+    TrafficRow,
     UpgradeRow,
     VersionRow,
     WorkerRow,
@@ -84,6 +86,11 @@ LONG, LINGER = 1.0, 60.0
 _UNWRITTEN = and_(BatchRow.state == BatchState.CLAIMED, BatchRow.archive.is_(None), BatchRow.copied_at.is_(None))
 #: In PostgreSQL, whoever hands on the contents holds this advisory lock, so that the last one to do so has seen all others.
 KEEPING = 0x726D766463
+#: Of so many records of a gallery it is kept how often they are found; where there are more, those go that weigh least.
+MOST_FOUND = 100_000
+#: A find weighs half as much as one so many seconds later. Weights are 2^(seconds since the second number / half-life), which a
+#: float holds for 80 years. Forward decay: Cormode et al., ICDE 2009.
+HALF_LIFE, FADING_SINCE = 30 * 86400.0, 1.76e9
 #: Batches whose records are found in the new collection.
 MOVED = (BatchState.COPIED, BatchState.REMOVING, BatchState.RETIRED)
 
@@ -483,6 +490,25 @@ class Registry:
         return s.scalar(judged.order_by(ClientRow.p99_ms.desc()).limit(1))
 
     @transaction
+    def add_traffic(self, s: Session, /, gallery: str, found: Mapping[Id, int]) -> None:
+        """Add how often searches found these records lately; of at most `MOST_FOUND` of a gallery it is kept."""
+        mine = _named(s, GalleryRow, "gallery", gallery).id
+        one = 2 ** ((_now(s) - FADING_SINCE) / HALF_LIFE)
+        # In one order, so that two clients never wait for each other.
+        rows = [{"gallery_id": mine, "record": key(id), "weight": found[id] * one} for id in sorted(found, key=key)]
+        kind = postgresql if s.get_bind().dialect.name == "postgresql" else sqlite
+        upsert = kind.insert(TrafficRow.__table__)  # the table itself: twice as fast as by its class
+        sums = {"weight": TrafficRow.weight + upsert.excluded.weight}
+        s.execute(upsert.on_conflict_do_update(index_elements=["gallery_id", "record"], set_=sums), rows)
+        _forget_rarest(s, mine)
+
+    @transaction
+    def traffic(self, s: Session, /, gallery_id: int) -> dict[str, float]:
+        """How much the finds of each record weigh, by key."""
+        rows = s.execute(select(TrafficRow.record, TrafficRow.weight).where(TrafficRow.gallery_id == gallery_id))
+        return {row.record: row.weight for row in rows}
+
+    @transaction
     def announce(
         self,
         s: Session,
@@ -493,16 +519,19 @@ class Registry:
         *,
         upgrade: int | None = None,
         unless: str | None = None,
+        after: int | None = None,
     ) -> int:
         """Write the next plan and let the clients prepare for it; the epoch it will have. The same legs again: the same epoch.
 
         `upgrade` is the one that asks: WrongPhase where it has ended, for another decides what is served by now; WrongPhase, too,
-        where the collection `unless` is served first already.
+        where the collection `unless` is served first already, or another epoch than `after` is in force.
         """
         row = _named(s, GalleryRow, "gallery", gallery, lock=_FOR_CHANGE)
         _refuse_ended(s, upgrade)
         if _plan(s, row, row.epoch).legs[0].collection == unless:
             raise errors.WrongPhase(f"Collection {unless!r} is served already; see rmvdb status")
+        if after not in (None, row.epoch):
+            raise errors.WrongPhase(f"Gallery {gallery!r} is served differently since; run the same command again")
         if row.next_epoch and _legs(s, row, row.next_epoch) == list(legs):
             return row.next_epoch
         if _legs(s, row, row.epoch) == list(legs):
@@ -624,6 +653,7 @@ class Registry:
     def begin_clean_up(self, s: Session, /, upgrade_id: int) -> None:
         """From here on there is no way back; WrongPhase where the upgrade is not cut over (any more)."""
         row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
+        _refuse_ended(s, upgrade_id)
         if row.phase not in (Phase.CUT_OVER, Phase.CLEANING_UP):
             raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
         if row.phase == Phase.CUT_OVER:
@@ -928,6 +958,15 @@ class Registry:
         mine = and_(IntentRow.gallery_id == gallery_id, ~IntentRow.done, IntentRow.deadline > clock())
         return set(s.scalars(select(IntentRow.id).where(mine)))
 
+    @transaction
+    def cut_off(self, s: Session, /, gallery: str) -> list[Id]:
+        """The records of writes that were begun outside an upgrade, or while one copied, and never ended: in part they may be
+        made."""
+        row = _named(s, GalleryRow, "gallery", gallery)
+        never = and_(IntentRow.gallery_id == row.id, IntentRow.upgrade_id.is_(None), ~IntentRow.done)
+        keys = s.scalars(select(IntentRow.record).where(never, IntentRow.deadline <= clock()).distinct())
+        return [int(each) if row.id_type == IdType.INT64 else each for each in keys]
+
     # --- quarantine ---------------------------------------------------------------------------------------------------
 
     @transaction
@@ -1003,6 +1042,15 @@ def _end(s: Session, ended: Sequence[int], *, note: str, resume: int | None) -> 
 def _forget_work(s: Session, upgrades: Sequence[int]) -> None:
     for table in (BatchRow, IntentRow, QuarantineRow):
         s.execute(delete(table).where(table.upgrade_id.in_(upgrades)))
+
+
+def _forget_rarest(s: Session, gallery_id: int) -> None:
+    mine = TrafficRow.gallery_id == gallery_id
+    held = s.scalar(select(func.count()).select_from(TrafficRow).where(mine)) or 0
+    if held > MOST_FOUND:  # somewhat more than must be, so that it is not done every time
+        some = held - MOST_FOUND * 9 // 10
+        rarest = select(TrafficRow.record).where(mine).order_by(TrafficRow.weight, TrafficRow.record).limit(some)
+        s.execute(delete(TrafficRow).where(mine, TrafficRow.record.in_(rarest)).execution_options(synchronize_session=False))
 
 
 def _new_upgrade(s: Session, values: Mapping[str, Any], details: Details) -> UpgradeRow:
@@ -1237,7 +1285,7 @@ def _engine(url: str) -> Engine:
     else:
         engine = create_engine(url, connect_args={"timeout": 5})
         if (database := make_url(url).database) and database != ":memory:":
-            Path(database).parent.mkdir(parents=True, exist_ok=True)
+            files.make_folder(Path(database).parent, "home, or registry.url,")
             event.listen(engine, "connect", lambda _, record: record.info.update(file=_file_at(database)))
             event.listen(engine, "checkout", functools.partial(_leave_removed_file, database))
         event.listen(engine, "connect", _prepare_sqlite)

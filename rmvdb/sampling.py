@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,10 @@ from rmvdb import errors
 from rmvdb.archive import EmbeddingCache
 from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
+from rmvdb.methods import Pairs
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.simulate import Queries
-from rmvdb.types import Id, Leg, Query, Record, Vectors
+from rmvdb.types import Id, Item, Leg, Query, Record, Vectors
 
 #: Called with what is being done and how far it is.
 Report: TypeAlias = Callable[[str, int, int], None]
@@ -41,6 +42,8 @@ class Sample:
     per_second: float | None
     #: What is searched for in place of the records themselves.
     queries: Queries | None = None
+    #: Logged queries: as the newest old leg is asked for them, and by the new model.
+    logged: Pairs | None = None
 
     def rows(self, leg: int) -> npt.NDArray[np.intp]:
         """Those that are in this leg, (m,)."""
@@ -91,8 +94,10 @@ class Sampler:
         *,
         seed: int,
         queries: Sequence[Query] = (),
+        logged: Sequence[Item] = (),
     ) -> Sample:
         """So many records (`sizes`) of each leg's collection, and the answers to the queries; what is behind leaves out `seen`.
+        `logged` are queries that nobody knows an answer to; those that cannot be embedded are left out.
 
         Raises PlanRefused where no record could be embedded, UsageError for an answer that is no id here, and what embedding
         raises.
@@ -125,7 +130,22 @@ class Sampler:
             skipped=len(records) - len(usable),
             per_second=per_second,
             queries=self._queries(to_version, legs, queries, usable, sorted(asked), report) if queries else None,
+            logged=self._logged(to_version, legs[0], logged, report) if logged else None,
         )
+
+    def _logged(self, to_version: str, newest: Leg, items: Sequence[Item], report: Report) -> Pairs:
+        found: dict[str, Vectors] = {}
+        for version in dict.fromkeys((newest.embedder, to_version)):
+            parts = []
+            for start in range(0, len(items), CHUNK):
+                report(f"embedding the query log by {version}", start, len(items))
+                some = items[start : start + CHUNK]
+                parts.append(embed_checked(self._encoder.embedder(version), some, self._encoder.chain(version).dim)[0])
+            report(f"embedding the query log by {version}", len(items), len(items))
+            found[version] = np.concatenate(parts)  # (q, d), NaN where an item has no vector
+        good = np.all([np.isfinite(vectors).all(axis=1) for vectors in found.values()], axis=0)  # (q,)
+        old = self._encoder.apply(newest.transforms, found[newest.embedder][good])
+        return Pairs(old=old, new=found[to_version][good])
 
     def _queries(
         self,
@@ -225,3 +245,20 @@ def _answers(queries: Sequence[Query], held: Sequence[Sequence[Record]]) -> list
 
 def vectors_of(records: Sequence[Record]) -> list[Vectors]:
     return [record.vector for record in records if record.vector is not None]
+
+
+def side_of(records: Sequence[Record], field: str) -> Vectors:
+    """The side information of records, (n, d_side), from a field that holds a list of numbers; UsageError where one has none."""
+    found = [record.fields.get(field) for record in records]
+    widths = {len(value) if isinstance(value, list) else 0 for value in found}
+    if widths == {0} or len(widths) > 1 or not all(isinstance(part, int | float) for part in _flat(found)):
+        at = next((at for at, value in enumerate(found) if not isinstance(value, list) or len(value) != max(widths)), 0)
+        raise errors.UsageError(
+            f"Side information is a list of as many numbers in every record; record {records[at].id!r} has {found[at]!r:.60} in "
+            f"field {field!r}; name another --side, or leave it out"
+        )
+    return np.array(found, dtype=np.float32)
+
+
+def _flat(lists: Sequence[Any]) -> Iterator[Any]:
+    return (part for each in lists for part in each)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from rmvdb import calibration, metrics
 from rmvdb.calibration import Calibration
+from rmvdb.methods import Fitted, Pairs
 from rmvdb.metrics import Bools, Floats
-from rmvdb.training import Fitted, Pairs
 from rmvdb.types import Metric, Vectors
 
 #: t = 0, 0.1 … 1: the paper's grid.
@@ -286,10 +286,10 @@ class Part:
             own &= ~each.held
         return own
 
-    @property
-    def mixed(self) -> bool:
+    def mixed(self, fitted: Fitted) -> bool:
         """Whether its legs are compared by different metrics, so that only calibrated distances can be merged."""
-        return len({self.old_metric, self.new_metric, *(each.metric for each in self.behind)}) > 1
+        newest = self.old_metric if fitted.lift is None else self.new_metric
+        return len({newest, self.new_metric, *(each.metric for each in self.behind)}) > 1
 
     @property
     def uncalibrated(self) -> Calibrations:
@@ -350,12 +350,27 @@ class Part:
         np.put_along_axis(alike, nearest[:, : max(1, min(NEIGHBOURS, len(self.pairs) // 20))], True, axis=1)
         return alike
 
+    def by_traffic(self, queries: Queries) -> Part:
+        """The same in the order `traffic`: what the old legs find for these queries first, then by confidence."""
+        places = np.empty(len(self.pairs))
+        places[np.lexsort((self.confidence, -self._found(queries)))] = np.arange(len(places))
+        return replace(self, confidence=places)
+
+    def _found(self, queries: Queries) -> npt.NDArray[np.intp]:
+        """How often each record is a candidate of its old leg, (n,): one of the nearest to a query."""
+        times = np.zeros(len(self.pairs), dtype=np.intp)
+        *old, _ = replace(self, queries=queries).legs(Fitted())
+        for leg in old:
+            nearest = np.argsort(leg.distances(None), axis=1, kind="stable")[:, :NEIGHBOURS]  # (q, 10)
+            times[leg.held] += np.bincount(nearest.reshape(-1), minlength=int(leg.held.sum()))
+        return times
+
     def legs(self, fitted: Fitted) -> list[_Leg]:
         """The old legs, newest first, then the new one."""
         asked = self.asked
         final = fitted.final(asked.new)
-        first = asked.old if fitted.reverse is None else fitted.reverse.apply(final)
-        newest = _Leg(held=self.own, queries=first, gallery=self.pairs.old[self.own], metric=self.old_metric)
+        newest = self._newest(fitted, final)
+        first = newest.queries
         older = [
             _Leg(
                 held=each.held,
@@ -368,6 +383,15 @@ class Part:
         everything = np.ones(len(self.pairs), dtype=bool)
         stored = final if self.queries is None else fitted.final(self.pairs.new)
         return [newest, *older, _Leg(held=everything, queries=final, gallery=stored, metric=self.new_metric)]
+
+    def _newest(self, fitted: Fitted, final: Vectors) -> _Leg:
+        """The newest old leg, where `final` (q, d_new) are the queries of the new one."""
+        old = self.pairs.old[self.own]
+        if fitted.lift is not None:
+            lifted = fitted.lifted(old, None if self.pairs.side is None else self.pairs.side[self.own])
+            return _Leg(held=self.own, queries=final, gallery=lifted, metric=self.new_metric)
+        queries = self.asked.old if fitted.reverse is None else fitted.reverse.apply(final)
+        return _Leg(held=self.own, queries=queries, gallery=old, metric=self.old_metric)
 
     def curve(
         self, fitted: Fitted, calibrations: Calibrations | None = None, *, ts: Sequence[float] = TS, fuse: Fuse | None = None

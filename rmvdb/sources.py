@@ -54,24 +54,25 @@ def load(spec: str, *, base: Path | None = None) -> Source:
     return makers[kind](rest)
 
 
-def queries(file: Path) -> list[Query]:
+def queries(file: Path, *, answered: bool = True) -> list[Query]:
     """Queries with known answers, a JSON object a line: {"item": "a text or the path of a file", "answers": [7, 42]}.
 
-    Raises UsageError, with the line, for a file that is none.
+    Those of a log need not be `answered`: {"item": …}. Raises UsageError, with the line, for a file that is none.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
         raise UsageError(f"The queries in {str(file)!r} cannot be read ({exc}); name a text file of JSON lines") from exc
-    return [_query(line, f"Line {number} of {file}") for number, line in enumerate(lines, start=1) if line.strip()]
+    return [_query(line, f"Line {number} of {file}", answered) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
-def _query(line: str, where: str) -> Query:
+def _query(line: str, where: str, answered: bool) -> Query:
     try:
         told = json.loads(line)
-        item, answers = told["item"], told["answers"]
+        item, answers = told["item"], told["answers"] if answered else []
     except (json.JSONDecodeError, KeyError, TypeError) as exc:
-        raise UsageError(f'{where} is no query; write {{"item": "a text or a file", "answers": [ids]}}') from exc
+        form = '{"item": "a text or a file"' + (', "answers": [ids]}' if answered else "}")
+        raise UsageError(f"{where} is no query; write {form}") from exc
     if not isinstance(answers, list) or not all(isinstance(id, int | str) and not isinstance(id, bool) for id in answers):
         raise UsageError(f"{where} has answers {answers!r}; write a list of ids")
     is_file = isinstance(item, str) and len(item) < LONGEST_PATH and Path(item).is_file()

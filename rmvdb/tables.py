@@ -190,6 +190,11 @@ class UpgradeRow(Table):
         return str(legs[0]["collection"]) if legs else None
 
     @property
+    def lift(self) -> str | None:
+        """SHA-256 of h, where the copy holds the original's vectors lifted into the new space."""
+        return self.plan.get("lift")
+
+    @property
     def searched(self) -> list[str]:
         """The collections that are searched until cut-over."""
         return [leg["collection"] for leg in self.plan["serving"] if leg.get("searched", True)]
@@ -295,6 +300,18 @@ class ClientRow(Table):
     seen_at: Mapped[float]
 
 
+class TrafficRow(Table):
+    """How often a record was found by searches."""
+
+    __tablename__ = "traffic"
+
+    gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"), primary_key=True)
+    #: `registry.key(id)`.
+    record: Mapped[str] = mapped_column(Text, primary_key=True)
+    #: The sum over its finds of 2^(time / half-life): the newer ones weigh more, and no older one has to be made less.
+    weight: Mapped[float]
+
+
 class WorkerRow(Table):
     """A process that backfills."""
 
@@ -308,7 +325,7 @@ class WorkerRow(Table):
 
 
 #: What the manifest holds, each table after those that it refers to. The work (batches, intents, quarantine) is made again from
-#: the collections and the archive, clients and workers tell of themselves.
+#: the collections and the archive, clients and workers tell of themselves, and what is found is counted anew.
 KEPT: tuple[type[Table], ...] = (ArtifactRow, VersionRow, GalleryRow, CollectionRow, PlanRow, UpgradeRow, PhaseRow)
 #: Columns of these tables that hold for seconds only.
 PASSING = frozenset({"closing_until", "rebuilding", "conductor", "conductor_until"})

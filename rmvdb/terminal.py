@@ -83,6 +83,10 @@ def progress(*, quiet: bool = False) -> Iterator[Reporter]:
         yield Reporter(progress, quiet=quiet)
 
 
+#: Columns where nobody looks at a screen, so that no cell is cut short.
+_UNBOUNDED = 10_000
+
+
 def print_json(value: Any) -> None:
     """A value as JSON."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
@@ -99,10 +103,12 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*rows[0], box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console(soft_wrap=not sys.stdout.isatty()).print(table, markup=False)
+    Console(width=None if sys.stdout.isatty() else _UNBOUNDED).print(table, markup=False)
 
 
 def print_plan(found: Plan) -> None:
@@ -121,7 +127,7 @@ def print_plan(found: Plan) -> None:
             f"held out ({told['evaluated']} records, {'labels' if told['labelled'] else 'neighbours of the new model'}): "
             f"old {100 * told['map_old']:.2f}, new {100 * told['map_new']:.2f} mAP; "
             f"M_0 - M_old in [{low:+.2f}, {high:+.2f}]; gain {_percent(curve['gain'])} (naive {_percent(naive['gain'])}); "
-            f"calibration {'on' if told['calibrated'] else 'off'}"
+            f"calibration {'on' if told['calibrated'] else 'off'}; {told['trained']} records{_logged(told)} trained on"
         )
         if told["choice"]:
             click.echo(f"method: {told['choice']}")
@@ -144,13 +150,18 @@ def print_comparison(found: dict[str, Any]) -> None:
         print_rows([_compared(row) for row in orders], as_json=False)
     relevance = {"labels": "records of the same label", "answers": "their known answers", "neighbours": "the new model's nearest"}
     click.echo(
-        f"{found['trained']} records trained on, {found['held_out']} calibrated on; {found['evaluated']} others searched for "
-        f"{relevance[found['relevance']]}; percent, 95 % intervals over these queries; flips: right by the old model, wrong then"
+        f"{found['trained']} records{_logged(found)} trained on, {found['held_out']} calibrated on; "
+        f"{found['evaluated']} others searched for {relevance[found['relevance']]}; "
+        "percent, 95 % intervals over these queries; flips: right by the old model, wrong then"
     )
     if found["skipped"]:
         click.echo(f"{found['skipped']} records of the sample could not be embedded")
     click.echo(f"recommended: --method {advice['method']} --order {advice['order']}: {advice['choice']}")
     click.echo(f"{advice['verdict']}: {advice['reason']}")
+
+
+def _logged(found: dict[str, Any]) -> str:
+    return f" and {found['logged']} logged queries" if found["logged"] else ""
 
 
 def _compared(row: dict[str, Any]) -> dict[str, str | None]:

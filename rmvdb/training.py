@@ -1,11 +1,10 @@
-"""Fits ψ (`reverse`) and ρ (`head`) on pairs of old and new vectors of the same records."""
+"""Fits ψ (`reverse`) and ρ (`head`), or h (`lift`), on pairs of old and new vectors of the same records."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 
 import faiss
 import numpy as np
@@ -14,7 +13,9 @@ import torch
 from torch import Tensor
 
 from rmvdb import hyperbolic, losses, metrics
-from rmvdb.errors import Mismatch, PlanRefused
+from rmvdb.errors import PlanRefused
+from rmvdb.losses import fct
+from rmvdb.methods import Fitted, Method, Pairs, Settings
 from rmvdb.transforms import Config, Network, Norm, Transform
 from rmvdb.types import Metric, Vectors
 
@@ -24,105 +25,6 @@ Report = Callable[[int, int], None]
 
 #: What length vectors have that are to be compared with those of a gallery.
 REACHED = {Metric.COSINE: Norm.FIXED, Metric.IP: Norm.FIXED, Metric.L2: Norm.FREE, Metric.LORENTZ: Norm.LIFTED}
-
-
-class Method(StrEnum):
-    """How the old part of the gallery is searched with a new query; METHODS has the table."""
-
-    #: Both models embed the query; nothing is trained.
-    NAIVE = "naive"
-    #: ψ is the identity: the new model was trained to be comparable with the old one (BCT and its kin).
-    IDENTITY = "identity"
-    #: ψ by regression, Eq. 9.
-    RQT = "rqt"
-    #: ψ by contrast within the old space, Eq. 10.
-    CL_S = "cl-s"
-    #: ψ and ρ, each by contrast in its own space, Eq. 14.
-    CL_M = "cl-m"
-    #: ψ by contrast across both spaces, Eq. 11.
-    MCL = "mcl"
-    #: ψ and ρ by contrast across both spaces, Eq. 11-13.
-    RM = "rm"
-
-    @property
-    def has_head(self) -> bool:
-        """Whether it trains a ρ, so that the new vectors change."""
-        return self in (Method.CL_M, Method.RM)
-
-    @property
-    def headless(self) -> Method:
-        """The same loss without ρ, which leaves the new model's vectors as they are."""
-        return {Method.CL_M: Method.CL_S, Method.RM: Method.MCL}.get(self, self)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """How to train; the defaults are what held up best on held-out pairs, `paper()` is what the paper prints."""
-
-    epochs: int = 50
-    #: Small samples are gone through more often, until this many steps are made.
-    least_steps: int = 400
-    lr: float = 1e-3
-    batch: int = 512
-    #: 1 to 5, of Linear → BatchNorm → ReLU, the last one Linear only.
-    blocks: int = 2
-    #: Width between blocks; None is twice the wider of the two spaces.
-    hidden: int | None = None
-    #: τ in s = exp(−dist/τ).
-    temperature: float = 0.1
-    #: Footnote 2: only the harder half of the positives and of the negatives counts.
-    mining: bool = True
-    #: ρ(x) = x̂ + MLP(x̂), starting at the identity.
-    residual: bool = True
-    #: k-means clusters of the new space that stand in for classes where there are no labels; None is 3 √n.
-    clusters: int | None = None
-    #: Weight of Eq. 9 beside the contrast where there are no labels: clusters alone forget which record is which.
-    pull: float = 1.0
-    seed: int = 0
-
-    @classmethod
-    def paper(cls, *, blocks: int = 2, seed: int = 0) -> Settings:
-        """The paper's appendix B.2, as printed: no temperature, no residual, learning rate 1e-4, 50 epochs."""
-        return cls(least_steps=0, lr=1e-4, batch=128, blocks=blocks, temperature=1.0, residual=False, seed=seed)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pairs:
-    """Old and new vectors of the same records, row by row."""
-
-    #: (n, d_old)
-    old: Vectors
-    #: (n, d_new)
-    new: Vectors
-    #: (n,) classes or identities; None where nobody knows them.
-    labels: npt.NDArray[np.generic] | None = None
-
-    def __post_init__(self) -> None:
-        rows = {len(self.old), len(self.new), *([] if self.labels is None else [len(self.labels)])}
-        if len(rows) > 1 or self.old.ndim != 2 or self.new.ndim != 2:
-            shapes = [self.old.shape, self.new.shape, None if self.labels is None else self.labels.shape]
-            raise Mismatch(f"Pairs go row by row, but have the shapes {shapes}; give each record one old and one new vector")
-
-    def __len__(self) -> int:
-        return len(self.old)
-
-    def take(self, rows: npt.NDArray[np.intp]) -> Pairs:
-        """The pairs of these rows."""
-        return Pairs(old=self.old[rows], new=self.new[rows], labels=None if self.labels is None else self.labels[rows])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fitted:
-    """What was trained."""
-
-    #: ρ: new → final new; None leaves the new model as it is.
-    head: Transform | None = None
-    #: ψ: final new → old; None where the old model embeds the query too.
-    reverse: Transform | None = None
-
-    def final(self, new: Vectors) -> Vectors:
-        """What is stored and searched in the new collection: ρ(f_n), (n, d_new) to (n, d_new)."""
-        return new if self.head is None else self.head.apply(new)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,11 +44,19 @@ class Space:
 
 
 def fit(
-    pairs: Pairs, *, method: Method, old_metric: Metric, new_metric: Metric, settings: Settings, progress: Report | None = None
+    pairs: Pairs,
+    *,
+    method: Method,
+    old_metric: Metric,
+    new_metric: Metric,
+    settings: Settings,
+    logged: Pairs | None = None,
+    progress: Report | None = None,
 ) -> Fitted:
     """Train ψ and, where the method has one, ρ; the same pairs and settings always give the same transforms.
 
-    Raises PlanRefused where the pairs are too few or not finite.
+    `logged`: queries, whose classes nobody knows, to train on beside the records, for queries are what ψ is applied to. Raises
+    PlanRefused where the pairs are too few or not finite.
     """
     if method is Method.NAIVE:
         return Fitted()
@@ -154,7 +64,11 @@ def fit(
     if method is Method.IDENTITY:
         return Fitted(reverse=_identity(pairs, old_metric, new_metric))
     old_space, new_space = Space.of(pairs.old, old_metric), Space.of(pairs.new, new_metric)
+    if method is Method.FCT:
+        return Fitted(lift=_lift(pairs, old_space, new_space, settings, progress))
     groups = _groups(pairs, new_metric, settings)
+    if logged is not None:
+        pairs, groups = _beside(pairs, groups, logged)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers are none of our business
         torch.manual_seed(settings.seed)
         reverse = Network(_reverse(pairs, old_space, new_space, settings))
@@ -175,22 +89,52 @@ def _train(
 ) -> None:
     f_o, f_n, y = torch.from_numpy(pairs.old), torch.from_numpy(pairs.new), torch.from_numpy(groups)  # (n, d_o) (n, d_n) (n,)
     old_space, new_space = spaces
-    pull = settings.pull if pairs.labels is None and method is not Method.RQT else 0.0
-    modules = torch.nn.ModuleList([reverse] if head is None else [reverse, head]).train()
-    optimizer = torch.optim.Adam(modules.parameters(), lr=settings.lr)
-    parts = math.ceil(len(pairs) / settings.batch)
-    total = parts * max(settings.epochs, math.ceil(settings.least_steps / parts))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total)
-    for step, rows in enumerate(_batches(groups, parts, total, settings.seed), start=1):
+    pull = 0.0 if method is Method.RQT else settings.weight_of_pull(labelled=pairs.labels is not None)
+    modules = torch.nn.ModuleList([reverse] if head is None else [reverse, head])
+
+    def loss(rows: Tensor) -> Tensor:
         old, new, same = f_o[rows], f_n[rows], y[rows, None] == y[None, rows]  # (B, d_o), (B, d_n), (B, B)
         final = new if head is None else head(new)  # (B, d_n)
         rev = reverse(final)  # (B, d_o)
-        loss = _loss(method, rev, final, old, same, old_space, new_space, settings)
+        found = _loss(method, rev, final, old, same, old_space, new_space, settings)
         if pull:
             d_pair = losses.paired(rev, old, metric=old_space.metric, scale=old_space.scale)  # (B,)
-            loss = loss + pull * losses.rqt(d_pair) / settings.temperature
+            found = found + pull * losses.rqt(d_pair) / settings.temperature
+        return found
+
+    _descend(modules, loss, len(pairs), settings, progress)
+
+
+def _lift(pairs: Pairs, old_space: Space, new_space: Space, settings: Settings, progress: Report | None) -> Transform:
+    """h, by Adam at 5e-4 in batches of 1,024 for 80 epochs, as FCT prints; of `settings` its width, least steps and seed."""
+    settings = replace(settings, lr=5e-4, batch=1024, epochs=80)
+    f_o, f_n = torch.from_numpy(pairs.old), torch.from_numpy(pairs.new)  # (n, d_o) (n, d_n)
+    if pairs.side is not None:
+        f_o = torch.cat([f_o, torch.from_numpy(pairs.side)], dim=1)  # (n, d_o + d_side)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        network = Network(_lifting(pairs, old_space, new_space, settings))
+
+        def loss(rows: Tensor) -> Tensor:
+            return fct.loss(network(f_o[rows]), f_n[rows], metric=new_space.metric, scale=new_space.scale)
+
+        _descend(network, loss, len(pairs), settings, progress)
+    return Transform(network)
+
+
+def _descend(
+    module: torch.nn.Module, loss: Callable[[Tensor], Tensor], pairs: int, settings: Settings, progress: Report | None
+) -> None:
+    """Adam with cosine annealing, down the loss of batches of rows."""
+    module.train()
+    optimizer = torch.optim.Adam(module.parameters(), lr=settings.lr)
+    parts = math.ceil(pairs / settings.batch)
+    total = parts * max(settings.epochs, math.ceil(settings.least_steps / parts))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total)
+    for step, rows in enumerate(_batches(pairs, parts, total, settings.seed), start=1):
+        found = loss(rows)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        found.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         if progress:
@@ -210,11 +154,11 @@ def _loss(
     return contrast(d_old, d_new, same, temperature=settings.temperature, mining=settings.mining)
 
 
-def _batches(groups: npt.NDArray[np.int64], parts: int, total: int, seed: int) -> Iterator[Tensor]:
+def _batches(pairs: int, parts: int, total: int, seed: int) -> Iterator[Tensor]:
     """Row numbers of `total` batches; every row once an epoch, in batches of nearly one size."""
     rng = np.random.default_rng(seed)
     for _ in range(total // parts):
-        for rows in np.array_split(rng.permutation(len(groups)), parts):
+        for rows in np.array_split(rng.permutation(pairs), parts):
             yield torch.from_numpy(rows)
 
 
@@ -234,6 +178,18 @@ def _groups(pairs: Pairs, new_metric: Metric, settings: Settings) -> npt.NDArray
     )
     kmeans.train(vectors)
     return np.asarray(kmeans.assign(vectors)[1], dtype=np.int64)
+
+
+def _beside(pairs: Pairs, groups: npt.NDArray[np.int64], logged: Pairs) -> tuple[Pairs, npt.NDArray[np.int64]]:
+    """Records and queries, each query a class of its own, whose one positive is its own old vector.
+
+    On made queries that are unlike records, Eq. 9 for them, in its place or beside it, comes nearer to the old model's own
+    neighbours, and loses more than that gains of records of the same class.
+    """
+    own = groups.max() + 1 + np.arange(len(logged), dtype=np.int64)
+    groups = np.concatenate([groups, own])
+    old, new = np.concatenate([pairs.old, logged.old]), np.concatenate([pairs.new, logged.new])
+    return Pairs(old=old, new=new, labels=None if pairs.labels is None else groups), groups
 
 
 def _reverse(pairs: Pairs, old_space: Space, new_space: Space, settings: Settings) -> Config:
@@ -263,6 +219,21 @@ def _head(pairs: Pairs, new_space: Space, settings: Settings) -> Config:
     )
 
 
+def _lifting(pairs: Pairs, old_space: Space, new_space: Space, settings: Settings) -> Config:
+    d_in, d_out = pairs.old.shape[1], pairs.new.shape[1]
+    return Config(
+        d_in=d_in,
+        d_out=d_out,
+        blocks=3,
+        hidden=settings.hidden or 4 * d_out,
+        branches=True,
+        side=0 if pairs.side is None else pairs.side.shape[1],
+        input_scale=None if old_space.metric is Metric.COSINE else old_space.scale,
+        output=Norm.FREE if new_space.metric is Metric.IP else REACHED[new_space.metric],
+        output_scale=new_space.scale,
+    )
+
+
 def _identity(pairs: Pairs, old_metric: Metric, new_metric: Metric) -> Transform:
     d_in, d_out = pairs.new.shape[1], pairs.old.shape[1]
     if (d_in, new_metric) != (d_out, old_metric):
@@ -281,3 +252,5 @@ def _check(pairs: Pairs) -> None:
     for name, vectors in (("old", pairs.old), ("new", pairs.new)):
         if not np.isfinite(vectors).all():
             raise PlanRefused(f"The {name} vectors of the sample hold NaN or infinite values; mend the {name} model's embedder")
+    if pairs.side is not None and not np.isfinite(pairs.side).all():
+        raise PlanRefused("The side information of the sample holds NaN or infinite values; mend the field that has it")

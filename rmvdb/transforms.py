@@ -1,4 +1,4 @@
-"""ψ and ρ: small networks on vectors, torch inside and numpy at the border, stored as safetensors."""
+"""ψ, ρ and h: small networks on vectors, torch inside and numpy at the border, stored as safetensors."""
 
 from __future__ import annotations
 
@@ -46,6 +46,10 @@ class Config:
     hidden: int = 256
     #: ρ(x) = x̂ + MLP(x̂), which starts at the identity.
     residual: bool = False
+    #: h: before the blocks each input has two of its own, d → 2d → 2 d_out (Ramanujan et al., CVPR 2022).
+    branches: bool = False
+    #: Dimension of the side information that stands behind each input vector, (d_in + side,); 0 for none.
+    side: int = 0
     #: Inputs are normalised where this is None, else divided by it.
     input_scale: float | None = None
     output: Norm = Norm.FIXED
@@ -69,12 +73,12 @@ class Network(nn.Module):
         self.config = config
         made = config.d_out - (config.output is Norm.LIFTED)
         widths = [config.d_in, *[config.hidden] * (config.blocks - 1), made]
-        layers: list[nn.Module] = []
-        for block, (into, out) in enumerate(pairwise(widths), start=1):
-            layers.append(nn.Linear(into, out))
-            if block < config.blocks:
-                layers += [nn.ReLU()] if folded else [nn.BatchNorm1d(out), nn.ReLU()]
-        self.body = nn.Sequential(*layers)
+        inputs: list[nn.Module] = []
+        if config.branches:
+            inputs = [_Branches(config, folded=folded)]
+            widths[0] = 2 * config.d_out * (2 if config.side else 1)
+        layers = _blocks(widths, folded=folded)
+        self.body = nn.Sequential(*inputs, *layers)
         if config.residual:
             last = layers[-1]
             assert isinstance(last, nn.Linear)  # noqa: S101  the last block is Linear only
@@ -82,9 +86,12 @@ class Network(nn.Module):
             nn.init.zeros_(last.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, d_in) to (n, d_out)."""
+        """(n, d_in + side) to (n, d_out)."""
+        x, side = x[:, : self.config.d_in], x[:, self.config.d_in :]
         length = x.norm(dim=1, keepdim=True).clamp_min(1e-12)  # (n, 1)
         x = x / (length if self.config.input_scale is None else self.config.input_scale)
+        if self.config.side:
+            x = torch.cat([x, nn.functional.normalize(side, dim=1)], dim=1)
         y: Tensor = self.body(x)  # (n, d_out)
         if self.config.residual:
             y = x[:, -y.shape[1] :] + y
@@ -98,14 +105,36 @@ class Network(nn.Module):
     def folded(self) -> Network:
         """The same map with every BatchNorm folded into its Linear; for inference only."""
         twin = _empty(self.config)
-        layers, fused = list(self.body.eval()), []
+        layers, fused = list(self.body.eval().modules()), []
         for layer, following in zip(layers, [*layers[1:], nn.Identity()], strict=True):
             if isinstance(layer, nn.Linear):
                 fused.append(fuse_linear_bn_eval(layer, following) if isinstance(following, nn.BatchNorm1d) else layer)
-        linears = [layer for layer in twin.body if isinstance(layer, nn.Linear)]
+        linears = [layer for layer in twin.body.modules() if isinstance(layer, nn.Linear)]
         for linear, source in zip(linears, fused, strict=True):
             linear.load_state_dict(source.state_dict(), assign=True)
         return twin
+
+
+class _Branches(nn.Module):
+    """Two blocks for the vector and two for its side information, side by side: (n, d_in + side) to (n, 2 d_out or 4 d_out)."""
+
+    def __init__(self, config: Config, *, folded: bool) -> None:
+        super().__init__()
+        self.widths = [config.d_in, config.side] if config.side else [config.d_in]
+        each = ([width, 2 * width, 2 * config.d_out] for width in self.widths)
+        self.each = nn.ModuleList(nn.Sequential(*_blocks(widths, folded=folded, last=False)) for widths in each)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = torch.split(x, self.widths, dim=1)
+        return torch.cat([branch(part) for branch, part in zip(self.each, parts, strict=True)], dim=1)
+
+
+def _blocks(widths: list[int], *, folded: bool, last: bool = True) -> list[nn.Module]:
+    """Linear → BatchNorm → ReLU from each width to the next; the `last` one Linear only."""
+    layers: list[nn.Module] = []
+    for into, out in pairwise(widths):
+        layers += [nn.Linear(into, out), nn.ReLU()] if folded else [nn.Linear(into, out), nn.BatchNorm1d(out), nn.ReLU()]
+    return layers[: -1 if folded else -2] if last else layers
 
 
 class Transform:
@@ -117,12 +146,11 @@ class Transform:
         self._network = network.folded().eval().requires_grad_(False).cpu()
 
     def apply(self, vectors: Vectors) -> Vectors:
-        """(n, d_in) to (n, d_out), float32, in order; raises Mismatch for another dimension."""
+        """(n, d_in + side) to (n, d_out), float32, in order; raises Mismatch for another dimension."""
         x = np.ascontiguousarray(vectors, dtype=np.float32)
-        if x.ndim != 2 or x.shape[1] != self.config.d_in:
-            raise Mismatch(
-                f"The transform takes vectors of shape (n, {self.config.d_in}), not {x.shape}; give it its model's vectors"
-            )
+        if x.ndim != 2 or x.shape[1] != self.config.d_in + self.config.side:
+            width = f"{self.config.d_in} + {self.config.side}" if self.config.side else str(self.config.d_in)
+            raise Mismatch(f"The transform takes vectors of shape (n, {width}), not {x.shape}; give it its model's vectors")
         if not x.flags.writeable:  # torch warns of an array that it could write to by mistake
             x = x.copy()
         with torch.inference_mode():

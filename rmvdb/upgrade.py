@@ -5,6 +5,8 @@ Each step looks at the phase, acts, records what it did, and can be run again af
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import threading
 import uuid
@@ -14,22 +16,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from rmvdb import catalog, errors, index
 from rmvdb.archive import Archive, EmbeddingCache
 from rmvdb.artifacts import Artifacts
 from rmvdb.backfill import Backfill, Task, Worker
 from rmvdb.comparison import Comparison
 from rmvdb.encoding import Encoder
+from rmvdb.methods import Method
 from rmvdb.mirror import Mirror, plans
 from rmvdb.ordering import ordered
 from rmvdb.planning import Plan, Planner, Question
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry import Registry, key, leg_from_json, leg_to_json, schema_from_json, unpack_ids
-from rmvdb.sampling import Report
+from rmvdb.sampling import Report, vectors_of
 from rmvdb.status import both, only
 from rmvdb.tables import BatchRow, GalleryRow, UpgradeRow, VersionRow
-from rmvdb.training import Method
-from rmvdb.types import BatchState, Id, Index, Leg, Metric, Phase, Progress, Query
+from rmvdb.types import BatchState, Id, IdType, Index, Leg, Metric, Phase, Progress, Query, Record, Vectors
 from rmvdb.verify import Report as VerifyReport
 from rmvdb.verify import Verify
 from rmvdb.writing import Writes
@@ -44,6 +48,8 @@ BATON = 10.0
 COPIED_AT_ONCE = 500
 #: Batches put on the work list in one transaction.
 LISTED_AT_ONCE = 50
+#: What makes a copy, without and with h.
+_COPIES = ("--instant-rollback", "--method fct")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +94,8 @@ class Conductor:
             "registry.activate",
             "registry.set_upgrade serving both",
         ),
+        # Where the original is kept: before the others of `deploy`.
+        "copy": ("store.create old", "registry.open_intents", "store.upsert old", "registry.withdraw_intents"),
         "list": ("registry.discard_list", "registry.add_batches", "registry.set_upgrade listed"),
         "switch": ("registry.announce", "registry.activate", "registry.set_upgrade plan"),
         "cut over": ("registry.announce", "registry.activate", "registry.set_upgrade cut over"),
@@ -100,6 +108,7 @@ class Conductor:
         ),
         "supersede": ("registry.set_upgrade paused", "registry.supersede"),
         "roll back": ("registry.supersede",),
+        "back to the original": ("registry.supersede", "registry.announce", "registry.activate", "registry.set_upgrade cut over"),
     }
 
     def __init__(
@@ -186,11 +195,14 @@ class Conductor:
             raise errors.UsageError(f"An upgrade leads to another version; --from and --to both say {question.to_version!r}")
         legs = self.registry.plan(self.gallery.name).legs
         self._superseded(legs)
-        if question.instant_rollback and len(legs) > 1:
+        lifts = question.method is Method.FCT  # a copy of the original, which is kept whole beside it
+        if (lifts or question.instant_rollback) and len(legs) > 1:
             raise errors.UsageError(
-                f"Gallery {self.gallery.name!r} lies in {len(legs)} collections, and --instant-rollback keeps one; "
+                f"Gallery {self.gallery.name!r} lies in {len(legs)} collections, and {_COPIES[lifts]} copies one; "
                 "end the upgrade that is on, or leave the option out"
             )
+        if question.side and question.method not in (None, Method.FCT):
+            raise errors.UsageError(f"Only the method fct uses side information, not {question.method}; leave --side out")
         held = {name: leg.model for leg in reversed(legs) for name in (leg.model, self.registry.version(leg.model).base) if name}
         if question.to_version in held:
             raise errors.UsageError(
@@ -201,7 +213,12 @@ class Conductor:
                 f"Gallery {self.gallery.name!r} holds vectors of {legs[0].model!r}, not of {question.from_version!r}; "
                 f"use --from {legs[0].model}"
             )
-        return replace(question, from_version=legs[0].model, old=tuple(leg.collection for leg in legs))
+        return replace(
+            question,
+            from_version=legs[0].model,
+            old=tuple(leg.collection for leg in legs),
+            instant_rollback=question.instant_rollback or lifts,
+        )
 
     def _superseded(self, legs: Sequence[Leg]) -> UpgradeRow | None:
         """The unfinished upgrade whose place another may take, where there is one; UpgradeRunning where none may."""
@@ -230,6 +247,7 @@ class Conductor:
             source=self.hands.source,
             cache=self.hands.cache,
             folder=self.hands.folder / "plans",
+            traffic=lambda: self.registry.traffic(self.gallery.id),
         )
 
     # --- begin and deploy ---------------------------------------------------------------------------------------------
@@ -252,20 +270,8 @@ class Conductor:
         own = question.instant_rollback and (plan.reverse is None or self._can_load(legs[0].model))
 
         def details(number: int) -> dict[str, Any]:
-            # The name carries the upgrade's number, so no collection is ever named like one before it.
-            collection, copy = (f"{_plain(self.gallery.name)}_{_plain(name)}_u{number}" for name in (version.name, legs[0].model))
-            asked = {name: getattr(plan, name) for name in ("question", "prediction", "cost", "trained_on")}
-            asked |= {"until": until, "cutover": cutover, "switch": plan.switch}
-            old = [replace(legs[0], collection=copy)] if question.instant_rollback else legs
-            served = {"before": old, **self._served(collection, old, version, plan)}
-            if question.instant_rollback:
-                kept = legs[0] if own else replace(served["serving"][-1], collection=legs[0].collection)
-                served |= plans(legs[0], old[0], served, replace(kept, calibration=None))
-            return {
-                "new_collection": collection,
-                "old_collections": [leg.collection for leg in old],
-                "plan": asked | {name: _to_json(some) for name, some in served.items()},
-            }
+            made = self._details(number, question, plan, legs, version, own=own)
+            return made | {"plan": made["plan"] | {"until": until, "cutover": cutover}}
 
         values = {
             "gallery_id": self.gallery.id,
@@ -281,6 +287,26 @@ class Conductor:
         with self._making_way(before, worker, version.name):
             note = f"superseded by the upgrade to {version.name}"
             return self.registry.supersede(before.id, details, epoch=epoch, note=note, supersedes=before.id, **values)
+
+    def _details(
+        self, number: int, question: Question, plan: Plan, legs: Sequence[Leg], version: VersionRow, *, own: bool
+    ) -> dict[str, Any]:
+        """What the upgrade of this number works on, and the legs of each of its epochs; `own`: v1 itself writes a mirror."""
+        # The name carries the upgrade's number, so no collection is ever named like one before it.
+        collection, copy = (f"{_plain(self.gallery.name)}_{_plain(name)}_u{number}" for name in (version.name, legs[0].model))
+        # What is listed, which is emptied, too, but for a lifted copy: confidence is read off vectors of the old model.
+        listed = [replace(legs[0], collection=copy)] if question.instant_rollback and not plan.lift else legs
+        old = [_leg_of(version, f"{copy}_lifted")] if plan.lift else listed
+        served = {"before": listed, **self._served(collection, old, version, plan)}
+        if question.instant_rollback:
+            kept = legs[0] if own else replace(served["serving"][-1], collection=legs[0].collection)
+            served |= plans(legs[0], old[0], served, replace(kept, calibration=None))
+        asked = {name: getattr(plan, name) for name in ("question", "prediction", "cost", "trained_on", "switch", "lift")}
+        return {
+            "new_collection": collection,
+            "old_collections": [leg.collection for leg in old],
+            "plan": asked | {name: _to_json(some) for name, some in served.items()},
+        }
 
     @contextmanager
     def _making_way(self, upgrade: UpgradeRow, worker: Worker, version: str) -> Iterator[None]:
@@ -307,7 +333,8 @@ class Conductor:
 
     def _register_version(self, question: Question, plan: Plan) -> VersionRow:
         calibrations = ((each, "calibration") for each in (*plan.calibrations, *plan.early))
-        for sha256, kind in ((plan.head, "head"), (plan.reverse, "reverse"), (plan.trained_on, "ids"), *calibrations):
+        made = ((plan.head, "head"), (plan.reverse, "reverse"), (plan.lift, "lift"), (plan.trained_on, "ids"))
+        for sha256, kind in (*made, *calibrations):
             if sha256:
                 path = self.hands.artifacts.path(sha256)
                 self.registry.add_artifact(sha256=sha256, kind=kind, suffix=path.suffix[1:], size=path.stat().st_size)
@@ -325,14 +352,7 @@ class Conductor:
 
     def _served(self, collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan) -> dict[str, Sequence[Leg]]:
         """The legs of each epoch: `serving` until cut-over, `later` in its place from `switch` on, `final` at the end."""
-        head = (plan.head,) if plan.head else ()
-        new = Leg(
-            collection=collection,
-            model=version.name,
-            metric=Metric(version.metric),
-            embedder=version.base or version.name,
-            transforms=head,
-        )
+        new = _leg_of(version, collection)
         led = [_led(leg, old[0], new, plan.reverse) if plan.reverse else leg for leg in old]
         serving = _calibrated(new, led, plan.calibrations)
         if plan.switch is None:
@@ -340,20 +360,24 @@ class Conductor:
         return {"serving": _calibrated(new, old, plan.early), "later": serving, "final": [new]}
 
     def deploy(self, upgrade: UpgradeRow, *, force: bool = False) -> None:
-        """Make the new collection, then serve both: from here on queries are embedded by the new model."""
+        """Make the new collection, then serve both."""
         if upgrade.phase != Phase.PLANNED:
             return
         if upgrade.undoes is not None and upgrade.original:
             self._serve_original(upgrade, force=force)
             return
+        copied = None
         if upgrade.original and self.registry.plan(self.gallery.name).legs[0].collection != upgrade.new_collection:
-            self._copy_original(upgrade, force=force)
-        if not self.store.exists(upgrade.new_collection):
+            copied = self._copy_original(upgrade, force=force)
+        if upgrade.undoes is None:  # again after a crash, which may have left it half made, or made and not registered
             self._create(upgrade.new_collection, upgrade.to_version, like=upgrade.old_collections[0])
-        self._serve(upgrade, "serving", force=force)
+        self._serve(upgrade, "serving", force=force, after=copied)
+        if upgrade.original:  # whoever wrote by the plan before has ended by now
+            self._mirror(upgrade).finish(upgrade.old_collections[0], self.registry.cut_off(self.gallery.name))
         searched = both(upgrade.searched)
         self.registry.set_upgrade(upgrade.id, phase=Phase.SERVING_BOTH, was=Phase.PLANNED, note=searched)
-        self.say(f"{searched}; queries are embedded by the new model from now on")
+        by = dict.fromkeys(leg["embedder"] for leg in upgrade.plan["serving"] if leg.get("searched", True))
+        self.say(f"{searched}; queries are embedded by {' and '.join(by)} from now on")
 
     def _create(self, collection: str, model: str, *, like: str) -> None:
         old, version = schema_from_json(self.registry.collection(like).schema), self.registry.version(model)
@@ -363,11 +387,15 @@ class Conductor:
         self.store.create(schema, self.hands.index)
         self.registry.add_collection(self.gallery.id, model=model, schema=schema, search=self.hands.index.search)
 
-    def _serve(self, upgrade: UpgradeRow, which: str, *, force: bool = False) -> None:
-        """Put the serving plan of that name in the upgrade's plan in force, once everybody is ready for it."""
+    def _serve(self, upgrade: UpgradeRow, which: str, *, force: bool = False, after: int | None = None) -> int:
+        """Put the serving plan of that name in the upgrade's plan in force, once everybody is ready for it; its epoch.
+
+        WrongPhase where another epoch than `after` was in force.
+        """
         legs = [leg_from_json(leg) for leg in upgrade.plan[which]]
         served = upgrade.new_collection if which == "copying" else None
-        epoch = self.registry.announce(self.gallery.name, legs, self.hands.times, upgrade=upgrade.id, unless=served)
+        name, times = self.gallery.name, self.hands.times
+        epoch = self.registry.announce(name, legs, times, upgrade=upgrade.id, unless=served, after=after)
         told = ""
         while waiting := self.registry.activate(self.gallery.name, epoch, force=force, upgrade=upgrade.id):
             if waiting[0] != told:
@@ -375,6 +403,7 @@ class Conductor:
                 self.say(f"epoch {epoch} waits: {told}")
             self._check_stop()
             self.stop.wait(0.1)
+        return epoch
 
     # --- the original kept whole --------------------------------------------------------------------------------------
 
@@ -382,23 +411,33 @@ class Conductor:
         name = f"{upgrade.id}:{uuid.uuid4().hex[:8]}"
         writes = Writes(self.gallery.name, registry=self.registry, name=name, longest_call=self.hands.longest_call)
         assert upgrade.original is not None  # noqa: S101 (the caller looked)
-        return Mirror(upgrade.original, store=self.store, writes=writes, page=COPIED_AT_ONCE)
+        lift = functools.partial(self._lifted, upgrade.lift, upgrade.plan["question"]["side"]) if upgrade.lift else None
+        return Mirror(upgrade.original, store=self.store, writes=writes, page=COPIED_AT_ONCE, lift=lift)
 
-    def _copy_original(self, upgrade: UpgradeRow, *, force: bool) -> None:
-        """Make the copy that is emptied in place of the original, while the original is searched and both are written."""
+    def _lifted(self, lift: str, side: str | None, records: Sequence[Record]) -> Vectors:
+        """What h makes of records of the original, (n, d_new)."""
+        known = [record.fields.get(side) if side else None for record in records]
+        return self.hands.encoder.lift(lift, np.stack(vectors_of(records)), known)
+
+    def _copy_original(self, upgrade: UpgradeRow, *, force: bool) -> int:
+        """Make the copy that is emptied in place of the original, while the original is searched and both are written.
+
+        The epoch in which that is so: what is written in another one does not reach the copy.
+        """
         copy, original = upgrade.old_collections[0], str(upgrade.original)
-        self._create(copy, upgrade.from_version, like=original)
-        self._serve(upgrade, "copying", force=force)
-        self.say(f"copying {original} into {copy}")
+        self._create(copy, upgrade.to_version if upgrade.lift else upgrade.from_version, like=original)
+        epoch = self._serve(upgrade, "copying", force=force)
+        self.say(f"{'lifting' if upgrade.lift else 'copying'} {original} into {copy}")
         self._mirror(upgrade).copy(copy, lambda done, total: self._copied(upgrade, done, total))
         grace = self.registry.plan(self.gallery.name).grace
         self.say(f"{copy} holds what {original} holds; waiting {grace:g} s, until every search would see it")
         self.stop.wait(grace)
         self._check_stop()
+        return epoch
 
     def _copied(self, upgrade: UpgradeRow, done: int, total: int) -> None:
         self._check_stop()
-        self.report(f"copying {upgrade.original}", done, total)
+        self.report(f"{'lifting' if upgrade.lift else 'copying'} {upgrade.original}", done, total)
         now = self.registry.upgrade(upgrade.id)
         if now.phase != Phase.PLANNED or now.conductor not in (None, self._leads):  # the copy may be being emptied by now
             raise errors.UpgradeRunning(f"{now.conductor or 'Another process'} took upgrade {upgrade.id} over; see rmvdb status")
@@ -426,6 +465,7 @@ class Conductor:
             removal_allowed=all(not each.adopted or each.removal_allowed for each in old),
             undoes=upgrade.undoes,
             stand_in=tuple(upgrade.plan.get("stand_in", ())),
+            known_by=upgrade.original if upgrade.lift else None,
         )
 
     def list_work(self, upgrade: UpgradeRow) -> None:
@@ -470,7 +510,7 @@ class Conductor:
 
     def _newer(self, upgrade: UpgradeRow, collection: str, ids: Sequence[Id]) -> set[Id]:
         """Those of these records that a newer old collection holds, too: each is listed once, where clients are shown it."""
-        newer = upgrade.old_collections[: upgrade.old_collections.index(collection)]
+        newer = itertools.takewhile(lambda each: each != collection, () if upgrade.lift else upgrade.old_collections)
         return {record.id for each in newer for record in self.store.get(each, ids, fields=())}
 
     def _undone(self, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], Mapping[str, Any]]]:
@@ -611,11 +651,23 @@ class Conductor:
         return bool(self.registry.counts(upgrade.id).keys() - {BatchState.RETIRED})
 
     def _refuse_quarantined(self, upgrade: UpgradeRow) -> None:
+        if self.registry.quarantined(upgrade.id):
+            self._release_deleted(upgrade)
         if aside := self.registry.quarantined(upgrade.id):
             raise errors.WrongPhase(
                 f"{len(aside)} records are quarantined, such as {aside[0].record!r} ({aside[0].reason}); they stay findable "
                 "in their old collection: rmvdb quarantine list, then retry or drop, then rmvdb cutover"
             )
+
+    def _release_deleted(self, upgrade: UpgradeRow) -> None:
+        """Whoever deleted a quarantined record meanwhile has settled what was to become of it."""
+        if upgrade.original:
+            self._mirror(upgrade).agree([upgrade.new_collection, *upgrade.old_collections])
+        numbers = self.registry.collection(upgrade.old_collections[0]).schema["id_type"] == IdType.INT64
+        left: set[Id] = {int(row.record) if numbers else row.record for row in self.registry.quarantined(upgrade.id)}
+        for collection in upgrade.old_collections:
+            left -= {record.id for record in self.store.get(collection, list(left), fields=())}
+        self.registry.release(upgrade.id, list(left), again=False)
 
     def clean_up(self, upgrade: UpgradeRow) -> None:
         """Drop the old collections, the archive, the work list and the intents; there is no way back from here.
@@ -641,16 +693,25 @@ class Conductor:
         self._say_ended(note, resume)
 
     def _refuse_late(self, upgrade: UpgradeRow) -> None:
+        there = [collection for collection in upgrade.leaving if self.store.exists(collection)]  # another clean-up may be further
         if upgrade.original:  # a roll back leaves what it leads back from as it is
-            late = {} if upgrade.undoes else {upgrade.original: self._mirror(upgrade).unknown([upgrade.new_collection])}
+            late = {each: self._late_in_original(upgrade) for each in there if each == upgrade.original}
         else:
-            late = {collection: self.store.count(collection) for collection in upgrade.old_collections}
+            late = {collection: self.store.count(collection) for collection in there}
         if found := next(filter(late.get, late), None):
             collection, left = found, late[found]
             raise errors.WrongPhase(
                 f"{left} records came into {collection!r} after cut-over; write them through rmvdb's client, "
                 "remove them there, then clean up again"
             )
+
+    def _late_in_original(self, upgrade: UpgradeRow) -> int:
+        """How many records other programs put there; the insertion of a client that was killed in it is none of them."""
+        late = 0
+        for ids in self._mirror(upgrade).unknown([upgrade.new_collection]):
+            announced = self.registry.announced(upgrade.id, ids).values()
+            late += len(ids) - sum(not intent.done for intent in announced)
+        return late
 
     def _ended_with(self, upgrade: UpgradeRow) -> list[UpgradeRow]:
         """The upgrade and those that are over with it: what it undid, or whose place it took, and so on."""
@@ -835,6 +896,17 @@ class Conductor:
     def _check_stop(self) -> None:
         if self.stop.is_set():
             raise errors.Stopped("Stopped; the same command goes on from here")
+
+
+def _leg_of(version: VersionRow, collection: str) -> Leg:
+    """A collection of vectors of this version, asked with its own queries."""
+    return Leg(
+        collection=collection,
+        model=version.name,
+        metric=Metric(version.metric),
+        embedder=version.base or version.name,
+        transforms=(version.head,) if version.head else (),
+    )
 
 
 def _led(leg: Leg, newest: Leg, new: Leg, reverse: str) -> Leg:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from rmvdb.archive import Archive, ArchiveFile
 from rmvdb.backfill import Task
+from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.registry import Registry, key, unpack_ids
@@ -120,7 +121,11 @@ class Verify:
         if not there:
             return {}
         chain = self._encoder.chain(task.version)
-        again = self._encoder.own(task.version, self._encoder.embed(chain.embedder, [items[record.id] for record in there]))
+        raw, bad = embed_checked(self._encoder.embedder(chain.embedder), [items[record.id] for record in there], chain.dim)
+        there = [record for at, record in enumerate(there) if at not in bad]  # an item that broke since tells nothing
+        if not there:
+            return {}
+        again = self._encoder.own(task.version, raw[[at for at in range(len(raw)) if at not in bad]])
         report.embedded_again += len(there)
         distances = {record.id: _cosine_distance(record.vector, own) for record, own in zip(there, again, strict=True)}
         return {id: distance for id, distance in distances.items() if not distance <= TOLERANCE}

@@ -61,6 +61,14 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_clients_gallery_id"), "clients", ["gallery_id"], unique=False)
     op.create_table(
+        "traffic",
+        sa.Column("gallery_id", Serial, nullable=False),
+        sa.Column("record", sa.Text(), nullable=False),
+        sa.Column("weight", sa.Float(precision=53), nullable=False),
+        sa.ForeignKeyConstraint(["gallery_id"], ["galleries.id"], name=op.f("fk_traffic_gallery_id_galleries")),
+        sa.PrimaryKeyConstraint("gallery_id", "record", name=op.f("pk_traffic")),
+    )
+    op.create_table(
         "model_versions",
         sa.Column("id", Serial, nullable=False),
         sa.Column("name", sa.String(length=255), nullable=False),
@@ -227,6 +235,7 @@ def downgrade() -> None:
     op.drop_table("collections")
     op.drop_table("serving_plans")
     op.drop_table("model_versions")
+    op.drop_table("traffic")
     op.drop_table("clients")
     op.drop_table("workers")
     op.drop_table("galleries")

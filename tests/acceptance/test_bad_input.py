@@ -1,4 +1,4 @@
-"""Bad input, by the real command in real processes: one sentence that names the thing, the value and the way out."""
+"""Bad input, by the real command: one sentence that names the thing, the value and the way out."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.conftest import IDS
+from tests.acceptance.conftest import IDS, NAIVE, TRAINED
 from tests.support.project import Project
 
-#: Without training: what is tested here depends on no method.
-UPGRADE = ("upgrade", "--from", "v1", "--to", "v2", "--labels", "label", "--method", "naive")
 
-
-def refused(project: Project, *words: str, code: int, saying: str) -> None:
+def refused(project: Project, *words: str, code: int, saying: str, process: bool = False) -> None:
     """The command ends with that code and one sentence that says so; no traceback."""
-    done = project.run(*words, code=code)
+    done = (project.run if process else project.ask)(*words, code=code)
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     assert len(errors) == 1, done.stderr
     assert saying in errors[0]
@@ -34,7 +31,11 @@ def everything_is_found(project: Project, *, missing: int = 0) -> None:
 
 def test_an_unknown_version_is_named_with_the_nearest_one(project: Project) -> None:
     refused(
-        project, "upgrade", "--from", "v1", "--to", "v22", code=2, saying="No model version is called 'v22'; did you mean 'v2'?"
+        project,
+        *("upgrade", "--from", "v1", "--to", "v22"),
+        code=2,
+        saying="No model version is called 'v22'; did you mean 'v2'?",
+        process=True,
     )
 
 
@@ -43,13 +44,13 @@ def test_a_version_cannot_be_upgraded_to_itself(project: Project) -> None:
 
 
 def test_a_gallery_of_another_version_is_named(project: Project) -> None:
-    project.run("model", "add", "v3", "--embedder", "models:v3")
+    project.ask("model", "add", "v3", "--embedder", "models:v3")
     refused(project, "upgrade", "--from", "v3", "--to", "v2", code=2, saying="holds vectors of 'v1', not of 'v3'; use --from v1")
 
 
 def test_a_third_version_waits_until_there_are_records_of_the_second(project: Project) -> None:
-    project.run("model", "add", "v3", "--embedder", "models:v3")
-    project.run(*UPGRADE, "--detach")
+    project.ask("model", "add", "v3", "--embedder", "models:v3")
+    project.ask(*NAIVE, "--detach")
     third = ("upgrade", "--from", "v1", "--to", "v3")
     refused(project, *third, code=1, saying="holds 0 records of v2, 60 or more are needed to go on from")
     refused(project, *third, "--method", "naive", code=1, saying="holds 0 records of v2, 1 or more are needed")
@@ -58,30 +59,51 @@ def test_a_third_version_waits_until_there_are_records_of_the_second(project: Pr
 
 
 def test_a_third_version_waits_for_the_end_of_a_roll_back_and_for_clean_up(project: Project) -> None:
-    project.run("model", "add", "v3", "--embedder", "models:v3")
-    project.run(*UPGRADE)
+    project.ask("model", "add", "v3", "--embedder", "models:v3")
+    project.ask(*NAIVE)
     third = ("upgrade", "--from", "v2", "--to", "v3", "--method", "naive")
     refused(project, *third, code=2, saying="is in an upgrade from v1 to v2 (cut over); end it first: rmvdb cleanup")
-    project.run("rollback")
+    project.ask("rollback")
     refused(project, *third, code=2, saying="is in a roll back from v2 to v1 (cut over); end it first: rmvdb cleanup")
 
 
 def test_two_commands_do_not_conduct_the_same_upgrade(project: Project) -> None:
     project.fault(v2={"slow": 0.02})
-    first = project.start(*UPGRADE, "--sample", "70")
+    first = project.start(*NAIVE, "--sample", "70")
     try:
         _wait_for(first, "backfilling")
-        refused(project, *UPGRADE, code=2, saying="is at work on this upgrade; watch it with rmvdb status --watch")
+        refused(project, *NAIVE, code=2, saying="is at work on this upgrade; watch it with rmvdb status --watch")
     finally:
         first.terminate()
         first.communicate(timeout=60)
 
 
+def test_a_version_is_what_it_is_said_to_be(project: Project) -> None:
+    add = ("model", "add", "w", "--embedder", "models:v2")
+    refused(project, *add, "--dim", "7", code=2, saying="gives vectors of dimension 20, not 7; correct --dim or leave it out")
+    refused(project, *add, "--classifier", "models:nothere", code=1, saying="models:nothere")
+    refused(project, *add, "--classifier", "models:Classifier", code=1, saying="The classifier fails for 4 vectors")
+    assert {each["name"] for each in project.json("model", "list")} == {"v1", "v2"}
+
+
+def test_where_nothing_of_rmvdb_is_nothing_is_made(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    empty = Project.__new__(Project)
+    empty.folder = elsewhere
+    done = subprocess.run(empty.command("status"), cwd=elsewhere, env=project.environment, capture_output=True, text=True)
+    assert (done.returncode, list(elsewhere.iterdir())) == (2, [])
+    assert "go to the folder that has rmvdb.toml, or make one: rmvdb init" in done.stderr
+    (elsewhere / "file").touch()
+    monkeypatch.setenv("RMVDB_HOME", str(elsewhere / "file" / "x"))
+    refused(project, "init", code=2, saying="cannot be made (Not a directory); set home, or registry.url, to one that can be")
+
+
 def test_a_collection_of_another_dimension_or_metric_is_refused(project: Project) -> None:
     held = project.json("gallery", "show")["collections"][0]["name"]
     other = _other(project)
-    other.run("model", "add", "v2", "--embedder", "models:v2")
-    other.run("model", "add", "ip", "--embedder", "models:v1", "--metric", "IP")
+    other.ask("model", "add", "v2", "--embedder", "models:v2")
+    other.ask("model", "add", "ip", "--embedder", "models:v1", "--metric", "IP")
     adopt = ("gallery", "add", "mine", "--collection", held, "--model")
     refused(other, *adopt, "v2", code=2, saying="has dimension 16, model version 'v2' gives 20")
     refused(other, *adopt, "ip", code=2, saying="is compared by COSINE, model version 'ip' by IP")
@@ -90,14 +112,14 @@ def test_a_collection_of_another_dimension_or_metric_is_refused(project: Project
 def test_the_same_dimension_from_another_model_is_refused(project: Project) -> None:
     held = project.json("gallery", "show")["collections"][0]["name"]
     other = _other(project)
-    other.run("model", "add", "stranger", "--embedder", "models:stranger")
+    other.ask("model", "add", "stranger", "--embedder", "models:stranger")
     adopt = ("gallery", "add", "mine", "--collection", held, "--model", "stranger", "--source", "call:models:items")
     refused(other, *adopt, code=2, saying="were not made by model version 'stranger'")
 
 
 def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(project: Project) -> None:
     project.fault(v2={"raise": ["7"], "nan": ["9"]}, missing=[11])
-    refused(project, *UPGRADE, code=2, saying="3 records are quarantined")
+    refused(project, *NAIVE, code=2, saying="3 records are quarantined")
     aside = {each["id"]: each["reason"] for each in project.json("quarantine", "list")}
     assert aside == {
         "7": "ValueError: cannot decode item 7",
@@ -108,11 +130,11 @@ def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(proj
     everything_is_found(project)
     refused(project, "cutover", code=2, saying="quarantined")
     project.fault(v2={"raise": ["7"]})
-    project.run("quarantine", "retry")
-    refused(project, *UPGRADE, code=2, saying="1 records are quarantined")
+    project.ask("quarantine", "retry")
+    refused(project, *NAIVE, code=2, saying="1 records are quarantined")
     refused(project, "quarantine", "drop", "77", code=2, saying="No quarantined record is called '77'; did you mean '7'?")
-    project.run("quarantine", "drop", "7", "--yes")
-    project.run(*UPGRADE)
+    project.ask("quarantine", "drop", "7", "--yes")
+    project.ask(*NAIVE)
     everything_is_found(project, missing=1)
 
 
@@ -127,13 +149,13 @@ def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(proj
 def test_a_broken_model_stops_the_upgrade_which_goes_on_when_it_is_mended(
     project: Project, fault: dict[str, object], saying: str
 ) -> None:
-    project.run(*UPGRADE, "--sample", "80", "--detach")
+    project.ask(*NAIVE, "--sample", "80", "--detach")
     project.fault(v2=fault)
-    refused(project, *UPGRADE, code=1, saying=saying)
+    refused(project, *NAIVE, code=1, saying=saying)
     assert saying in project.json("status")["stopped"]
     everything_is_found_by_v1_alone(project)
     project.fault()
-    project.run(*UPGRADE)
+    project.ask(*NAIVE)
     everything_is_found(project)
 
 
@@ -146,13 +168,13 @@ def everything_is_found_by_v1_alone(project: Project) -> None:
 def test_weights_that_changed_since_they_were_registered_are_refused(project: Project) -> None:
     models = project.folder / "models.py"
     models.write_text(models.read_text().replace('Embedder("v2", 20, 20)', 'Embedder("v2", 19, 20)'))
-    refused(project, *UPGRADE, code=1, saying="weights of model version 'v2' are not those that were registered")
-    assert project.run("doctor", code=1).stdout.count("FAIL") == 1
+    refused(project, *NAIVE, code=1, saying="weights of model version 'v2' are not those that were registered")
+    assert project.ask("doctor", code=1).stdout.count("FAIL") == 1
 
 
 def test_a_source_that_knows_nothing_stops_the_upgrade(project: Project) -> None:
     project.fault(missing=IDS)
-    refused(project, *UPGRADE, code=1, saying="has an item of none of 400 records, such as 1")
+    refused(project, *NAIVE, code=1, saying="has an item of none of 400 records, such as 1", process=True)
 
 
 def test_a_collection_dropped_or_replaced_behind_our_back_is_noticed(project: Project) -> None:
@@ -162,27 +184,27 @@ def test_a_collection_dropped_or_replaced_behind_our_back_is_noticed(project: Pr
     store = rmvdb.app.load(project.folder).store
     held = project.json("gallery", "show")["collections"][0]["name"]
     store.drop(held)
-    refused(project, *UPGRADE, code=1, saying=held)
+    refused(project, *NAIVE, code=1, saying=held)
     store.create(Schema(collection=held, dim=5, metric=Metric.COSINE, id_type=IdType.INT64), Index(type="FLAT"))
-    refused(project, *UPGRADE, code=1, saying=f"Collection '{held}' has dim 5, not 16 as when it was registered")
+    refused(project, *NAIVE, code=1, saying=f"Collection '{held}' has dim 5, not 16 as when it was registered")
 
 
-def test_a_missing_or_altered_artifact_is_named_and_put_back(project: Project) -> None:
-    trained = (*UPGRADE[:-1], "rm")
-    project.run(*trained, "--detach")
+def test_a_missing_or_altered_artifact_is_named_and_put_back(planned: Project) -> None:
+    project = planned
+    project.ask(*TRAINED, "--detach")
     artifact = next((project.folder / ".rmvdb" / "artifacts").glob("*.safetensors"))
     whole = artifact.read_bytes()
     for damage in (lambda: artifact.unlink(), lambda: artifact.write_bytes(whole[:-1] + b"x")):
         damage()
         refused(project, "search", "x", code=1, saying=artifact.stem)
         artifact.write_bytes(whole)
-    project.run(*trained)
+    project.ask(*TRAINED)
     everything_is_found(project)
 
 
 def test_an_altered_archive_stops_the_removal_and_nothing_is_lost(project: Project) -> None:
     project.fault(v2={"slow": 0.01})
-    first = project.start(*UPGRADE, "--sample", "70")
+    first = project.start(*NAIVE, "--sample", "70")
     _wait_for(first, "backfilling")
     archive = project.folder / ".rmvdb" / "archive"
     _until(lambda: list(archive.rglob("*.parquet")))
@@ -192,13 +214,13 @@ def test_an_altered_archive_stops_the_removal_and_nothing_is_lost(project: Proje
     written = next(archive.rglob("*.parquet"))
     whole = written.read_bytes()
     written.write_bytes(whole[:-1] + b"x")
-    done = project.run(*UPGRADE, code=None)
+    done = project.ask(*NAIVE, code=None)
     if done.returncode == 0:  # its batch had not been registered yet, and was read again
         return
     assert written.name in done.stderr
     everything_is_found(project)
     written.write_bytes(whole)
-    project.run(*UPGRADE)
+    project.ask(*NAIVE)
     everything_is_found(project)
 
 
@@ -215,11 +237,12 @@ def test_a_slip_in_the_configuration_names_the_nearest_key(tmp_path: Path, line:
     project = Project(tmp_path)
     (tmp_path / "rmvdb.toml").write_text(line)
     if "index" in line:
-        project.run("init")
-        project.run("model", "add", "v1", "--embedder", "models:v1")
+        project.ask("init")
+        project.ask("model", "add", "v1", "--embedder", "models:v1")
         refused(project, "gallery", "add", "things", "--model", "v1", code=2, saying=saying)
+        project.stop_engine()
     else:
-        refused(project, "gallery", "list", code=2, saying=saying)
+        refused(project, "gallery", "list", code=2, saying=saying, process=True)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +260,8 @@ def test_a_limit_that_is_none_is_refused(project: Project, options: tuple[str, .
 
 
 def test_a_registry_that_was_never_made_says_how_to_make_it(tmp_path: Path) -> None:
+    refused(Project(tmp_path), "gallery", "list", code=2, saying="make one: rmvdb init")
+    (tmp_path / ".rmvdb").mkdir()
     refused(Project(tmp_path), "gallery", "list", code=1, saying="rmvdb db upgrade")
 
 
@@ -245,9 +270,9 @@ def test_a_full_disk_while_archiving_stops_the_upgrade_with_nothing_lost(project
         pytest.skip("this kernel gives no mount namespace to mount a small tmpfs in")
     archive = project.folder / ".rmvdb" / "archive"
     archive.mkdir(exist_ok=True)
-    project.run(*UPGRADE, "--detach")  # the shared Lite process runs outside the namespace
+    project.ask(*NAIVE, "--detach")  # the shared Lite process runs outside the namespace
     rmvdb = f"{sys.executable} -m rmvdb"
-    upgrade = f"{rmvdb} {' '.join(UPGRADE)}; echo ended with $?"
+    upgrade = f"{rmvdb} {' '.join(NAIVE)}; echo ended with $?"
     script = f"""
         mount -t tmpfs -o size=16k tmpfs {archive} && {upgrade}
         {rmvdb} search x --limit 500 --json
@@ -283,7 +308,7 @@ def test_a_broken_embedder_spec_names_what_is_missing(project: Project) -> None:
 def _other(project: Project) -> Project:
     """Another project on the same Milvus file, with a registry of its own."""
     other = Project(project.folder / "other", milvus=str(project.folder / ".rmvdb" / "milvus.db"))
-    other.run("init")
+    other.ask("init")
     return other
 
 

@@ -14,8 +14,8 @@ import pytest
 import rmvdb
 from rmvdb import errors
 from rmvdb.types import BatchState, Id, Record
-from tests.acceptance.conftest import IDS
-from tests.acceptance.test_upgrade import UPGRADE, _app, _until, searching
+from tests.acceptance.conftest import IDS, TRAINED
+from tests.acceptance.test_upgrade import _app, _until, searching
 from tests.support.postgres import Postgres
 from tests.support.project import Project
 
@@ -70,14 +70,14 @@ def middle(project: Project, ids: list[int]) -> Middle:
     app = _app(project)
     old = app.registry.plan("things").legs[0].collection
     before = {record.id: record for record in app.store.get(old, ids, vector=True)}
-    project.run(*UPGRADE, "--until", "0", "--no-cutover")
-    project.run("throttle", "--rate", "60")
-    upgrade = project.start(*UPGRADE)
+    project.ask(*TRAINED, "--until", "0", "--no-cutover")
+    project.ask("throttle", "--rate", "60")
+    upgrade = project.start(*TRAINED)
     running = app.registry.upgrades()[-1].id
     _until(lambda: BatchState.RETIRED in app.registry.counts(running))
     upgrade.kill()
     upgrade.communicate()
-    project.run("throttle", "--rate", "0")
+    project.ask("throttle", "--rate", "0")
     there = {row.model: {record.id for page in app.store.scan(row.name) for record in page} for row in _collections(app)}
     old_ids, new_ids = there.pop("v1"), *there.values()
     found = Middle(
@@ -105,7 +105,7 @@ def lose(found: Middle, remove: Callable[[], None]) -> str:
     time.sleep(found.client.plan.max_age + 0.2)
     with pytest.raises(errors.StalePlan):
         found.client.search(found.project.models().item(5))
-    said = found.project.run("status", code=1).stderr
+    said = found.project.ask("status", code=1).stderr
     assert "rmvdb registry rebuild if it was lost" in said
     return found.project.run("registry", "rebuild").stdout
 
@@ -140,7 +140,8 @@ def expect_rolled_back(found: Middle, items: dict[Id, Any]) -> None:
     )
 
 
-def test_an_upgrade_goes_on_after_its_registry_was_deleted(project: Project) -> None:
+def test_an_upgrade_goes_on_after_its_registry_was_deleted(planned: Project) -> None:
+    project = planned
     found = middle(project, IDS)
     items = found.write(unknown_to_source=True)
     said = lose(found, lambda: remove_sqlite(project))
@@ -151,7 +152,7 @@ def test_an_upgrade_goes_on_after_its_registry_was_deleted(project: Project) -> 
     found.client.upsert([{"id": 2001, "item": project.models().item(2001), "label": WRITTEN}])
     items[2001], found.written = project.models().item(2001), found.written | {2001}
     with searching(project, list(items)) as watch:
-        project.run(*UPGRADE)
+        project.run(*TRAINED)
     assert watch.trouble == []
     assert watch.searches > 5
     status = project.json("status")
@@ -160,13 +161,14 @@ def test_an_upgrade_goes_on_after_its_registry_was_deleted(project: Project) -> 
     expect_upgraded(found, items)
     assert sorted(hit.id for hit in found.client.search(items[5], limit=1000)) == sorted(items)
     found.close()
-    refused = project.run("registry", "rebuild", code=2).stderr
+    refused = project.ask("registry", "rebuild", code=2).stderr
     assert "holds gallery 'things'; only an empty one is rebuilt" in refused
-    assert "the registry was rebuilt" in project.run("history").stdout
-    project.run("cleanup", "--yes")
+    assert "the registry was rebuilt" in project.ask("history").stdout
+    project.ask("cleanup", "--yes")
 
 
-def test_a_roll_back_after_the_registry_was_deleted_gives_back_what_there_was(project: Project) -> None:
+def test_a_roll_back_after_the_registry_was_deleted_gives_back_what_there_was(planned: Project) -> None:
+    project = planned
     found = middle(project, IDS)
     items = found.write(unknown_to_source=False)
     lose(found, lambda: remove_sqlite(project))
@@ -175,7 +177,7 @@ def test_a_roll_back_after_the_registry_was_deleted_gives_back_what_there_was(pr
     assert watch.trouble == []
     expect_rolled_back(found, items)
     found.close()
-    project.run("cleanup", "--yes")
+    project.ask("cleanup", "--yes")
 
 
 @pytest.mark.postgres
@@ -186,7 +188,7 @@ def test_the_tables_of_postgresql_are_dropped_in_the_middle(tmp_path: Path, post
     items = found.write(unknown_to_source=True)
     lose(found, lambda: postgres.empty("test"))
     with searching(project, list(items)) as watch:
-        project.run(*UPGRADE)
+        project.run(*TRAINED)
     assert watch.trouble == []
     expect_upgraded(found, items)
     found.close()
@@ -195,13 +197,13 @@ def test_the_tables_of_postgresql_are_dropped_in_the_middle(tmp_path: Path, post
 
 def test_whoever_begins_anew_on_a_lost_registry_is_told_how_to_bring_it_back(project: Project) -> None:
     remove_sqlite(project)
-    project.run("init")
+    project.ask("init")
     for words in (("status",), ("model", "add", "v1", "--embedder", "models:v1")):
-        said = project.run(*words, code=1).stderr
+        said = project.ask(*words, code=1).stderr
         assert "does not know gallery things" in said
         assert "rmvdb registry rebuild brings it back" in said
-    assert "FAIL  registry: The registry does not know gallery things" in project.run("doctor", code=1).stdout
-    project.run("registry", "rebuild")
+    assert "FAIL  registry: The registry does not know gallery things" in project.ask("doctor", code=1).stdout
+    project.ask("registry", "rebuild")
     assert [row["name"] for row in project.json("model", "list")] == ["v1", "v2"]
     with project.client() as client:
         assert client.count() == 400
@@ -212,10 +214,10 @@ def test_an_altered_manifest_is_refused_and_nothing_is_made_of_it(project: Proje
     manifest = project.folder / ".rmvdb" / "manifest.json"
     whole = manifest.read_text()
     manifest.write_text(whole.replace('"source": "call:models:items"', '"source": "call:models:others"'))
-    refused = project.run("registry", "rebuild", code=1).stderr
+    refused = project.ask("registry", "rebuild", code=1).stderr
     assert "manifest.json was altered" in refused
     manifest.unlink()
-    assert "manifest.json is missing; put it back from a backup" in project.run("registry", "rebuild", code=1).stderr
+    assert "manifest.json is missing; put it back from a backup" in project.ask("registry", "rebuild", code=1).stderr
     assert not (project.folder / ".rmvdb" / "registry.sqlite").exists()
 
 

@@ -59,9 +59,9 @@ def test_both_models_embed_the_queries_until_one_is_enough(project: Project) -> 
         out = project.run("upgrade", *RQT, "--until", str((1 + at) / 2), "--no-cutover").stdout
         assert f"from t = {at:g} on the new model alone embeds the queries" in out
         assert embedders(project) == {"v2"}
-        assert f"from t = {at:g} on" in project.run("history").stdout
+        assert f"from t = {at:g} on" in project.ask("history").stdout
         project.run("rollback")
-        project.run("cleanup", "--yes")
+        project.ask("cleanup", "--yes")
         project.run("upgrade", *RQT)
     assert watch.trouble == []
     assert project.json("status")["phase"] == "cut over"

@@ -10,7 +10,7 @@ import pytest
 
 import rmvdb
 import rmvdb.app
-from tests.acceptance.test_upgrade import NAIVE
+from tests.acceptance.conftest import NAIVE
 from tests.support.milvus_server import MilvusServer
 from tests.support.postgres import PASSWORD
 from tests.support.project import Project

@@ -9,7 +9,8 @@ import pytest
 
 import rmvdb.app
 from rmvdb.milvus import MilvusStore
-from tests.acceptance.test_upgrade import NAIVE, _until, searching
+from tests.acceptance.conftest import NAIVE
+from tests.acceptance.test_upgrade import _until, searching
 from tests.support.milvus_server import MilvusServer
 from tests.support.postgres import PASSWORD, Postgres
 from tests.support.project import Project
@@ -36,11 +37,11 @@ def test_a_gallery_on_a_server_is_upgraded_and_rolled_back(
     tmp_path: Path, milvus_server: MilvusServer, postgres_url: str
 ) -> None:
     project = make(tmp_path, milvus_server, postgres_url)
-    assert project.run("doctor").stdout.count("FAIL") == 0
+    assert project.ask("doctor").stdout.count("FAIL") == 0
     with searching(project, IDS) as watch:
         project.run(*NAIVE, timeout=300)
         project.run("rollback", timeout=300)
-        project.run("cleanup", "--yes")
+        project.ask("cleanup", "--yes")
     assert watch.trouble == []
     assert watch.searches > 5
     assert {each["model"]: each["records"] for each in project.json("gallery", "show")["collections"]} == {"v1": 200}
@@ -52,12 +53,12 @@ def test_a_collection_that_is_not_loaded_says_so(tmp_path: Path, milvus_server: 
     name = project.json("gallery", "show")["collections"][0]["name"]
     client = _pymilvus(milvus_server)
     client.release_collection(name)
-    done = project.run(*NAIVE, code=1)
+    done = project.ask(*NAIVE, code=1)
     assert "load" in done.stderr
     assert "Traceback" not in done.stderr
     client.load_collection(name)
     client.close()
-    project.run(*NAIVE, timeout=300)
+    project.ask(*NAIVE)
     clear(project)
 
 

@@ -1,4 +1,4 @@
-"""Every method and order before anything is changed, by the real command in real processes."""
+"""Every method and order before anything is changed, by the real command."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_simulation_compares_recommends_draws_and_changes_nothing(project: Pro
 
 
 def test_the_table_names_every_row_and_the_command_to_go_on_with(project: Project) -> None:
-    out = project.run(*SIMULATE, *LABELS, "--methods", "naive,rqt", "--orders", "cluster,random").stdout
+    out = project.ask(*SIMULATE, *LABELS, "--methods", "naive,rqt", "--orders", "cluster,random").stdout
     assert "embedding the sample" in out
     assert "training rqt" in out
     lines = [line.split() for line in out.splitlines() if line.strip()]
@@ -98,7 +98,7 @@ def test_queries_with_known_answers_are_what_is_measured(project: Project) -> No
 def test_a_file_that_holds_no_queries_is_named(project: Project, text: str, saying: str) -> None:
     file = project.folder / "queries.jsonl"
     file.write_text(text)
-    done = project.run(*SIMULATE, *NAIVE, "--queries", str(file), code=2)
+    done = project.ask(*SIMULATE, *NAIVE, "--queries", str(file), code=2)
     assert saying in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -110,40 +110,40 @@ def test_what_cannot_be_simulated_is_said_before_anything_is_embedded(project: P
         (("--png", "nowhere/c.png"), "The folder of 'nowhere/c.png' does not exist"),
         (("--queries", "nowhere.jsonl"), "The queries in 'nowhere.jsonl' cannot be read"),
     ):
-        done = project.run(*SIMULATE, *words, code=2)
+        done = project.ask(*SIMULATE, *words, code=2)
         assert saying in done.stderr
     assert [each for each in project.calls("v2") if each != "probe"] == []
 
 
 def test_a_gallery_in_an_upgrade_is_simulated_for_a_third_version_only(project: Project) -> None:
-    project.run("upgrade", "--from", "v1", "--to", "v2", "--method", "naive", "--until", "0.5", "--no-cutover")
-    done = project.run(*SIMULATE, *NAIVE, code=2)
+    project.ask("upgrade", "--from", "v1", "--to", "v2", "--method", "naive", "--until", "0.5", "--no-cutover")
+    done = project.ask(*SIMULATE, *NAIVE, code=2)
     assert "holds vectors of 'v2' already" in done.stderr
-    project.run("model", "add", "v3", "--embedder", "models:v3")
+    project.ask("model", "add", "v3", "--embedder", "models:v3")
     told = project.json("simulate", "--from", "v2", "--to", "v3", *LABELS, *NAIVE)
     assert {row["name"] for row in told["rows"]} >= {"old", "naive", "rrf", "ridge"}
     assert project.json("status")["upgrade"] == 1
 
 
 def test_an_upgrade_chooses_its_method_and_the_same_command_goes_on_with_it(project: Project) -> None:
-    upgrade = ("upgrade", "--from", "v1", "--to", "v2", *LABELS)
-    plan = project.json("plan", "--from", "v1", "--to", "v2", *LABELS, "--method", "auto")
+    upgrade = ("upgrade", "--from", "v1", "--to", "v2", *LABELS, "--sample", "300")
+    plan = project.json("plan", *upgrade[1:], "--method", "auto")
     assert plan["question"]["method"] is None
     assert plan["method"] in ("naive", "rqt", "mcl", "rm")
     assert "is worth most" in plan["prediction"]["choice"]
-    out = project.run(*upgrade, "--until", "0.5", "--no-cutover").stdout
+    out = project.ask(*upgrade, "--until", "0.5", "--no-cutover").stdout
     assert "is worth most" in out
     status = project.json("status")
     assert (status["upgrade"], status["method"]) == (1, plan["method"])
-    out = project.run(*upgrade).stdout
+    out = project.ask(*upgrade).stdout
     assert "going on with upgrade 1" in out
     status = project.json("status")
     assert (status["upgrade"], status["phase"], status["method"], status["t"]) == (1, "cut over", plan["method"], 1.0)
-    project.run(*upgrade)
+    project.ask(*upgrade)
     assert project.json("verify")["ok"]
     assert {each["upgrade"] for each in project.json("history")} == {1}
-    project.run("cleanup", "--yes")
-    assert "holds v2 already" in project.run(*upgrade).stdout
+    project.ask("cleanup", "--yes")
+    assert "holds v2 already" in project.ask(*upgrade).stdout
     app_records = [each["records"] for each in project.json("gallery", "show", "things")["collections"]]
     assert app_records == [400]
 
@@ -152,6 +152,6 @@ def test_without_the_old_models_embedder_naive_is_not_chosen(project: Project) -
     """Its weights are gone; the vectors are there."""
     models = project.folder / "models.py"
     models.write_text(models.read_text().replace('Embedder("v1", 8, 16)', 'Embedder("v1", 7, 16)'))
-    plan = project.json("plan", "--from", "v1", "--to", "v2", *LABELS)
+    plan = project.json("plan", "--from", "v1", "--to", "v2", *LABELS, "--sample", "300")
     assert plan["method"] != "naive"
     assert Path(project.folder, ".rmvdb").exists()

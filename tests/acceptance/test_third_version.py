@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rmvdb.types import Id
-from tests.acceptance.conftest import IDS
-from tests.acceptance.test_upgrade import UPGRADE, _app, _until, collections, searching
+from tests.acceptance.conftest import IDS, UPGRADE, copy
+from tests.acceptance.test_upgrade import _app, _until, collections, searching
 from tests.support.project import Project
 
-THIRD = ("upgrade", "--from", "v2", "--to", "v3", "--labels", "label")
+THIRD = ("upgrade", "--from", "v2", "--to", "v3", "--labels", "label", "--sample", "160")
 #: Records that are written and deleted before v3, and while v3 comes; those that stay as they are all the while.
 WRITTEN, DELETED = (7, 150, 399), (8, 151, 398)
 LATER, GONE = (10, 200, 390), (11, 201, 391)
@@ -21,13 +24,30 @@ ALWAYS = [id for id in IDS if id not in (*DELETED, *GONE)]
 METHODS = pytest.mark.parametrize("method", ["naive", "rm"])
 
 
+@pytest.fixture(scope="module")
+def halfways(template: Path, planned_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """For each method a project where v1 → v2 is at t = 0.4, with some writes since; v3 is registered, and planned by rm."""
+
+    @functools.cache
+    def made(method: str) -> Path:
+        project = copy(template if method == "naive" else planned_template, tmp_path_factory.mktemp(method) / "project")
+        project.ask("model", "add", "v3", "--embedder", "models:v3")
+        project.ask(*UPGRADE, "--method", method, "--until", "0.4", "--no-cutover")
+        write(project, (*WRITTEN, 1001), DELETED)
+        if method == "rm":
+            project.ask("plan", *THIRD[1:], "--method", method)
+        project.stop_engine()
+        return project.folder
+
+    return made
+
+
 @pytest.fixture
-def halfway(project: Project, method: str) -> Project:
-    """v1 → v2 at t = 0.4 with some writes since; v3 is registered."""
-    project.run("model", "add", "v3", "--embedder", "models:v3")
-    project.run(*UPGRADE, "--method", method, "--until", "0.4", "--no-cutover")
-    write(project, (*WRITTEN, 1001), DELETED)
-    return project
+def halfway(halfways: Callable[[str], Path], method: str, tmp_path: Path) -> Iterator[Project]:
+    """One of these, of the test's own."""
+    project = copy(halfways(method), tmp_path / "project")
+    yield project
+    project.stop_engine()
 
 
 def write(project: Project, ids: tuple[int, ...], deleted: tuple[int, ...]) -> None:
@@ -53,19 +73,19 @@ def test_a_third_version_takes_over_from_an_unfinished_upgrade(halfway: Project,
     project, third = halfway, (*THIRD, "--method", method)
     with searching(project, ALWAYS) as watch:
         project.fault(v3={"slow": 0.02})
-        first = project.start(*third, "--sample", "160")
+        first = project.start(*third)
         _until(lambda: (now := project.json("status"))["upgrade"] == 2 and now["t"] > 0.2)
         assert [leg["model"][:2] for leg in project.json("status")["legs"]] == ["v3", "v2", "v1"]
         first.kill()
         first.communicate()
         write(project, (*LATER, 1002), GONE)
         project.fault()
-        out = project.run(*third, "--sample", "160").stdout
+        out = project.run(*third).stdout
     assert watch.trouble == []
     assert watch.searches > 5
     left = {*ALWAYS, 1001, 1002}
     assert f"cut over: {len(left)} records verified" in out
-    project.run("cleanup", "--yes")
+    project.ask("cleanup", "--yes")
     assert list(collections(project).values()) == [len(left)]
     app, models = _app(project), project.models()
     leg = app.registry.plan("things").legs[0]
@@ -80,7 +100,7 @@ def test_a_third_version_takes_over_from_an_unfinished_upgrade(halfway: Project,
 @pytest.mark.parametrize(("method", "calls"), [("naive", {"v1": 1, "v2": 1, "v3": 1}), ("rm", {"v1": 0, "v2": 0, "v3": 1})])
 def test_three_legs_need_one_extraction_a_query_unless_naive(halfway: Project, method: str, calls: dict[str, int]) -> None:
     project = halfway
-    project.run(*THIRD, "--method", method, "--until", "0.3", "--no-cutover")
+    project.ask(*THIRD, "--method", method, "--until", "0.3", "--no-cutover")
     before = {version: len(project.calls(version)) for version in calls}
     with project.client() as client:
         plan = client.plan
@@ -98,13 +118,13 @@ def test_three_legs_need_one_extraction_a_query_unless_naive(halfway: Project, m
 @METHODS
 def test_a_roll_back_of_a_third_version_lets_the_upgrade_before_it_go_on(halfway: Project, method: str) -> None:
     project = halfway
-    project.run(*THIRD, "--method", method, "--until", "0", "--no-cutover")
+    project.ask(*THIRD, "--method", method, "--until", "0", "--no-cutover")
     before = vectors(project)
-    project.run(*THIRD, "--method", method, "--until", "0.6", "--no-cutover")
+    project.ask(*THIRD, "--method", method, "--until", "0.6", "--no-cutover")
     write(project, (*LATER, 1002), GONE)
     with searching(project, ALWAYS) as watch:
         project.run("rollback")
-        out = project.run("cleanup", "--yes").stdout
+        out = project.ask("cleanup", "--yes").stdout
         assert "the upgrade from v1 to v2" in out
         after = vectors(project)
         status = project.json("status")
@@ -119,7 +139,7 @@ def test_a_roll_back_of_a_third_version_lets_the_upgrade_before_it_go_on(halfway
             assert all(np.array_equal(held[id], before[model][id]) for id in untouched)
         project.run(*UPGRADE, "--method", method)
     assert watch.trouble == []
-    project.run("cleanup", "--yes")
+    project.ask("cleanup", "--yes")
     assert list(collections(project).values()) == [len(ALWAYS) + 2]
     with project.client() as client:
         found = {record.id: record.fields["label"] for record in client.get([7, 10, 1001, 1002, *GONE])}
@@ -130,7 +150,7 @@ def test_a_roll_back_of_a_third_version_lets_the_upgrade_before_it_go_on(halfway
 def test_workers_go_on_with_the_upgrade_that_takes_the_place(halfway: Project, method: str) -> None:
     project = halfway
     project.fault(v2={"slow": 0.02})
-    project.run(*UPGRADE, "--method", method, "--until", "0.4", "--detach")
+    project.ask(*UPGRADE, "--method", method, "--until", "0.4", "--detach")
     worker = project.start("worker")
     try:
         _until(lambda: project.json("status")["workers"])
@@ -142,7 +162,7 @@ def test_workers_go_on_with_the_upgrade_that_takes_the_place(halfway: Project, m
         worker.send_signal(signal.SIGTERM)
         out, err = worker.communicate(timeout=30)
     assert worker.returncode == 0, out + err
-    project.run("cleanup", "--yes")
+    project.ask("cleanup", "--yes")
     assert collections(project) == {"v3": len(IDS) - len(DELETED) + 1}
 
 
@@ -152,7 +172,7 @@ def test_a_command_whose_upgrade_is_superseded_ends_and_says_so(halfway: Project
     project.fault(v2={"slow": 0.08})
     first = project.start(*UPGRADE, "--method", method)
     _until(lambda: project.json("status")["workers"])
-    project.run(*THIRD, "--method", method, "--until", "0.3", "--no-cutover")
+    project.ask(*THIRD, "--method", method, "--until", "0.3", "--no-cutover")
     _, err = first.communicate(timeout=60)
     assert (first.returncode, err.count("Error: ")) == (2, 1), err
     assert "Error: Upgrade 1 has ended" in err

@@ -16,12 +16,8 @@ import pytest
 
 import rmvdb
 from rmvdb.types import Id
-from tests.acceptance.conftest import IDS
+from tests.acceptance.conftest import IDS, NAIVE, TRAINED, UPGRADE
 from tests.support.project import Project
-
-UPGRADE = ("upgrade", "--from", "v1", "--to", "v2", "--labels", "label")
-#: The same without training, for what depends on no method.
-NAIVE = (*UPGRADE, "--method", "naive")
 
 
 @dataclass
@@ -87,8 +83,9 @@ def test_a_gallery_is_upgraded_while_an_application_searches_it(project: Project
     assert project.json("status")["phase"] == "ended"
 
 
-def test_the_new_gallery_is_what_an_offline_reindex_would_have_given(project: Project) -> None:
-    project.run(*UPGRADE)
+def test_the_new_gallery_is_what_an_offline_reindex_would_have_given(planned: Project) -> None:
+    project = planned
+    project.ask(*TRAINED)
     app = _app(project)
     leg = app.registry.plan("things").legs[0]
     models = project.models()
@@ -102,7 +99,7 @@ def test_the_new_gallery_is_what_an_offline_reindex_would_have_given(project: Pr
 
 
 def test_an_embedding_made_for_the_plan_is_not_made_again(project: Project) -> None:
-    project.run(*NAIVE, "--no-cutover")
+    project.ask(*NAIVE, "--no-cutover")
     asked = [each for each in project.calls("v2") if each != "probe"]
     assert sorted(asked, key=int) == sorted(map(str, IDS), key=int)
 
@@ -138,12 +135,13 @@ def test_a_killed_upgrade_run_again_ends_in_the_same_state(project: Project) -> 
 
 
 @pytest.mark.parametrize("until", ["0", "0.3", "1"])
-def test_a_roll_back_gives_back_the_same_ids_fields_and_vectors(project: Project, until: str) -> None:
+def test_a_roll_back_gives_back_the_same_ids_fields_and_vectors(planned: Project, until: str) -> None:
+    project = planned
     app = _app(project)
     old = app.registry.plan("things").legs[0].collection
     before = app.store.get(old, IDS, vector=True)
     share = float(until)
-    project.run(*UPGRADE, "--until", until, *(["--no-cutover"] if share < 1 else []))
+    project.ask(*TRAINED, "--until", until, *(["--no-cutover"] if share < 1 else []))
     assert project.json("status")["t"] == pytest.approx(share, abs=50 / len(IDS))  # to a batch
     with searching(project, IDS) as watch:
         project.run("rollback")
@@ -151,18 +149,19 @@ def test_a_roll_back_gives_back_the_same_ids_fields_and_vectors(project: Project
     after = app.store.get(old, IDS, vector=True)
     assert [record.id for record in after] == IDS
     assert all(np.array_equal(a.vector, b.vector) and a.fields == b.fields for a, b in zip(before, after, strict=True))
-    project.run("cleanup", "--yes")
+    project.ask("cleanup", "--yes")
     assert collections(project) == {"v1": 400}
 
 
-def test_a_roll_back_keeps_the_writes_made_since(project: Project) -> None:
+def test_a_roll_back_keeps_the_writes_made_since(planned: Project) -> None:
+    project = planned
     models = project.models()
-    project.run(*UPGRADE, "--until", "0.5", "--no-cutover")
+    project.ask(*TRAINED, "--until", "0.5", "--no-cutover")
     with project.client() as client:
         project.editions(**{"7": 1})
         client.upsert([{"id": 7, "item": models.item(7), "label": 99}, {"id": 1001, "item": models.item(1001), "label": 5}])
         client.delete([8, 9])
-    project.run("rollback")
+    project.ask("rollback")
     with project.client() as client:
         found = {record.id: record.fields["label"] for record in client.get([7, 8, 9, 1001])}
         assert client.count() == 399
@@ -174,9 +173,10 @@ def test_a_roll_back_keeps_the_writes_made_since(project: Project) -> None:
     assert np.allclose(record.vector, own, atol=1e-5)
 
 
-def test_an_application_reads_and_writes_as_if_no_upgrade_were_on(project: Project) -> None:
+def test_an_application_reads_and_writes_as_if_no_upgrade_were_on(planned: Project) -> None:
+    project = planned
     models = project.models()
-    project.run(*UPGRADE, "--until", "0.5", "--no-cutover")
+    project.ask(*TRAINED, "--until", "0.5", "--no-cutover")
     with project.client() as client:
         assert len(client.plan.legs) == 2
         assert client.count() == 400
@@ -197,25 +197,26 @@ def test_an_application_reads_and_writes_as_if_no_upgrade_were_on(project: Proje
         assert [hit.id for hit in client.search(vector=vector, model="v2", limit=10)] == [hit.id for hit in first]
         with pytest.raises(rmvdb.errors.Mismatch, match="No transform leads from vectors of model 'v1'"):
             client.search(vector=np.zeros(16, np.float32), model="v1")
-    project.run(*UPGRADE)
+    project.ask(*TRAINED)
     with project.client() as client:
         assert client.count() == 398
 
 
-def test_a_query_is_embedded_once_and_twice_only_by_naive(project: Project) -> None:
+def test_a_query_is_embedded_once_and_twice_only_by_naive(planned: Project) -> None:
+    project = planned
     models = project.models()
     for method, expected in (("rm", {"v1": 0, "v2": 1}), ("naive", {"v1": 1, "v2": 1})):
-        project.run(*UPGRADE, "--until", "0.5", "--no-cutover", "--method", method)
+        project.ask(*UPGRADE, "--until", "0.5", "--no-cutover", "--method", method)
         before = {version: len(project.calls(version)) for version in expected}
         with project.client() as client:
             client.search(models.item(3))
         assert {version: len(project.calls(version)) - before[version] for version in expected} == expected
-        project.run("rollback")
-        project.run("cleanup", "--yes")
+        project.ask("rollback")
+        project.ask("cleanup", "--yes")
 
 
 def test_a_worker_takes_over_what_detach_left(project: Project) -> None:
-    project.run(*NAIVE, "--detach")
+    project.ask(*NAIVE, "--detach")
     status = project.json("status")
     assert (status["phase"], status["t"], status["doing"]) == (
         "serving both",
@@ -233,8 +234,8 @@ def test_a_worker_takes_over_what_detach_left(project: Project) -> None:
 
 
 def test_pause_throttle_and_windows_are_obeyed_and_said(project: Project) -> None:
-    project.run(*NAIVE, "--detach")
-    project.run("pause")
+    project.ask(*NAIVE, "--detach")
+    project.ask("pause")
     worker = project.start("worker")
     try:
         _until(lambda: project.json("status")["workers"])
@@ -242,9 +243,9 @@ def test_pause_throttle_and_windows_are_obeyed_and_said(project: Project) -> Non
         status = project.json("status")
         assert status["done"] == 0
         assert "paused" in status["held_back"]
-        project.run("throttle", "--rate", "25")
+        project.ask("throttle", "--rate", "25")
         began = time.monotonic()
-        project.run("resume")
+        project.ask("resume")
         _until(lambda: project.json("status")["held_back"] == "throttled to 25 records/s")
         _until(lambda: project.json("status")["done"] == 400)
         assert time.monotonic() - began > 10
@@ -257,26 +258,26 @@ def test_a_share_of_time_a_flag_file_and_slow_searches_hold_it_back_and_are_said
     with (project.folder / "rmvdb.toml").open("a") as settings:
         settings.write('[throttle]\nflag = "hold"\n')
     flag = project.folder / "hold"
-    project.run(*NAIVE, "--detach")
-    assert project.run("throttle", "--nice", "0.001").stdout.endswith(": nice 0.001\n")
+    project.ask(*NAIVE, "--detach")
+    assert project.ask("throttle", "--nice", "0.001").stdout.endswith(": nice 0.001\n")
     worker = project.start("worker")
     try:
         _until(lambda: project.json("status")["held_back"] == "nice 0.001: copies at most 0.1 % of the time")
         _until(lambda: project.json("status")["done"] > 0)
         flag.touch()
-        project.run("throttle", "--nice", "0")
+        project.ask("throttle", "--nice", "0")
         _until(lambda: project.json("status")["held_back"] == f"flag file {flag} exists")
         with searching(project, IDS) as watch:  # to the end: what a client did 30 s ago does not count
             _until(lambda: watch.searches > 30)
-            project.run("throttle", "--p99-ms", "0.01")
+            project.ask("throttle", "--p99-ms", "0.01")
             _until(lambda: "p99 of client " in project.json("status")["held_back"])
-            assert "ms above the ceiling of 0.01 ms" in project.run("status").stdout
+            assert "ms above the ceiling of 0.01 ms" in project.ask("status").stdout
             begun = project.json("status")["done"]
             assert begun <= 3 * 50  # what one burst of a worker may begin
             flag.unlink()
             time.sleep(2)
             assert project.json("status")["done"] == begun
-            project.run("throttle", "--p99-ms", "0")
+            project.ask("throttle", "--p99-ms", "0")
             _until(lambda: project.json("status")["phase"] == "cut over")
         assert watch.trouble == []
         assert project.json("status")["held_back"] == ""
@@ -286,7 +287,7 @@ def test_a_share_of_time_a_flag_file_and_slow_searches_hold_it_back_and_are_said
 
 
 def test_a_worker_outside_its_window_waits_and_says_so(project: Project) -> None:
-    project.run(*NAIVE, "--detach")
+    project.ask(*NAIVE, "--detach")
     closed = (time.localtime().tm_hour + 12) % 24
     worker = project.start("worker", "--window", f"0 {closed} * * *")
     try:
@@ -299,31 +300,31 @@ def test_a_worker_outside_its_window_waits_and_says_so(project: Project) -> None
 
 def test_a_plan_changes_nothing(project: Project) -> None:
     before = (collections(project), project.json("model", "list"))
-    plan = project.json("plan", "--from", "v1", "--to", "v2", "--labels", "label")
+    plan = project.json("plan", *UPGRADE[1:], "--sample", "300")
     assert plan["prediction"]["evaluated"] > 0
     assert (collections(project), project.json("model", "list")) == before
     assert project.json("status")["upgrade"] is None
 
 
-def test_an_adopted_collection_is_emptied_only_with_consent(tmp_path: Path) -> None:
-    project = Project(tmp_path).prepare(IDS)
+def test_an_adopted_collection_is_emptied_only_with_consent(project: Project) -> None:
     old = project.json("gallery", "show", "things")["collections"][0]["name"]
-    other = Project(tmp_path / "other", milvus=str(tmp_path / ".rmvdb" / "milvus.db"))
-    other.run("init")
-    other.run("model", "add", "v1", "--embedder", "models:v1")
-    other.run("model", "add", "v2", "--embedder", "models:v2")
-    other.run("gallery", "add", "mine", "--model", "v1", "--collection", old, "--source", "call:models:items")
-    refused = other.run(*NAIVE, code=2)
+    other = Project(project.folder / "other", milvus=str(project.folder / ".rmvdb" / "milvus.db"))
+    other.ask("init")
+    other.ask("model", "add", "v1", "--embedder", "models:v1")
+    other.ask("model", "add", "v2", "--embedder", "models:v2")
+    other.ask("gallery", "add", "mine", "--model", "v1", "--collection", old, "--source", "call:models:items")
+    refused = other.ask(*NAIVE, code=2)
     assert "--execute" in refused.stderr
     assert collections(project) == {"v1": 400}
-    other.run(*NAIVE, "--execute")
+    other.ask(*NAIVE, "--execute")
     assert other.json("status")["phase"] == "cut over"
 
 
 @pytest.mark.parametrize(("old_metric", "new_metric"), [("L2", "L2"), ("IP", "COSINE"), ("LORENTZ", "COSINE"), ("L2", "LORENTZ")])
 def test_other_metrics_and_a_change_of_metric_are_upgraded_too(tmp_path: Path, old_metric: str, new_metric: str) -> None:
     project = Project(tmp_path).prepare(IDS, old_metric=old_metric, new_metric=new_metric)
-    project.run(*UPGRADE, "--until", "0.5", "--no-cutover")
+    upgrade = (*UPGRADE, "--sample", "300")
+    project.ask(*upgrade, "--until", "0.5", "--no-cutover")
     models = project.models()
     with project.client() as client:
         hits = client.search(models.item(3), limit=500)
@@ -331,22 +332,22 @@ def test_other_metrics_and_a_change_of_metric_are_upgraded_too(tmp_path: Path, o
         assert len({hit.leg for hit in hits[:50]}) == 2  # distances of both legs are on one scale
         client.upsert([{"id": 3, "item": models.item(3), "label": 77}])
         assert client.search(models.item(3), limit=1, output_fields=["label"])[0].fields == {"label": 77}
-    project.run(*UPGRADE)
+    project.ask(*upgrade)
     assert project.json("status")["phase"] == "cut over"
     project.stop_engine()
 
 
 def test_a_comparable_model_is_served_without_any_transform(project: Project) -> None:
-    refused = project.run("plan", "--from", "v1", "--to", "v2", "--method", "identity", code=1)
+    refused = project.ask("plan", "--from", "v1", "--to", "v2", "--method", "identity", code=1)
     assert "20 dimensions of COSINE cannot be compared with 16 of COSINE" in refused.stderr
-    project.run("model", "add", "kin", "--embedder", "models:kin")
+    project.ask("model", "add", "kin", "--embedder", "models:kin")
     upgrade = ("upgrade", "--from", "v1", "--to", "kin", "--method", "identity")
-    project.run(*upgrade, "--until", "0.5", "--no-cutover")
+    project.ask(*upgrade, "--until", "0.5", "--no-cutover")
     with project.client() as client:
         assert client.plan.embedders == ("kin",)
         hits = client.search(project.models().item(3), limit=500)
         assert sorted(hit.id for hit in hits) == IDS
-    project.run(*upgrade)
+    project.ask(*upgrade)
     assert project.json("status")["phase"] == "cut over"
 
 
@@ -396,10 +397,10 @@ def test_a_roll_back_to_the_original_takes_a_moment(project: Project) -> None:
             [{"collection": original, "model": "v1"}],
             [],
         )
-        project.run("cleanup", "--yes")
+        project.ask("cleanup", "--yes")
         assert collections(project) == {"v1": 400}
-        project.run(*NAIVE, "--instant-rollback")
-        out = project.run("cleanup", "--yes").stdout
+        project.ask(*NAIVE, "--instant-rollback")
+        out = project.ask("cleanup", "--yes").stdout
         assert original in out
     assert watch.trouble == []
     assert collections(project) == {"v2": 400}

@@ -1,10 +1,13 @@
-"""`--instant-rollback` in one process: the original stays whole and current, a copy is emptied, the way back is one epoch."""
+"""`--instant-rollback` in one process: the original stays whole and current, a copy is emptied, the way back is one epoch.
+
+The same with the method fct, whose copy is lifted into the new space.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +17,16 @@ import pytest
 
 from rmvdb import errors
 from rmvdb.client import Client
+from rmvdb.methods import Method
 from rmvdb.planning import Question
 from rmvdb.tables import UpgradeRow
-from rmvdb.training import Method
 from rmvdb.types import Phase, Record
 from rmvdb.writing import Writes
+from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import Gallery, TextEmbedder, make, vector
 
 ORIGINAL = "texts_v1"
+METHOD = Method.NAIVE
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +34,17 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmvdb.writing.WRITE_LASTS", 3.0)
 
 
+@pytest.fixture(params=[Method.NAIVE, Method.FCT])
+def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Method:
+    """How the copy is searched: as the original is, or lifted, by few records."""
+    monkeypatch.setattr("rmvdb.prediction.LEAST_PAIRS", 20)
+    monkeypatch.setattr("tests.integration.test_instant_rollback.METHOD", request.param)
+    found: Method = request.param
+    return found
+
+
 @pytest.fixture
-def gallery(tmp_path: Path) -> Iterator[Gallery]:
+def gallery(tmp_path: Path, method: Method) -> Iterator[Gallery]:
     """Forty texts at v1 and no upgrade."""
     made = make(tmp_path, deployed=False)
     assert made.conductor().roll_back(made.upgrade) is None
@@ -38,11 +52,15 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
     made.registry.close()
 
 
-def begin(gallery: Gallery, *, until: float = 1.0, to: str = "v2", method: Method = Method.NAIVE) -> UpgradeRow:
-    """As `rmvdb upgrade --instant-rollback` begins."""
-    conductor = gallery.conductor()
-    question = Question(gallery="texts", from_version="v1", to_version=to, method=method, order="random", instant_rollback=True)
+def begin(gallery: Gallery, *, until: float = 1.0, to: str = "v2", method: Method | None = None) -> UpgradeRow:
+    """As `rmvdb upgrade --instant-rollback` begins, or `rmvdb upgrade --method fct`."""
+    conductor, method = gallery.conductor(), method or METHOD
+    instantly = method is not Method.FCT
+    question = Question(
+        gallery="texts", from_version="v1", to_version=to, method=method, order="random", instant_rollback=instantly
+    )
     question = conductor.resolve(question)
+    assert question.instant_rollback
     return conductor.begin(question, conductor.plan(question), gallery.worker(), until=until, cutover=until == 1.0)
 
 
@@ -80,10 +98,10 @@ def busy(gallery: Gallery) -> Iterator[list[str]]:
                 if stop.is_set():
                     return
                 id, gone, fresh = 1 + turn % 19, 30 + turn, 100 + turn
-                put(gallery, client, id, f"{turn} of {id}")
-                put(gallery, client, fresh, f"fresh {fresh}")
+                insist(put, gallery, client, id, f"{turn} of {id}")
+                insist(put, gallery, client, fresh, f"fresh {fresh}")
                 if gone < 38:
-                    client.delete(gone)
+                    insist(client.delete, gone)
                     gallery.source.of.pop(gone)
                 shown = {record.id for record in client.get([id, fresh, gone])}
                 wrong.extend(f"written and not shown: {each}" for each in {id, fresh} - shown)
@@ -105,6 +123,16 @@ def busy(gallery: Gallery) -> Iterator[list[str]]:
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def insist(write: Callable[..., object], *args: object) -> None:
+    """As applications do where a busy machine lets a write end too late."""
+    while True:
+        try:
+            write(*args)
+        except errors.EngineError:
+            continue
+        return
 
 
 def put(gallery: Gallery, client: Client, id: int, text: str) -> None:
@@ -187,6 +215,36 @@ def test_what_comes_into_the_original_after_cut_over_is_not_dropped(gallery: Gal
     expect_original(gallery)
 
 
+def test_neither_an_insertion_under_way_nor_one_cut_off_keeps_from_cleaning_up(gallery: Gallery) -> None:
+    row, half, rest = go_on(gallery, begin(gallery)), threading.Event(), threading.Event()
+
+    def after(call: str, collection: str) -> None:
+        if collection == ORIGINAL and threading.current_thread() is not writer:
+            raise KeyboardInterrupt
+        if collection == ORIGINAL:
+            half.set()
+            rest.wait()
+
+    def under_way(*_: object) -> None:
+        writer.start()
+        half.wait()
+        threading.Timer(1.0, rest.set).start()
+
+    def insert() -> None:
+        with gallery.client() as client:
+            put(gallery, client, 78, "under way")
+
+    writer = threading.Thread(target=insert)
+    gallery.store.after = after
+    with gallery.client() as client, pytest.raises(KeyboardInterrupt):
+        client.upsert([{"id": 77, "item": "cut off", "n": 9}])
+    conductor = gallery.conductor()
+    conductor._wait_since = under_way  # type: ignore[method-assign, assignment]
+    conductor.clean_up(row)
+    writer.join()
+    expect_holds(gallery, row.new_collection, "v2")
+
+
 def die_in_the_copy(gallery: Gallery, row: UpgradeRow) -> None:
     """The conductor ends after it has written some of the copy."""
 
@@ -220,6 +278,31 @@ def test_given_up_while_it_is_copied_nothing_is_left_of_it(gallery: Gallery) -> 
     plan = gallery.registry.plan("texts")
     assert (plan.legs, plan.mirrors) == (before, ())
     assert not gallery.store.exists(row.old_collections[0])
+    expect_original(gallery)
+
+
+def test_a_copy_that_was_given_up_for_a_moment_is_not_served(gallery: Gallery) -> None:
+    """Whoever gives it up dies before that is written down, and what is written until then does not reach the copy."""
+    row, conductor, other = begin(gallery), gallery.conductor(), gallery.conductor()
+    real = other.registry.abandon
+
+    def die(*_: object, **__: object) -> bool:
+        raise KeyboardInterrupt
+
+    def give_up(words: str) -> None:
+        if "until every search would see it" in words:
+            other.registry.abandon = die  # type: ignore[method-assign]
+            with pytest.raises(KeyboardInterrupt):
+                other.roll_back(gallery.registry.upgrade(row.id))
+            other.registry.abandon = real  # type: ignore[method-assign]
+            with gallery.client() as client:
+                put(gallery, client, 3, "into the original alone")
+
+    conductor.say = give_up
+    with pytest.raises(errors.WrongPhase, match="is served differently since; run the same command again"):
+        conductor.deploy(row)
+    row = go_on(gallery, row)
+    expect_holds(gallery, row.new_collection, "v2")
     expect_original(gallery)
 
 
@@ -318,6 +401,35 @@ def test_a_client_that_dies_between_the_mirror_and_the_rest_leaves_no_difference
         assert [record.fields["n"] for record in client.get([id])] == ([9] if kind == "upsert" else [])
 
 
+def test_clients_that_die_while_the_copy_is_made_leave_no_difference(gallery: Gallery) -> None:
+    """They wrote the copy, which had been compared, and not the original: nowhere, before a roll back and after it."""
+    row, conductor = begin(gallery), gallery.conductor()
+
+    def die(call: str, collection: str) -> None:
+        if collection == row.old_collections[0]:
+            raise KeyboardInterrupt
+
+    def cut_off(words: str) -> None:
+        if "until every search would see it" in words:
+            gallery.store.after = die
+            with gallery.client() as client:
+                for id in (2, 77):
+                    with pytest.raises(KeyboardInterrupt):
+                        client.upsert([{"id": id, "item": "cut off", "n": 9}])
+                with pytest.raises(KeyboardInterrupt):
+                    client.delete(3)
+            gallery.store.after = lambda call, collection: None
+
+    conductor.say = cut_off
+    conductor.deploy(row)
+    assert gallery.records(*row.old_collections).keys() == gallery.source.of.keys()
+    go_on(gallery, row)
+    expect_holds(gallery, row.new_collection, "v2")
+    expect_original(gallery)
+    with gallery.client() as client:
+        assert [(record.id, record.fields["n"]) for record in client.get([2, 3, 77])] == [(2, 0), (3, 0)]
+
+
 def test_agreeing_takes_out_nothing_that_a_client_put_back_meanwhile(gallery: Gallery) -> None:
     row = go_on(gallery, begin(gallery, until=1.0))
     gallery.store.delete(ORIGINAL, [2, 3])
@@ -336,6 +448,34 @@ def test_agreeing_takes_out_nothing_that_a_client_put_back_meanwhile(gallery: Ga
         assert mirror.agree([row.new_collection, *row.old_collections]) == 1
     expect_holds(gallery, row.new_collection, "v2")
     assert gallery.conductor().verify(gallery.registry.upgrade(row.id)).ok
+
+
+@pytest.mark.parametrize("moment", ["copying", "half moved", "rolled back"])
+def test_the_registry_may_be_lost_meanwhile(gallery: Gallery, moment: str) -> None:
+    row = begin(gallery, until=0.5 if moment == "half moved" else 1.0)
+    if moment == "copying":
+        die_in_the_copy(gallery, row)
+    else:
+        go_on(gallery, row)
+    with gallery.client() as client:
+        put(gallery, client, 4, "before the loss")
+        put(gallery, client, 90, "new before the loss")
+        client.delete(6)
+        gallery.source.of.pop(6)
+    back_row = gallery.conductor().roll_back(gallery.registry.upgrade(row.id)) if moment == "rolled back" else None
+    lose(gallery)
+    rebuilding(gallery).run()
+    with gallery.client() as client:
+        put(gallery, client, 5, "after the loss")
+        assert client.count() == len(gallery.source.of)
+    if back_row is None:
+        plan = gallery.registry.upgrade(row.id).plan
+        gallery.registry.set_upgrade(row.id, plan=plan | {"until": 1.0, "cutover": True})
+        go_on(gallery, row)
+        expect_holds(gallery, row.new_collection, "v2")
+        back_row = gallery.conductor().roll_back(gallery.registry.upgrade(row.id))
+    gallery.conductor().clean_up(go_on(gallery, back_row))
+    expect_original(gallery)
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -404,7 +544,12 @@ def test_nothing_takes_the_place_of_an_upgrade_that_keeps_the_original(gallery: 
 def test_it_keeps_one_collection_not_several(tmp_path: Path) -> None:
     made = make(tmp_path)
     question = Question(gallery="texts", from_version="v1", to_version="v3", method=Method.NAIVE, instant_rollback=True)
-    with pytest.raises(errors.UsageError, match="lies in 2 collections, and --instant-rollback keeps one"):
+    with pytest.raises(errors.UsageError, match="lies in 2 collections, and --instant-rollback copies one"):
         made.conductor().resolve(question)
-    assert made.conductor().resolve(replace(question, instant_rollback=False)).old == ("texts_v2", ORIGINAL)
+    several = made.conductor().resolve(replace(question, instant_rollback=False, method=None))
+    assert several.old == ("texts_v2", ORIGINAL)
+    with pytest.raises(errors.UsageError, match="lies in 2 collections, and --method fct copies one"):
+        made.conductor().resolve(replace(question, instant_rollback=False, method=Method.FCT))
+    with pytest.raises(errors.UsageError, match="lifts one collection, and the gallery lies in 2"):
+        made.conductor().simulate(several, methods=[Method.FCT])
     made.registry.close()

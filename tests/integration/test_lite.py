@@ -133,6 +133,16 @@ def test_the_server_outlives_who_started_it(path: Path) -> None:
     assert processes(path) == first
 
 
+def test_the_server_ends_at_once_though_who_started_it_ignores_interrupts(path: Path) -> None:
+    """As what a shell script starts in the background does."""
+    starter = program(USER, path, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    assert starter.stdout is not None
+    starter.stdout.readline()
+    os.kill(processes(path)["owner"], signal.SIGTERM)
+    eventually(lambda: processes(path) == {}, "both have ended", within=lite._RELEASE / 2 - 0.5)
+    starter.communicate("\n", timeout=60)
+
+
 def test_an_interrupt_at_the_terminal_does_not_reach_the_server(path: Path) -> None:
     starter = program(USER, path, start_new_session=True)
     assert starter.stdout is not None

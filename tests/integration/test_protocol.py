@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 from rmvdb import errors
 from rmvdb.client import Client
 from rmvdb.types import BatchState, Id, Phase
-from tests.support.inprocess import Gallery, make, vector
+from tests.support.inprocess import Crash, Gallery, die_and_drive_again, drive, make, vector
 
 
 @pytest.fixture
@@ -25,25 +25,6 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
     made.registry.close()
 
 
-class Crash(BaseException):
-    """The process ends here."""
-
-
-def crash_at(number: int) -> Callable[[str, str], None]:
-    """Fails the given write, counting from 1, as a kill would: before it reaches the engine."""
-    calls = iter(range(1, 10_000))
-
-    def before(call: str, collection: str) -> None:
-        if next(calls) == number:
-            raise Crash(f"{call} {collection}")
-
-    return before
-
-
-def drive(gallery: Gallery, *, width: int = 2) -> None:
-    gallery.worker(width=width).run(gallery.task, gallery.backfill)
-
-
 def test_every_record_is_moved_and_the_old_collection_is_empty(gallery: Gallery) -> None:
     drive(gallery)
     gallery.expect_moved()
@@ -52,14 +33,7 @@ def test_every_record_is_moved_and_the_old_collection_is_empty(gallery: Gallery)
 
 @pytest.mark.parametrize("number", range(1, 13))
 def test_a_worker_that_dies_before_any_write_leaves_a_state_that_a_rerun_mends(gallery: Gallery, number: int) -> None:
-    gallery.store.before = crash_at(number)
-    with pytest.raises(Crash):
-        drive(gallery)
-    held = gallery.held()
-    assert set(held["old"]) | set(held["new"]) == set(gallery.source.of)
-    gallery.store.before = lambda call, collection: None
-    drive(gallery)
-    gallery.expect_moved()
+    die_and_drive_again(gallery, number)
 
 
 def test_a_rerun_after_a_crash_in_mid_removal_takes_nothing_out_of_the_new_collection(gallery: Gallery) -> None:
@@ -301,3 +275,11 @@ def test_fifty_threads_search_on_through_cut_over_and_clean_up(tmp_path: Path) -
     assert len(answers) == 2  # both collections, then the new one
     assert not gallery.store.exists(gallery.task.old[0])
     gallery.registry.close()
+
+
+def test_an_item_that_broke_after_it_was_embedded_is_not_compared(gallery: Gallery) -> None:
+    drive(gallery)
+    gallery.source.of[3] = "broken"
+    report = gallery.verify()
+    assert report.examples == []
+    assert report.embedded_again == len(gallery.source.of) - 1

@@ -18,8 +18,7 @@ from rmvdb.manifest import Manifest
 from rmvdb.rebuild import Rebuild
 from rmvdb.status import status
 from rmvdb.types import BatchState, Id, Phase, Record
-from tests.integration.test_protocol import Crash, crash_at, drive
-from tests.support.inprocess import Gallery, make, vector
+from tests.support.inprocess import Crash, Gallery, crash_at, drive, make, vector
 
 #: Text and field `n` of every record that the gallery should hold.
 Truth = dict[Id, tuple[str, int]]
@@ -223,6 +222,22 @@ def test_a_rebuild_that_was_killed_is_run_again(gallery: Gallery, sentences: int
     assert not gallery.registry.upgrade(gallery.upgrade.id).listed
     go_on(gallery)
     expect(gallery, truth, "v2")
+
+
+def test_two_do_not_rebuild_at_once(gallery: Gallery) -> None:
+    crash(gallery, 5)
+    lose(gallery)
+    refused: list[str] = []
+
+    def beside(_: str) -> None:
+        with pytest.raises(errors.RegistryError, match="Another rmvdb registry rebuild is at work") as caught:
+            rebuilding(gallery).run()
+        refused.append(str(caught.value))
+
+    rebuilding(gallery, say=beside).run()
+    assert len(refused) > 2  # before, while and after the work was made again
+    go_on(gallery)
+    expect(gallery, UNTOUCHED, "v2")
 
 
 def test_while_the_work_is_made_again_searches_go_on_and_writes_and_conductors_wait(gallery: Gallery) -> None:

@@ -16,14 +16,14 @@ import pytest
 from rmvdb import errors
 from rmvdb.artifacts import Artifacts
 from rmvdb.backfill import Task
+from rmvdb.methods import Method
 from rmvdb.planning import Question
 from rmvdb.protocols import Source
 from rmvdb.registry import pack_ids, unpack_ids
 from rmvdb.tables import BatchRow, UpgradeRow
-from rmvdb.training import Method
 from rmvdb.types import BatchState, Id, Item, Phase, Record
 from rmvdb.verify import Report
-from tests.support.inprocess import Gallery, make, vector
+from tests.support.inprocess import Crash, Gallery, die_and_drive_again, drive, make, vector
 
 V1, V2 = "texts_v1", "texts_v2"
 
@@ -40,14 +40,6 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
         del made.source.of[6], made.source.of[30]
     yield made
     made.registry.close()
-
-
-class Crash(BaseException):
-    """The process ends here."""
-
-
-def drive(gallery: Gallery) -> None:
-    gallery.worker().run(gallery.task, gallery.backfill)
 
 
 def write(gallery: Gallery, client: object, *ids: int) -> None:
@@ -132,20 +124,7 @@ def test_the_archive_knows_which_collection_each_record_was_in(gallery: Gallery)
 @pytest.mark.parametrize("number", range(1, 19))
 def test_a_worker_that_dies_before_any_write_leaves_a_state_that_a_rerun_mends(gallery: Gallery, number: int) -> None:
     gallery.supersede()
-    calls = iter(range(1, 10_000))
-
-    def before(call: str, collection: str) -> None:
-        if next(calls) == number:
-            raise Crash
-
-    gallery.store.before = before
-    with pytest.raises(Crash):
-        drive(gallery)
-    held = gallery.held()
-    assert set(held["old"]) | set(held["new"]) == set(gallery.source.of)
-    gallery.store.before = lambda call, collection: None
-    drive(gallery)
-    gallery.expect_moved()
+    die_and_drive_again(gallery, number)
 
 
 @pytest.mark.parametrize("call", ["upsert", "delete"])

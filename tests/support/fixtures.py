@@ -17,9 +17,12 @@ from rmvdb.protocols import VectorStore
 from tests.support.milvus_server import MilvusServer, unavailable
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
-    """The session's Milvus server; a test that stops it takes one of its own."""
+    """The file's Milvus server; a test that stops it takes one of its own.
+
+    Not the session's: it starts in 3 s, and takes a tenth of a core for as long as it does nothing.
+    """
     if reason := unavailable():
         pytest.skip(reason)
     # Nobody kills it, and on a busy machine it may have to wait for its turn for longer than its sessions with etcd last.
@@ -36,9 +39,9 @@ def own_milvus_server(tmp_path: Path) -> Iterator[MilvusServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server_store(milvus_server: MilvusServer) -> Iterator[MilvusStore]:
-    """A store on the session's Milvus server."""
+    """A store on the file's Milvus server."""
     store = MilvusStore(lambda: milvus_server.address)
     yield store
     store.close()

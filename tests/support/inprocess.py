@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rmvdb import schema
 from rmvdb.archive import Archive, EmbeddingCache
@@ -18,12 +19,12 @@ from rmvdb.client import Client
 from rmvdb.encoding import Chain, Encoder
 from rmvdb.faiss_store import FaissStore
 from rmvdb.manifest import Manifest
+from rmvdb.methods import Method
 from rmvdb.planning import Question
 from rmvdb.protocols import Permit, always
 from rmvdb.registry import Registry, leg_to_json
 from rmvdb.tables import UpgradeRow
 from rmvdb.throttle import Limits
-from rmvdb.training import Method
 from rmvdb.types import Hit, Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
 from rmvdb.upgrade import Conductor, Hands
 from rmvdb.verify import Report
@@ -46,8 +47,10 @@ class TextEmbedder:
         self.version, self.seconds = version, 0.0
 
     def embed(self, items: Sequence[Item]) -> Vectors:
-        """(n, dim)"""
+        """(n, dim); what is broken cannot be read."""
         time.sleep(self.seconds)
+        if "broken" in items:
+            raise ValueError("broken")
         return np.stack([vector(self.version, item) for item in items])
 
 
@@ -220,3 +223,35 @@ def make(
         made.conductor().deploy(made.upgrade)
         made.upgrade = registry.upgrade(upgrade.id)
     return made
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def crash_at(number: int) -> Callable[[str, str], None]:
+    """Fails the given write, counting from 1, as a kill would: before it reaches the engine."""
+    calls = iter(range(1, 10_000))
+
+    def before(call: str, collection: str) -> None:
+        if next(calls) == number:
+            raise Crash(f"{call} {collection}")
+
+    return before
+
+
+def drive(gallery: Gallery, *, width: int = 2) -> None:
+    """Work until every batch is retired."""
+    gallery.worker(width=width).run(gallery.task, gallery.backfill)
+
+
+def die_and_drive_again(gallery: Gallery, number: int) -> None:
+    """A worker that dies before the write of that number loses nothing, and the next one ends its work."""
+    gallery.store.before = crash_at(number)
+    with pytest.raises(Crash):
+        drive(gallery)
+    held = gallery.held()
+    assert set(held["old"]) | set(held["new"]) == set(gallery.source.of)
+    gallery.store.before = lambda call, collection: None
+    drive(gallery)
+    gallery.expect_moved()

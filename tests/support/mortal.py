@@ -18,11 +18,11 @@ from rmvdb.backfill import Worker
 from rmvdb.client import Client
 from rmvdb.encoding import Chain, Encoder
 from rmvdb.faiss_store import FaissStore
+from rmvdb.methods import Method
 from rmvdb.planning import Plan, Question
 from rmvdb.registry import Registry
 from rmvdb.tables import UpgradeRow
 from rmvdb.throttle import Limits
-from rmvdb.training import Method
 from rmvdb.types import BatchState, Index
 from rmvdb.upgrade import Conductor, Hands
 from tests.support.inprocess import DIMS, TIMES, TextEmbedder, Texts
@@ -32,7 +32,7 @@ READS = {
     "now", "version", "versions", "artifact", "gallery", "galleries", "collection", "collections", "plan", "clients",
     "active_upgrade", "upgrade", "upgrades", "history", "next_priority", "listed_ids", "workers", "batches", "counts",
     "progress", "blocked", "intents", "announced", "written", "open_writes", "quarantined",
-    "slowest_client", "refuse_ended", "describe", "exists", "search",
+    "slowest_client", "refuse_ended", "cut_off", "describe", "exists", "search",
     "get", "scan", "count", "read", "ids", "path",
 }  # fmt: skip
 
@@ -164,13 +164,15 @@ class Process:
         found: UpgradeRow | None = self.registry.active_upgrade(self.registry.gallery("texts").id)
         return found
 
-    def begin(self, *, to: str = "") -> UpgradeRow:
-        """Register an upgrade from v1 to v2 that needs no training, if there is none; `to` another, in the place of one."""
+    def begin(self, *, to: str = "", keep: bool = False) -> UpgradeRow:
+        """Register an upgrade from v1 to v2 that needs no training, if there is none; `to` another, in the place of one; `keep`:
+        with its original kept whole."""
         if (row := self.active()) and row.to_version == (to or row.to_version):
             return row
         question = Question(
-            gallery="texts", from_version="v1", to_version=to or "v2", method=Method.NAIVE, order="random", sample=10
-        )
+            gallery="texts", from_version="v1", to_version=to or "v2", method=Method.NAIVE, order="random", sample=10,
+            instant_rollback=keep,
+        )  # fmt: skip
         question = self.conductor().resolve(question)
         nothing_trained = Plan(
             question=asdict(question), method="naive", order="random", head=None, reverse=None, trained_on=None,

@@ -1,4 +1,4 @@
-"""A user's project in a folder of its own, driven by the real command line in real processes.
+"""A user's project in a folder of its own, driven by the real command line, in real processes or in this one.
 
 Its two models are small numpy functions of a latent vector per record: v2 sees more of it than v1. `faults.json` beside them
 makes an embedder misbehave the way real ones do: raise on an item, give NaN, the wrong shape, be slow.
@@ -6,18 +6,21 @@ makes an embedder misbehave the way real ones do: raise on an item, give NaN, th
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import rmvdb
-from rmvdb import lite
+from rmvdb import cli, lite
 
 MODELS = """
 import json, pathlib, time
@@ -170,6 +173,9 @@ retry_for = {retry_for}
 class Project:
     """A folder with rmvdb.toml and models.py, and the commands run in it."""
 
+    #: The project whose `models` this process imports, and their text.
+    _at_hand: ClassVar[tuple[Path, str] | None] = None
+
     def __init__(
         self,
         folder: Path,
@@ -227,14 +233,41 @@ class Project:
             process.kill()
             out, err = process.communicate()
             raise AssertionError(f"rmvdb {' '.join(words)} took over {timeout} s:\n{out}\n{err}") from None
-        done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return self._expected(subprocess.CompletedProcess(self.command(*words), process.returncode, out, err), code)
+
+    @staticmethod
+    def _expected(done: subprocess.CompletedProcess[str], code: int | None) -> subprocess.CompletedProcess[str]:
+        """The command that ended, if it ended with that code."""
         if code is not None and done.returncode != code:
-            raise AssertionError(f"rmvdb {' '.join(words)} ended with {done.returncode}, not {code}:\n{out}\n{err}")
+            words = " ".join(done.args[3:])
+            raise AssertionError(f"rmvdb {words} ended with {done.returncode}, not {code}:\n{done.stdout}\n{done.stderr}")
         return done
+
+    def ask(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end in this process, where what it says and does hangs on no process: each start costs seconds."""
+        out, err = io.StringIO(), io.StringIO()
+        with self._inside(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            ended = _exit_code(words)
+        done = subprocess.CompletedProcess(self.command(*words), ended, out.getvalue(), err.getvalue())
+        return self._expected(done, code)
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """This process as a command's process would be: in the project's folder, with the models that lie there now."""
+        before = os.environ.get("COLUMNS")
+        os.environ["COLUMNS"] = self.environment["COLUMNS"]
+        self._forget_models()
+        try:
+            with contextlib.chdir(self.folder):
+                yield
+        finally:
+            os.environ.pop("COLUMNS")
+            if before is not None:
+                os.environ["COLUMNS"] = before
 
     def json(self, *words: str) -> Any:
         """What a command prints with --json."""
-        return json.loads(self.run(*words, "--json").stdout)
+        return json.loads(self.ask(*words, "--json").stdout)
 
     def fault(self, **faults: Any) -> None:
         """Make the models, or the source, misbehave from now on."""
@@ -257,19 +290,22 @@ class Project:
 
     def client(self) -> rmvdb.Client:
         """The application's client, in this process."""
-        if str(self.folder) not in sys.path:
-            sys.path.insert(0, str(self.folder))
-        sys.modules.pop("models", None)
+        self._forget_models()
         return rmvdb.connect(self.folder)
 
     def models(self) -> Any:
         """The project's models module."""
-        import importlib
-
-        if str(self.folder) not in sys.path:
-            sys.path.insert(0, str(self.folder))
-        sys.modules.pop("models", None)
+        self._forget_models()
         return importlib.import_module("models")
+
+    def _forget_models(self) -> None:
+        """Whoever imports `models` from now on gets this project's, as they are now."""
+        folder, wanted = str(self.folder), (self.folder, (self.folder / "models.py").read_text())
+        # Only where they are not those already: a thread of a client may be importing them just now.
+        if wanted != Project._at_hand:
+            sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
+            sys.modules.pop("models", None)
+            Project._at_hand = wanted
 
     def stop_engine(self) -> None:
         """End the process that shares this project's Milvus Lite file, as its idleness would."""
@@ -285,16 +321,23 @@ class Project:
                 _wait_until_gone(pid)
 
     def prepare(
-        self, ids: Sequence[int | str], *, fill: bool = True, old_metric: str = "COSINE", new_metric: str = "COSINE"
+        self,
+        ids: Sequence[int | str],
+        *,
+        fill: bool = True,
+        old_metric: str = "COSINE",
+        new_metric: str = "COSINE",
+        processes: bool = False,
     ) -> Project:
-        """Registry, both versions, and a gallery `things` filled by v1."""
-        self.run("init")
+        """Registry, both versions, and a gallery `things` filled by v1; with `processes` each command in one of its own."""
+        do = self.run if processes else self.ask
+        do("init")
         classifier = () if old_metric == "LORENTZ" else ("--classifier", "models:Classifier")
         one, two = ("models:h" if metric == "LORENTZ" else "models:v" for metric in (old_metric, new_metric))
-        self.run("model", "add", "v1", "--embedder", f"{one}1", "--metric", old_metric, *classifier)
-        self.run("model", "add", "v2", "--embedder", f"{two}2", "--metric", new_metric)
+        do("model", "add", "v1", "--embedder", f"{one}1", "--metric", old_metric, *classifier)
+        do("model", "add", "v2", "--embedder", f"{two}2", "--metric", new_metric)
         kind = "VARCHAR" if isinstance(ids[0], str) else "INT64"
-        self.run("gallery", "add", "things", "--model", "v1", "--source", "call:models:items", "--id-type", kind)
+        do("gallery", "add", "things", "--model", "v1", "--source", "call:models:items", "--id-type", kind)
         if fill:
             models = self.models()
             with self.client() as client:
@@ -302,7 +345,23 @@ class Project:
         return self
 
 
+def _exit_code(words: Sequence[str]) -> int:
+    try:
+        cli.main(words, prog_name="rmvdb")
+    except SystemExit as exc:
+        return int(exc.code or 0)
+    return 0
+
+
 def _wait_until_gone(pid: int) -> None:
     end = time.monotonic() + 15
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+    while _runs(pid) and time.monotonic() < end:
         time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    """Whether it has not ended; what has ended stays listed, without its words, until its parent looks."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False

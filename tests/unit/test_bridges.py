@@ -5,7 +5,7 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from rmvdb import bridges, metrics
-from rmvdb.training import Pairs
+from rmvdb.methods import Pairs
 from rmvdb.types import Metric
 
 COSINE = {"old_metric": Metric.COSINE, "new_metric": Metric.COSINE}

@@ -9,11 +9,11 @@ import pytest
 from rmvdb import bridges, comparison, metrics
 from rmvdb.comparison import CANDIDATES, chosen, compare, recommend
 from rmvdb.errors import UsageError
+from rmvdb.methods import Fitted, Method, Pairs
 from rmvdb.prediction import Trial
-from rmvdb.simulate import Queries
-from rmvdb.training import Fitted, Method
+from rmvdb.simulate import Queries, split
 from rmvdb.types import Metric
-from tests.unit.test_simulate import COSINE, QUICK, pairs, strangers
+from tests.unit.test_simulate import COSINE, QUICK, behind, pairs, strangers
 
 #: What can be compared of two models whose spaces differ.
 TRAINED = tuple(method for method in CANDIDATES if method is not Method.IDENTITY)
@@ -116,7 +116,7 @@ def test_the_best_order_of_each_method_is_marked(found):
 def test_methods_that_come_down_to_the_same_are_trained_and_told_once():
     said = []
     made = trial(pairs(300, labels=False), progress=lambda step, done, total: said.append(step))
-    table = compare(made, [method for method in Method if method is not Method.IDENTITY])
+    table = compare(made, [method for method in Method if method not in (Method.IDENTITY, Method.FCT)])
     assert {row.name for row in table.rows if row.verdict} == {"naive", "rqt", "cl-s", "mcl"}
     assert {step for step in said if "training" in step} == {"training rqt", "training cl-s", "training mcl"}
     assert table.relevance == "neighbours"
@@ -245,9 +245,10 @@ def test_queries_are_searched_for_in_place_of_the_records():
     stage = made._stages["one"]
     answers = set(np.flatnonzero(queries.relevance.any(0)).tolist())
     assert made.relevance == "answers"
-    assert made.evaluated == len(stage.chooser.asked) == 20
+    (chooser,) = stage.choosers
+    assert made.evaluated == len(chooser.asked) == 20
     assert not answers & set(made.seen.tolist())
-    measured, choosing = (set(map(bytes, part.asked.new)) for part in (stage.judge, stage.chooser))
+    measured, choosing = (set(map(bytes, part.asked.new)) for part in (stage.judge, chooser))
     assert not measured & choosing
     naive = made.naive("one").curve
     distance = metrics.distances(stage.judge.asked.old, stage.judge.pairs.old, metric=Metric.COSINE)
@@ -274,6 +275,172 @@ def test_too_few_queries_are_named():
         trial(sample, queries=asked(sample).take(np.arange(9)))
 
 
+# --- a log of queries -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_measured_on_a_query_that_was_trained_on():
+    sample = pairs(400)
+    queries = asked(sample)
+    others = pairs(30, seed=9)
+    nearly = queries.new * (1 + 1e-4)  # in another batch an item is embedded a little differently
+    for searched, known in ((None, sample), (queries, Pairs(old=queries.old, new=nearly))):
+        log = Pairs(old=np.concatenate([known.old, others.old]), new=np.concatenate([known.new, others.new]))
+        made = trial(sample, orders=("one",), queries=searched, logged=log)
+        stage = made._stages["one"]
+        judged = np.concatenate([part.asked.new for part in (stage.check, stage.judge, *stage.choosers)])
+        assert metrics.distances(made.logged.new, judged, metric=Metric.COSINE).min() > 1e-5
+        left = set(map(bytes, made.logged.new))
+        assert set(map(bytes, others.new)) <= left
+        assert len(made.logged) == 30 + (len(made.seen) if searched is None else 0)
+        assert made.predict(Method.RQT).to_json()["logged"] == len(made.logged)
+
+
+def test_a_log_of_nothing_but_measured_queries_changes_nothing():
+    sample = pairs(400)
+    queries = asked(sample)
+    log = Pairs(old=queries.old, new=queries.new)
+    with_log, without = (trial(sample, orders=("one",), queries=queries, logged=each) for each in (log, None))
+    assert with_log.logged is None
+    assert with_log.predict(Method.RQT).to_json() == without.predict(Method.RQT).to_json()
+
+
+def test_a_log_is_trained_on():
+    sample, some = pairs(400), pairs(100, seed=9)
+    one, two = (trial(sample, orders=("one",), logged=log) for log in (Pairs(old=some.old, new=some.new), None))
+    for method in (Method.RQT, Method.RM):
+        assert one.predict(method).fitted.reverse.to_bytes() != two.predict(method).fitted.reverse.to_bytes()
+    assert two.predict(Method.RQT).logged == 0
+
+
+# --- the order by traffic ---------------------------------------------------------------------------------------------
+
+
+def candidates(asked, gallery, k=10):
+    """How often each record is among the k nearest, by sorting one list after the other."""
+    times = np.zeros(len(gallery), dtype=int)
+    for query in metrics.distances(asked, gallery, metric=Metric.COSINE):
+        for row in sorted(range(len(gallery)), key=lambda record: query[record])[:k]:
+            times[row] += 1
+    return times
+
+
+def by(times, confidence):
+    return sorted(range(len(times)), key=lambda row: (-times[row], confidence[row]))
+
+
+def test_what_the_old_leg_finds_for_records_that_are_not_measured_goes_first():
+    sample = pairs(400)
+    made = trial(sample, orders=("one", "traffic"))
+    plain, busy = made._stages["one"], made._stages["traffic"]
+    judge, rng = plain.judge.pairs, np.random.default_rng(3)
+    confidence = [rng.random(len(sample)) for _ in range(2)][1]  # as `trial` draws it
+    confidence = confidence[split(sample, seed=0)[2]]
+    assert busy.judge.order.tolist() == by(candidates(plain.check.pairs.old, judge.old), confidence)
+    one, two = (half.pairs for half in busy.halves)
+    assert (np.diff(candidates(two.old, one.old)[busy.halves[0].order]) <= 0).all()
+    assert (np.diff(candidates(one.old, two.old)[busy.halves[1].order]) <= 0).all()
+    np.testing.assert_array_equal(plain.judge.pairs.old, busy.judge.pairs.old)
+
+
+def test_no_measured_query_has_a_say_in_the_order_by_traffic():
+    sample = pairs(400)
+    queries = asked(sample)
+    made = trial(sample, orders=("traffic",), queries=queries)
+    stage = made._stages["traffic"]
+    one, two = stage.choosers
+    assert len(one.asked) + len(two.asked) == len(stage.judge.asked) == 20
+    sets = [set(map(bytes, part.asked.new)) for part in (one, two, stage.judge)]
+    assert len(set().union(*sets)) == sum(map(len, sets))
+    both = np.concatenate([one.asked.old, two.asked.old])
+    for part, others in ((one, two.asked.old), (two, one.asked.old), (stage.judge, both)):
+        assert (np.diff(candidates(others, part.pairs.old)[part.order]) <= 0).all()
+    told = made.predict(Method.NAIVE)
+    assert (told.order, told.evaluated) == ("traffic", 20)
+
+
+def test_every_old_collection_has_candidates_of_its_own():
+    sample = pairs(400)
+    each = behind(sample)
+    stage = trial(sample, orders=("traffic",), behind=[each])._stages["traffic"]
+    (judged,), (checked,) = stage.judge.behind, stage.check.behind
+    asked_old, own = stage.check.pairs.old, ~judged.held
+    order, oldest = stage.judge.order, int(judged.held.sum())
+    assert checked.held.any()
+    assert judged.held[order[:oldest]].all()  # the oldest collection goes first
+    for leg, queries, gallery in (
+        (judged.held, each.lead(asked_old), judged.vectors[judged.held]),
+        (own, asked_old, stage.judge.pairs.old[own]),
+    ):
+        times = np.zeros(len(order), dtype=int)
+        times[leg] = candidates(queries, gallery)
+        found = [times[row] for row in order if leg[row]]
+        assert found == sorted(found, reverse=True)
+        assert found[0] > found[-1]
+
+
+def test_an_order_by_traffic_is_compared_like_any_other():
+    table = compare(trial(pairs(300), orders=("one", "traffic")), [Method.NAIVE, Method.RQT])
+    rows = {(row.name, row.order): row for row in table.rows}
+    for name in ("naive", "rqt"):
+        one, busy = rows[name, "one"].curve, rows[name, "traffic"].curve
+        assert (one.map[0], one.map[-1]) == (busy.map[0], busy.map[-1])
+        assert one.map[5] != busy.map[5]
+
+
+def test_where_queries_keep_to_a_corner_of_the_gallery_what_they_find_is_worth_most_early():
+    """A sixth of the records is what all queries ask for, three records each."""
+    rng = np.random.default_rng(0)
+    topic, view = rng.normal(size=12), rng.normal(size=(12, 8))
+    new, wanted = rng.normal(size=(900, 12)), rng.normal(size=(60, 12)) + 2 * topic
+    new[:150] += 2 * topic
+    old, asked_old = (each @ view + rng.normal(size=(len(each), 8)) for each in (new, wanted))
+    relevance = np.zeros((60, 900), dtype=bool)
+    answers = np.argsort(metrics.distances(wanted, new, metric=Metric.COSINE), axis=1)[:, :3]
+    np.put_along_axis(relevance, answers, True, axis=1)
+    sample = Pairs(old=old.astype(np.float32), new=new.astype(np.float32))
+    queries = Queries(
+        old=asked_old.astype(np.float32), new=wanted.astype(np.float32), relevance=relevance, leave_out=np.zeros_like(relevance)
+    )
+    made = trial(sample, orders=("one", "traffic"), queries=queries)
+    one, busy = (made.predict(Method.NAIVE, order) for order in ("one", "traffic"))
+    assert busy.curve.auc_map > one.curve.auc_map + 0.15
+    assert busy.merit > one.merit + 0.1
+    assert (busy.curve.map[0], busy.curve.map[-1]) == (one.curve.map[0], one.curve.map[-1])
+
+
 def test_the_candidates_are_methods_that_differ_in_what_they_need():
     assert CANDIDATES == (Method.NAIVE, Method.IDENTITY, Method.RQT, Method.RM)
     assert comparison.LEAST_TO_CHOOSE <= 80
+
+
+def test_the_settings_that_are_worth_most_are_taken_and_said():
+    made = trial(orders=("one",), settings=replace(QUICK, blocks=5, lr=1e-4))  # far from what they should be
+    told = made.predict(Method.MCL)
+    best = comparison.tuned(made, told)
+    worth = {}
+    for change in ({}, *comparison.BLOCKS, *comparison.CONTRAST):
+        again = trial(orders=("one",), settings=replace(made.settings, **change)).predict(Method.MCL)
+        worth[str(change)] = again.merit
+    assert best.merit == max(worth.values()) > told.merit
+    assert worth[str(best.tuned)] == best.merit
+    assert f"of 8 settings {next(iter(best.tuned))}=" in best.choice
+    assert best.to_json()["tuned"] == best.tuned
+    assert (best.evaluated, best.map_old, best.seen.tolist()) == (told.evaluated, told.map_old, told.seen.tolist())
+
+
+@pytest.mark.parametrize("method", [Method.NAIVE, Method.FCT])
+def test_where_there_is_nothing_to_tune_nothing_is_tried(method):
+    made = trial(orders=("one",), settings=replace(QUICK, hidden=32))
+    told = made.predict(method)
+    assert comparison.tuned(made, told) == told
+
+
+@pytest.mark.parametrize(("records", "tuned"), [(300, {"pull": 1.0}), (600, {})])
+def test_with_labels_a_regression_beside_the_contrast_is_taken_where_it_is_worth_more(records, tuned):
+    sample = pairs(records)
+    ways = {pull: trial(sample, orders=("one",), settings=replace(QUICK, pull=pull)) for pull in (None, 0.0, 1.0)}
+    told = {pull: each.predict(Method.MCL) for pull, each in ways.items()}
+    assert told[None].tuned == tuned
+    assert told[None].merit == max(told[0.0].merit, told[1.0].merit)
+    assert told[None].curve == told[tuned.get("pull", 0.0)].curve
+    assert told[0.0].merit != told[1.0].merit

@@ -22,6 +22,7 @@ from rmvdb.types import Metric
 INPUTS, DIM, CLASSES, KNOWN = 12, 8, 6, 3
 QUICK = Settings(epochs=12, batch=64, lr=0.05)
 TOWARDS = [loss for loss in Loss if loss is not Loss.PLAIN]
+HYPERBOLIC = (Loss.HBCT, Loss.HBCT_NO_ENTAIL)
 
 
 def items(n=400, seed=0, classes=CLASSES):
@@ -50,8 +51,8 @@ def olds():
 
 
 def trained(loss, olds, settings=QUICK, **changes):
-    old = olds[1.0 if loss == Loss.HBCT else None]
-    new = model(2, zeta=1.2 if loss == Loss.HBCT else None)
+    old = olds[1.0 if loss in HYPERBOLIC else None]
+    new = model(2, zeta=1.2 if loss in HYPERBOLIC else None)
     return compatible.train(new, items(), loss=loss, old=replace(old, **changes), settings=settings), old
 
 
@@ -72,9 +73,10 @@ def weights(model):
 @pytest.mark.parametrize("loss", TOWARDS)
 def test_every_loss_makes_the_new_model_searchable_among_the_old_ones_vectors(loss, olds):
     new, old = trained(loss, olds)
-    zetas = (1.2, 1.0) if loss is Loss.HBCT else (None, None)
+    zetas = (1.2, 1.0) if loss in HYPERBOLIC else (None, None)
     plain = compatible.train(model(2, zeta=zetas[0]), items(), settings=QUICK)
-    assert cross(new, old) > cross(plain, old) + 0.2
+    # Without its cone hbct reaches less: that is what its ablation shows.
+    assert cross(new, old) > cross(plain, old) + (0.1 if loss is Loss.HBCT_NO_ENTAIL else 0.2)
     vectors, labels = compatible.embed(new.module, items(seed=5))
     assert (new.classifier(vectors).argmax(1) == labels).float().mean() > 0.8
 
@@ -92,9 +94,9 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_callers_random_numb
     expected = weights(trained(loss, olds, short)[0])
     torch.manual_seed(5)
     number = torch.rand(1)
-    new = model(2, zeta=1.2 if loss == Loss.HBCT else None)
+    new = model(2, zeta=1.2 if loss in HYPERBOLIC else None)
     torch.manual_seed(5)
-    compatible.train(new, items(), loss=loss, old=olds[1.0 if loss == Loss.HBCT else None], settings=short)
+    compatible.train(new, items(), loss=loss, old=olds[1.0 if loss in HYPERBOLIC else None], settings=short)
     assert torch.rand(1) == number
     assert torch.equal(weights(new), expected)
     assert not torch.equal(weights(trained(loss, olds, replace(short, seed=1))[0]), expected)
@@ -102,16 +104,26 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_callers_random_numb
 
 @pytest.mark.parametrize("loss", TOWARDS)
 def test_the_old_model_stays_what_it_was_even_if_it_comes_in_training_mode(loss, olds):
-    old = copy.deepcopy(olds[1.0 if loss == Loss.HBCT else None])
+    old = copy.deepcopy(olds[1.0 if loss in HYPERBOLIC else None])
     for part in (old.module, old.classifier):
         part.train().requires_grad_(True)
     before = copy.deepcopy([part.state_dict() for part in (old.module, old.classifier)])
-    new = model(2, zeta=1.2 if loss == Loss.HBCT else None)
+    new = model(2, zeta=1.2 if loss in HYPERBOLIC else None)
     compatible.train(new, items(), loss=loss, old=old, settings=replace(QUICK, epochs=2))
     for part, state in zip((old.module, old.classifier), before, strict=True):
         assert not any(each.requires_grad for each in part.parameters())
         for name, value in part.state_dict().items():
             assert torch.equal(value, state[name]), name
+
+
+def test_without_entailment_hbct_is_its_contrast_alone(olds):
+    one, full = (compatible._pull(loss, olds[1.0], items(), QUICK) for loss in (Loss.HBCT_NO_ENTAIL, Loss.HBCT))
+    new, old = (compatible.embed(model(seed, zeta=1.2).module, items(60))[0] for seed in (2, 3))
+    contrast, entailment = hbct.contrast(new, old), hbct.entailment(new, old)
+    assert entailment > 0
+    assert one(new, old, None, None) == contrast
+    assert full(new, old, None, None) == contrast + entailment
+    assert Loss.HBCT_NO_ENTAIL.weights == Loss.HBCT.weights == (1.0, 0.3)
 
 
 def test_the_learning_rate_falls_to_nothing_along_a_cosine():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import subprocess
 import sys
 import threading
@@ -429,3 +430,34 @@ def test_an_embedder_that_fails_on_its_own_kind_is_broken() -> None:
 
     with pytest.raises(ModelError, match="fails for 3 of 4 text probes: ValueError: too long; mend it"):
         embedders.probe_vectors(Gives(only_short), dim=2, kind="text")
+
+
+class Scores:
+    def __init__(self, found):
+        self.found = found
+
+    def scores(self, vectors):
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("found", "saying"),
+    [
+        (np.full((3, 4), 0.25), "gives shape (3, 4) for 2 vectors"),
+        (np.full(2, 0.25), "gives shape (2,) for 2 vectors"),
+        (np.array([[0.5, 0.5], [np.nan, 0.5]]), "gives nan, and probabilities lie between 0 and 1"),
+        (np.array([[0.5, 0.5], [50.0, 0.5]]), "gives 50, and probabilities lie between 0 and 1; end it with a softmax"),
+        (KeyError("class"), "fails for 2 vectors: KeyError"),
+        ("none", "no array of numbers"),
+    ],
+)
+def test_a_classifier_gives_a_probability_of_each_class(found, saying):
+    with pytest.raises(ModelError, match=re.escape(saying)):
+        embedders.scored(Scores(found), np.zeros((2, 3), np.float32))
+
+
+def test_rounding_does_not_make_a_classifier_a_bad_one():
+    found = np.array([[1.00001, -1e-6], [0.5, 0.5]])
+    np.testing.assert_allclose(embedders.scored(Scores(found), np.zeros((2, 3), np.float32)), found, rtol=1e-6)

@@ -71,6 +71,13 @@ def test_status_needs_no_tensors_and_no_engine(module: str) -> None:
     assert heavy & set(loaded) == set()
 
 
+@pytest.mark.parametrize("module", ["rmvdb.upgrade", "rmvdb.scheduler", "rmvdb.client"])
+def test_what_trains_nothing_does_not_wait_for_torch(module: str) -> None:
+    loaded = run("-c", f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})").stdout.split()
+
+    assert {"torch", "faiss"} & set(loaded) == set()
+
+
 def test_the_public_names_are_these() -> None:
     assert sorted(rmvdb.__all__) == [
         "Client",

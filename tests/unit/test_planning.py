@@ -3,7 +3,8 @@
 import pytest
 
 from rmvdb import simulate
-from rmvdb.planning import LEAST_HELD_OUT, _sizes
+from rmvdb.errors import UsageError
+from rmvdb.planning import LEAST_HELD_OUT, Question, _sizes
 
 
 def test_a_gallery_of_one_collection_is_sampled_as_asked():
@@ -23,3 +24,30 @@ def test_what_is_held_out_has_the_proportions_of_the_gallery(counts):
 def test_few_records_in_the_newest_collection_are_still_measured_on():
     (newest, other), held_out = _sizes(20_000, [1_000, 10_000_000])
     assert (newest, other, held_out) == (1_000, 2 * simulate.MOST_HELD_OUT, LEAST_HELD_OUT)
+
+
+def test_what_is_asked_with_a_query_log_has_the_content_of_the_file_for_a_name(tmp_path):
+    def asked(name, text):
+        (tmp_path / name).write_text(text)
+        return Question(gallery="g", from_version="v1", to_version="v2", query_log=str(tmp_path / name)).key
+
+    shoes, hats = '{"item": "red shoes"}', '{"item": "hats"}'
+    keys = [
+        asked("a", shoes),
+        asked("b", '{"item": "red shoes", "answers": [7]}'),
+        asked("a", hats),
+        asked("b", f"{shoes}\n{hats}"),
+    ]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+    assert Question(gallery="g", from_version="v1", to_version="v2").key not in keys
+
+
+@pytest.mark.parametrize(
+    ("text", "saying"),
+    [("", "holds no query"), ('{"text": "a"}', r'Line 1 of .* is no query; write {"item": "a text or a file"}$')],
+)
+def test_a_log_that_holds_no_query_is_refused(tmp_path, text, saying):
+    (tmp_path / "log").write_text(text)
+    with pytest.raises(UsageError, match=saying):
+        Question(gallery="g", from_version="v1", to_version="v2", query_log=str(tmp_path / "log")).logged()

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rmvdb.methods import Fitted
 from rmvdb.prediction import Measured
 from rmvdb.simulate import TS, Curve
-from rmvdb.training import Fitted
 
 
 def measured(*maps):

@@ -8,12 +8,12 @@ import pytest
 
 from rmvdb import calibration, metrics, simulate
 from rmvdb.errors import PlanRefused
+from rmvdb.methods import Method, Pairs, Settings
 from rmvdb.prediction import Prediction, Trial
 from rmvdb.simulate import UNCALIBRATED, Behind, Part, curve, split
-from rmvdb.training import Method, Pairs, Settings
 from rmvdb.types import Metric
 
-QUICK = Settings(epochs=1, least_steps=120, batch=128, lr=3e-3)
+QUICK = Settings(epochs=1, least_steps=120, batch=128, lr=3e-3, pull=0.0)
 COSINE = {"old_metric": Metric.COSINE, "new_metric": Metric.COSINE}
 
 

@@ -1,0 +1,67 @@
+"""`--method fct`: the old gallery lifted into the new space, then re-embedded; by the real command, on Milvus Lite and SQLite."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.test_upgrade import collections, searching
+from tests.support.project import Project
+
+IDS = list(range(1, 401))
+FCT = ("--from", "v1", "--to", "v2", "--labels", "label", "--method", "fct", "--side", "hint")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A gallery of L2 whose records carry side information."""
+    project = Project(tmp_path / "project", batch=50).prepare(IDS, fill=False, old_metric="L2")
+    models = project.models()
+    with project.client() as client:
+        hints = {id: [float(part) for part in models.latent(id)[8:20]] for id in IDS}
+        rows = ({"id": id, "item": models.item(id), "label": models.label(id), "hint": hints[id]} for id in IDS)
+        client.upsert(list(rows))
+    return project
+
+
+def test_a_lifted_gallery_is_searched_by_the_new_model_from_the_start(project: Project) -> None:
+    plan = project.json("plan", *FCT)
+    told = plan["prediction"]
+    assert told["verdict"] in ("ok", "warn")
+    assert told["curve"]["map"][0] > told["naive"]["map"][0] + 0.02  # without side information it is less
+    assert plan["cost"]["copy_bytes"] == plan["cost"]["vector_bytes"]
+    embedded = len(project.calls("v2"))
+
+    with searching(project, IDS) as watch:
+        out = project.run("upgrade", *FCT, "--until", "0.5", "--no-cutover").stdout
+        [(original, copy)] = re.findall(r"lifting (\w+) into (\w+_lifted)$", out, re.MULTILINE)
+        with project.client() as client:
+            legs, mirrors = client.plan.legs, client.plan.mirrors
+            assert [(leg.embedder, leg.transforms, leg.metric) for leg in legs] == [("v2", (), "COSINE")] * 2
+            assert legs[1].collection == copy
+            assert [(leg.collection, leg.embedder) for leg in mirrors] == [(original, "v1")]
+            models = project.models()
+            client.upsert([{"id": 7, "item": models.item(7), "label": models.label(7), "hint": "none known"}])
+        project.ask("rollback")
+        with project.client() as client:
+            assert [leg.collection for leg in client.plan.legs] == [original]
+        project.ask("cleanup", "--yes")
+        project.run("upgrade", *FCT, "--until", "0.3", "--no-cutover")
+        said = project.ask("upgrade", *FCT[:6], "--method", "rm", code=2).stderr
+        assert "was begun by the method fct, not rm; leave --method out to go on" in said
+        assert "going on with upgrade" in project.run("upgrade", *FCT).stdout
+    assert watch.trouble == []
+    assert len(project.calls("v2")) - embedded < watch.searches + 100  # what the plan had embedded is not embedded again
+    project.ask("cleanup", "--yes")
+    assert collections(project) == {"v2": 400}
+    project.stop_engine()
+
+
+def test_what_cannot_be_lifted_is_refused_in_a_sentence(project: Project) -> None:
+    said = project.ask("plan", *FCT[:-1], "label", code=2).stderr
+    assert "Side information is a list of as many numbers in every record" in said
+    said = project.ask("plan", *FCT[:6], "--method", "rm", "--side", "hint", code=2).stderr
+    assert "Only the method fct uses side information, not rm" in said
+    project.stop_engine()

@@ -1,0 +1,60 @@
+"""ψ is trained on logged queries, too, by the real command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.support.project import Project
+
+PLAN = ("plan", "--from", "v1", "--to", "v2", "--method", "rqt", "--order", "random")
+SIMULATE = ("simulate", "--from", "v1", "--to", "v2", "--methods", "rqt", "--orders", "random")
+
+
+def log(project: Project, ids: Iterable[int]) -> Path:
+    """A file of queries that nobody knows an answer to."""
+    models = project.models()
+    items = ({"id": id, "z": models.item(id)["z"].tolist()} for id in ids)
+    file = project.folder / "log.jsonl"
+    file.write_text("".join(json.dumps({"item": item}) + "\n" for item in items))
+    return file
+
+
+def test_a_plan_is_trained_on_logged_queries_and_made_anew_where_they_change(project: Project) -> None:
+    without = project.json(*PLAN)
+    file = log(project, range(2001, 2041))
+    project.fault(v2={"raise": ["2007"]})  # an item that cannot be read is left out
+    logged = project.json(*PLAN, "--query-log", str(file))
+    assert (without["prediction"]["logged"], logged["prediction"]["logged"]) == (0, 39)
+    assert without["reverse"] != logged["reverse"]
+    assert {"2001", "2040"} <= set(project.calls("v1")) & set(project.calls("v2"))
+    assert project.json(*PLAN, "--queries", str(file)) == logged
+    log(project, range(2001, 2021))
+    assert project.json(*PLAN, "--query-log", str(file))["prediction"]["logged"] == 19
+    naive = project.json(*PLAN[:5], "--method", "naive", "--query-log", str(file))
+    assert naive["prediction"]["logged"] == 0  # there is no ψ to train
+
+
+def test_logged_queries_that_are_measured_are_not_trained_on(project: Project) -> None:
+    models, file = project.models(), log(project, range(2001, 2021))
+    queries, judged = project.folder / "judged.jsonl", []
+    for id in range(2015, 2035):
+        answers = [each for each in range(1, 401) if models.label(each) == models.label(id)][:4]
+        judged.append(json.dumps({"item": {"id": id, "z": models.item(id)["z"].tolist()}, "answers": answers}))
+    queries.write_text("\n".join(judged))
+
+    assert "and 20 logged queries trained on" in project.ask(*SIMULATE, "--query-log", str(file)).stdout
+    assert project.json(*SIMULATE, "--query-log", str(file), "--queries", str(queries))["logged"] == 14
+
+
+def test_a_log_that_cannot_be_used_is_refused_with_the_way_out(project: Project) -> None:
+    file, bad = log(project, range(2001, 2011)), project.folder / "bad.jsonl"
+    bad.write_text('{"text": "red shoes"}')
+    assert "Line 1 of " in project.ask(*PLAN, "--query-log", str(bad), code=2).stderr
+    assert "cannot be read" in project.ask(*PLAN, "--query-log", "nowhere.jsonl", code=2).stderr
+    models = project.folder / "models.py"
+    models.write_text(models.read_text().replace('Embedder("v1", 8, 16)', 'Embedder("v1", 7, 16)'))
+    done = project.run(*PLAN, "--query-log", str(file), code=1)
+    assert "has to be embedded by v1, too" in done.stderr
+    assert "or leave --query-log out" in done.stderr

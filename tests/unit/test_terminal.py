@@ -1,0 +1,13 @@
+"""What is printed for people."""
+
+import pytest
+
+from rmvdb import terminal
+
+
+def test_where_nobody_looks_no_cell_of_a_table_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 300
+    terminal.print_rows([{"name": long, "at": "2026-11-22T02:02:02+00:00"}], as_json=False)
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split() == ["name", "at"]
+    assert row.split() == [long, "2026-11-22T02:02:02+00:00"]
