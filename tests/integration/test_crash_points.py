@@ -50,6 +50,8 @@ class Story:
     then: Callable[[World], None]
     #: The version whose collection is filled.
     filled: str = "v2"
+    #: Where it dies, if not at every call: the others are those of another story.
+    deaths: tuple[str, ...] = ()
 
 
 def deploy(process: Process) -> None:
@@ -100,6 +102,23 @@ def at_the_switch(process: Process) -> None:
 def switch(process: Process) -> None:
     """Go on from there."""
     process.conductor().advance(process.begin(), process.worker())
+
+
+def keep_and_deploy(process: Process) -> None:
+    """As `rmvdb upgrade --instant-rollback --detach`."""
+    process.conductor().deploy(process.begin(keep=True))
+
+
+def keep_and_move_half(process: Process) -> None:
+    """Some records in one collection, some in the copy, all of them in the original."""
+    keep_and_deploy(process)
+    move_half(process)
+
+
+def keep_and_upgrade(process: Process) -> None:
+    """An upgrade that waits for its clean-up, its original beside it."""
+    keep_and_deploy(process)
+    upgraded(process)
 
 
 def expect_switched(world: World) -> None:
@@ -194,7 +213,8 @@ def expect_moved(world: World) -> None:
     move(process)
     if process.begin().phase != Phase.CUT_OVER:
         cut_over(process)
-    assert [leg.model for leg in process.registry.plan("texts").legs] == ["v2"]
+    (leg,) = process.registry.plan("texts").legs
+    assert (leg.model, process.registry.collection(leg.collection).model) == ("v2", "v2")  # else no client could search it
     expect(world, "v2", "v1")
 
 
@@ -218,7 +238,7 @@ def expect_clean(world: World) -> None:
     """Only the new collection is left, and no file of the archive."""
     expect(world, "v2", "v1")
     assert world.process().active() is None
-    assert [name for name in world.store._collections if name.endswith("_v1")] == []
+    assert [name for name in world.store._collections if version_of(name) == "v1"] == []
     assert not list((world.folder / "archive").rglob("*.parquet"))
 
 
@@ -227,6 +247,24 @@ def expect_back(world: World) -> None:
     expect(world, "v1", "v2")
     assert [leg.model for leg in world.process().registry.plan("texts").legs] == ["v1"]
     assert {record.fields["n"] for record in held(world, "v1").values()} == {0}
+
+
+def expect_kept(world: World) -> None:
+    """The rest of the upgrade ends as if nothing had happened; the copy is empty, the original whole."""
+    process = world.process()
+    move(process)
+    cut_over(process)
+    assert world.store.count(process.begin().old_collections[0]) == 0
+    clean_up(process)
+    expect_clean(world)
+
+
+def expect_original(world: World) -> None:
+    """The original is searched, alone, and holds every text; it never held anything else."""
+    plan = world.process().registry.plan("texts")
+    assert ([leg.collection for leg in plan.legs], plan.mirrors) == (["texts_v1"], ())
+    clean_up(world.process())
+    expect_back(world)
 
 
 def expect_deleted(world: World) -> None:
@@ -266,9 +304,28 @@ STORIES = {
         filled="v3",
     ),
     "clean up of a third that was rolled back": Story(Conductor.CALLS["clean up"], third_rolled_back, clean_up, expect_second),
+    "copy": Story(
+        (*Conductor.CALLS["begin"], *Conductor.CALLS["copy"], *Conductor.CALLS["deploy"]),
+        lambda process: None,
+        keep_and_deploy,
+        expect_kept,
+        deaths=(*Conductor.CALLS["copy"], "registry.activate"),
+    ),
+    "back to the original": Story(
+        Conductor.CALLS["back to the original"], keep_and_move_half, roll_back, expect_original, filled="v1"
+    ),
+    "clean up of a kept original": Story(
+        (*Conductor.CALLS["clean up"], "registry.announce", "registry.activate"),
+        keep_and_upgrade,
+        clean_up,
+        expect_clean,
+        deaths=("registry.begin_clean_up", "registry.activate", "store.drop old"),
+    ),
     "roll back": Story(BACK, move_half, roll_back, expect_back, filled="v1"),
 }
-CASES = [(name, call, when) for name, story in STORIES.items() for call in story.calls for when in ("before", "after")]
+CASES = [
+    (name, call, when) for name, story in STORIES.items() for call in story.deaths or story.calls for when in ("before", "after")
+]
 
 
 @pytest.fixture(scope="module")
@@ -381,6 +438,19 @@ def test_there_is_no_way_back_once_a_clean_up_has_begun(template: Path, tmp_path
         roll_back(made.process())
     clean_up(made.process())
     expect_clean(made)
+
+
+@pytest.mark.parametrize("before", [upgraded, keep_and_upgrade])
+def test_two_may_clean_up_at_once(template: Path, tmp_path: Path, before: Callable[[Process], None]) -> None:
+    made = world(template, tmp_path / "world")
+    before(made.process())
+    late, row = made.process().conductor(), made.process().begin()
+    with suppress(Killed):
+        clean_up(made.process(end=("registry.mark_dropped", "before")))
+    late.clean_up(row)
+    expect_clean(made)
+    with pytest.raises(WrongPhase, match="has ended"):
+        late.clean_up(row)
 
 
 def test_a_worker_lets_go_of_an_upgrade_that_another_one_took_the_place_of(template: Path, tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ def planned(tmp_path: Path) -> Iterator[Gallery]:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write may last 1.5 s, and no call of it leaves after 0.5 s."""
-    monkeypatch.setattr("rmvdb.writing.WRITE_LASTS", 1.5)
+    """A write may last 2.5 s, and no call of it leaves after 1.5 s."""
+    monkeypatch.setattr("rmvdb.writing.WRITE_LASTS", 2.5)
 
 
 class Killed(BaseException):
@@ -107,12 +107,12 @@ def once(call: str, collection: str, act: Callable[[], object]) -> Callable[[str
 @pytest.mark.usefixtures("short")
 def test_a_write_suspended_past_its_deadline_is_not_reported_as_done(gallery: Gallery) -> None:
     def suspended() -> None:
-        time.sleep(1.6)
+        time.sleep(2.6)
         drive(gallery)  # copies over what was written, which counts as never made
 
     with gallery.client() as client:
         gallery.store.after = once("upsert", gallery.task.new[0], suspended)
-        with pytest.raises(errors.EngineError, match=r"took longer than 1\.5 s; write them again"):
+        with pytest.raises(errors.EngineError, match=r"took longer than 2\.5 s; write them again"):
             client.upsert([{"id": 3, "item": "newer", "n": 1}])
     gallery.expect_moved()
 
@@ -132,7 +132,7 @@ def test_a_client_killed_in_a_write_does_not_keep_an_upgrade_from_its_end(
             client.delete([3])
         else:
             client.upsert([{"id": 99 if case == "a new record" else 3, "item": "newer", "n": 1}])
-    time.sleep(1.6)
+    time.sleep(2.6)
     drive(gallery)
     assert gallery.verify().examples == []
 
@@ -145,6 +145,26 @@ def test_a_client_that_has_not_heard_of_an_epoch_sees_what_another_writes_under_
             assert [hit.id for hit in other.search("t99", limit=1, consistency="Strong")] == [99]
 
 
+def test_a_search_is_as_strong_as_it_or_its_client_says(planned: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    real = planned.store.search
+
+    def search(*words: object, strong: bool, **options: object) -> object:
+        asked.append(strong)
+        return real(*words, strong=strong, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(planned.store, "search", search)
+    parts = {"registry": planned.registry, "store": planned.store, "encoder": planned.encoder}
+    with planned.client() as usual, Client("texts", consistency="Strong", **parts) as strong:
+        for client in (usual, strong):
+            client.search("t1")
+            client.search("t1", consistency="Bounded")
+            client.search("t1", consistency="Strong")
+        with pytest.raises(errors.UsageError, match="'strong'"):
+            usual.search("t1", consistency="strong")  # type: ignore[call-overload]
+    assert asked == [False, False, True, True, False, True]
+
+
 @pytest.mark.usefixtures("short")
 def test_a_half_made_write_does_not_mix_with_the_archive_in_a_roll_back(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
@@ -153,7 +173,7 @@ def test_a_half_made_write_does_not_mix_with_the_archive_in_a_roll_back(
     gallery.source.of[3] = "newer"
     with gallery.client() as client, dying(monkeypatch, gallery, "close_intents"):
         client.upsert([{"id": 3, "item": "newer", "n": 1}])
-    time.sleep(1.6)
+    time.sleep(2.6)
     roll_back(gallery)
     (record,) = gallery.store.get(gallery.task.old[0], [3], vector=True)
     assert record.fields == {"n": 1}
@@ -385,3 +405,15 @@ def test_an_upgrade_whose_conductor_died_just_after_it_was_served_can_be_rolled_
         roll_back(planned)
         assert [hit.id for hit in client.search("t99", limit=1)] == [99]
     assert 99 in planned.held()["old"]
+
+
+def test_a_client_leaves_though_the_disk_of_the_registry_is_full(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> NoReturn:
+        raise errors.DiskFull("The disk that holds the registry is full")
+
+    closed: list[str] = []
+    client = gallery.client()
+    client._closing = lambda: closed.append("closed")
+    monkeypatch.setattr(gallery.registry, "leave", full)
+    client.close()
+    assert closed == ["closed"]

@@ -11,7 +11,8 @@ A step is one call that leaves the process, in the order of the code; between tw
 | look_again, gone, remove, again | Backfill.retire: Registry.intents, store.delete(new), store.delete(old), Registry.retire |
 | lost, leave | Worker._work: Registry.hand_back; Worker.run: Registry.retire_worker |
 | writer: open, wait | Writes._announce: Registry.open_intents; Writes._alone_at: Registry.blocked, Registry.withdraw_intents |
-| write, mirror, older | Client._upsert: store.upsert(new), store.get(old), store.upsert(old); Client._delete: both |
+| write, there, older | Client._upsert: store.upsert(new), store.get(old), store.upsert(old); Client._delete: both |
+| mirror | Client._upsert, Client._delete: store.upsert(original) or store.delete(original); see mirror.py |
 | close | Writes.announced: Registry.close_intents |
 | reader: asks, looks, ends | Plans.refresh: Registry.refresh; Client._merged: store.search of each leg; Client._timely |
 | conductor: deploy, serve | Conductor.deploy, Conductor.cut_over: Registry.activate |
@@ -34,7 +35,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tests.model.checker import Step
-from tests.model.state import ABSENT, DEPLOYED, FIRST, MIXED, SERVED, UNREAD, Batch, Conductor, Reader, State, Worker, Writer
+from tests.model.state import (
+    ABSENT,
+    DEPLOYED,
+    FIRST,
+    MIXED,
+    SERVED,
+    UNREAD,
+    Batch,
+    Conductor,
+    Reader,
+    State,
+    Worker,
+    Writer,
+    legs,
+    mirrors,
+)
 
 
 @dataclass(frozen=True)
@@ -91,10 +107,10 @@ class Protocol:
         """Promises 1 and 2; MIXED is promise 5."""
         right, missed = s.right, s.reader.missed
         for plan in {s.plan, s.reader.plan}:
-            for leg in plan:
+            for leg in legs(plan):
                 if s.held[leg] and s.held[leg] not in right:
                     return f"a search by {plan} shows {s.held[leg]} in {leg}, which is not what was written last"
-            if ABSENT not in right and not any(s.held[leg] for leg in plan):
+            if ABSENT not in right and not any(s.held[leg] for leg in legs(plan)):
                 return f"a search by {plan} finds nothing"
         if missed >= 0 and not s.held[1 - missed]:
             return f"a search that looked at {missed} and then at {1 - missed} finds nothing"
@@ -152,7 +168,17 @@ class Protocol:
     def _after(self, me: Worker | Writer) -> str:
         if isinstance(me, Worker):
             return {"copy": "copied", "gone": "again", "remove": "again"}[me.at]
-        return "close" if me.at == "older" or len(me.plan) == 1 else "mirror" if me.value else "older"
+        if me.at == "mirror":
+            return "write" if self.has("a write reaches mirrors first") else "close"
+        if me.at == "write" and len(legs(me.plan)) > 1:
+            return "there" if me.value else "older"
+        return self._last(me)
+
+    def _last(self, me: Writer) -> str:
+        return "mirror" if self._mirrored(me) and not self.has("a write reaches mirrors first") else "close"
+
+    def _mirrored(self, me: Writer) -> bool:
+        return bool(mirrors(me.plan)) and self.has("a write reaches mirrors")
 
     def _killed(self, s: State, kind: str, number: int, me: Worker | Writer) -> State:
         whose = ("batch", me.batch) if isinstance(me, Worker) else ("writer", number)
@@ -362,7 +388,9 @@ class Protocol:
         if self._blocked(s, me):
             yield s.put("writers", i, at="end", intent="", counts=False)
         else:
-            yield s.put("writers", i, at="write")
+            yield s.put(
+                "writers", i, at="mirror" if self._mirrored(me) and self.has("a write reaches mirrors first") else "write"
+            )
 
     def _blocked(self, s: State, me: Writer) -> bool:
         earlier = any(each.intent == "open" and each.number < me.number for each in s.writers)
@@ -377,8 +405,11 @@ class Protocol:
         yield self._put(s, i, me.plan[0], me.value)
 
     def _mirror(self, s: State, i: int, me: Writer) -> Iterator[State]:
-        there = s.held[me.plan[1]] != ABSENT and self.has("a write is mirrored into old")
-        yield s.put("writers", i, at="older" if there else "close")
+        yield self._put(s, i, mirrors(me.plan)[0], me.value)
+
+    def _there(self, s: State, i: int, me: Writer) -> Iterator[State]:
+        there = s.held[me.plan[1]] != ABSENT and self.has("a write replaces what old holds")
+        yield s.put("writers", i, at="older" if there else self._last(me))
 
     def _older(self, s: State, i: int, me: Writer) -> Iterator[State]:
         yield self._put(s, i, me.plan[1], me.value)
@@ -407,8 +438,8 @@ class Protocol:
             yield Step("the reader asks for the plan", s._replace(reader=reader._replace(plan=s.plan, older=older)))
         if reader.missed >= 0:
             yield Step("the search ends, or is given up", s.searched())
-        elif len(reader.plan) == 2 and ABSENT not in s.right:
-            for leg in reader.plan:
+        elif len(legs(reader.plan)) == 2 and ABSENT not in s.right:
+            for leg in legs(reader.plan):
                 if not s.held[leg]:
                     yield Step(f"a search looks at {leg}", s._replace(reader=reader._replace(missed=leg)))
 

@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 ABSENT, FIRST, MIXED, UNREAD = 0, 1, -1, -2
-#: Collections are 0 and 1; a plan names its legs, newest first. Upgrade 0 leads from 0 to 1, upgrade 1 back.
+#: Collections are 0 and 1; a plan names its legs, newest first, then ~c for a mirror c. Upgrade 0 leads from 0 to 1, upgrade 1
+#: back.
 SERVED, DEPLOYED = (0,), (1, 0)
+
+
+def legs(plan: tuple[int, ...]) -> tuple[int, ...]:
+    """The collections that are searched."""
+    return tuple(each for each in plan if each >= 0)
+
+
+def mirrors(plan: tuple[int, ...]) -> tuple[int, ...]:
+    """The collections that are written and not searched."""
+    return tuple(~each for each in plan if each < 0)
 
 
 class Batch(NamedTuple):
@@ -76,7 +87,7 @@ class Conductor(NamedTuple):
 class State(NamedTuple):
     """All of it at one moment."""
 
-    held: tuple[int, int]
+    held: tuple[int, ...]
     plan: tuple[int, ...]
     batches: tuple[Batch, ...]
     workers: tuple[Worker, ...]
@@ -101,6 +112,8 @@ class State(NamedTuple):
     #: The record cannot be embedded; it is quarantined.
     sick: bool = False
     aside: bool = False
+    #: What was put into a collection that is not searched yet is so new that a search might not see it.
+    unseen: bool = False
 
     @property
     def old(self) -> int:
@@ -125,7 +138,10 @@ class State(NamedTuple):
 
     def stored(self, collection: int, value: int) -> State:
         """A call has reached the engine."""
-        return self._replace(held=(value, self.held[1]) if collection == 0 else (self.held[0], value))
+        fresh = value and not self.held[collection] and collection not in self.plan and ABSENT not in self.right
+        return self._replace(
+            held=(*self.held[:collection], value, *self.held[collection + 1 :]), unseen=self.unseen or bool(fresh)
+        )
 
     def ordered(self) -> State:
         """With its workers in an order that only what they do decides."""

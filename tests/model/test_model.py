@@ -11,9 +11,10 @@ import re
 
 import pytest
 
-from tests.model import lease, protocol
+from tests.model import lease, mirror, protocol
 from tests.model.checker import check
 from tests.model.lease import Lease
+from tests.model.mirror import Mirrored
 from tests.model.protocol import ABSENT, Protocol
 
 #: Two clients' writes, 0 is a deletion; a record that other programs insert has the value 4, one that they change 4, then 0.
@@ -42,6 +43,13 @@ SCENARIOS = {
     "a deletion and a roll back": Protocol(writes=(0,), roll_back=True, cut_over=True),
     "an insertion and a roll back": Protocol(writes=(2,), first=ABSENT, roll_back=True, cut_over=True),
     "a quarantined record": Protocol(workers=2, sick=True, rows=2, faults=1),
+    "the original kept": Mirrored(workers=2, faults=1),
+    "an upsert, the original kept": Mirrored(writes=(2,), faults=1),
+    "a deletion, the original kept": Mirrored(writes=(0,), faults=1),
+    "an insertion, the original kept": Mirrored(writes=(2,), first=ABSENT, faults=1),
+    "an upsert and a deletion, the original kept": Mirrored(writes=(2, 0), faults=0),
+    "others insert into the original": Mirrored(others=(4,), first=ABSENT, faults=1),
+    "others delete from the original": Mirrored(others=(0,), writes=(2,), faults=0),
     "two conductors": Protocol(workers=2, conductors=2, rows=2, others=(4,), first=ABSENT, faults=0),
 }
 
@@ -73,7 +81,7 @@ STEPS = {
     "a write waits for who is writing its record": "an upsert",
     "a write waits for who takes its record from new": "others delete what is upserted",
     "a write waits for an earlier one of its record": "two upserts",
-    "a write is mirrored into old": "an upsert",
+    "a write replaces what old holds": "an upsert",
     "a writer's call asks for its deadline": "two upserts",
     "a write past its deadline is not done": "an upsert",
     # a reader, and epochs
@@ -84,6 +92,17 @@ STEPS = {
     "an epoch waits for open writes": "to the cut-over",
     "an epoch waits for claims": "a roll back",
     "an epoch waits for a claim that compares": "a roll back",
+    # the original kept
+    "a write reaches mirrors": "an upsert, the original kept",
+    "a write reaches mirrors first": "an upsert, the original kept",
+    "the copy is a mirror while it is made": "an upsert, the original kept",
+    "a copy is made under an announcement": "an upsert, the original kept",
+    "what was cut off while the copy was made is copied again": "an upsert, the original kept",
+    "a grace lies between the copy and its service": "the original kept",
+    "what others inserted into the original is taken in": "others insert into the original",
+    "what others deleted from the original is taken out": "others delete from the original",
+    "taking out looks again once it is announced": "others delete from the original",
+    "a grace lies between a roll back and the clean-up": "the original kept",
     # a conductor
     "late records are listed": "others insert it",
     "a record is on the work list once": "two conductors",
@@ -140,16 +159,18 @@ def test_without_any_one_step_a_call_outlives_its_lease(step: str) -> None:
 
 
 def test_every_step_of_the_models_is_left_out_once() -> None:
-    named = {name for module in (protocol, lease) for name in re.findall(r'\.has\("([^"]+)"\)', inspect.getsource(module))}
+    named = {
+        name for module in (protocol, lease, mirror) for name in re.findall(r'\.has\("([^"]+)"\)', inspect.getsource(module))
+    }
     assert named == {*STEPS, *NOT_NEEDED, *LEASE_STEPS, NOT_NEEDED_BY_A_LEASE}
 
 
 def test_the_tables_name_code_that_is_there() -> None:
     rooms = {
         "Registry": "registry", "Backfill": "backfill", "Worker": "backfill", "Client": "client", "Plans": "client",
-        "Conductor": "upgrade", "Writes": "writing",
+        "Conductor": "upgrade", "Writes": "writing", "Mirror": "mirror",
     }  # fmt: skip
-    named = {name for module in (protocol, lease) for name in re.findall(r"\b([A-Z]\w+)\.(\w+)", str(module.__doc__))}
+    named = {name for module in (protocol, lease, mirror) for name in re.findall(r"\b([A-Z]\w+)\.(\w+)", str(module.__doc__))}
     assert len(named) > 30
     for owner, method in named:
         assert hasattr(getattr(importlib.import_module(f"rmvdb.{rooms[owner]}"), owner), method), f"{owner}.{method}"
@@ -169,6 +190,8 @@ def test_a_repeated_call_whose_first_try_arrives_last_is_not_guarded_against() -
         pytest.param(Protocol(writes=(2, 0), workers=2, faults=2), id="an upsert, a deletion and two workers, two faults"),
         pytest.param(Protocol(writes=(2,), workers=2), id="an upsert and two workers, any faults"),
         pytest.param(Protocol(writes=(2, 3)), id="two upserts, any faults"),
+        pytest.param(Mirrored(writes=(2, 3), faults=1), id="two upserts, the original kept, one fault"),
+        pytest.param(Mirrored(writes=(2,), workers=2), id="an upsert and two workers, the original kept, any faults"),
         pytest.param(
             Protocol(writes=(2, 0), deploy=True, cut_over=True, roll_back=True, faults=1), id="there and back, one fault"
         ),
