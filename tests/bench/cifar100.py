@@ -11,8 +11,8 @@ queries and gallery. Under ten minutes on two cores.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
+import runpy
 import sys
 import time
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from rmvdb import calibration, metrics, simulate, training
+from rmvdb.methods import Fitted, Method, Pairs, Settings
 from rmvdb.ordering import Centroid, ClassificationScore, Cluster, Random
 from rmvdb.simulate import UNCALIBRATED
-from rmvdb.training import Fitted, Method, Pairs, Settings
 from rmvdb.types import Metric, Record
 
 COSINE = Metric.COSINE
@@ -103,11 +103,9 @@ def tensor(images: np.ndarray) -> Tensor:
 
 
 def prepare(folder: Path) -> Data:
-    spec = importlib.util.spec_from_file_location("load", folder / "load.py")
-    load = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(load)
-    images, labels, _ = load.cifar100("train")
-    test_images, test_labels, _ = load.cifar100("test")
+    load = runpy.run_path(str(folder / "load.py"))["cifar100"]
+    images, labels, _ = load("train")
+    test_images, test_labels, _ = load("test")
     rows = np.random.default_rng(0).permutation(len(images))
     seen, unseen = rows[:40_000], rows[40_000 : 40_000 + N_PAIRS]
     half = seen[labels[seen] < 50]

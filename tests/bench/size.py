@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "rmvdb"
 def main() -> None:
     """Print the figures."""
     lines, lengths = 0, []
-    for file in sorted(PACKAGE.glob("*.py")):
+    for file in sorted(PACKAGE.rglob("*.py")):
         text = file.read_text()
         lines += text.count("\n")
         functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))

@@ -23,8 +23,8 @@ import demo_models
 from sklearn.datasets import load_digits
 
 from rmvdb import simulate
+from rmvdb.methods import Method, Pairs, Settings
 from rmvdb.prediction import Trial
-from rmvdb.training import Method, Pairs, Settings
 from rmvdb.types import Metric, Vectors
 
 COSINE = {"old_metric": Metric.COSINE, "new_metric": Metric.COSINE}

@@ -17,7 +17,8 @@ from tests.stress.run import Run
 from tests.support.milvus_server import unavailable
 from tests.support.project import Project
 
-COUNTED = ("searches", "writes", "failed_writes", "kills", "suspensions", "restarts", "upgrades", "rollbacks", "checkpoints")
+COUNTED = ("searches", "writes", "failed_writes", "kills", "suspensions", "restarts", "checkpoints")
+COUNTED += ("upgrades", "rollbacks", "instant", "scheduled")
 WRONG = ("lost", "duplicated", "stale_reads", "resurrected", "failed_searches")
 
 
@@ -34,8 +35,9 @@ def main() -> int:
     for engine, registry in pairs:
         seconds = options.seconds / len(pairs)
         again = f"--engine {engine} --registry {registry} --seconds {seconds:g} --records {options.records} --seed {options.seed}"
+        again += " --instant-rollback" * options.instant_rollback
         print(f"== {engine} and {registry}: python -m tests.stress {again}", flush=True)
-        counts = run(engine, registry, records=options.records, seconds=seconds, seed=options.seed)
+        counts = run(engine, registry, seconds=seconds, options=options)
         if any(counts[name] for name in WRONG):
             print(f"went wrong; the same choices again: python -m tests.stress {again}", flush=True)
         for name in (*COUNTED, *WRONG):
@@ -44,7 +46,7 @@ def main() -> int:
     return int(any(total[name] for name in WRONG))
 
 
-def run(engine: str, registry: str, *, records: int, seconds: float, seed: int) -> dict[str, int]:
+def run(engine: str, registry: str, *, seconds: float, options: argparse.Namespace) -> dict[str, int]:
     """One run in a folder of its own, which stays where something went wrong; its counts."""
     folder = Path(tempfile.mkdtemp(prefix="rmvdb-stress-"))
     started = time.monotonic()
@@ -54,11 +56,20 @@ def run(engine: str, registry: str, *, records: int, seconds: float, seed: int) 
 
     with engines.engine(engine, folder) as store, engines.registry(registry) as database:
         project = Project(folder, milvus=store.address, registry=database.address, batch=250, retry_for=40.0)
-        made = Run(project=project, engine=store, registry=database, records=records, seconds=seconds, seed=seed, say=say)
+        made = Run(
+            project=project,
+            engine=store,
+            registry=database,
+            records=options.records,
+            seconds=seconds,
+            seed=options.seed,
+            instant_rollback=options.instant_rollback,
+            say=say,
+        )
         try:
             counts = made.run()
         except BaseException:
-            print(f"seed {seed} repeats this; its folder is {folder}", flush=True)
+            print(f"seed {options.seed} repeats this; its folder is {folder}", flush=True)
             raise
         finally:
             for example in made.verdict.examples:
@@ -75,6 +86,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--records", type=int, default=20_000, help="in the gallery at the beginning [20000]")
     parser.add_argument("--engine", nargs="*", choices=("lite", "server"), default=["lite", "server"])
     parser.add_argument("--registry", nargs="*", choices=("sqlite", "postgres"), default=["sqlite", "postgres"])
+    parser.add_argument("--instant-rollback", action="store_true", help="every upgrade keeps the original whole")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="repeats a run's choices [random]")
     return parser.parse_args()
 

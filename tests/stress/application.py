@@ -23,9 +23,9 @@ NEW = 1_000_000
 SHARDS = 40
 
 
-def fields(id: int, edition: int) -> dict[str, int]:
-    """The scalar fields of a record."""
-    return {"edition": edition, "shard": id % SHARDS, "label": id % 7}
+def fields(models: Any, id: int, edition: int) -> dict[str, int]:
+    """The scalar fields of a record; its label is the class of the item that the models make of it."""
+    return {"edition": edition, "shard": id % SHARDS, "label": (models.label(id) + edition) % models.CLASSES}
 
 
 class Application:
@@ -114,7 +114,7 @@ class Writer(Application):
 
     def _upsert(self, ids: Sequence[int]) -> bool:
         self.edition += 1
-        rows = [{"id": id, "item": self.models.item(id, self.edition), **fields(id, self.edition)} for id in ids]
+        rows = [{"id": id, "item": self.models.item(id, self.edition), **fields(self.models, id, self.edition)} for id in ids]
         return self._written(ids, self.edition, lambda: self.client.upsert(rows))
 
     def _delete(self, ids: Sequence[int]) -> bool:

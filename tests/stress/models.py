@@ -1,15 +1,28 @@
-"""The models of a stress run: those of the tests' projects, and a source that makes a record's item from its own fields."""
+"""The models of a stress run, which have little in common, and a source that makes a record's item from its own fields."""
 
 from tests.support.project import MODELS
 
 SOURCE = """
 
+class Long(Embedder):
+    def embed(self, items):
+        lengths = [np.random.default_rng([7, *str(_id(each)).encode()]).normal() for each in items]
+        return super().embed(items) * np.exp(0.2 * np.array(lengths, np.float32))[:, None]
+
+
+class Stranger(Embedder):
+    def __init__(self, name, dim):
+        super().__init__(name, 20, dim)
+        self.matrix[:8] = 0.0  # nothing of what a sees: a ψ from b to a starts low, and is served by a schedule
+
+
 def a():
-    return Embedder("a", 16, 16)
+    return Long("a", 8, 16)
 
 
 def b():
-    return Embedder("b", 16, 20)
+    return Stranger("b", 20)
+
 
 class Things:
     def load(self, records):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import os
 import random
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import rmvdb
+from rmvdb.errors import EngineUnavailable
 from rmvdb.types import Record
 from tests.stress.application import SHARDS, fields
 from tests.stress.engines import Part
@@ -58,6 +61,8 @@ class Run:
     records: int
     seconds: float
     seed: int
+    #: Every upgrade keeps the original whole, not only those that the seed chooses.
+    instant_rollback: bool
     say: Callable[[str], None]
     verdict: Verdict = field(default_factory=Verdict)
     kills: int = 0
@@ -65,7 +70,9 @@ class Run:
     suspensions: int = 0
     upgrades: int = 0
     rollbacks: int = 0
+    #: Of the upgrades: those that keep the original whole, those that follow a schedule over t.
     instant: int = 0
+    scheduled: int = 0
     checkpoints: int = 0
     failed_writes: int = 0
 
@@ -81,6 +88,8 @@ class Run:
         self.over = threading.Event()
         self.driver_error: BaseException | None = None
         self.foreign = FOREIGN
+        #: What the driver runs just now, where it may be killed.
+        self.command: subprocess.Popen[str] | None = None
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
@@ -109,8 +118,8 @@ class Run:
         (self.project.folder / "models.py").write_text(TEXT)
         (self.project.folder / "stress.json").write_text(json.dumps({"records": self.records}))
         self.project.run("init")
-        for name in ("a", "b"):
-            self.project.run("model", "add", name, "--embedder", f"models:{name}")
+        for name, metric in (("a", "IP"), ("b", "COSINE")):
+            self.project.run("model", "add", name, "--embedder", f"models:{name}", "--metric", metric)
         typed = [word for name in ("edition", "shard", "label") for word in ("--field", f"{name}:INT64")]
         self.project.run("gallery", "add", "things", "--model", "a", "--source", "call:models:things", *typed)
         self.models = self.project.models()
@@ -118,7 +127,7 @@ class Run:
         with self.project.client() as client:
             for first in range(0, self.records, 500):
                 ids = range(first, min(first + 500, self.records))
-                client.upsert([{"id": id, "item": self.models.item(id, 0), **fields(id, 0)} for id in ids])
+                client.upsert([{"id": id, "item": self.models.item(id, 0), **fields(self.models, id, 0)} for id in ids])
         self.app = rmvdb.app.load(self.project.folder)
         self.say(f"{self.records} records written in {time.monotonic() - started:.0f} s")
 
@@ -167,15 +176,15 @@ class Run:
 
     def _upgrade(self, held: str, other: str, chosen: random.Random) -> tuple[str, str]:
         """One upgrade, to its end or back; the version held afterwards comes first."""
-        method = chosen.choice(("naive", "naive", "mcl"))
+        method = chosen.choice(("naive", "rqt", "rqt", "mcl"))
         ending = chosen.choice(("clean up", "clean up", "roll back on the way", "roll back at the end"))
         share = chosen.uniform(0.05, 0.8)
         begin = ["upgrade", "--from", held, "--to", other, "--labels", "label", "--order", "random", "--sample", "1500"]
-        if chosen.random() < 0.4:
+        if chosen.random() < 0.4 or self.instant_rollback:
             begin.append("--instant-rollback")
-            self.instant += 1
         if not self._command(*begin, "--method", method, "--detach", refusal="would start below"):
             self._command(*begin, "--method", "naive", "--detach")
+        self._count(ending)
         self._command("throttle", "--rate", str(max(20, self.records // (WORKERS * 45))))
         self._insert_past_the_client(held)
         self._until(lambda now: now["phase"] == "cut over" or (ending == "roll back on the way" and now["t"] > share))
@@ -188,6 +197,13 @@ class Run:
             self._command("cleanup", "--yes")
         return (other, held) if ending == "clean up" else (held, other)
 
+    def _count(self, ending: str) -> None:
+        row = self.app.registry.upgrades(self.app.registry.gallery("things").id)[-1]
+        self.instant += bool(row.original)
+        self.scheduled += "later" in row.plan
+        kinds = ["keeps the original"] * bool(row.original) + ["follows a schedule"] * ("later" in row.plan)
+        self.say(f"{row.from_version} → {row.to_version}: {', '.join([str(row.method), *kinds])}; to {ending}")
+
     def _insert_past_the_client(self, held: str) -> None:
         """Another program that knows nothing of rmvdb inserts into the old collection."""
         with self.steady:
@@ -198,7 +214,9 @@ class Run:
             ids = list(range(self.foreign, self.foreign + 20))
             self.foreign += 20
             vectors = self.app.encoder.own(held, self.app.encoder.embed(held, [self.models.item(id, 0) for id in ids]))
-            rows = [Record(id=id, vector=vector, fields=fields(id, 0)) for id, vector in zip(ids, vectors, strict=True)]
+            rows = [
+                Record(id=id, vector=vector, fields=fields(self.models, id, 0)) for id, vector in zip(ids, vectors, strict=True)
+            ]
             began = {"begin": time.monotonic(), "write": self.foreign, "ids": ids, "edition": 0}
             self.truth.read([began], "foreign")
             self.app.store.upsert(leg.collection, rows)
@@ -206,20 +224,22 @@ class Run:
 
     def _command(self, *words: str, refusal: str = "") -> bool:
         """Run a command, again where it was killed or a part was away; False where it refuses with that word."""
-        while True:
+        for tries in itertools.count():
             started = time.monotonic()
-            self.command = self.project.start(*words)
-            out, err = self.command.communicate(timeout=ENDING)
-            if self.command.returncode == 0:
+            command = self.project.start(*words)
+            self.command = command if tries < 2 else None  # on a slow machine planning would never end
+            out, err = command.communicate(timeout=ENDING)
+            if command.returncode == 0:
                 return True
             if refusal and refusal in err:
                 return False
-            killed = self.command.returncode == -signal.SIGKILL or self._was_away(started, time.monotonic())
+            killed = command.returncode == -signal.SIGKILL or self._was_away(started, time.monotonic())
             if not killed and "is at work on this upgrade" not in err:
-                raise Broken(f"rmvdb {' '.join(words)} ended with {self.command.returncode}:\n{out}\n{err}")
+                raise Broken(f"rmvdb {' '.join(words)} ended with {command.returncode}:\n{out}\n{err}")
             if words[0] == "cleanup" and self._status()["phase"] == "ended":
                 return True
             time.sleep(0.5)
+        raise AssertionError("it is tried again without end")
 
     def _until(self, reached: Callable[[dict[str, Any]], bool]) -> None:
         deadline = time.monotonic() + self.seconds + ENDING
@@ -275,7 +295,7 @@ class Run:
 
     def _kill(self) -> None:
         """A worker, an application or the command that is running ends without a word."""
-        command = getattr(self, "command", None)
+        command = self.command
         if command is not None and command.poll() is None and self.random.random() < 0.3:
             command.kill()
         else:
@@ -360,7 +380,7 @@ class Run:
             with self.steady:
                 self._wait_until_quiet()
                 self._read()
-                self._compare_collections(time.monotonic())
+                self._compare()
         finally:
             quiet.unlink()
             for path in self.project.folder.glob("quiet-*"):
@@ -378,6 +398,16 @@ class Run:
                 return
             time.sleep(0.1)
         raise Broken("an application did not come to rest: its last call hangs")
+
+    def _compare(self) -> None:
+        for _ in range(20):
+            before = copy.deepcopy(self.verdict)
+            try:
+                return self._compare_collections(time.monotonic())
+            except EngineUnavailable:  # it was restarted a moment ago, on a slow machine
+                self.verdict = before
+                time.sleep(1.0)
+        raise Broken("the engine does not answer")
 
     def _compare_collections(self, now: float) -> None:
         plan = self.app.registry.plan("things")
@@ -433,6 +463,7 @@ class Run:
             "upgrades": self.upgrades,
             "rollbacks": self.rollbacks,
             "instant": self.instant,
+            "scheduled": self.scheduled,
             "checkpoints": self.checkpoints,
             **{name: getattr(self.verdict, name) for name in names},
         }
