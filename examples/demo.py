@@ -313,6 +313,7 @@ def main() -> int:
         demo.rmvdb.end()
     demo_report.table(summary, console)
     console.print(f"{folder / 'summary.json'}, {folder / 'curve.png'}", soft_wrap=True)
+    console.print(f"to look around: cd {folder}; export PYTHONPATH={HERE}; {sys.executable} -m rmvdb status", soft_wrap=True)
     broken = demo_report.failures(summary)
     for sentence in broken:
         console.print(f"[bold red]not as promised:[/bold red] {sentence}")

@@ -10,7 +10,8 @@ So neither the queries nor the records that the curve is measured on were seen b
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,9 @@ def digits(seed: int) -> Pictures:
 
 def cifar100(folder: Path, seed: int) -> Pictures:
     """CIFAR-100 as `load.py` in a folder reads it: `cifar100("train" or "test")` gives images, labels and the classes' names."""
-    reader = _reader(folder / "load.py")
-    taught = Part(**dict(zip(("images", "labels"), reader.cifar100("train")[:2], strict=True)))
-    test = Part(**dict(zip(("images", "labels"), reader.cifar100("test")[:2], strict=True)))
+    load = _reader(folder / "load.py")
+    taught = Part(**dict(zip(("images", "labels"), load("train")[:2], strict=True)))
+    test = Part(**dict(zip(("images", "labels"), load("test")[:2], strict=True)))
     labelled, plain, queries = _split(test, (5000, 2000, 300), seed)
     return Pictures(
         name="CIFAR-100",
@@ -112,12 +113,7 @@ def _split(whole: Part, sizes: tuple[int, ...], seed: int) -> list[Part]:
     return [Part(images=whole.images[each], labels=whole.labels[each]) for each in chosen]
 
 
-def _reader(path: Path) -> Any:
+def _reader(path: Path) -> Callable[..., Any]:
     if not path.is_file():
         raise SystemExit(f"{path} is not there; name a folder whose load.py has cifar100(split)")
-    spec = importlib.util.spec_from_file_location("demo_reader", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return runpy.run_path(str(path))["cifar100"]

@@ -1,0 +1,127 @@
+"""The upgrade from one old model to new ones, method by method, measured while the gallery is re-embedded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from examples.paper_tables.models import Recipe, Say, Workshop
+from examples.paper_tables.rows import Ground, Legs, Row, measured, row, tuned
+from examples.paper_tables.tasks import Task
+from rmvdb import training
+from rmvdb.simulate import UNCALIBRATED, Curve
+from rmvdb.training import Fitted, Method, Pairs, Settings
+from rmvdb.types import Metric
+
+#: The share of the kept pictures that ψ and ρ learn from; on the others calibrations are fitted and judged.
+LEARNT = 0.75
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a row is trained: everything but the seed."""
+
+    method: Method
+    settings: Settings = field(default_factory=Settings)
+    labels: bool = True
+    calibrate: bool = True
+    #: The most pairs that ψ and ρ learn from.
+    pairs: int | None = None
+    #: The new model; and a model whose embeddings h knows beside the old ones.
+    new: str = "new"
+    side: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upgrade:
+    """An old model, a new one, and the pictures on which methods are compared."""
+
+    task: Task
+    workshop: Workshop
+    recipes: dict[str, Recipe]
+    seeds: Sequence[int]
+    say: Say = print
+    #: What was trained: the same plan with and without calibration is trained once.
+    fits: dict[tuple[Plan, int], Fitted] = field(default_factory=dict)
+
+    def legs(self, part: Literal["searched", "pairs"], *, old: str = "old", new: str = "new") -> Legs:
+        """The searched part, or the kept pairs, as two models see it."""
+        gallery: Literal["gallery", "pairs"] = "gallery" if part == "searched" else "pairs"
+        queries: Literal["gallery", "pairs", "queries"] = "queries" if part == "searched" and self.task.queries else gallery
+        old_q, old_g = (self.workshop.embedded(self.recipes[old], each).vectors for each in (queries, gallery))
+        new_q, new_g = (self.workshop.embedded(self.recipes[new], each).vectors for each in (queries, gallery))
+        metrics = [Metric.COSINE if self.recipes[name].zeta is None else Metric.LORENTZ for name in (old, new)]
+        return Legs(old_q=old_q, old_g=old_g, new_q=new_q, new_g=new_g, old_metric=metrics[0], new_metric=metrics[1])
+
+    @functools.cached_property
+    def ground(self) -> Ground:
+        """What is to be found, re-embedded in the order of the old model's classification score."""
+        return self.ordered(self.workshop.embedded(self.recipes["old"], "gallery").score)
+
+    def ordered(self, confidence: np.ndarray) -> Ground:
+        """The same in another order."""
+        return Ground.of(self.task.gallery, self.task.queries, confidence)
+
+    @functools.cached_property
+    def base(self) -> Curve:
+        """Both models, each for its own part: from the old model alone to the new one alone."""
+        return measured(self.legs("searched"), self.ground)
+
+    @functools.cached_property
+    def halves(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the kept pictures: learnt from, and calibrated on."""
+        rows = np.arange(len(self.task.pairs))
+        return rows[: round(LEARNT * len(rows))], rows[round(LEARNT * len(rows)) :]
+
+    def alone(self) -> list[Row]:
+        """The old model for ever, and the new one from the first minute."""
+        return [row("old", [self.base.held(0)], self.base), row("new", [self.base.held(-1)], self.base)]
+
+    def compatible(self, name: str) -> Row:
+        """A new model that was trained to be comparable: its queries search both parts."""
+        legs = self.legs("searched", new=name)
+        return row(name, [measured(replace(legs, old_q=legs.new_q), self.ground)], self.base)
+
+    def planned(self, name: str, plan: Plan) -> Row:
+        """The row of one method, ψ and ρ trained once a seed."""
+        seeds = self.seeds if plan.method is not Method.NAIVE else self.seeds[:1]
+        curves, calibrated = zip(*(self._once(name, plan, seed) for seed in seeds), strict=True)
+        return row(name, curves, self.base, calibrated=float(np.mean(calibrated)))
+
+    def _once(self, name: str, plan: Plan, seed: int) -> tuple[Curve, bool]:
+        self.say(f"{name}, seed {seed}")
+        fitted, (_, check) = self._fitted(replace(plan, calibrate=True), seed), self.halves
+        scales = UNCALIBRATED
+        if plan.calibrate and fitted.lift is None:  # a lifted gallery is of one space with the new one
+            scales = tuned(self.legs("pairs", new=plan.new).take(check, check).served(fitted), self._check_ground)
+        legs = self.legs("searched", new=plan.new).served(fitted, self._side(plan, "gallery"))
+        return measured(legs, self.ground, scales), scales is not UNCALIBRATED
+
+    def _fitted(self, plan: Plan, seed: int) -> Fitted:
+        if (plan, seed) not in self.fits:
+            self.fits[plan, seed] = self.fit(plan, seed)
+        return self.fits[plan, seed]
+
+    def fit(self, plan: Plan, seed: int) -> Fitted:
+        """ψ and ρ, or h, from pictures that no model has learnt."""
+        legs, rows, side = self.legs("pairs", new=plan.new), self.halves[0][: plan.pairs], self._side(plan, "pairs")
+        labels = self.task.pairs.labels[rows] if plan.labels else None
+        return training.fit(
+            Pairs(old=legs.old_g[rows], new=legs.new_g[rows], labels=labels, side=None if side is None else side[rows]),
+            method=plan.method,
+            old_metric=legs.old_metric,
+            new_metric=legs.new_metric,
+            settings=replace(plan.settings, seed=seed),
+        )
+
+    def _side(self, plan: Plan, part: Literal["pairs", "gallery"]) -> np.ndarray | None:
+        return None if plan.side is None else self.workshop.embedded(self.recipes[plan.side], part).vectors
+
+    @functools.cached_property
+    def _check_ground(self) -> Ground:
+        kept = self.task.pairs.take(self.halves[1])
+        return Ground.of(kept, None, self.workshop.embedded(self.recipes["old"], "pairs").score[self.halves[1]])

@@ -1,0 +1,139 @@
+"""Writes a table as JSON and as Markdown, the papers' numbers beside ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from examples.paper_tables.published import AREAS, COMPATIBILITY
+from rmvdb.errors import NeedsConsent
+from rmvdb.prediction import finite
+
+Row = dict[str, Any]
+HEADS = {
+    "backfill": (
+        "method",
+        "AUC_mAP",
+        "AUC_CMC",
+        "Gain",
+        "± over seeds",
+        "largest fall",
+        "flips",
+        "mAP t=0",
+        "t=0.5",
+        "t=1",
+        "published AUC_mAP, AUC_CMC",
+        "published Gain",
+    ),
+    "compatible": (
+        "method",
+        "CMC self",
+        "cross",
+        "P_up",
+        "P_com",
+        "mAP self",
+        "cross",
+        "P_up",
+        "P_com",
+        "published, in the same order",
+    ),
+}
+HEADS["updates"] = ("model", "CMC@1 self", "P_com in the galleries of models 0, 1 …")
+#: What tells a kind of table by its rows.
+SIGNS = {"backfill": "curve", "updates": "p_com", "compatible": "self_cmc"}
+SMALL = "**Small**: a network of four convolutions on a CPU, by the same protocol; not to be set beside a table of full scale."
+
+
+def write(found: dict[str, Any], folder: Path) -> tuple[Path, Path]:
+    """`<setting>.json` and `<setting>.md` into the folder; raises NeedsConsent rather than put small in the place of full."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{found['setting']}.json"
+    if path.is_file() and json.loads(path.read_text())["scale"] == "full" and found["scale"] != "full":
+        raise NeedsConsent(
+            f"{path} is of full scale and this table is {found['scale']}; name another --out, or take the file away"
+        )
+    path.write_text(json.dumps(finite(rounded(found)), indent=1) + "\n")
+    path.with_suffix(".md").write_text(markdown(found))
+    return path, path.with_suffix(".md")
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table with what it was made from."""
+    kind = next(kind for kind, sign in SIGNS.items() if sign in found["rows"][0])
+    cells = [line for row in found["rows"] for line in CELLS[kind](row, found["setting"])]
+    about = found["about"][0].upper() + found["about"][1:]
+    lines = [f"# {found['setting']}", "", f"{about}.", *([SMALL] if found["scale"] == "small" else []), ""]
+    lines += [_line(HEADS[kind]), _line(["---"] * len(HEADS[kind])), *map(_line, cells), "", *_notes(found, kind), ""]
+    return "\n".join(lines)
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to five places: more are noise."""
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(part) for part in value]
+    return round(value, 5) if isinstance(value, float) else value
+
+
+def _areas(row: Row, setting: str) -> list[list[str]]:
+    published = AREAS.get(setting, {}).get(row["method"])
+    trained = row["seeds"] > 1
+    curve = row["curve"]
+    cells = [
+        row["method"],
+        _hundred(row["auc_map"]),
+        _hundred(row["auc_cmc"]),
+        f"{100 * row['gain']:.0f} %",
+        f"{100 * row['spread']['gain']:.1f}" if trained else "",
+        _hundred(row["fall"]),
+        _hundred(row["flips"]),
+        *(_hundred(curve[at]) for at in (0, len(curve) // 2, -1)),
+        f"{published[0]}, {published[1]}" if published else "",
+        f"{published[2]} %" if published else "",
+    ]
+    return [cells]
+
+
+def _compared(row: Row, setting: str) -> list[list[str]]:
+    published = COMPATIBILITY.get(setting, {}).get(row["method"])
+    names = [f"{what}_{of}" for of in ("cmc", "map") for what in ("self", "cross", "p_up", "p_com")]
+    return [[row["method"], *(_share(row.get(name)) for name in names), " ".join(map(_share, published or ())).strip()]]
+
+
+def _updates(row: Row, setting: str) -> list[list[str]]:
+    """A line for each model but the first; the gallery of an earlier model in each column."""
+    later = enumerate(row["p_com"], start=1)
+    return [[f"{row['method']} {step}", _share(row["self_cmc"][step]), " ".join(map(_share, line))] for step, line in later]
+
+
+def _notes(found: dict[str, Any], kind: str) -> list[str]:
+    sizes = ", ".join(f"{count:,} {name}" for name, count in found["pictures"].items())
+    notes = [
+        f"Scale: {found['scale']}; networks: {', '.join(found['backbones'])}; {found['epochs']} epochs; pictures: {sizes}.",
+        f"Trained and measured in {found['seconds']:.0f} s on {found['device']}; each model was trained once.",
+    ]
+    if kind != "backfill":
+        return [*notes, "Shares of 1."]
+    return [
+        *notes,
+        f"Percent. Trainings of ψ, ρ and h that a row is the mean of: {found['seeds']}; ± is the standard deviation of Gain.",
+        "flips: right by the old model and wrong later, at the worst t.",
+        "Published: pictures of 224 x 224; Gains can be compared, absolute values cannot.",
+    ]
+
+
+def _line(cells: list[str] | tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _hundred(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+CELLS = {"backfill": _areas, "compatible": _compared, "updates": _updates}

@@ -1,0 +1,91 @@
+"""How large a table is: with ResNets on a GPU, or with small networks on a CPU; and the models that it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+
+from examples.paper_tables.backbones import RESNETS
+from examples.paper_tables.models import SIMCLR, Recipe
+from examples.paper_tables.tasks import Sizes
+from rmvdb.training import Settings
+
+LEAST_EPOCHS = 60
+#: The clipping norms of HBCT's old and new models (section 4.4).
+ZETAS = (1.0, 1.2)
+#: What pulls towards the old model, with the weights of classification and pull where they are not the loss's own: HBCT weighs
+#: every loss by a λ of its choice between 0 and 1, ours are chosen once, by the size of the terms.
+LOSSES = {"l2": (1.0, 0.01), "bct": None, "ract": None, "hoc": (1.0, 0.3), "advbct": (1.0, 0.3)}
+#: What is compared over five updates, by space.
+SEQUENCE = {"": ("bct", "ract", "hoc"), "-hyperbolic": ("hbct",)}
+#: BiCT's new model is trained by BCT with this weight, then the old gallery is lifted.
+BICT = (1.0, 0.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Networks, epochs and numbers of pictures; rows of two scales are never in one table."""
+
+    #: Of the old model and of the new ones.
+    backbones: tuple[str, str]
+    epochs: int
+    sizes: Sizes = field(default_factory=Sizes)
+    #: How ψ and ρ are trained, but for the seed.
+    settings: Settings = field(default_factory=Settings)
+    #: FCT's h.
+    lift_epochs: int = 80
+
+    @property
+    def name(self) -> Literal["full", "small"]:
+        """Full: ResNets, 60 epochs or more, and every picture."""
+        whole = self.sizes == Sizes() and self.epochs >= LEAST_EPOCHS
+        return "full" if whole and set(self.backbones) <= set(RESNETS) else "small"
+
+    def recipes(self) -> dict[str, Recipe]:
+        """Every model that a table may need, by name; a hyperbolic one pulls to a hyperbolic old one."""
+        old = self._recipe("old", "old", seed=1)
+        plain = self._recipe("new", "new", seed=2)
+        curved = self._recipe("old-hyperbolic", "old", zeta=ZETAS[0], seed=1)
+        made = [old, plain, curved, self._recipe("new-hyperbolic", "new", zeta=ZETAS[1], seed=2)]
+        made += [replace(plain, name=name, loss=name, weights=weights, after=old) for name, weights in LOSSES.items()]
+        made.append(replace(plain, name="bict", loss="bct", weights=BICT, after=old))
+        hyperbolic = replace(plain, zeta=ZETAS[1], after=curved)
+        made += [replace(hyperbolic, name=name, loss=name) for name in ("hbct", "hbct-no-entail")]
+        made.append(self._recipe("side", "old", loss=SIMCLR, seed=3))
+        return {recipe.name: recipe for recipe in made}
+
+    def sequence(self, steps: int) -> dict[str, Recipe]:
+        """HBCT's Figure 5: `bct 3` after `bct 2`, and `alone 3` without a thought of it; all of a space have one first model."""
+        made: dict[str, Recipe] = {}
+        for space in ("", "-hyperbolic"):
+            alone = [self._step(f"alone{space}", number, hyperbolic=bool(space)) for number in range(steps)]
+            made |= {recipe.name: recipe for recipe in alone}
+            for loss in SEQUENCE[space]:
+                last = alone[0]
+                for number, plain in enumerate(alone[1:], start=1):
+                    last = replace(plain, name=f"{loss} {number}", loss=loss, weights=LOSSES.get(loss), after=last)
+                    made[last.name] = last
+        return made
+
+    def _step(self, name: str, number: int, *, hyperbolic: bool) -> Recipe:
+        """Of the larger architecture from the third model on; each hyperbolic one reaches a little further out."""
+        backbone, further = self.backbones[number > 1], ZETAS[1] - ZETAS[0]
+        zeta = ZETAS[0] + further * number if hyperbolic else None
+        recipe = self._recipe(f"{name} {number}", "old", zeta=zeta, seed=number + 1)
+        return replace(recipe, taught=str(number), backbone=backbone)
+
+    def _recipe(self, name: str, taught: Literal["old", "new"], **rest: object) -> Recipe:
+        return Recipe(name=name, taught=taught, backbone=self.backbones[taught == "new"], epochs=self.epochs, **rest)
+
+
+def chosen(device: torch.device, *, wider: bool) -> Scale:
+    """What suits the device; `wider`: the new model's architecture is larger than the old one's."""
+    if device.type == "cuda":
+        return Scale(backbones=("resnet18", "resnet50" if wider else "resnet18"), epochs=LEAST_EPOCHS)
+    return Scale(
+        backbones=("small", "small-wide" if wider else "small"),
+        epochs=8,
+        sizes=Sizes(taught=16_000, paired=4_000, searched=1_500),
+    )

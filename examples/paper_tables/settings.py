@@ -1,0 +1,248 @@
+"""The tables that can be made: which data set, which pictures for which model, which rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from examples.paper_tables import data, tasks
+from examples.paper_tables.backfill import Plan, Upgrade
+from examples.paper_tables.data import DataSet
+from examples.paper_tables.rows import measured, quality, row
+from examples.paper_tables.scales import SEQUENCE
+from examples.paper_tables.tasks import Task
+from rmvdb import metrics
+from rmvdb.ordering import make_order
+from rmvdb.training import Method, Settings
+from rmvdb.types import Metric, Record
+
+#: ψ, and where the method has one ρ, for a new model that was trained without a thought of the old one.
+TRAINED = (Method.RQT, Method.CL_S, Method.CL_M, Method.MCL, Method.RM)
+#: HBCT's Table 1: each space with its own old model and its own new one trained alone.
+SPACES = {"": ("l2", "bct", "ract", "advbct", "hoc"), "-hyperbolic": ("hbct-no-entail", "hbct")}
+#: The rows, one after the other; what each is a dictionary of is in `Row` and in `compatibility`.
+Rows = Iterator[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One table."""
+
+    about: str
+    read: Callable[[Path], DataSet]
+    split: Callable[..., Task]
+    rows: Callable[[Upgrade, Settings], Rows]
+    #: Whether the new model's architecture is larger than the old one's.
+    wider: bool = False
+    #: The share of the training pictures kept from the models; none where no ψ is trained.
+    kept: float = tasks.KEPT
+
+
+def methods(upgrade: Upgrade, settings: Settings) -> Rows:
+    """The first paper's table: rank merge and what it is compared with."""
+    yield from _rank_merge(upgrade, settings, TRAINED)
+    for name in ("bct", "ract"):
+        yield asdict(upgrade.compatible(name))
+    fct = Plan(method=Method.FCT, settings=settings)
+    yield asdict(upgrade.planned("fct", fct))
+    yield asdict(upgrade.planned("fct-side", replace(fct, side="side")))
+    yield asdict(upgrade.planned("bict", replace(fct, new="bict")))
+
+
+def identities(upgrade: Upgrade, settings: Settings) -> Rows:
+    """Identities that no model has seen: rank merge with labels, and what it is without."""
+    yield from _rank_merge(upgrade, settings, (Method.RQT, Method.RM))
+    yield asdict(upgrade.planned("mcl, no labels", Plan(method=Method.MCL, settings=settings, labels=False)))
+
+
+def open_classes(upgrade: Upgrade, settings: Settings) -> Rows:
+    """The paper's Figure 9: no class in common."""
+    yield from _rank_merge(upgrade, settings, (Method.RQT, Method.MCL, Method.RM))
+    for name in ("bct", "ract"):
+        yield asdict(upgrade.compatible(name))
+
+
+def _rank_merge(upgrade: Upgrade, settings: Settings, trained: Sequence[Method]) -> Rows:
+    """Both models alone, the naive merge of them, and these methods."""
+    yield from map(asdict, upgrade.alone())
+    yield asdict(upgrade.planned("naive", Plan(method=Method.NAIVE, calibrate=False)))
+    for method in trained:
+        yield asdict(upgrade.planned(method, Plan(method=method, settings=settings)))
+
+
+def orders(upgrade: Upgrade, settings: Settings) -> Rows:
+    """Rank merge with every backfill order (the paper's appendix A); random order once a seed."""
+    fits = [upgrade.fit(Plan(method=Method.RM, settings=settings), seed) for seed in upgrade.seeds]
+    legs = upgrade.legs("searched")
+    yield from map(asdict, upgrade.alone())
+    for name, confidences in _confidences(upgrade).items():
+        grounds = [upgrade.ordered(confidence) for confidence in confidences]
+        curves = [measured(legs.served(fitted), ground) for fitted, ground in zip(fits, grounds, strict=True)]
+        yield asdict(row(f"rm, {name}", curves, upgrade.base))
+
+
+def ablation(upgrade: Upgrade, settings: Settings) -> Rows:
+    """What each part of the default settings adds, with labels and without."""
+    yield from map(asdict, upgrade.alone())
+    yield asdict(upgrade.planned("naive", Plan(method=Method.NAIVE)))
+    yield asdict(upgrade.planned("rqt", Plan(method=Method.RQT, settings=settings)))
+    for kind, plan in {
+        "rm": Plan(method=Method.RM, settings=settings),
+        "mcl, no labels": Plan(method=Method.MCL, settings=settings, labels=False),
+    }.items():
+        yield asdict(upgrade.planned(kind, plan))
+        for what, variant in _variants(plan, len(upgrade.halves[0])).items():
+            yield asdict(upgrade.planned(f"{kind}: {what}", variant))
+    yield asdict(upgrade.planned("rm, no labels", Plan(method=Method.RM, settings=settings, labels=False)))
+    yield asdict(upgrade.planned("rm, as printed", Plan(method=Method.RM, settings=Settings.paper(), calibrate=False)))
+
+
+def _variants(plan: Plan, pairs: int) -> dict[str, Plan]:
+    """One part changed at a time."""
+    base = plan.settings
+
+    def other(**changed: object) -> Plan:
+        return replace(plan, settings=replace(base, **changed))
+
+    found = {"temperature 1": other(temperature=1.0)}
+    found |= {"no mining": other(mining=False), "no calibration": replace(plan, calibrate=False)}
+    found |= {f"{blocks} block{'s' * (blocks > 1)}": other(blocks=blocks) for blocks in (1, 3)}
+    found[f"{pairs // 4} pairs"] = replace(plan, pairs=pairs // 4)
+    if plan.method.has_head:
+        return found | {"no residual": other(residual=False), "pull 1": other(pull=1.0), "pull 3": other(pull=3.0)}
+    return found | {"no pull": other(pull=0.0)}
+
+
+def compatibility(upgrade: Upgrade, settings: Settings) -> Rows:
+    """HBCT's Table 1: what searches its own gallery, the old one, and what the loss costs and gives."""
+    for space, names in SPACES.items():
+        old, alone = f"old{space}", f"new{space}"
+        metric = Metric.LORENTZ if space else Metric.COSINE
+        ground = upgrade.ground
+        start = quality(*_searched(upgrade, old, old), ground, metric)
+        ideal = quality(*_searched(upgrade, alone, alone), ground, metric)
+        yield {"method": old, "self_cmc": start[0], "self_map": start[1]}
+        for name in (alone, *names):
+            own, cross = (quality(*_searched(upgrade, name, to), ground, metric) for to in (name, old))
+            yield {"method": name, **_compared(own, cross, start, ideal)}
+
+
+def sequence(upgrade: Upgrade, settings: Settings) -> Rows:
+    """HBCT's Figure 5: P_com of CMC@1, queries of a later model (rows) in the gallery of an earlier one (columns)."""
+    steps = range(len(upgrade.task.steps))
+    ground = upgrade.ordered(np.zeros(len(upgrade.task.gallery)))
+    for space, names in SEQUENCE.items():
+        metric = Metric.LORENTZ if space else Metric.COSINE
+
+        def first(queries: str, gallery: str, metric: Metric = metric) -> float:
+            return quality(*_searched(upgrade, queries, gallery), ground, metric)[0]
+
+        alone = [f"alone{space} {step}" for step in steps]
+        ideal = [first(name, name) for name in alone]
+        for name in names:
+            chain = [alone[0], *(f"{name} {step}" for step in steps[1:])]
+            own = [first(model, model) for model in chain]
+            matrix = [[metrics.p_com(first(chain[i], chain[j]), old=own[j], alone=ideal[i]) for j in range(i)] for i in steps[1:]]
+            yield {"method": name, "self_cmc": own, "alone_cmc": ideal, "p_com": matrix}
+
+
+def _searched(upgrade: Upgrade, queries: str, gallery: str) -> tuple[np.ndarray, np.ndarray]:
+    legs = upgrade.legs("searched", old=gallery, new=queries)
+    return legs.new_q, legs.old_g
+
+
+def _compared(
+    own: tuple[float, float], cross: tuple[float, float], start: tuple[float, float], ideal: tuple[float, float]
+) -> dict:
+    found: dict[str, float] = {}
+    for at, name in enumerate(("cmc", "map")):
+        found |= {f"self_{name}": own[at], f"cross_{name}": cross[at]}
+        found[f"p_up_{name}"] = metrics.p_up(own[at], alone=ideal[at])
+        found[f"p_com_{name}"] = metrics.p_com(cross[at], old=start[at], alone=ideal[at])
+    return found
+
+
+def _confidences(upgrade: Upgrade) -> dict[str, list[np.ndarray]]:
+    """Every order's confidence of the gallery, (n,), once a seed."""
+    old = upgrade.workshop.embedded(upgrade.recipes["old"], "gallery")
+    labels = upgrade.task.gallery.labels.tolist()
+    records = [Record(id=n, vector=vector, fields={"class": labels[n]}) for n, vector in enumerate(old.vectors)]
+    found = {"classification-score": [old.score] * len(upgrade.seeds)}
+    for name in ("centroid", "cluster", "random"):
+        made = [make_order(name, records, label_field="class", seed=seed) for seed in upgrade.seeds]
+        found[name] = [order.confidence(records) for order in made]
+    return found
+
+
+SETTINGS: dict[str, Setting] = {
+    "cifar100-extended-class": Setting(
+        about="rank merge's Table 1: 50 → 100 classes, the same architecture",
+        read=data.cifar100,
+        split=tasks.extended_class,
+        rows=methods,
+    ),
+    "cifar100-extended-class-wider": Setting(
+        about="rank merge's Table A2: the same with a larger new model",
+        read=data.cifar100,
+        split=tasks.extended_class,
+        rows=methods,
+        wider=True,
+    ),
+    "cifar100-ext-class": Setting(
+        about="HBCT's Table 1: the old model knows half of the classes",
+        read=data.cifar100,
+        split=tasks.extended_class,
+        rows=compatibility,
+        kept=0.0,
+    ),
+    "cifar100-ext-data": Setting(
+        about="HBCT's Table 1: the old model knows 30 % of the pictures",
+        read=data.cifar100,
+        split=tasks.extended_data,
+        rows=compatibility,
+        kept=0.0,
+    ),
+    "cifar100-open-class": Setting(
+        about="rank merge's Figure 9: the models have no class in common",
+        read=data.cifar100,
+        split=tasks.open_class,
+        rows=open_classes,
+    ),
+    "cifar100-orders": Setting(
+        about="rank merge's appendix A: which records first", read=data.cifar100, split=tasks.extended_class, rows=orders
+    ),
+    "cifar100-ablation": Setting(
+        about="what temperature, mining, calibration, depth and sample size add, with labels and without",
+        read=data.cifar100,
+        split=tasks.extended_class,
+        rows=ablation,
+    ),
+    "cifar100-five-updates": Setting(
+        about="HBCT's Figure 5: 20 more classes with each update, a larger architecture from the third model on",
+        read=data.cifar100,
+        split=tasks.sequence,
+        rows=sequence,
+        wider=True,
+        kept=0.0,
+    ),
+    "omniglot-open-identities": Setting(
+        about="identities that no model has seen; the old model knows a third of the alphabets",
+        read=data.omniglot,
+        split=lambda found, sizes, kept: tasks.extended_class(found, sizes, kept=kept, share=1 / 3),
+        rows=identities,
+    ),
+    "market1501-extended-class": Setting(
+        about="rank merge's Table 1 on Market-1501", read=data.market1501, split=tasks.extended_class, rows=methods
+    ),
+    "tinyimagenet-ext-class": Setting(
+        about="HBCT's Table 1 on TinyImageNet",
+        read=data.tinyimagenet,
+        split=tasks.extended_class,
+        rows=compatibility,
+        kept=0.0,
+    ),
+}

@@ -1,0 +1,393 @@
+"""The papers' tables: readers, splits, arithmetic of rows, and one table from made pictures to its files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+
+from examples.paper_tables import __main__ as command
+from examples.paper_tables import data, models, report, rows, scales, simclr, tasks
+from examples.paper_tables.backbones import Backbone
+from examples.paper_tables.data import DataSet, Pictures
+from examples.paper_tables.published import AREAS, COMPATIBILITY
+from examples.paper_tables.rows import Ground, Legs
+from examples.paper_tables.scales import Scale
+from examples.paper_tables.settings import SETTINGS
+from examples.paper_tables.tasks import Sizes, Task
+from rmvdb import metrics, simulate
+from rmvdb.errors import ItemError, NeedsConsent, UnknownName, UsageError
+from rmvdb.training import Fitted, Settings
+from rmvdb.types import Metric
+
+CLASSES, EACH = 6, 40
+CPU = torch.device("cpu")
+#: A folder's reader of pictures that a small network can tell apart: each class has its own colours.
+READER = f"""
+import numpy as np
+
+def cifar100(split):
+    rng = np.random.default_rng(split == "test")
+    labels = np.tile(np.arange({CLASSES}), {EACH})
+    colours = np.random.default_rng(7).integers(40, 215, ({CLASSES}, 1, 1, 3))
+    images = colours[labels] + rng.integers(-40, 40, (len(labels), 32, 32, 3))
+    return images.astype(np.uint8), labels, [str(n) for n in range({CLASSES})]
+
+def omniglot():
+    labels = np.repeat(np.arange(16), 6)
+    names = [f"alphabet{{n // 4}}/character{{n % 4}}" for n in range(16)]
+    ink = np.zeros((96, 105, 105), dtype=bool)
+    ink[:, :50] = True
+    ink |= np.random.default_rng(0).random((96, 1, 105)) < 0.3
+    return ink, labels, np.tile(np.arange(6), 16), np.array(names), np.arange(16) < 12
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "load.py").write_text(READER)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Scale:
+    return Scale(backbones=("small", "small"), epochs=1, settings=Settings(epochs=1, least_steps=2, hidden=8))
+
+
+def made(labels: list[int], **rest: np.ndarray) -> Pictures:
+    images = np.random.default_rng(0).integers(0, 256, (len(labels), 3, 32, 32), dtype=np.uint8)
+    return Pictures(images=images, labels=np.array(labels), **rest)
+
+
+def test_cifar100_is_read_through_the_folders_own_reader(folder: Path) -> None:
+    found = data.cifar100(folder)
+    assert found.train.images.shape == found.gallery.images.shape == (CLASSES * EACH, 3, 32, 32)
+    assert found.train.images.dtype == np.uint8
+    assert found.queries is None
+    assert found.mirrored
+
+
+def test_omniglots_background_is_trained_on_and_the_rest_searched(folder: Path) -> None:
+    found = data.omniglot(folder)
+    assert set(found.train.labels) == set(range(12))
+    assert set(found.gallery.labels) == {12, 13, 14, 15}
+    assert found.train.images.shape == (72, 3, 32, 32)
+    assert (found.train.images[:, :, 0] == 255).all()
+    assert found.train.images[:, :, -1].mean() < 100
+    assert not found.mirrored
+    assert len(np.unique(found.families)) == 3
+
+
+def test_a_folder_without_a_reader_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"load\.py is not there; name a folder"):
+        data.cifar100(tmp_path)
+
+
+def written(path: Path, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((20, 10, 3), value, dtype=np.uint8)).save(path)
+
+
+def test_market1501_reads_identity_and_camera_from_names_and_leaves_junk_out(tmp_path: Path) -> None:
+    for name in ("bounding_box_train/0002_c1s1_000451_03.jpg", "query/0005_c2s1_000001_00.jpg"):
+        written(tmp_path / name, 9)
+    for name in ("0005_c2s1_000002_01.jpg", "0005_c3s1_000003_01.jpg", "0000_c1s1_000004_01.jpg", "-1_c1s1_000005_01.jpg"):
+        written(tmp_path / "bounding_box_test" / name, 9)
+    (tmp_path / "query" / "Thumbs.db").write_bytes(b"")
+    found = data.market1501(tmp_path)
+    assert found.train.images.shape == (1, 3, 128, 64)
+    assert found.gallery.labels.tolist() == [0, 5, 5]
+    assert found.gallery.cameras.tolist() == [1, 2, 3]
+    ground = Ground.of(found.gallery, found.queries, np.zeros(3))
+    assert ground.leave_out.tolist() == [[False, True, False]]
+    assert ground.relevance.tolist() == [[False, False, True]]
+
+
+def test_tinyimagenet_reads_classes_from_folders_and_from_its_list(tmp_path: Path) -> None:
+    for name in ("n01", "n02"):
+        written(tmp_path / "train" / name / "images" / f"{name}_0.JPEG", 200)
+    written(tmp_path / "val" / "images" / "val_0.JPEG", 100)
+    (tmp_path / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn02\t0\t0\t62\t62\n")
+    found = data.tinyimagenet(tmp_path)
+    assert found.train.labels.tolist() == [0, 1]
+    assert found.gallery.labels.tolist() == [1]
+    assert found.gallery.images.shape == (1, 3, 64, 64)
+    assert abs(int(found.gallery.images[0, 0, 0, 0]) - 100) < 3
+
+
+def test_a_missing_layout_and_a_broken_picture_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="bounding_box_train is not there"):
+        data.market1501(tmp_path)
+    (tmp_path / "bounding_box_train").mkdir()
+    (tmp_path / "bounding_box_train" / "0002_c1s1_000451_03.jpg").write_bytes(b"no picture")
+    with pytest.raises(ItemError, match=r"0002_c1s1_000451_03\.jpg cannot be read"):
+        data.market1501(tmp_path)
+
+
+def classes(task: Task) -> tuple[int, ...]:
+    return tuple(len(np.unique(part.labels)) for part in task.taught.values())
+
+
+def test_no_kept_picture_is_learnt_and_the_old_models_classes_come_first() -> None:
+    labels = list(range(10)) * 10
+    found = DataSet(train=made(labels), gallery=made(labels))
+    task = tasks.extended_class(found, Sizes())
+    assert classes(task) == (5, 10)
+    assert len(task.pairs) == 20
+    assert len(task.new) == 80
+    learnt = {image.tobytes() for image in task.new.images}
+    assert {image.tobytes() for image in task.old.images} < learnt
+    assert learnt.isdisjoint(image.tobytes() for image in task.pairs.images)
+    assert np.array_equal(np.unique(task.old.labels), np.arange(5))
+
+
+def test_open_classes_have_nothing_in_common() -> None:
+    labels = list(range(10)) * 10
+    task = tasks.open_class(DataSet(train=made(labels), gallery=made(labels)), Sizes())
+    assert not task.shared
+    assert classes(task) == (3, 7)
+    assert {image.tobytes() for image in task.old.images}.isdisjoint(image.tobytes() for image in task.new.images)
+
+
+def test_with_less_data_the_old_model_knows_every_class() -> None:
+    labels = list(range(4)) * 50
+    task = tasks.extended_data(DataSet(train=made(labels), gallery=made(labels)), Sizes(), kept=0.0)
+    assert (len(task.old), len(task.new), len(task.pairs)) == (60, 200, 0)
+    assert classes(task) == (4, 4)
+
+
+def test_open_identities_are_kept_and_searched_whole() -> None:
+    found = DataSet(
+        train=made([n for n in range(10) for _ in range(4)]), gallery=made([n for n in range(20, 30) for _ in range(4)])
+    )
+    task = tasks.extended_class(found, Sizes(searched=13))
+    assert np.unique(task.pairs.labels, return_counts=True)[1].tolist() == [4, 4]
+    assert np.unique(task.gallery.labels, return_counts=True)[1].tolist() == [4, 4, 4]
+    assert len(task.new) == 32
+
+
+def test_each_model_of_a_sequence_learns_what_the_one_before_did_and_more() -> None:
+    labels = list(range(10)) * 10
+    task = tasks.sequence(DataSet(train=made(labels), gallery=made(labels)), Sizes(), kept=0.0)
+    assert classes(task) == (2, 10, 2, 4, 6, 8, 10)
+    known = [{image.tobytes() for image in step.images} for step in task.steps]
+    assert all(few < many for few, many in pairwise(known))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "small", "small-wide"])
+def test_every_backbone_makes_embeddings_of_bytes(name: str) -> None:
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    with torch.inference_mode():
+        vectors = Backbone(name, dim=16).eval()(images)
+    assert vectors.shape == (2, 16)
+    assert vectors.dtype == torch.float32
+    assert torch.isfinite(vectors).all()
+
+
+def test_resnets_have_the_published_number_of_weights() -> None:
+    counts = {name: sum(each.numel() for each in Backbone(name, dim=100).parameters()) for name in ("resnet18", "resnet50")}
+    assert counts == {"resnet18": 11_220_132, "resnet50": 23_705_252}
+
+
+def test_an_unknown_backbone_is_refused() -> None:
+    with pytest.raises(UnknownName, match="resnet18"):
+        Backbone("resnet81", dim=8)
+
+
+def test_pictures_are_shifted_by_a_few_pixels_and_only_mirrored_where_that_keeps_their_class() -> None:
+    torch.manual_seed(0)
+    ramp = torch.arange(1, 33, dtype=torch.uint8).expand(64, 3, 32, 32)
+    plain, mirrored = (models.shifted(ramp, mirrored=mirrored) for mirrored in (False, True))
+    middle = plain[:, 0, 16, 16].int() - 17
+    assert middle.abs().max() <= models.SHIFT
+    assert len(middle.unique()) > 3
+    assert (plain[:, 0, 16, 20] > plain[:, 0, 16, 12]).all()
+    falls = (mirrored[:, 0, 16, 20] < mirrored[:, 0, 16, 12]).float().mean()
+    assert 0.2 < falls < 0.8
+
+
+def test_nt_xent_is_the_mean_over_both_views_of_every_picture() -> None:
+    torch.manual_seed(0)
+    vectors = torch.randn(6, 4, dtype=torch.float64)
+    unit = vectors / vectors.norm(dim=1, keepdim=True)
+    slow = 0.0
+    for i in range(6):
+        others = [torch.exp(unit[i] @ unit[k] / 0.5) for k in range(6) if k != i]
+        slow -= torch.log(torch.exp(unit[i] @ unit[(i + 3) % 6] / 0.5) / sum(others))
+    assert simclr.nt_xent(vectors, temperature=0.5).item() == pytest.approx((slow / 6).item(), abs=1e-6)
+
+
+def test_views_differ_and_stay_pictures() -> None:
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    one, other = simclr.view(images, mirrored=True), simclr.view(images, mirrored=True)
+    assert one.dtype == torch.uint8
+    assert one.shape == images.shape
+    assert (one != other).float().mean() > 0.5
+
+
+@pytest.fixture
+def legs() -> tuple[Legs, Ground, np.ndarray]:
+    rng = np.random.default_rng(3)
+    labels = np.arange(60) % 5
+    old, new = (rng.normal(size=(60, 8)).astype(np.float32) + far * np.eye(8, dtype=np.float32)[labels] for far in (1, 3))
+    ground = Ground.of(made(labels.tolist()), None, rng.random(60))
+    return Legs(old_q=old, old_g=old, new_q=new, new_g=new), ground, labels
+
+
+def test_a_row_is_what_simulate_measures_in_one_piece(
+    legs: tuple[Legs, Ground, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (both, ground, labels), itself = legs, np.eye(60, dtype=bool)
+    monkeypatch.setattr(rows, "AT_ONCE", 7)
+    found = rows.measured(both, ground)
+    whole = simulate.curve(
+        both.old_q,
+        both.old_g,
+        both.new_q,
+        both.new_g,
+        labels[:, None] == labels[None, :],
+        ground.order,
+        old_metric=Metric.COSINE,
+        new_metric=Metric.COSINE,
+        leave_out=itself,
+    )
+    assert found.map == whole.map
+    row = rows.row("naive", [found], found)
+    summary = simulate.summary(whole, old=whole.map[0], new=whole.map[-1])
+    assert (row.auc_map, row.auc_cmc, row.gain) == (summary.auc_map, summary.auc_cmc, summary.gain)
+    assert row.flips == max(metrics.negative_flips(whole.top1[0], now) for now in whole.top1)
+    assert (row.seeds, row.spread["gain"]) == (1, 0.0)
+
+
+def test_the_models_alone_gain_nothing_and_everything(legs: tuple[Legs, Ground, np.ndarray]) -> None:
+    base = rows.measured(legs[0], legs[1])
+    old, new = rows.row("old", [base.held(0)], base), rows.row("new", [base.held(-1)], base)
+    assert old.gain == pytest.approx(0, abs=1e-12)
+    assert new.gain == pytest.approx(1)
+    several = rows.row("rm", [base.held(0), base.held(-1)], base)
+    assert several.gain == pytest.approx(0.5)
+    assert several.spread["gain"] == pytest.approx(np.sqrt(0.5))
+
+
+def test_calibration_is_kept_only_where_it_helps_the_other_half(legs: tuple[Legs, Ground, np.ndarray]) -> None:
+    both, ground, _ = legs
+    same = replace(both, old_q=both.new_q, old_g=both.new_g)
+    assert rows.tuned(same, ground) == simulate.UNCALIBRATED
+    # Distances of half the size: the old leg takes every first place until it is calibrated.
+    shrunk = replace(both, old_q=both.old_q * 0.1, old_g=both.old_g * 0.1, old_metric=Metric.L2, new_metric=Metric.L2)
+    assert None not in rows.tuned(shrunk, ground)
+
+
+def test_a_lifted_gallery_is_searched_by_the_new_models_queries(legs: tuple[Legs, Ground, np.ndarray]) -> None:
+    class Doubled:
+        def apply(self, vectors: np.ndarray) -> np.ndarray:
+            return 2 * vectors[:, :8]
+
+    served = legs[0].served(Fitted(lift=Doubled()), side=np.zeros((60, 3), dtype=np.float32))
+    assert np.array_equal(served.old_q, legs[0].new_q)
+    assert np.array_equal(served.old_g, 2 * legs[0].old_g)
+
+
+def test_every_published_row_is_of_a_known_setting_and_gains_agree_with_their_areas() -> None:
+    assert set(AREAS) | set(COMPATIBILITY) <= set(SETTINGS)
+    for table in AREAS.values():
+        old, new = table["old"][0], table["new"][0]
+        assert all(abs(100 * metrics.gain(area, old=old, new=new) - gain) < 3 for area, _, gain in table.values())
+
+
+def test_every_published_p_com_follows_from_its_row() -> None:
+    for table in COMPATIBILITY.values():
+        for space, names in (("", ("l2", "bct", "ract", "advbct", "hoc")), ("-hyperbolic", ("hbct", "hbct-no-entail"))):
+            old, alone = table[f"old{space}"], table[f"new{space}"]
+            for row in (table[name] for name in names):
+                assert metrics.p_com(row[1], old=old[0], alone=alone[0]) == pytest.approx(row[3], abs=0.02)
+
+
+def made_table(setting: str, folder: Path, scale: Scale) -> dict:
+    said: list[str] = []
+    found = command.make(setting, folder=folder, out=folder / "out", device=CPU, seeds=2, scale=scale, say=said.append)
+    return json.loads((folder / "out" / f"{setting}.json").read_text()) | {"said": said, "embeddings": found["embeddings"]}
+
+
+def test_a_table_from_pictures_to_its_files(folder: Path, tiny: Scale) -> None:
+    found = made_table("cifar100-extended-class", folder, tiny)
+    methods = [row["method"] for row in found["rows"]]
+    assert methods == ["old", "new", "naive", "rqt", "cl-s", "cl-m", "mcl", "rm", "bct", "ract", "fct", "fct-side", "bict"]
+    assert found["setting"] == "cifar100-extended-class"
+    assert (found["scale"], found["backbones"], found["epochs"], found["seeds"]) == ("small", ["small"], 1, 2)
+    for row in found["rows"]:
+        assert {"auc_map", "auc_cmc", "gain", "flips"} <= set(row)
+        assert len(row["curve"]) == 11
+    assert [row["seeds"] for row in found["rows"]] == [1, 1, 1, 2, 2, 2, 2, 2, 1, 1, 2, 2, 2]
+    page = (folder / "out" / "cifar100-extended-class.md").read_text()
+    assert "**Small**" in page
+    assert "| 41.4, 60.7 | 78 % |" in page
+
+
+def test_the_same_command_goes_on_from_kept_embeddings(folder: Path, tiny: Scale) -> None:
+    found, again = (made_table("cifar100-orders", folder, tiny) for _ in range(2))
+    assert sum("training" in line for line in found["said"]) == 2
+    assert not any("training" in line for line in again["said"])
+    assert again["rows"] == found["rows"]
+
+
+def test_altered_embeddings_are_made_again(folder: Path, tiny: Scale) -> None:
+    first = made_table("cifar100-ext-data", folder, tiny)
+    kept = folder / "out" / "embeddings"
+    name = next(name for name in first["embeddings"] if name.startswith("old-gallery"))
+    (kept / name).write_bytes((kept / name).read_bytes()[:-4] + b"\0\0\0\0")
+    again = made_table("cifar100-ext-data", folder, tiny)
+    assert again["embeddings"] == first["embeddings"]
+    assert again["rows"] == first["rows"]
+    assert {row["method"] for row in first["rows"]} == set(COMPATIBILITY["cifar100-ext-data"])
+
+
+@pytest.mark.parametrize("setting", ["omniglot-open-identities", "cifar100-open-class", "cifar100-ablation"])
+def test_the_other_tables_of_a_backfill_are_made_too(folder: Path, tiny: Scale, setting: str) -> None:
+    found = made_table(setting, folder, replace(tiny, sizes=Sizes(searched=40)))
+    assert {"old", "new"} < {row["method"] for row in found["rows"]}
+
+
+def test_five_updates_make_a_triangle_of_p_com(folder: Path, tiny: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scales.SEQUENCE, "", ("bct",))
+    reader = READER.replace(f"np.arange({CLASSES})", "np.arange(10)").replace(f"({CLASSES}, 1, 1, 3)", "(10, 1, 1, 3)")
+    (folder / "load.py").write_text(reader.replace(f"{EACH})", "8)"))
+    found = made_table("cifar100-five-updates", folder, replace(tiny, backbones=("small", "small-wide")))
+    assert [row["method"] for row in found["rows"]] == ["bct", "hbct"]
+    for row in found["rows"]:
+        assert [len(line) for line in row["p_com"]] == [1, 2, 3, 4]
+        assert len(row["self_cmc"]) == len(row["alone_cmc"]) == 5
+    assert found["backbones"] == ["small", "small-wide"]
+    assert "| hbct 4 |" in (folder / "out" / "cifar100-five-updates.md").read_text()
+
+
+def test_only_resnets_with_sixty_epochs_and_every_picture_are_full_scale(tiny: Scale) -> None:
+    full = scales.chosen(torch.device("cuda"), wider=True)
+    assert full.name == "full"
+    assert full.backbones == ("resnet18", "resnet50")
+    assert replace(full, epochs=59).name == replace(full, sizes=Sizes(taught=10)).name == tiny.name == "small"
+
+
+def test_a_small_table_never_takes_the_place_of_a_full_one(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"scale": "full"}')
+    with pytest.raises(NeedsConsent, match="is of full scale"):
+        report.write({"setting": "a", "scale": "small"}, tmp_path)
+
+
+def test_the_command_names_what_it_cannot_do(folder: Path) -> None:
+    runner = CliRunner()
+    helped = runner.invoke(command.main, ["--help"])
+    assert "Example: python -m examples.paper_tables" in helped.output
+    refused = runner.invoke(command.main, ["market1501-extended-class", "--data", str(folder), "--out", str(folder / "out")])
+    assert refused.exit_code == 2
+    assert "bounding_box_train is not there" in refused.output
+    if not torch.cuda.is_available():
+        assert "no GPU" in runner.invoke(command.main, ["cifar100-orders", "--data", str(folder), "--device", "cuda"]).output
