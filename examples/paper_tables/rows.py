@@ -94,8 +94,9 @@ class Row:
     #: How many trainings of ψ and ρ it is the mean of, and their standard deviation.
     seeds: int
     spread: dict[str, float]
-    #: In what share of them the distances were calibrated.
+    #: In what share of them the distances were calibrated, and Eq. 9 stood beside the contrast.
     calibrated: float = 0.0
+    regression: float = 0.0
 
 
 def measured(legs: Legs, ground: Ground, calibrations: Calibrations = UNCALIBRATED) -> Curve:
@@ -120,16 +121,21 @@ def measured(legs: Legs, ground: Ground, calibrations: Calibrations = UNCALIBRAT
         return _side_by_side(list(pool.map(some, parts)))
 
 
-def tuned(legs: Legs, ground: Ground) -> Calibrations:
-    """Calibrations of both legs, where those fitted on one half of these records raise the curve of the other half."""
+def tuned(legs: Legs, ground: Ground, *, calibrate: bool = True) -> tuple[float, Calibrations]:
+    """What the curves of both halves of these records are worth, and calibrations of both legs.
+
+    Calibrated only where those that were fitted on one half raise the curve of the other.
+    """
     rows = np.arange(len(legs.old_g))
     halves = [(legs.take(half, half), ground.take(half, half)) for half in (rows[::2], rows[1::2])]
     raw = sum(_merit(measured(*half)) for half in halves)
+    if not calibrate:
+        return raw, UNCALIBRATED
     try:
         other = sum(_merit(measured(*one, fitted(*two))) for one, two in (halves, halves[::-1]))
-        return fitted(legs, ground) if other > raw else UNCALIBRATED
+        return (other, fitted(legs, ground)) if other > raw else (raw, UNCALIBRATED)
     except PlanRefused:  # too few pairs to calibrate on
-        return UNCALIBRATED
+        return raw, UNCALIBRATED
 
 
 def fitted(legs: Legs, ground: Ground) -> Calibrations:
@@ -140,7 +146,7 @@ def fitted(legs: Legs, ground: Ground) -> Calibrations:
     return tuple(calibration.fit(distances, ground.relevance[counted]) for distances in found)
 
 
-def row(method: str, curves: Sequence[Curve], base: Curve, *, calibrated: float = 0.0) -> Row:
+def row(method: str, curves: Sequence[Curve], base: Curve, *, calibrated: float = 0.0, regression: float = 0.0) -> Row:
     """A method's line from its curves, one a seed; `base` goes from the old model alone to the new one alone."""
     found = [simulate.summary(curve, old=base.map[0], new=base.map[-1]) for curve in curves]
     values = {name: [getattr(each, name) for each in found] for name in ("auc_map", "auc_cmc", "gain")}
@@ -156,6 +162,7 @@ def row(method: str, curves: Sequence[Curve], base: Curve, *, calibrated: float 
         seeds=len(curves),
         spread={name: float(np.std(each, ddof=1)) if len(each) > 1 else 0.0 for name, each in values.items()},
         calibrated=calibrated,
+        regression=regression,
     )
 
 

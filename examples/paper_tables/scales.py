@@ -87,5 +87,5 @@ def chosen(device: torch.device, *, wider: bool) -> Scale:
     return Scale(
         backbones=("small", "small-wide" if wider else "small"),
         epochs=8,
-        sizes=Sizes(taught=16_000, paired=4_000, searched=1_500),
+        sizes=Sizes(taught=16_000, searched=1_500),
     )

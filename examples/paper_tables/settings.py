@@ -91,7 +91,7 @@ def ablation(upgrade: Upgrade, settings: Settings) -> Rows:
     yield asdict(upgrade.planned("naive", Plan(method=Method.NAIVE)))
     yield asdict(upgrade.planned("rqt", Plan(method=Method.RQT, settings=settings)))
     for kind, plan in {
-        "rm": Plan(method=Method.RM, settings=settings),
+        "rm": Plan(method=Method.RM, settings=replace(settings, pull=0.0)),
         "mcl, no labels": Plan(method=Method.MCL, settings=settings, labels=False),
     }.items():
         yield asdict(upgrade.planned(kind, plan))

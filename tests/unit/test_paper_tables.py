@@ -16,6 +16,7 @@ from PIL import Image
 from examples.paper_tables import __main__ as command
 from examples.paper_tables import data, models, report, rows, scales, simclr, tasks
 from examples.paper_tables.backbones import Backbone
+from examples.paper_tables.backfill import Plan, Upgrade
 from examples.paper_tables.data import DataSet, Pictures
 from examples.paper_tables.published import AREAS, COMPATIBILITY
 from examples.paper_tables.rows import Ground, Legs
@@ -24,7 +25,7 @@ from examples.paper_tables.settings import SETTINGS
 from examples.paper_tables.tasks import Sizes, Task
 from rmvdb import metrics, simulate
 from rmvdb.errors import ItemError, NeedsConsent, UnknownName, UsageError
-from rmvdb.training import Fitted, Settings
+from rmvdb.training import Fitted, Method, Settings
 from rmvdb.types import Metric
 
 CLASSES, EACH = 6, 40
@@ -280,10 +281,38 @@ def test_the_models_alone_gain_nothing_and_everything(legs: tuple[Legs, Ground, 
 def test_calibration_is_kept_only_where_it_helps_the_other_half(legs: tuple[Legs, Ground, np.ndarray]) -> None:
     both, ground, _ = legs
     same = replace(both, old_q=both.new_q, old_g=both.new_g)
-    assert rows.tuned(same, ground) == simulate.UNCALIBRATED
+    assert rows.tuned(same, ground)[1] == simulate.UNCALIBRATED
     # Distances of half the size: the old leg takes every first place until it is calibrated.
     shrunk = replace(both, old_q=both.old_q * 0.1, old_g=both.old_g * 0.1, old_metric=Metric.L2, new_metric=Metric.L2)
-    assert None not in rows.tuned(shrunk, ground)
+    worth, scales = rows.tuned(shrunk, ground)
+    assert None not in scales
+    assert rows.tuned(shrunk, ground, calibrate=False)[1] == simulate.UNCALIBRATED
+    assert rows.tuned(shrunk, ground, calibrate=False)[0] < worth
+
+
+@pytest.mark.parametrize("better", [0.0, 1.0])
+def test_a_contrast_of_classes_stands_alone_or_beside_a_regression_whichever_is_worth_more(
+    legs: tuple[Legs, Ground, np.ndarray], tiny: Scale, better: float
+) -> None:
+    class Shelf:
+        def embedded(self, recipe: models.Recipe, part: str) -> models.Embedded:
+            return models.Embedded(vectors=legs[0].old_g if recipe.name == "old" else legs[0].new_g, score=np.arange(60))
+
+    class Psi:
+        def __init__(self, sign: int) -> None:
+            self.sign = sign
+
+        def apply(self, vectors: np.ndarray) -> np.ndarray:
+            return self.sign * legs[0].old_q[: len(vectors)]
+
+    pictures = made(legs[2].tolist())
+    task = Task(old=pictures, new=pictures, shared=True, pairs=pictures, gallery=pictures, queries=None, mirrored=False)
+    plan = Plan(method=Method.MCL, settings=tiny.settings)
+    assert [each.settings.pull for each in plan.variants] == [0.0, 1.0]
+    fits = {(each, 0): Fitted(reverse=Psi(1 if each.settings.pull == better else -1)) for each in plan.variants}
+    found = Upgrade(task=task, workshop=Shelf(), recipes=tiny.recipes(), seeds=[0], fits=fits).planned("mcl", plan)
+    assert found.regression == better
+    assert found.curve[0] > 0.25
 
 
 def test_a_lifted_gallery_is_searched_by_the_new_models_queries(legs: tuple[Legs, Ground, np.ndarray]) -> None:
