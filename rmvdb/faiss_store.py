@@ -56,6 +56,10 @@ class FaissStore:
         with self._lock:
             self._collections.pop(collection, None)
 
+    def move_aliases(self, collection: str, target: str) -> list[str]:
+        """There are none."""
+        return []
+
     def search(
         self,
         collection: str,

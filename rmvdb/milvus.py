@@ -220,6 +220,17 @@ class MilvusStore:
         if self.exists(collection):
             self._run(collection, lambda client: client.drop_collection(collection, **_ONCE))
 
+    def move_aliases(self, collection: str, target: str) -> list[str]:
+        """Let every other name of the collection stand for the target; tells them, none where the engine has no aliases."""
+        found = sorted(self._read(collection).get("aliases", ())) if self.exists(collection) else []
+
+        def move(client: MilvusClient) -> None:
+            for alias in found:
+                client.alter_alias(target, alias, **_ONCE)
+
+        self._run(target, move)
+        return found
+
     # Reading
 
     def search(

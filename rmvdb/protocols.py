@@ -52,6 +52,10 @@ class VectorStore(Protocol):
         """Remove the collection and its records; does nothing where there is none."""
         ...
 
+    def move_aliases(self, collection: str, target: str) -> list[str]:
+        """Let every other name of the collection stand for the target; tells them, none where the engine has no aliases."""
+        ...
+
     def search(
         self,
         collection: str,

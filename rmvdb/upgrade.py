@@ -98,7 +98,7 @@ class Conductor:
         "copy": ("store.create old", "registry.open_intents", "store.upsert old", "registry.withdraw_intents"),
         "list": ("registry.discard_list", "registry.add_batches", "registry.set_upgrade listed"),
         "switch": ("registry.announce", "registry.activate", "registry.set_upgrade plan"),
-        "cut over": ("registry.announce", "registry.activate", "registry.set_upgrade cut over"),
+        "cut over": ("registry.announce", "registry.activate", "store.move_aliases old", "registry.set_upgrade cut over"),
         "clean up": (
             "registry.begin_clean_up",
             "store.drop old",
@@ -642,9 +642,17 @@ class Conductor:
                 f"{report.problems} differences, such as: {report.examples[0]}; both collections stay in service: rmvdb verify"
             )
         self._serve(upgrade, "final", force=force)
+        self._move_aliases(upgrade)
         searched = only([upgrade.new_collection])
         self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, note=f"verified {report.records} records; {searched}")
         self.say(f"cut over: {report.records} records verified, {searched} now")
+
+    def _move_aliases(self, upgrade: UpgradeRow) -> None:
+        """Other programs find the records by the names that they know."""
+        moved = [alias for each in upgrade.leaving for alias in self.store.move_aliases(each, upgrade.new_collection)]
+        if moved:
+            what = f"the alias {moved[0]} now stands" if len(moved) == 1 else f"the aliases {', '.join(moved)} now stand"
+            self.say(f"{what} for {upgrade.new_collection}")
 
     def _left(self, upgrade: UpgradeRow) -> bool:
         """Whether a batch is not retired yet."""

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pymilvus import MilvusClient
 
 import rmvdb.app
 from rmvdb.milvus import MilvusStore
@@ -38,11 +39,20 @@ def test_a_gallery_on_a_server_is_upgraded_and_rolled_back(
 ) -> None:
     project = make(tmp_path, milvus_server, postgres_url)
     assert project.ask("doctor").stdout.count("FAIL") == 0
+    client = _pymilvus(milvus_server)
+    first = project.json("gallery", "show")["collections"][0]["name"]
+    client.create_alias(first, "photos")
     with searching(project, IDS) as watch:
-        project.run(*NAIVE, timeout=300)
+        out = project.run(*NAIVE, timeout=300).stdout
+        new = client.describe_alias("photos")["collection_name"]
+        assert new != first
+        assert f"the alias photos now stands for {new}" in out
         project.run("rollback", timeout=300)
+        assert client.describe_alias("photos")["collection_name"] == first
         project.ask("cleanup", "--yes")
     assert watch.trouble == []
+    client.drop_alias("photos")
+    client.close()
     assert watch.searches > 5
     assert {each["model"]: each["records"] for each in project.json("gallery", "show")["collections"]} == {"v1": 200}
     clear(project)
@@ -112,7 +122,7 @@ def test_the_database_may_stop_and_start(tmp_path: Path, milvus_server: MilvusSe
     clear(project)
 
 
-def _pymilvus(server: MilvusServer) -> object:
+def _pymilvus(server: MilvusServer) -> MilvusClient:
     """An administrator's own connection."""
     store = MilvusStore(lambda: server.address)
     return store._connection.get()

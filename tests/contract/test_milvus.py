@@ -39,6 +39,32 @@ def client(milvus_store: MilvusStore) -> Iterator[MilvusClient]:
     other.close()
 
 
+# Aliases
+
+
+@server_only
+def test_aliases_move_with_what_they_stand_for(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
+    twin = f"{collection}_twin"
+    for name in (collection, twin):
+        milvus_store.create(plain(name, dim=2, metric=Metric.L2), FLAT)
+    names = [f"{collection}_{which}" for which in ("shown", "live")]
+    for name in names:
+        client.create_alias(collection, name)
+    assert milvus_store.move_aliases(collection, twin) == sorted(names)
+    assert {client.describe_alias(name)["collection_name"] for name in names} == {twin}
+    assert milvus_store.move_aliases(collection, twin) == []
+    milvus_store.drop(collection)
+    assert milvus_store.move_aliases(collection, twin) == []
+    for name in names:
+        client.drop_alias(name)
+    milvus_store.drop(twin)
+
+
+def test_without_aliases_none_are_moved(milvus_store: MilvusStore, collection: str) -> None:
+    milvus_store.create(plain(collection, dim=2, metric=Metric.L2), FLAT)
+    assert milvus_store.move_aliases(collection, collection) == []
+
+
 # Duplicated keys: `insert` of a key that is there makes a second row
 
 
