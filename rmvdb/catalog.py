@@ -143,7 +143,8 @@ def add_gallery(
     else:
         schema = store.describe(collection)
         check_fits(schema, version)
-        _check_vectors(store, encoder, schema, version, loaded_source)
+        if loaded_source is not None:
+            _check_vectors(store, encoder, collection, version, loaded_source)
     return registry.add_gallery(
         name=name,
         model=model,
@@ -192,24 +193,48 @@ def check_unchanged(store: VectorStore, row: CollectionRow) -> Schema:
     return found
 
 
-def _check_vectors(store: VectorStore, encoder: Encoder, schema: Schema, version: VersionRow, source: Source | None) -> None:
-    """The same dimension from another model is refused: a few records are embedded again."""
-    if source is None:
-        return
-    records = next(store.scan(schema.collection, fields=None, vector=True, page=LOOKED_AT), [])
-    items = source.load(records)
+def check_vectors(registry: Registry, store: VectorStore, encoder: Encoder, gallery: GalleryRow, source: Source) -> str:
+    """How many records of what the gallery is searched in are what their model makes of their items, in words.
+
+    Mismatch where they are not. In place of a copy that is emptied what it was copied from is looked at; a model that cannot be
+    loaded leaves its vectors believed.
+    """
+    upgrade = registry.active_upgrade(gallery.id)
+    kept = upgrade.original if upgrade else None
+    compared = 0
+    for collection in [kept] if kept else [leg.collection for leg in registry.plan(gallery.name).legs]:
+        version = registry.version(registry.collection(collection).model)
+        if _loads(encoder, version):
+            compared += _check_vectors(store, encoder, collection, version, source)
+    return f"{compared} of its records, embedded again, are what is stored" if compared else "no vector could be compared"
+
+
+def _loads(encoder: Encoder, version: VersionRow) -> bool:
+    try:
+        encoder.embedder(version.base or version.name)
+    except errors.ModelError:
+        return False
+    return True
+
+
+def _check_vectors(store: VectorStore, encoder: Encoder, collection: str, version: VersionRow, source: Source) -> int:
+    """The same dimension from another model is refused: a few records are embedded again. How many of them could be."""
+    records = next(store.scan(collection, fields=None, vector=True, page=LOOKED_AT), [])
+    items = source.load(records) if records else {}
     there = [record for record in records if record.id in items]
     if not there:
-        return
+        return 0
     embedder = encoder.embedder(version.base or version.name)
     raw, bad = embedders.embed_checked(embedder, [items[record.id] for record in there], version.dim)
     own = encoder.own(version.name, raw)
     far = [record for at, record in enumerate(there) if at not in bad and _distance(record, own[at]) > AGREES]
     if len(far) * 2 > len(there) - len(bad):
         raise errors.Mismatch(
-            f"The vectors in collection {schema.collection!r} were not made by model version {version.name!r}: {len(far)} of "
-            f"{len(there)} records, such as {far[0].id!r}, embed to something else; name the version that made them"
+            f"The vectors in collection {collection!r} were not made by model version {version.name!r} from these items: "
+            f"{len(far)} of {len(there)} records, such as {far[0].id!r}, embed to something else; name the version, "
+            "or the source, that made them"
         )
+    return len(there) - len(bad)
 
 
 def _distance(record: Record, own: Vectors) -> float:

@@ -403,18 +403,19 @@ def gallery_show(ctx: click.Context, name: str | None, as_json: bool) -> None:
 @click.argument("spec")
 @click.pass_context
 def gallery_source(ctx: click.Context, name: str, spec: str) -> None:
-    """Say where a gallery's items come from.
+    """Say where a gallery's items come from; a few are embedded and compared with the vectors that are stored.
 
     \b
     Example:
       rmvdb gallery source photos "folder:photos/{id}.jpg"
     """
-    from rmvdb import sources
+    from rmvdb import catalog, sources
 
     app = _app(ctx)
-    sources.load(spec, base=app.base)
+    row, source = app.registry.gallery(name), sources.load(spec, base=app.base)
+    compared = catalog.check_vectors(app.registry, app.store, app.encoder, row, source)
     app.registry.set_source(name, spec)
-    click.echo(f"gallery {name}: items come from {spec}")
+    click.echo(f"gallery {name}: items come from {spec}; {compared}")
 
 
 # --- the upgrade ------------------------------------------------------------------------------------------------------

@@ -101,4 +101,4 @@ def _source(app: App, gallery: GalleryRow) -> str:
         raise errors.SourceError(
             f"{gallery.source} has no item of record {missing[0]!r}, and of {len(missing)} of {len(records)} in all"
         )
-    return f"{gallery.source} gives items"
+    return f"{gallery.source} gives items; {catalog.check_vectors(app.registry, app.store, app.encoder, gallery, source)}"

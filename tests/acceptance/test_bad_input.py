@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rmvdb import app
 from tests.acceptance.conftest import IDS, NAIVE, TRAINED
 from tests.support.project import Project
 
@@ -117,6 +119,26 @@ def test_the_same_dimension_from_another_model_is_refused(project: Project) -> N
     refused(other, *adopt, code=2, saying="were not made by model version 'stranger'")
 
 
+def test_a_collection_believed_to_be_the_wrong_models_is_found_out_when_there_is_a_source(project: Project) -> None:
+    held = project.json("gallery", "show")["collections"][0]["name"]
+    other = _other(project)
+    for version in ("stranger", "v1"):
+        other.ask("model", "add", version, "--embedder", f"models:{version}")
+    other.ask("gallery", "add", "mine", "--collection", held, "--model", "stranger")
+    source = ("gallery", "source", "mine", "call:models:items")
+    refused(other, *source, code=2, saying="were not made by model version 'stranger' from these items: 8 of 8 records, such as ")
+    assert other.json("gallery", "show")["source"] is None
+
+    with contextlib.closing(app.load(other.folder)) as opened:
+        opened.registry.set_source("mine", "call:models:items")
+    (found,) = (each for each in other.ask("doctor", code=1).stdout.splitlines() if each.startswith("FAIL"))
+    assert "gallery mine: source" in found
+    assert "were not made by model version 'stranger'" in found
+    right = project.ask("gallery", "source", "things", "call:models:items").stdout
+    assert "8 of its records, embedded again, are what is stored" in right
+    assert "8 of its records, embedded again, are what is stored" in project.ask("doctor").stdout
+
+
 def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(project: Project) -> None:
     project.fault(v2={"raise": ["7"], "nan": ["9"]}, missing=[11])
     refused(project, *NAIVE, code=2, saying="3 records are quarantined")
@@ -178,10 +200,9 @@ def test_a_source_that_knows_nothing_stops_the_upgrade(project: Project) -> None
 
 
 def test_a_collection_dropped_or_replaced_behind_our_back_is_noticed(project: Project) -> None:
-    import rmvdb.app
     from rmvdb.types import IdType, Index, Metric, Schema
 
-    store = rmvdb.app.load(project.folder).store
+    store = app.load(project.folder).store
     held = project.json("gallery", "show")["collections"][0]["name"]
     store.drop(held)
     refused(project, *NAIVE, code=1, saying=held)
