@@ -140,6 +140,8 @@ def add_gallery(
         )
         index.check(chosen_index, dim=schema.dim, metric=schema.metric)
         store.create(schema, chosen_index)
+        if store.count(schema.collection):
+            raise foreign(schema.collection, f"adopt it with --collection {schema.collection}")
     else:
         schema = store.describe(collection)
         check_fits(schema, version)
@@ -164,6 +166,28 @@ def _same_gallery(registry: Registry, name: str, model: str, collection: str | N
             f"Gallery {name!r} exists with model {first.model!r} and collection {first.name!r}; choose another name"
         )
     return row
+
+
+def remove_gallery(registry: Registry, store: VectorStore, gallery: GalleryRow, *, drop: bool) -> list[str]:
+    """Forget a gallery, and `drop` the collections of it that rmvdb made; those that are left.
+
+    What was adopted is never touched. Raises UpgradeRunning while it is in an upgrade, UsageError while a client serves it.
+    """
+    registry.refuse_used(gallery.name)
+    left = []
+    for row in registry.collections(gallery.id):
+        if drop and not row.adopted:
+            store.drop(row.name)
+            registry.mark_dropped(row.name)
+        elif row.dropped_at is None:
+            left.append(row.name)
+    registry.remove_gallery(gallery.name)  # last, so that the same command goes on where it was killed
+    return left
+
+
+def foreign(collection: str, instead: str) -> errors.AlreadyExists:
+    """For a collection to be made that holds records already: a forgotten gallery's, or somebody else's."""
+    return errors.AlreadyExists(f"Collection {collection!r} is there already and holds records; {instead}, or drop it")
 
 
 def check_fits(schema: Schema, version: VersionRow) -> None:

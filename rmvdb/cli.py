@@ -19,7 +19,7 @@ from rmvdb import __version__, errors, terminal
 if TYPE_CHECKING:
     from rmvdb.app import App
     from rmvdb.planning import Question
-    from rmvdb.tables import UpgradeRow
+    from rmvdb.tables import CollectionRow, GalleryRow, UpgradeRow
 
 METHODS = ("naive", "identity", "rqt", "cl-s", "cl-m", "mcl", "rm", "fct")
 AUTO = "auto"
@@ -284,6 +284,20 @@ def model_list(ctx: click.Context, as_json: bool) -> None:
     terminal.print_rows(rows, as_json)
 
 
+@model.command("remove")
+@click.argument("name")
+@click.pass_context
+def model_remove(ctx: click.Context, name: str) -> None:
+    """Forget a model version that no gallery has, nor had.
+
+    \b
+    Example:
+      rmvdb model remove v2
+    """
+    _app(ctx).registry.remove_version(name)
+    click.echo(f"model version {name} is forgotten")
+
+
 @main.group()
 def gallery() -> None:
     """Galleries."""
@@ -387,8 +401,7 @@ def gallery_show(ctx: click.Context, name: str | None, as_json: bool) -> None:
             "dim": each.schema["dim"],
             "metric": each.schema["metric"],
         }
-        for each in app.registry.collections(row.id)
-        if each.dropped_at is None and app.store.exists(each.name)
+        for each in _collections(app, row)
     ]
     shown = {"name": row.name, "source": row.source, "id_type": row.id_type, "epoch": row.epoch}
     if as_json:
@@ -396,6 +409,10 @@ def gallery_show(ctx: click.Context, name: str | None, as_json: bool) -> None:
         return
     click.echo("  ".join(f"{key}: {value}" for key, value in shown.items()))
     terminal.print_rows(collections, as_json=False)
+
+
+def _collections(app: App, row: GalleryRow) -> list[CollectionRow]:
+    return [each for each in app.registry.collections(row.id) if each.dropped_at is None and app.store.exists(each.name)]
 
 
 @gallery.command("source")
@@ -416,6 +433,32 @@ def gallery_source(ctx: click.Context, name: str, spec: str) -> None:
     compared = catalog.check_vectors(app.registry, app.store, app.encoder, row, source)
     app.registry.set_source(name, spec)
     click.echo(f"gallery {name}: items come from {spec}; {compared}")
+
+
+@gallery.command("remove")
+@click.argument("name")
+@click.option("--drop", is_flag=True, help="Drop the collections that rmvdb made, too; one that was adopted always stays.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def gallery_remove(ctx: click.Context, name: str, drop: bool, yes: bool) -> None:
+    """Forget a gallery and its history; its collections stay, unless --drop is given. It asks.
+
+    \b
+    Example:
+      rmvdb gallery remove photos
+    """
+    from rmvdb import catalog
+
+    app = _app(ctx)
+    row = app.registry.gallery(name)
+    app.registry.refuse_used(name)
+    going = [each.name for each in _collections(app, row) if drop and not each.adopted]
+    what = f" and drop {' and '.join(going)} with {sum(map(app.store.count, going))} records" if going else ""
+    if not yes and not click.confirm(f"Forget gallery {name}{what}? Nothing brings it back"):
+        raise errors.NeedsConsent("Nothing was forgotten; run rmvdb gallery remove --yes to agree")
+    left = catalog.remove_gallery(app.registry, app.store, row, drop=drop)
+    stays = f"; {' and '.join(left)} {'stays' if len(left) == 1 else 'stay'} in the engine" if left else ""
+    click.echo(f"gallery {name} is forgotten{stays}")
 
 
 # --- the upgrade ------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class Manifest:
         known = self._known()
         if known == contents:
             return
-        if known and known["galleries"] and _first_version(known) != _first_version(contents):
+        if known and known["galleries"] and not _versions(known) & _versions(contents):
             raise self._lost(known)
         whole = {"rmvdb": FORMAT, "sha256": _digest(contents), "tables": contents}
         files.durable_write(self.path, json.dumps(whole, indent=1, ensure_ascii=False).encode())
@@ -85,10 +85,9 @@ class Manifest:
             return None
 
 
-def _first_version(contents: Contents) -> tuple[str, float] | None:
-    """What a registry is known by: nothing is ever taken out of it, and no gallery comes before a model version."""
-    first = next(iter(contents["model_versions"]), None)
-    return (first["name"], first["created_at"]) if first else None
+def _versions(contents: Contents) -> set[tuple[str, float]]:
+    """What a registry is known by: no change takes the model versions of all its galleries out of it."""
+    return {(row["name"], row["created_at"]) for row in contents["model_versions"]}
 
 
 def _digest(contents: Contents) -> str:

@@ -348,6 +348,19 @@ class Registry:
         return s.scalars(select(VersionRow).order_by(VersionRow.id)).all()
 
     @transaction
+    def remove_version(self, s: Session, /, name: str) -> None:
+        """Forget a model version; UsageError where a gallery, its history, or another version has need of it."""
+        row = _named(s, VersionRow, "model version", name)
+        if gallery := s.scalar(_galleries_with(name)):
+            raise errors.UsageError(
+                f"Model version {name!r} is part of gallery {gallery!r} or its history; forget that first: "
+                f"rmvdb gallery remove {gallery}"
+            )
+        if other := s.scalar(select(VersionRow.name).where(VersionRow.base == name, VersionRow.name != name)):
+            raise errors.UsageError(f"Model version {other!r} is made of {name!r}; forget that first: rmvdb model remove {other}")
+        s.delete(row)
+
+    @transaction
     def add_artifact(self, s: Session, /, *, sha256: str, kind: str, suffix: str, size: int) -> None:
         """Register a file; the same again is no error."""
         if s.get(ArtifactRow, sha256) is None:
@@ -413,6 +426,23 @@ class Registry:
     def galleries(self, s: Session, /) -> Sequence[GalleryRow]:
         """All galleries, oldest first."""
         return s.scalars(select(GalleryRow).order_by(GalleryRow.id)).all()
+
+    @transaction
+    def refuse_used(self, s: Session, /, gallery: str) -> None:
+        """UpgradeRunning where the gallery is in an upgrade, UsageError where a client serves it."""
+        _refuse_used(s, _named(s, GalleryRow, "gallery", gallery))
+
+    @transaction
+    def remove_gallery(self, s: Session, /, gallery: str) -> None:
+        """Forget a gallery with its plans, upgrades and history; raises what `refuse_used` does."""
+        row = _named(s, GalleryRow, "gallery", gallery, lock=_FOR_CHANGE)
+        _refuse_used(s, row)
+        upgrades = s.scalars(select(UpgradeRow.id).where(UpgradeRow.gallery_id == row.id)).all()
+        _forget_work(s, upgrades)
+        s.execute(delete(PhaseRow).where(PhaseRow.upgrade_id.in_(upgrades)))
+        for table in (UpgradeRow, IntentRow, PlanRow, CollectionRow, ClientRow, TrafficRow):
+            s.execute(delete(table).where(table.gallery_id == row.id))
+        s.delete(row)
 
     @transaction
     def add_collection(self, s: Session, /, gallery_id: int, *, model: str, schema: Schema, search: Mapping[str, Any]) -> None:
@@ -1135,6 +1165,23 @@ def _writing_for(s: Session, gallery: GalleryRow, plan: ServingPlan) -> int | No
     before = (s.get(UpgradeRow, each) for each in (active.undoes, active.supersedes) if each is not None)
     filling = (each.id for each in (active, *before) if each is not None and each.new_collection == plan.legs[0].collection)
     return next(filling, None)
+
+
+def _galleries_with(version: str) -> Select[str]:
+    held = select(CollectionRow.gallery_id).where(CollectionRow.model == version)
+    upgraded = select(UpgradeRow.gallery_id).where(or_(UpgradeRow.from_version == version, UpgradeRow.to_version == version))
+    return select(GalleryRow.name).where(or_(GalleryRow.id.in_(held), GalleryRow.id.in_(upgraded))).limit(1)
+
+
+def _refuse_used(s: Session, gallery: GalleryRow) -> None:
+    on = and_(UpgradeRow.gallery_id == gallery.id, UpgradeRow.phase != Phase.ENDED)
+    if upgrade := s.scalar(select(UpgradeRow).where(on)):
+        raise errors.UpgradeRunning(
+            f"Gallery {gallery.name!r} is in upgrade {upgrade.id} from {upgrade.from_version} to {upgrade.to_version} "
+            f"({upgrade.phase}); end it first: rmvdb cleanup, or rmvdb rollback"
+        )
+    if client := s.scalar(_live_clients(s, gallery).limit(1)):
+        raise errors.UsageError(f"Gallery {gallery.name!r} is served by client {client.id}; close it first, then try again")
 
 
 def _refuse_ended(s: Session, upgrade_id: int | None) -> None:

@@ -149,6 +149,8 @@ class UpgradeRow(Table):
             sqlite_where=text("phase <> 'ended'"),
             postgresql_where=text("phase <> 'ended'"),
         ),
+        # No number is given twice, though a gallery was removed: collections are named after it.
+        {"sqlite_autoincrement": True},
     )
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)

@@ -385,7 +385,19 @@ class Conductor:
         index.check(self.hands.index, dim=schema.dim, metric=schema.metric)
         self.say(f"creating collection {schema.collection} ({schema.dim} dimensions, {schema.metric}, {self.hands.index.type})")
         self.store.create(schema, self.hands.index)
+        if self.store.count(collection) and collection not in self._known():  # in this order: it is known before it is filled
+            raise catalog.foreign(collection, "give the upgrade up with rmvdb rollback")
         self.registry.add_collection(self.gallery.id, model=model, schema=schema, search=self.hands.index.search)
+
+    def _known(self) -> set[str]:
+        return {row.name for row in self.registry.collections(self.gallery.id)}
+
+    def _is_ours(self, collection: str) -> bool:
+        """Whether it is known, or empty as one that was made and not registered."""
+        try:
+            return collection in self._known() or not self.store.count(collection)
+        except errors.EngineError:  # not loaded, or not there
+            return False
 
     def _serve(self, upgrade: UpgradeRow, which: str, *, force: bool = False, after: int | None = None) -> int:
         """Put the serving plan of that name in the upgrade's plan in force, once everybody is ready for it; its epoch.
@@ -807,7 +819,7 @@ class Conductor:
         if not self.registry.abandon(upgrade.id, note=note):
             return False
         for collection in made:
-            if self.store.exists(collection):
+            if self.store.exists(collection) and self._is_ours(collection):
                 self.store.drop(collection)
                 self.registry.mark_dropped(collection)
         self._say_ended(note, upgrade.supersedes)

@@ -150,6 +150,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["supersedes"], ["upgrades.id"], name=op.f("fk_upgrades_supersedes_upgrades")),
         sa.ForeignKeyConstraint(["undoes"], ["upgrades.id"], name=op.f("fk_upgrades_undoes_upgrades")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_upgrades")),
+        sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_upgrades_gallery_id"), "upgrades", ["gallery_id"], unique=False)
     op.create_index(

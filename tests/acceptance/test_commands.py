@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sqlite3
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from rmvdb import app
 from rmvdb.schema import REVISION_TABLE
+from rmvdb.types import Index, Record
 from tests.acceptance.conftest import NAIVE
 from tests.support.project import Project
 
@@ -45,13 +51,52 @@ def test_search_explains_its_legs_and_both_distances(half: Project) -> None:
 
 
 def test_the_source_of_a_gallery_can_be_changed(project: Project) -> None:
+    (project.folder / "photos").mkdir()
     said = project.ask("gallery", "source", "things", "folder:photos/{id}.jpg").stdout
-    assert "folder:photos/{id}.jpg" in said
+    assert "items come from folder:photos/{id}.jpg; no vector could be compared" in said
     assert project.json("gallery", "show")["source"] == "folder:photos/{id}.jpg"
     refused = project.ask("gallery", "source", "things", "folder", code=None)
     assert refused.returncode in (1, 2)
     assert "Traceback" not in refused.stderr
     assert project.json("gallery", "show")["source"] == "folder:photos/{id}.jpg"
+
+
+def test_a_gallery_is_forgotten_and_its_collection_stays_unless_rmvdb_made_it_and_is_told_to_drop_it(project: Project) -> None:
+    (held,) = (each["name"] for each in project.json("gallery", "show")["collections"])
+    with project.client():
+        assert "is served by client" in project.ask("gallery", "remove", "things", "--yes", code=2).stderr
+    assert f"forgotten; {held} stays" in project.ask("gallery", "remove", "things", "--yes").stdout
+    assert project.json("gallery", "list") == []
+    assert json.loads((project.folder / ".rmvdb" / "manifest.json").read_text())["tables"]["galleries"] == []
+
+    add = ("gallery", "add", "things", "--model", "v1")
+    assert f"holds records; adopt it with --collection {held}" in project.ask(*add, code=2).stderr
+    project.ask(*add, "--collection", held)
+    assert f"forgotten; {held} stays" in project.ask("gallery", "remove", "things", "--drop", "--yes").stdout
+    project.ask(*add, "--collection", held)
+    assert project.json("gallery", "show")["collections"][0]["records"] == 400
+
+    project.ask("gallery", "add", "made", "--model", "v2")
+    project.ask("gallery", "remove", "made", "--drop", "--yes")
+    project.ask("gallery", "add", "made", "--model", "v2")
+    assert project.json("gallery", "show", "made")["epoch"] == 1
+
+
+def test_a_gallery_in_an_upgrade_is_not_forgotten(half: Project) -> None:
+    assert "is in upgrade 1 from v1 to v2 (serving both)" in half.ask("gallery", "remove", "things", "--yes", code=2).stderr
+    assert half.json("status")["done"] == 200
+
+
+def test_a_forgotten_collection_is_neither_filled_nor_dropped_by_an_upgrade_that_would_be_named_like_it(project: Project) -> None:
+    held = project.json("gallery", "show")["collections"][0]["name"]
+    with contextlib.closing(app.load(project.folder)) as opened:
+        schema = replace(opened.store.describe(held), collection="things_v2_u1", dim=20)
+        opened.store.create(schema, Index(type="FLAT"))
+        opened.store.upsert("things_v2_u1", [Record(id=1, vector=np.ones(20, np.float32), fields={})])
+        refused = project.ask(*NAIVE, code=2).stderr
+        assert "Collection 'things_v2_u1' is there already and holds records; give the upgrade up with rmvdb rollback" in refused
+        project.ask("rollback")
+        assert opened.store.count("things_v2_u1") == 1
 
 
 def test_db_check_says_whether_the_registry_is_at_this_versions_schema(project: Project) -> None:

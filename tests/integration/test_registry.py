@@ -27,6 +27,7 @@ from rmvdb.errors import (
     SchemaOutdated,
     UnknownName,
     UpgradeRunning,
+    UsageError,
     WrongPhase,
 )
 from rmvdb.registry import Contents, Opened, Registry, pack_ids, schema_from_json, schema_to_json, unpack_ids
@@ -214,6 +215,64 @@ def test_every_change_of_what_is_kept_is_handed_over_and_is_in_what_is_handed_ov
     again |= {"old_collections": ["photos_2"], "new_collection": "photos_1", "undoes": upgrade.id, "phase": Phase.PLANNED}
     registry.supersede(upgrade.id, epoch=epoch, note="rolled back", **again)
     assert handed("upgrades")["undoes"] == upgrade.id
+
+
+def test_a_gallery_that_is_removed_is_handed_over_no_more_and_leaves_the_others_alone(
+    registry: Registry, upgrade: UpgradeRow, kept: list[Contents]
+) -> None:
+    registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
+    set_aside(registry, upgrade, {3: "broken"})
+    registry.close_intents(opened(registry, [1]))
+    registry.add_traffic("photos", {1: 2})
+    add_gallery(registry, "texts", schema=shape("texts_1"))
+    others = registry.contents()
+    with pytest.raises(UpgradeRunning, match=r"Gallery 'photos' is in upgrade 1 from v1 to v2 \(serving both\); end it first"):
+        registry.remove_gallery("photos")
+    assert registry.contents() == others
+    registry.end(upgrade.id, note="over")
+    registry.remove_gallery("photos")
+
+    mine = registry.gallery("texts").id
+    assert [row["name"] for row in kept[-1]["galleries"]] == ["texts"]
+    assert kept[-1]["upgrades"] == kept[-1]["phase_history"] == []
+    for table in ("collections", "serving_plans"):
+        assert kept[-1][table] == [row for row in others[table] if row["gallery_id"] == mine]
+    assert kept[-1]["model_versions"] == others["model_versions"]
+    with pytest.raises(UnknownName):
+        registry.gallery("photos")
+
+
+def test_a_gallery_that_a_client_serves_is_not_removed(registry: Registry, gallery: GalleryRow) -> None:
+    registry.refresh("photos", client="web-3", ready=1, trouble="")
+    with pytest.raises(UsageError, match="Gallery 'photos' is served by client web-3; close it first"):
+        registry.remove_gallery("photos")
+    registry.leave("web-3")
+    registry.remove_gallery("photos")
+
+    assert registry.galleries() == []
+
+
+def test_no_upgrade_is_numbered_like_one_that_was_removed(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.end(upgrade.id, note="over")
+    registry.remove_gallery("photos")
+
+    assert add_upgrade(registry, add_gallery(registry)).id == upgrade.id + 1
+
+
+def test_a_model_version_is_removed_when_nothing_needs_it_any_more(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_artifact(sha256="a" * 64, kind="head", suffix="safetensors", size=3)
+    registry.add_version(name="v2+a", embedder="models:new", dim=8, metric="COSINE", base="v2", head="a" * 64)
+    registry.end(upgrade.id, note="over")
+    for version in ("v1", "v2"):  # v2 is in the history alone
+        with pytest.raises(UsageError, match=f"'{version}' is part of gallery 'photos' or its history; .* gallery remove photos"):
+            registry.remove_version(version)
+    registry.remove_gallery("photos")
+    with pytest.raises(UsageError, match=r"'v2\+a' is made of 'v2'"):
+        registry.remove_version("v2")
+    for version in ("v2+a", "v2", "v1"):
+        registry.remove_version(version)
+
+    assert registry.versions() == []
 
 
 def test_what_applications_and_workers_do_hands_nothing_over(

@@ -112,3 +112,11 @@ def test_where_no_gallery_would_be_forgotten_one_may_begin_anew(manifest: Manife
     manifest.write(contents(at=1.0))
     manifest.write(contents("photos", at=9.0))
     assert manifest.read() == contents("photos", at=9.0)
+
+
+def test_a_registry_is_known_by_any_of_its_versions(manifest: Manifest) -> None:
+    both = dict(contents("photos"))
+    both["model_versions"] = [*contents(version="v0")["model_versions"], *both["model_versions"]]
+    manifest.write(both)
+    manifest.write(contents("photos"))
+    assert manifest.read() == contents("photos")
