@@ -1067,9 +1067,10 @@ def worker(ctx: click.Context, galleries: tuple[str, ...], window: str | None) -
     app = _app(ctx)
     for name in galleries:
         app.registry.gallery(name)
+    scheduler = Scheduler(app, galleries=galleries, window=Window(window), say=lambda words: click.echo(words))
     with terminal.stoppable() as stop:
         click.echo("worker started; Ctrl-C ends it")
-        Scheduler(app, galleries=galleries, window=Window(window), say=lambda words: click.echo(words)).run(stop)
+        scheduler.run(stop)
     click.echo("worker ended")
 
 
