@@ -62,8 +62,9 @@ class Comparison:
     recommended: Prediction
     #: What a query should find: `labels`, `answers` (of queries that are no records), or `neighbours` by the new model.
     relevance: str
-    #: Records of the sample that could not be embedded.
+    #: Records of the sample that could not be embedded, and those without a label, which were left out of it.
     skipped: int = 0
+    unlabelled: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; NaN as None."""
@@ -75,6 +76,7 @@ class Comparison:
             "relevance": self.relevance,
             **counts,
             "skipped": self.skipped,
+            "unlabelled": self.unlabelled,
             "recommended": {name: told[name] for name in names},
             "rows": rows,
         }

@@ -104,6 +104,8 @@ class Plan:
     #: Records of the sample that could not be embedded.
     skipped: int
     made_at: float
+    #: Records that were drawn and left out, because they have no label.
+    unlabelled: int = 0
     #: The t until which each model embeds the queries for its own leg, and the calibrations then; None: as the method says all
     #: the while.
     switch: float | None = None
@@ -161,7 +163,9 @@ class Planner:
             self._encoder.embedder(legs[0].embedder)  # the original is kept current by it; ModelError where it cannot be loaded
         sizes, held_out = _sizes(question.sample, counts)
         logged = self._logged(question, legs[0])
-        sample = self._sampler.sample(question.to_version, legs, sizes, seen, report, seed=question.seed, logged=logged)
+        sample = self._sampler.sample(
+            question.to_version, legs, sizes, seen, report, seed=question.seed, logged=logged, labels=question.labels
+        )
         order, confidence = self._confidence(question, legs, classifiers, sample)
         told = None
         # Else nothing is to be trained, and there is too little to measure on.
@@ -206,6 +210,7 @@ class Planner:
             seed=question.seed,
             queries=queries,
             logged=self._logged(question, legs[0]),
+            labels=question.labels,
         )
         able = [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
         names = orders or [*able, *([TRAFFIC] if self._traffic() else [])]
@@ -213,7 +218,8 @@ class Planner:
         trial = self._trial(question, legs, Metric(to.metric), sample, confidences, held_out, report)
         if Method.NAIVE in unable:
             unable.add(Method.FCT)  # which keeps the original current by v1's embedder
-        return replace(comparison.compare(trial, methods, unable=unable), skipped=sample.skipped)
+        found = comparison.compare(trial, methods, unable=unable)
+        return replace(found, skipped=sample.skipped, unlabelled=sample.unlabelled)
 
     def _logged(self, question: Question, newest: Leg) -> list[Item]:
         """What is logged, at most as many as records are sampled; PlanRefused where the model in service cannot embed it.
@@ -310,7 +316,7 @@ class Planner:
             Pairs(
                 old=sample.asked[0],
                 new=sample.new,
-                labels=_labels(sample.records, question.labels),
+                labels=np.array([str(each.fields[question.labels]) for each in sample.records]) if question.labels else None,
                 side=side_of(sample.records, question.side) if question.side else None,
             ),
             confidences=confidences,
@@ -369,6 +375,7 @@ class Planner:
             prediction=told.to_json() if told else None,
             cost=self._cost(question, legs, counts, sample),
             skipped=sample.skipped,
+            unlabelled=sample.unlabelled,
             made_at=time.time(),
         )
 
@@ -431,15 +438,3 @@ def _can_be_given(order: str, question: Question, legs: Sequence[Leg], classifie
         "uncertainty": all(leg.metric is Metric.LORENTZ for leg in legs),
     }
     return needed.get(order, True)
-
-
-def _labels(records: Sequence[Record], field: str | None) -> npt.NDArray[np.generic] | None:
-    if field is None:
-        return None
-    missing = [record.id for record in records if record.fields.get(field) is None]
-    if missing:
-        raise errors.UsageError(
-            f"{len(missing)} records of the sample, such as {missing[0]!r}, have no field {field!r}; "
-            "name another --labels, or leave it out"
-        )
-    return np.array([str(record.fields[field]) for record in records])

@@ -38,7 +38,9 @@ class Sample:
     asked: dict[int, Vectors]
     #: (n, d_new)
     new: Vectors
+    #: Records that were drawn and could not be embedded, and those that have no label.
     skipped: int
+    unlabelled: int
     per_second: float | None
     #: What is searched for in place of the records themselves.
     queries: Queries | None = None
@@ -95,12 +97,14 @@ class Sampler:
         seed: int,
         queries: Sequence[Query] = (),
         logged: Sequence[Item] = (),
+        labels: str | None = None,
     ) -> Sample:
         """So many records (`sizes`) of each leg's collection, and the answers to the queries; what is behind leaves out `seen`.
-        `logged` are queries that nobody knows an answer to; those that cannot be embedded are left out.
+        `logged` are queries that nobody knows an answer to; those that cannot be embedded are left out, and with `labels` the
+        records without that field.
 
-        Raises PlanRefused where no record could be embedded, UsageError for an answer that is no id here, and what embedding
-        raises.
+        Raises PlanRefused where no record could be embedded, UsageError for an answer that is no id here, UnknownName for a field
+        that no record has, before anything is embedded, and what embedding raises.
         """
         held = [
             self.records(leg.collection, size, seed, without=seen if at else frozenset())
@@ -109,6 +113,8 @@ class Sampler:
         if queries:
             answers = _answers(queries, held)
             held = [records + self._get(leg.collection, answers) for leg, records in zip(legs, held, strict=True)]
+        drawn = sum(map(len, held))
+        held = _labelled(held, labels) if labels else held
         # A record in two collections, as a client's write leaves it, counts where it is newest.
         home = {record.id: (at, record) for at, records in reversed(list(enumerate(held))) for record in records}
         records = [record for _, record in home.values()]
@@ -128,6 +134,7 @@ class Sampler:
             asked={at: np.stack([found[id] for id in usable]) for at, found in asked.items()},
             new=np.stack([new[id] for id in usable]),
             skipped=len(records) - len(usable),
+            unlabelled=drawn - sum(map(len, held)),
             per_second=per_second,
             queries=self._queries(to_version, legs, queries, usable, sorted(asked), report) if queries else None,
             logged=self._logged(to_version, legs[0], logged, report) if logged else None,
@@ -229,6 +236,15 @@ class Sampler:
 def _own(leg: Leg, newest: Leg) -> bool:
     """Whether no transform leads from the queries of the newest leg to this one."""
     return leg.beyond(newest) is None
+
+
+def _labelled(held: Sequence[Sequence[Record]], field: str) -> list[list[Record]]:
+    """Those records that have the field; UnknownName where there are records and none of them has."""
+    known = [[record for record in records if record.fields.get(field) is not None] for records in held]
+    if any(held) and not any(known):
+        fields = {name for records in held for record in records for name, value in record.fields.items() if value is not None}
+        raise errors.UnknownName("field of the records", field, fields, hint="they have no field; leave --labels out")
+    return known
 
 
 def _answers(queries: Sequence[Query], held: Sequence[Sequence[Record]]) -> list[Id]:

@@ -139,6 +139,7 @@ def print_plan(found: Plan) -> None:
     )
     if found.skipped:
         click.echo(f"{found.skipped} records of the sample could not be embedded; the backfill will quarantine such records")
+    _say_unlabelled(found.unlabelled)
 
 
 def print_comparison(found: dict[str, Any]) -> None:
@@ -156,8 +157,14 @@ def print_comparison(found: dict[str, Any]) -> None:
     )
     if found["skipped"]:
         click.echo(f"{found['skipped']} records of the sample could not be embedded")
+    _say_unlabelled(found["unlabelled"])
     click.echo(f"recommended: --method {advice['method']} --order {advice['order']}: {advice['choice']}")
     click.echo(f"{advice['verdict']}: {advice['reason']}")
+
+
+def _say_unlabelled(count: int) -> None:
+    if count:
+        click.echo(f"{count} records of the sample have no label and were left out; the backfill moves them like any other")
 
 
 def _logged(found: dict[str, Any]) -> str:

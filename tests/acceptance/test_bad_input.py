@@ -69,6 +69,24 @@ def test_a_third_version_waits_for_the_end_of_a_roll_back_and_for_clean_up(proje
     refused(project, *third, code=2, saying="is in a roll back from v2 to v1 (cut over); end it first: rmvdb cleanup")
 
 
+def test_a_field_of_labels_that_no_record_has_is_named_before_anything_is_embedded(project: Project) -> None:
+    plan = ("plan", "--from", "v1", "--to", "v2", "--labels", "lable")
+    refused(project, *plan, code=2, saying="No field of the records is called 'lable'; did you mean 'label'?")
+    assert [each for each in project.calls("v2") if each != "probe"] == []
+
+
+def test_records_without_a_label_are_left_out_of_the_sample_and_counted_and_upgraded_like_any_other(project: Project) -> None:
+    models = project.models()
+    with project.client() as client:
+        client.upsert([{"id": id, "item": models.item(id)} for id in range(1, 41)])
+    found = project.json("plan", *NAIVE[1:])
+    parts = ("trained", "held_out", "evaluated")
+    assert (found["unlabelled"], sum(found["prediction"][part] for part in parts)) == (40, 360)
+    assert "40 records of the sample have no label and were left out" in project.ask("plan", *NAIVE[1:]).stdout
+    project.ask(*NAIVE)
+    everything_is_found(project)
+
+
 def test_two_commands_do_not_conduct_the_same_upgrade(project: Project) -> None:
     project.fault(v2={"slow": 0.02})
     first = project.start(*NAIVE, "--sample", "70")
@@ -278,6 +296,11 @@ def test_a_slip_in_the_configuration_names_the_nearest_key(tmp_path: Path, line:
 )
 def test_a_limit_that_is_none_is_refused(project: Project, options: tuple[str, ...], saying: str) -> None:
     refused(project, "throttle", *options, code=2, saying=saying)
+
+
+def test_a_window_that_is_none_is_refused_before_a_worker_has_started(project: Project) -> None:
+    refused(project, "worker", "--window", "bad", code=2, saying="--window 'bad' is no cron expression")
+    assert project.ask("worker", "--window", "bad", code=2).stdout == ""
 
 
 def test_a_registry_that_was_never_made_says_how_to_make_it(tmp_path: Path) -> None:
