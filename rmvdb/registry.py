@@ -656,12 +656,16 @@ class Registry:
         return s.scalars(every if gallery_id is None else every.where(UpgradeRow.gallery_id == gallery_id)).all()
 
     @transaction
-    def set_upgrade(self, s: Session, /, upgrade_id: int, *, note: str = "", was: Phase | None = None, **values: Any) -> None:
+    def set_upgrade(
+        self, s: Session, /, upgrade_id: int, *, note: str = "", was: Phase | None = None, baton: int | None = None, **values: Any
+    ) -> None:
         """Change attributes; a changed phase or a note goes into the history. WrongPhase for the phase of one that has ended.
 
-        Nothing changes where `was` is given and the upgrade is in another phase: somebody else was faster.
+        Nothing changes where `was` is given and the upgrade is in another phase: somebody else was faster. UpgradeRunning where
+        another has taken the baton that is given.
         """
         row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
+        _refuse_overtaken(s, upgrade_id, baton)
         if was is not None and row.phase not in (was, Phase.ENDED):
             return
         changed = values.get("phase", row.phase) != row.phase
@@ -710,11 +714,24 @@ class Registry:
         return s.scalars(select(PhaseRow).where(PhaseRow.upgrade_id == upgrade_id).order_by(PhaseRow.id)).all()
 
     @transaction
-    def lead(self, s: Session, /, upgrade_id: int, worker: str, seconds: float) -> bool:
-        """Become, or stay, the one process that makes batches and changes phases; `seconds=0` hands it back."""
+    def lead(self, s: Session, /, upgrade_id: int, worker: str, seconds: float) -> int | None:
+        """Become the one process that makes batches and changes phases: the baton, a fencing token; None while another has it."""
         free = or_(UpgradeRow.conductor.is_(None), UpgradeRow.conductor == worker, UpgradeRow.conductor_until < clock())
-        values = {"conductor": worker if seconds else None, "conductor_until": clock() + seconds}
-        return bool(s.execute(update(UpgradeRow).where(UpgradeRow.id == upgrade_id, free).values(**values)).rowcount)  # type: ignore[attr-defined]
+        values = {"conductor": worker, "conductor_until": clock() + seconds, "baton": UpgradeRow.baton + 1}
+        taken = update(UpgradeRow).where(UpgradeRow.id == upgrade_id, free).values(**values)
+        return s.scalar(taken.returning(UpgradeRow.baton))
+
+    @transaction
+    def keep_leading(self, s: Session, /, upgrade_id: int, baton: int, seconds: float) -> bool:
+        """Hold the baton for longer, with `seconds=0` hand it back; False where another has it by now."""
+        mine = and_(UpgradeRow.id == upgrade_id, UpgradeRow.baton == baton)
+        values = {"conductor_until": clock() + seconds} if seconds else {"conductor": None, "conductor_until": None}
+        return bool(s.execute(update(UpgradeRow).where(mine).values(**values)).rowcount)  # type: ignore[attr-defined]
+
+    @transaction
+    def refuse_overtaken(self, s: Session, /, upgrade_id: int, baton: int | None) -> None:
+        """UpgradeRunning where another has taken the baton."""
+        _refuse_overtaken(s, upgrade_id, baton)
 
     # --- batches and claims -------------------------------------------------------------------------------------------
 
@@ -727,19 +744,15 @@ class Registry:
         batches: Sequence[tuple[Sequence[Id], Mapping[str, Any] | None]],
         *,
         first: int,
-        by: str | None = None,
+        baton: int | None = None,
     ) -> None:
         """Append batches (ids, origin) to the work list, priorities counting from `first`; none is added twice.
 
-        `by`: the worker that leads. WrongPhase where the upgrade has ended, UpgradeRunning where another one leads by now:
-        whoever makes its list does not know yet.
+        WrongPhase where the upgrade has ended, UpgradeRunning where another one has the baton by now: whoever makes its list
+        does not know yet.
         """
         _refuse_ended(s, upgrade_id)
-        if by is not None and (leads := s.get_one(UpgradeRow, upgrade_id, with_for_update=True).conductor) != by:
-            raise errors.UpgradeRunning(
-                f"{leads or 'Another process'} took upgrade {upgrade_id} over while this one was suspended; "
-                "watch it with rmvdb status --watch"
-            )
+        _refuse_overtaken(s, upgrade_id, baton)
         for priority, (ids, origin) in enumerate(batches, start=first):
             there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
             if s.scalar(there) is None:
@@ -756,8 +769,9 @@ class Registry:
             s.add(_batch(upgrade_id, _last_priority(s, upgrade_id) + 1, late, None))
 
     @transaction
-    def discard_list(self, s: Session, /, upgrade_id: int) -> None:
-        """Forget the batches nobody has begun, so that the list can be made again."""
+    def discard_list(self, s: Session, /, upgrade_id: int, *, baton: int | None = None) -> None:
+        """Forget the batches nobody has begun, so that the list can be made again; UpgradeRunning as in `add_batches`."""
+        _refuse_overtaken(s, upgrade_id, baton)
         s.execute(delete(BatchRow).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state == BatchState.PENDING))
 
     @transaction
@@ -1188,6 +1202,16 @@ def _refuse_ended(s: Session, upgrade_id: int | None) -> None:
     """Nobody goes on with an upgrade that somebody else has ended: WrongPhase."""
     if upgrade_id is not None and s.scalar(select(UpgradeRow.phase).where(UpgradeRow.id == upgrade_id)) == Phase.ENDED:
         raise errors.WrongPhase(f"Upgrade {upgrade_id} has ended; see what took its place: rmvdb history")
+
+
+def _refuse_overtaken(s: Session, upgrade_id: int, baton: int | None) -> None:
+    """Nobody goes on with a baton that another has taken: UpgradeRunning. Locked, so that none is taken before the commit."""
+    row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
+    if baton not in (None, row.baton):
+        raise errors.UpgradeRunning(
+            f"{row.conductor or 'Another process'} took upgrade {upgrade_id} over while this one was suspended; "
+            "watch it with rmvdb status --watch"
+        )
 
 
 def _move(s: Session, batch: BatchRow, state: BatchState, **values: Any) -> None:

@@ -182,6 +182,8 @@ class UpgradeRow(Table):
     #: The process that makes batches and changes phases, and how long it may.
     conductor: Mapped[str | None]
     conductor_until: Mapped[float | None]
+    #: Grows with every conductor: one that was overtaken fails on it.
+    baton: Mapped[int] = mapped_column(BigInteger, default=0)
     created_at: Mapped[float]
     ended_at: Mapped[float | None]
 

@@ -122,8 +122,8 @@ class Conductor:
     ) -> None:
         self.hands, self.say, self.report = hands, say, report
         self.stop = stop or threading.Event()
-        #: The worker by whose name it leads, while it does.
-        self._leads: str | None = None
+        #: The baton that it leads by, while it does.
+        self._holds: int | None = None
         self.registry, self.store = hands.registry, hands.store
         self.gallery: GalleryRow = self.registry.gallery(gallery)
         if self.gallery.rebuilding:
@@ -450,15 +450,14 @@ class Conductor:
     def _copied(self, upgrade: UpgradeRow, done: int, total: int) -> None:
         self._check_stop()
         self.report(f"{'lifting' if upgrade.lift else 'copying'} {upgrade.original}", done, total)
-        now = self.registry.upgrade(upgrade.id)
-        if now.phase != Phase.PLANNED or now.conductor not in (None, self._leads):  # the copy may be being emptied by now
-            raise errors.UpgradeRunning(f"{now.conductor or 'Another process'} took upgrade {upgrade.id} over; see rmvdb status")
+        self.registry.refuse_ended(upgrade.id)
+        self.registry.refuse_overtaken(upgrade.id, self._holds)  # the copy may be being emptied by now
 
     def _serve_original(self, upgrade: UpgradeRow, *, force: bool) -> None:
         """All of a roll back where the original was kept."""
         self._serve(upgrade, "original", force=force)
         searched = only([upgrade.new_collection])
-        self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, listed=True, note=searched)
+        self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, was=Phase.PLANNED, listed=True, note=searched)
         self.say(f"rolled back: {searched} now")
 
     # --- backfill -----------------------------------------------------------------------------------------------------
@@ -487,14 +486,14 @@ class Conductor:
         """
         if upgrade.listed:
             return
-        self.registry.discard_list(upgrade.id)  # of a listing that was interrupted
+        self.registry.discard_list(upgrade.id, baton=self._holds)  # of a listing that was interrupted
         first = self.registry.next_priority(upgrade.id)
         work = self._undone(upgrade) if upgrade.undoes else self._in_order(upgrade)
         for batches in _chunks(work, LISTED_AT_ONCE):
             self._check_stop()
-            self.registry.add_batches(upgrade.id, batches, first=first, by=self._leads)
+            self.registry.add_batches(upgrade.id, batches, first=first, baton=self._holds)
             first += len(batches)
-        self.registry.set_upgrade(upgrade.id, listed=True, note="the work list is made")
+        self.registry.set_upgrade(upgrade.id, listed=True, note="the work list is made", baton=self._holds)
 
     def _in_order(self, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], None]]:
         begun = self.registry.listed_ids(upgrade.id)
@@ -656,7 +655,8 @@ class Conductor:
         self._serve(upgrade, "final", force=force)
         self._move_aliases(upgrade)
         searched = only([upgrade.new_collection])
-        self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, note=f"verified {report.records} records; {searched}")
+        note = f"verified {report.records} records; {searched}"
+        self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, was=Phase.SERVING_BOTH, note=note)
         self.say(f"cut over: {report.records} records verified, {searched} now")
 
     def _move_aliases(self, upgrade: UpgradeRow) -> None:
@@ -880,13 +880,13 @@ class Conductor:
     @contextmanager
     def _baton(self, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
         """Be the one process that makes batches and changes phases; UpgradeRunning where another is."""
-        self._take_baton(upgrade, worker)
-        self._leads, ended = worker.name, threading.Event()
+        self._holds = baton = self._taken_baton(upgrade, worker)
+        ended = threading.Event()
 
         def hold() -> None:
             while not ended.wait(BATON / 4):
                 try:
-                    self.registry.lead(upgrade.id, worker.name, BATON)
+                    self.registry.keep_leading(upgrade.id, baton, BATON)
                 except errors.RmvdbError as exc:
                     log.warning("The baton could not be held: %s", exc, extra={"action": "baton"})
 
@@ -897,13 +897,13 @@ class Conductor:
         finally:
             ended.set()
             holder.join()
-            self._leads = None
-            self.registry.lead(upgrade.id, worker.name, 0)
+            self._holds = None
+            self.registry.keep_leading(upgrade.id, baton, 0)
 
-    def _take_baton(self, upgrade: UpgradeRow, worker: Worker) -> None:
+    def _taken_baton(self, upgrade: UpgradeRow, worker: Worker) -> int:
         """Wait for the baton of a conductor that is silent, as after a kill; refuse at the first sign that it lives."""
         seen: float | None = None
-        while not self.registry.lead(upgrade.id, worker.name, BATON):
+        while (baton := self.registry.lead(upgrade.id, worker.name, BATON)) is None:
             row = self.registry.upgrade(upgrade.id)
             if seen is None:
                 seen = row.conductor_until
@@ -912,6 +912,7 @@ class Conductor:
                 raise errors.UpgradeRunning(f"{row.conductor} is at work on this upgrade; watch it with rmvdb status --watch")
             self._check_stop()
             self.stop.wait(0.2)
+        return baton
 
     def _check_stop(self) -> None:
         if self.stop.is_set():

@@ -142,6 +142,7 @@ def upgrade() -> None:
         sa.Column("listed", sa.Boolean(), nullable=False),
         sa.Column("conductor", sa.String(length=255), nullable=True),
         sa.Column("conductor_until", sa.Float(precision=53), nullable=True),
+        sa.Column("baton", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.Float(precision=53), nullable=False),
         sa.Column("ended_at", sa.Float(precision=53), nullable=True),
         sa.ForeignKeyConstraint(["from_version"], ["model_versions.name"], name=op.f("fk_upgrades_from_version_model_versions")),

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 TEXTS = {id: f"t{id}" for id in range(1, 16)}
 #: Calls of every process, at moments of their own: heartbeats, and good-byes that a killed process does not say.
 EVERYWHERE = frozenset(
-    f"registry.{name}" for name in ("renew", "lead", "refresh", "retire_worker", "leave", "set_upgrade reason")
+    f"registry.{name}" for name in ("renew", "lead", "keep_leading", "refresh", "retire_worker", "leave", "set_upgrade reason")
 )
 
 
@@ -436,6 +436,26 @@ def test_there_is_no_way_back_once_a_clean_up_has_begun(template: Path, tmp_path
         clean_up(made.process(end=("store.drop old", "before")))
     with pytest.raises(WrongPhase, match="no way back"):
         roll_back(made.process())
+    clean_up(made.process())
+    expect_clean(made)
+
+
+def test_who_cuts_over_late_leads_nobody_back_from_a_clean_up(template: Path, tmp_path: Path) -> None:
+    made = world(template, tmp_path / "world")
+    move(made.process())
+    late = made.process()
+    real = late.registry.set_upgrade
+
+    def suspended(*args: object, **values: object) -> None:
+        if values.get("phase") == Phase.CUT_OVER:
+            cut_over(made.process())
+            with suppress(Killed):
+                clean_up(made.process(end=("store.drop old", "before")))
+        real(*args, **values)
+
+    late.registry.set_upgrade = suspended
+    cut_over(late)
+    assert made.process().begin().phase == Phase.CLEANING_UP
     clean_up(made.process())
     expect_clean(made)
 

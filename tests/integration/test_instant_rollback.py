@@ -329,14 +329,15 @@ def test_who_was_suspended_while_it_copied_stops(gallery: Gallery, served: bool)
 
     def taken_over(*_: object) -> None:
         first.report = lambda *_: None
-        gallery.registry.lead(row.id, "first", 0)
+        gallery.registry.keep_leading(row.id, baton, 0)
         if served:
             go_on(gallery, row)
         else:
             gallery.registry.lead(row.id, "second", 10.0)
 
-    first._leads, first.report = "first", taken_over
-    assert gallery.registry.lead(row.id, "first", 10.0)
+    first._holds = baton = gallery.registry.lead(row.id, "first", 10.0)
+    first.report = taken_over
+    assert baton is not None
     with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
         first.deploy(row)
     assert gallery.registry.upgrade(row.id).phase == (Phase.SERVING_BOTH if served else Phase.PLANNED)

@@ -212,6 +212,30 @@ def test_a_share_is_not_overrun_by_what_a_lost_worker_had_begun(gallery: Gallery
     assert (now.done, now.begun, now.total) == (20, 0, 40)
 
 
+@pytest.mark.parametrize("moment", ["before it begins", "while it reads"])
+def test_a_conductor_that_is_suspended_while_it_lists_lists_no_record_twice(gallery: Gallery, moment: str) -> None:
+    """For so long that another takes its place, makes the list, begins and hands the baton back."""
+    row, first = gallery.upgrade, gallery.conductor()
+    gallery.registry.set_upgrade(row.id, listed=False, plan=row.plan | {"until": 0.25, "cutover": False})
+    unlisted = gallery.registry.upgrade(row.id)
+    first._holds = gallery.registry.lead(row.id, "first", 0.001)
+    time.sleep(0.01)
+
+    def overtaken(*_: object) -> None:
+        first.report = lambda *_: None
+        gallery.conductor().advance(unlisted, gallery.worker())
+
+    if moment == "before it begins":
+        overtaken()
+    else:
+        first.report = overtaken
+    with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
+        first.list_work(unlisted)
+
+    assert Counter(id for batch in gallery.registry.batches(row.id) for id in _ids(batch.ids)) == dict.fromkeys(range(1, 41), 1)
+    assert gallery.registry.progress(row.id).done == 10
+
+
 def test_an_item_that_changes_just_before_its_record_is_written_is_no_difference(gallery: Gallery) -> None:
     gallery.worker().run(gallery.task, gallery.backfill)
     gallery.source.of[7] = "newer"

@@ -291,8 +291,10 @@ def test_what_applications_and_workers_do_hands_nothing_over(
 
 
 def test_who_leads_and_who_waits_is_no_part_of_it(registry: Registry, upgrade: UpgradeRow) -> None:
+    baton = registry.lead(upgrade.id, "w1", 10.0)
+    assert baton is not None
     before = registry.contents()
-    registry.lead(upgrade.id, "w1", 10.0)
+    registry.keep_leading(upgrade.id, baton, 20.0)
     opened(registry, [1])
     epoch = registry.announce("photos", [OLD], TIMES)
     announced = registry.contents()
@@ -950,17 +952,23 @@ def test_phases_and_notes_make_the_history(registry: Registry, upgrade: UpgradeR
 
 
 def test_one_process_conducts_until_it_hands_over_or_falls_silent(registry: Registry, upgrade: UpgradeRow) -> None:
-    assert registry.lead(upgrade.id, "w1", 60)
-    assert registry.lead(upgrade.id, "w1", 60)
-    assert not registry.lead(upgrade.id, "w2", 60)
-    assert registry.lead(upgrade.id, "w1", 0)
-    assert registry.lead(upgrade.id, "w2", 0.05)
+    first = registry.lead(upgrade.id, "w1", 60)
+    assert first is not None
+    assert registry.keep_leading(upgrade.id, first, 60)
+    assert registry.lead(upgrade.id, "w2", 60) is None
+    assert registry.keep_leading(upgrade.id, first, 0)
+    second = registry.lead(upgrade.id, "w2", 0.05)
     time.sleep(0.1)
-    assert registry.lead(upgrade.id, "w3", 60)
+    third = registry.lead(upgrade.id, "w3", 60)
+    assert second is not None
+    assert third is not None
+    assert first < second < third
+    assert not registry.keep_leading(upgrade.id, second, 60)
 
 
 def test_of_eight_that_would_conduct_one_does(registry: Registry, upgrade: UpgradeRow) -> None:
-    assert sum(at_once(8, lambda number: registry.lead(upgrade.id, f"w{number}", 60))) == 1
+    batons = at_once(8, lambda number: registry.lead(upgrade.id, f"w{number}", 60))
+    assert len([baton for baton in batons if baton is not None]) == 1
 
 
 # --- batches and claims -----------------------------------------------------------------------------------------------
@@ -1323,16 +1331,27 @@ def test_a_write_that_was_forgotten_marks_no_other_one_as_done(registry: Registr
     assert registry.open_writes(gallery.id) == set(later.intents)
 
 
-def test_only_who_leads_makes_the_work_list(registry: Registry, gallery: GalleryRow) -> None:
+@pytest.mark.parametrize("still", [True, False])
+def test_who_was_overtaken_makes_no_work_list(registry: Registry, gallery: GalleryRow, *, still: bool) -> None:
+    """Not after the one that overtook it has ended, either, when the baton is free again."""
     upgrade = add_upgrade(registry, gallery)
-    assert registry.lead(upgrade.id, "first", 0.0001)
-    registry.add_batches(upgrade.id, [([1], None)], first=1, by=None)
+    first = registry.lead(upgrade.id, "first", 0.0001)
     time.sleep(0.01)
-    assert registry.lead(upgrade.id, "second", 10.0)
-    with pytest.raises(UpgradeRunning, match=f"second took upgrade {upgrade.id} over while this one was suspended"):
-        registry.add_batches(upgrade.id, [([2], None)], first=2, by="first")
-    registry.add_batches(upgrade.id, [([2], None)], first=2, by="second")
-    assert [unpack_ids(row.ids) for row in registry.batches(upgrade.id)] == [[1], [2]]
+    second = registry.lead(upgrade.id, "second", 10.0)
+    assert second is not None
+    registry.add_batches(upgrade.id, [([1], None)], first=1, baton=second)
+    if not still:
+        registry.keep_leading(upgrade.id, second, 0)
+    who = "second" if still else "Another process"
+    for step in (
+        lambda: registry.discard_list(upgrade.id, baton=first),
+        lambda: registry.add_batches(upgrade.id, [([2], None)], first=2, baton=first),
+        lambda: registry.set_upgrade(upgrade.id, listed=True, baton=first),
+    ):
+        with pytest.raises(UpgradeRunning, match=f"{who} took upgrade {upgrade.id} over while this one was suspended"):
+            step()
+    assert [unpack_ids(row.ids) for row in registry.batches(upgrade.id)] == [[1]]
+    assert not registry.upgrade(upgrade.id).listed
 
 
 def test_of_two_writes_announced_at_once_just_one_goes_first(registry: Registry, gallery: GalleryRow) -> None:

@@ -287,9 +287,10 @@ def test_a_reason_that_several_workers_have_is_said_once(gallery: Gallery) -> No
 
 def test_who_makes_the_work_list_is_not_waited_for(gallery: Gallery) -> None:
     before = held_back(gallery)
-    gallery.registry.lead(gallery.upgrade.id, "w1", 60)
+    baton = gallery.registry.lead(gallery.upgrade.id, "w1", 60)
     conducted = held_back(gallery)
-    gallery.registry.lead(gallery.upgrade.id, "w1", 0)
+    assert baton is not None
+    gallery.registry.keep_leading(gallery.upgrade.id, baton, 0)
 
     assert before == held_back(gallery) == "waiting for a worker: run rmvdb worker or rmvdb upgrade"
     assert conducted == ""

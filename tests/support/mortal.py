@@ -32,7 +32,7 @@ READS = {
     "now", "version", "versions", "artifact", "gallery", "galleries", "collection", "collections", "plan", "clients",
     "active_upgrade", "upgrade", "upgrades", "history", "next_priority", "listed_ids", "workers", "batches", "counts",
     "progress", "blocked", "intents", "announced", "written", "open_writes", "quarantined",
-    "slowest_client", "refuse_ended", "cut_off", "describe", "exists", "search",
+    "slowest_client", "refuse_ended", "refuse_overtaken", "cut_off", "describe", "exists", "search",
     "get", "scan", "count", "read", "ids", "path",
 }  # fmt: skip
 
@@ -108,9 +108,8 @@ class Mortal:
         elif method == "advance":
             what = f" {BatchState(args[1]).value}"
         elif method == "set_upgrade":
-            what = (
-                f" {kwargs['phase']}" if "phase" in kwargs else "".join(f" {name}" for name in sorted(kwargs) if name != "note")
-            )
+            changed = sorted(kwargs.keys() - {"note", "baton"})
+            what = f" {kwargs['phase']}" if "phase" in kwargs else "".join(f" {name}" for name in changed)
         return f"{self._kind}.{method}{what}"
 
 
