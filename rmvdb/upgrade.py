@@ -108,7 +108,13 @@ class Conductor:
         ),
         "supersede": ("registry.set_upgrade paused", "registry.supersede"),
         "roll back": ("registry.supersede",),
-        "back to the original": ("registry.supersede", "registry.announce", "registry.activate", "registry.set_upgrade cut over"),
+        "back to the original": (
+            "registry.supersede",
+            "registry.announce",
+            "registry.activate",
+            "store.move_aliases old",
+            "registry.set_upgrade cut over",
+        ),
     }
 
     def __init__(
@@ -456,6 +462,7 @@ class Conductor:
     def _serve_original(self, upgrade: UpgradeRow, *, force: bool) -> None:
         """All of a roll back where the original was kept."""
         self._serve(upgrade, "original", force=force)
+        self._move_aliases(upgrade)
         searched = only([upgrade.new_collection])
         self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, was=Phase.PLANNED, listed=True, note=searched)
         self.say(f"rolled back: {searched} now")
