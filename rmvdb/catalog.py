@@ -138,7 +138,7 @@ def add_gallery(
             id_type=id_type,
             fields=tuple(fields),
         )
-        index.check(chosen_index, dim=schema.dim, metric=schema.metric)
+        index.check(chosen_index, dim=schema.dim, metric=schema.metric, engine=store.version())
         store.create(schema, chosen_index)
         if store.count(schema.collection):
             raise foreign(schema.collection, f"adopt it with --collection {schema.collection}")

@@ -38,10 +38,11 @@ def examine(app: App) -> Iterator[Finding]:
     yield engine
     if not registry.ok:
         return
+    found = engine.detail if engine.ok else ""
     for version in app.registry.versions():
         yield _look(f"model {version.name}", lambda version=version: _model(app, version))  # type: ignore[misc]
     for gallery in app.registry.galleries():
-        yield _look(f"gallery {gallery.name}: index", lambda gallery=gallery: _index(app, gallery))  # type: ignore[misc]
+        yield _look(f"gallery {gallery.name}: index", lambda gallery=gallery: _index(app, gallery, found))  # type: ignore[misc]
         if engine.ok:
             for row in app.registry.collections(gallery.id):
                 if row.dropped_at is None:
@@ -76,10 +77,10 @@ def _model(app: App, row: VersionRow) -> str:
     return f"{row.embedder} loads, gives dimension {row.dim}, and is the model that was registered"
 
 
-def _index(app: App, gallery: GalleryRow) -> str:
+def _index(app: App, gallery: GalleryRow, engine: str) -> str:
     chosen = app.settings.index_for(gallery.name)
     held = app.registry.version(app.registry.plan(gallery.name).legs[0].model)
-    index_rules.check(chosen, dim=held.dim, metric=Metric(held.metric).stored)
+    index_rules.check(chosen, dim=held.dim, metric=Metric(held.metric).stored, engine=engine)
     return f"{chosen.type} for new collections"
 
 

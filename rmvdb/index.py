@@ -1,7 +1,8 @@
 """Milvus' vector indexes and their parameters, checked before anything is created.
 
 The table follows Milvus' documentation (milvus.io/docs, source milvus-io/milvus-docs, site/en/userGuide/indexes and
-reference/index.md); where versions differ the wider range stands here and the server has the last word.
+reference/index.md); where versions differ the wider range stands here and the server has the last word. What an engine lacks
+altogether is refused by its name and version.
 
 GPU indexes compare by L2 or IP only: "Currently, GPU indexes do not support COSINE distance" (gpu-index-overview.md; Milvus
 2.4.12 answers "metric type not found or not supported, supported: [L2 IP]", milvus issue 36605). gpu-ivf-pq.md names COSINE
@@ -168,16 +169,31 @@ _KINDS: Mapping[str, _Kind] = {
     "GPU_BRUTE_FORCE": _Kind(metrics=_GPU),
 }
 
+#: What an engine has of these, by the beginning of its version; another one is believed to have them all. Lite 3 takes any name
+#: and builds these. A server's version does not tell whether it has a GPU; GPU_CAGRA and GPU_BRUTE_FORCE came with Milvus 2.4.
+_HAS: Mapping[str, tuple[str, ...]] = {
+    "milvus-lite 2": ("AUTOINDEX", "FLAT", "IVF_FLAT"),
+    "milvus-lite 3": ("AUTOINDEX", "FLAT", "IVF_FLAT", "IVF_SQ8", "HNSW"),
+    "milvus 2.3.": tuple(name for name in _KINDS if name not in ("GPU_CAGRA", "GPU_BRUTE_FORCE")),
+}
+#: Milvus 2.3 refuses an index without these, later ones have defaults.
+_NO_DEFAULT_IN_2_3 = ("nlist", "M", "efConstruction")
 
-def check(index: Index, *, dim: int, metric: Metric) -> None:
-    """Raises ConfigError, naming the parameter and what it may be, for an index that Milvus would refuse."""
+
+def check(index: Index, *, dim: int, metric: Metric, engine: str) -> None:
+    """Raises ConfigError, naming the parameter and what it may be, for an index that the engine would refuse.
+
+    `engine` is what `VectorStore.version` gives, "" where nobody knows.
+    """
     kind = _KINDS.get(index.type)
     if kind is None:
         raise ConfigError(f"index type {index.type!r} is not known; {_offer(index.type, _KINDS)}")
+    _check_engine(index.type, engine)
     _check_values(f"{index.type} index: params", index.params, kind.build)
     _check_values(f"{index.type} index: search", index.search, kind.search)
-    for name in kind.required:
-        if name not in index.params:
+    needed = kind.required + (_NO_DEFAULT_IN_2_3 if engine.startswith("milvus 2.3.") else ())
+    for name in needed:
+        if name in kind.build and name not in index.params:
             raise ConfigError(f"{index.type} index: params.{name} must be given; it is {kind.build[name]}")
     for rule in kind.rules:
         if problem := rule(index, dim):
@@ -186,6 +202,15 @@ def check(index: Index, *, dim: int, metric: Metric) -> None:
         raise ConfigError(
             f"{index.type} index: Milvus' GPU indexes do not support {metric}; "
             "normalise the vectors and compare them by IP, or take another index"
+        )
+
+
+def _check_engine(kind: str, engine: str) -> None:
+    has = next((kinds for beginning, kinds in _HAS.items() if engine.startswith(beginning)), tuple(_KINDS))
+    if kind not in has:
+        raise ConfigError(
+            f"{engine} has no index of type {kind}; write one that it has into index.type: {', '.join(has)}"
+            f"{', or use a Milvus server' if 'lite' in engine else ''}"
         )
 
 

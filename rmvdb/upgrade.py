@@ -142,6 +142,8 @@ class Conductor:
     def plan(self, question: Question, *, again: bool = False) -> Plan:
         """What the upgrade would do; changes nothing but the cache of plans and embeddings."""
         legs, to = self._looked_at(question)
+        for version in (to, self.registry.version(legs[0].model)) if question.instant_rollback else (to,):
+            self._check_index(version)
         return self._planner().plan(
             question,
             legs,
@@ -182,6 +184,11 @@ class Conductor:
             catalog.check_unchanged(self.store, self.registry.collection(leg.collection))
         catalog.check_model(to, self.hands.encoder.embedder(to.base or to.name))
         return legs, to
+
+    def _check_index(self, version: VersionRow) -> None:
+        """ConfigError where a collection of this version cannot have the index that new ones shall have."""
+        metric = Metric(version.metric).stored
+        index.check(self.hands.index, dim=version.dim, metric=metric, engine=self.store.version())
 
     def _classifiers(self, legs: Sequence[Leg]) -> list[Classifier | None]:
         return [self.hands.classifier(self.registry.version(leg.model)) for leg in legs]
@@ -388,7 +395,7 @@ class Conductor:
     def _create(self, collection: str, model: str, *, like: str) -> None:
         old, version = schema_from_json(self.registry.collection(like).schema), self.registry.version(model)
         schema = replace(old, collection=collection, dim=version.dim, metric=Metric(version.metric).stored)
-        index.check(self.hands.index, dim=schema.dim, metric=schema.metric)
+        self._check_index(version)
         self.say(f"creating collection {schema.collection} ({schema.dim} dimensions, {schema.metric}, {self.hands.index.type})")
         self.store.create(schema, self.hands.index)
         if self.store.count(collection) and collection not in self._known():  # in this order: it is known before it is filled

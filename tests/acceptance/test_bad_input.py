@@ -284,6 +284,23 @@ def test_a_slip_in_the_configuration_names_the_nearest_key(tmp_path: Path, line:
         refused(project, "gallery", "list", code=2, saying=saying, process=True)
 
 
+def test_an_index_that_the_engine_lacks_is_refused_before_anything_is_made(project: Project) -> None:
+    saying = r"milvus-lite 2.5.1 has no index of type HNSW; write one that it has into index.type: AUTOINDEX, FLAT, IVF_FLAT"
+    collections = project.json("gallery", "show")["collections"]
+    settings = project.folder / "rmvdb.toml"
+    settings.write_text(settings.read_text().replace('type = "FLAT"', 'type = "HNSW"'))
+
+    refused(project, "gallery", "add", "more", "--model", "v1", code=2, saying=saying)
+    for words in (("plan", *NAIVE[1:]), NAIVE):
+        refused(project, *words, code=2, saying=saying)
+    report = project.ask("doctor", code=1).stdout
+
+    assert saying in " ".join(report.split())
+    assert [each["name"] for each in project.json("gallery", "list")] == ["things"]
+    assert project.json("gallery", "show")["collections"] == collections
+    assert project.calls("v2").count("probe") == len(project.calls("v2"))  # no record was embedded for nothing
+
+
 @pytest.mark.parametrize(
     ("options", "saying"),
     [

@@ -90,26 +90,53 @@ BAD = [
 
 @pytest.mark.parametrize("index", [*GOOD, *GPU], ids=lambda index: index.type)
 def test_parameters_within_their_ranges_pass(index: Index) -> None:
-    check(index, dim=128, metric=Metric.IP)
-    check(index, dim=128, metric=Metric.L2)
+    check(index, dim=128, metric=Metric.IP, engine="milvus 2.6.0")
+    check(index, dim=128, metric=Metric.L2, engine="milvus 2.6.0")
 
 
 @pytest.mark.parametrize("index", GOOD, ids=lambda index: index.type)
 def test_the_indexes_of_the_cpu_compare_by_the_cosine_too(index: Index) -> None:
-    check(index, dim=128, metric=Metric.COSINE)
+    check(index, dim=128, metric=Metric.COSINE, engine="milvus 2.6.0")
 
 
 @pytest.mark.parametrize("index", GPU, ids=lambda index: index.type)
 def test_the_indexes_of_the_gpu_do_not_compare_by_the_cosine(index: Index) -> None:
     with pytest.raises(ConfigError, match=f"{index.type} index: Milvus' GPU indexes do not support COSINE; normalise"):
-        check(index, dim=128, metric=Metric.COSINE)
+        check(index, dim=128, metric=Metric.COSINE, engine="milvus 2.6.0")
 
 
 @pytest.mark.parametrize(("index", "sentence"), BAD, ids=[sentence for _, sentence in BAD])
 def test_a_bad_parameter_is_named_with_what_it_may_be(index: Index, sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check(index, dim=128, metric=Metric.IP)
+        check(index, dim=128, metric=Metric.IP, engine="milvus 2.6.0")
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "way_out"),
+    [
+        ("milvus-lite 2.5.1", "HNSW", "AUTOINDEX, FLAT, IVF_FLAT, or use a Milvus server"),
+        ("milvus-lite 3.2.2", "DISKANN", "AUTOINDEX, FLAT, IVF_FLAT, IVF_SQ8, HNSW, or use a Milvus server"),
+        ("milvus 2.3.5", "GPU_CAGRA", "SCANN, DISKANN, GPU_IVF_FLAT, GPU_IVF_PQ"),
+    ],
+)
+def test_an_index_that_the_engine_lacks_is_named_with_those_it_has(engine: str, kind: str, way_out: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(Index(type=kind), dim=128, metric=Metric.IP, engine=engine)
+    assert str(caught.value).startswith(f"{engine} has no index of type {kind}; write one that it has into index.type: AUTOINDEX")
+    assert str(caught.value).endswith(way_out)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("HNSW", "M"), ("IVF_FLAT", "nlist"), ("SCANN", "nlist")])
+def test_milvus_2_3_must_be_told_what_later_ones_have_a_default_for(kind: str, name: str) -> None:
+    check(Index(type=kind), dim=128, metric=Metric.IP, engine="milvus 2.6.0")
+    with pytest.raises(ConfigError, match=rf"{kind} index: params\.{name} must be given; it is a whole number from"):
+        check(Index(type=kind), dim=128, metric=Metric.IP, engine="milvus 2.3.5")
+
+
+@pytest.mark.parametrize("engine", ["", "faiss 1.15.1", "milvus 2.4.0", "milvus 2.30.1", "milvus-lite 4.0"])
+def test_an_engine_that_nobody_knows_is_believed_to_have_them_all(engine: str) -> None:
+    check(Index(type="GPU_CAGRA"), dim=128, metric=Metric.IP, engine=engine)
 
 
 # What reaches the wire
@@ -198,7 +225,7 @@ def searched(servicer: Recorder) -> dict[str, Any]:
 @pytest.mark.parametrize("index", [*GOOD, *GPU], ids=lambda index: index.type)
 def test_exactly_the_parameters_given_reach_milvus(recorder: tuple[Recorder, MilvusStore], index: Index) -> None:
     servicer, store = recorder
-    check(index, dim=128, metric=Metric.IP)
+    check(index, dim=128, metric=Metric.IP, engine="milvus 2.6.0")
     store.create(Schema(collection="c", dim=128, metric=Metric.IP, id_type=IdType.INT64), index)
 
     assert servicer.index is not None
