@@ -1,9 +1,11 @@
-"""Stores on every engine: each test that asks for `store` runs over faiss, a Milvus Lite file and a real Milvus server."""
+"""Stores on every engine: each test that asks for `store` runs over faiss, Milvus Lite 2.5 and 3 and a real Milvus server."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from rmvdb import lite
 from rmvdb.faiss_store import FaissStore
 from rmvdb.milvus import MilvusStore
 from rmvdb.protocols import VectorStore
+from tests.support import lite3
 from tests.support.milvus_server import MilvusServer, unavailable
 
 
@@ -64,8 +67,21 @@ def lite_store(lite_file: Path) -> Iterator[MilvusStore]:
 
 
 @pytest.fixture(scope="session")
+def lite3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusStore]:
+    """A store on a file of Milvus Lite 3."""
+    with contextlib.ExitStack() as stack:
+        try:
+            place = stack.enter_context(lite3.served(tmp_path_factory.mktemp("lite3") / "milvus.db"))
+        except (RuntimeError, subprocess.TimeoutExpired) as exc:
+            pytest.skip(str(exc))
+        store = MilvusStore(lambda: place)
+        yield store
+        store.close()
+
+
+@pytest.fixture(scope="session")
 def remote_store() -> Iterator[MilvusStore]:
-    """A store on the engine that MILVUS_TEST_ADDRESS names, such as a newer Milvus or a Milvus Lite 3 process."""
+    """A store on the engine that MILVUS_TEST_ADDRESS names, such as a newer Milvus."""
     address = os.environ["MILVUS_TEST_ADDRESS"]
     store = MilvusStore(lambda: address)
     yield store
@@ -80,18 +96,19 @@ def faiss_store() -> FaissStore:
 
 _SERVER = pytest.param("server_store", marks=pytest.mark.server, id="server")
 _LITE = pytest.param("lite_store", id="lite")
+_LITE3 = pytest.param("lite3_store", id="lite3")
 _FAISS = pytest.param("faiss_store", id="faiss")
 _REMOTE = [pytest.param("remote_store", id="remote")] if "MILVUS_TEST_ADDRESS" in os.environ else []
 
 
-@pytest.fixture(params=[_FAISS, _LITE, _SERVER, *_REMOTE])
+@pytest.fixture(params=[_FAISS, _LITE, _LITE3, _SERVER, *_REMOTE])
 def store(request: pytest.FixtureRequest) -> VectorStore:
     """A store on each engine in turn."""
     found: VectorStore = request.getfixturevalue(request.param)
     return found
 
 
-@pytest.fixture(params=[_LITE, _SERVER, *_REMOTE])
+@pytest.fixture(params=[_LITE, _LITE3, _SERVER, *_REMOTE])
 def milvus_store(request: pytest.FixtureRequest) -> MilvusStore:
     """A store on each Milvus in turn."""
     found: MilvusStore = request.getfixturevalue(request.param)
