@@ -1,4 +1,5 @@
-"""Milvus' boolean expressions: written for the engine (`literal`, `ids_in`, `between`, `both`), understood here (`parse`).
+"""Milvus' boolean expressions: written for the engine (`literal`, `ids_in`, `between`, `both`, `without_not`), understood here
+(`parse`).
 
 What is understood is the part that every engine reads alike: comparisons of a field with a literal, `in` and `not in`, `and`,
 `or`, `not (…)` and parentheses. The rest of the language (https://milvus.io/docs/boolean.md) is passed to Milvus untouched,
@@ -10,13 +11,14 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeAlias
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 from rmvdb.errors import FilterError, Mismatch
 from rmvdb.types import Id, IdType, Schema
 
 Predicate: TypeAlias = Callable[[Mapping[str, Any]], bool]
 Literal: TypeAlias = bool | int | float | str
+_T = TypeVar("_T")
 
 #: Ids strictly between these are served: Milvus 2.3 cannot write the smallest INT64 down, and hides a record of the largest.
 INT64_BOUNDS = (-(2**63), 2**63 - 1)
@@ -40,7 +42,11 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 _FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+#: Types of which every record of a declared field has a value that can be ordered: a FLOAT may be NaN.
+_ORDERED = {"INT8", "INT16", "INT32", "INT64", "VARCHAR"}
+_STRING = re.compile(r"""\"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'""", re.DOTALL)
 _WORDS = {"and", "or", "not", "in", "true", "false"}
 _MISSING = object()
 
@@ -115,7 +121,21 @@ def parse(text: str) -> Predicate:
     A field that a record does not have equals nothing and is neither smaller nor larger than anything, so that only `!=` and
     `not in` hold for it, as in Milvus; a null holds for none. Raises FilterError with the position of what is not understood.
     """
-    return _Parser(text).parse() if text.strip() else lambda fields: True
+    return _Parser(text, _Tests()).parse() if text.strip() else lambda fields: True
+
+
+def without_not(text: str, schema: Schema) -> str:
+    """The same expression without `not (…)`, which Milvus Lite 2.5 cannot read; untouched where there is none.
+
+    FilterError where the opposite of a comparison cannot be written down, because it also holds for records without a value.
+    """
+    if not re.search(r"\bnot\b(?!\s+in\b)|!(?!=)", _STRING.sub("''", text), re.IGNORECASE):
+        return text
+    whole = {field.name for field in schema.fields if field.type in _ORDERED} | {schema.id_field}
+    try:
+        return _Parser(text, _Texts(whole)).parse()(True)
+    except FilterError as exc:
+        raise FilterError(f"{exc}; Milvus Lite 2.5 has no `not (…)`: write the opposite comparison") from exc
 
 
 class _Token(NamedTuple):
@@ -124,19 +144,33 @@ class _Token(NamedTuple):
     position: int
 
 
-class _Parser:
+class _Parts(Protocol[_T]):
+    """What an expression is made into, part by part."""
+
+    def any(self, parts: list[_T]) -> _T: ...
+
+    def all(self, parts: list[_T]) -> _T: ...
+
+    def opposite(self, part: _T) -> _T: ...
+
+    def compared(self, name: str, sign: str, value: Literal) -> _T: ...
+
+    def contained(self, name: str, values: list[Literal], *, wanted: bool) -> _T: ...
+
+
+class _Parser(Generic[_T]):
     """Recursive descent: any := all (or all)*, all := one (and one)*, one := not (any) | (any) | comparison."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, text: str, parts: _Parts[_T]) -> None:
+        self._text, self._parts = text, parts
         self._tokens = self._split()
         self._next = 0
 
-    def parse(self) -> Predicate:
-        test = self._any()
+    def parse(self) -> _T:
+        whole = self._any()
         if self._peek().kind != "end":
             self._refuse("expected 'and', 'or' or the end")
-        return test
+        return whole
 
     def _split(self) -> list[_Token]:
         tokens, position, text = [], 0, self._text.rstrip()
@@ -153,40 +187,40 @@ class _Parser:
             position = match.end()
         return [*tokens, _Token("end", "the end", len(text))]
 
-    def _any(self) -> Predicate:
-        tests = [self._all()]
+    def _any(self) -> _T:
+        parts = [self._all()]
         while self._take("or", "||"):
-            tests.append(self._all())
-        return tests[0] if len(tests) == 1 else lambda fields: any(test(fields) for test in tests)
+            parts.append(self._all())
+        return parts[0] if len(parts) == 1 else self._parts.any(parts)
 
-    def _all(self) -> Predicate:
-        tests = [self._one()]
+    def _all(self) -> _T:
+        parts = [self._one()]
         while self._take("and", "&&"):
-            tests.append(self._one())
-        return tests[0] if len(tests) == 1 else lambda fields: all(test(fields) for test in tests)
+            parts.append(self._one())
+        return parts[0] if len(parts) == 1 else self._parts.all(parts)
 
-    def _one(self) -> Predicate:
+    def _one(self) -> _T:
         negated = bool(self._take("not", "!"))
         if negated and self._peek().text != "(":
             self._refuse("expected '(': Milvus negates only what is in parentheses")
         if not self._take("("):
             return self._comparison()
-        test = self._any()
+        part = self._any()
         self._expect(")")
-        return (lambda fields: not test(fields)) if negated else test
+        return self._parts.opposite(part) if negated else part
 
-    def _comparison(self) -> Predicate:
+    def _comparison(self) -> _T:
         if self._peek().kind != "word":
             value = self._literal("a field or a literal")
             sign = self._sign()
-            return _compared(self._field(), _FLIPPED[sign], value)
+            return self._parts.compared(self._field(), _FLIPPED[sign], value)
         name = self._field()
         if self._take("not"):
             self._expect("in")
-            return _contained(name, self._list(), wanted=False)
+            return self._parts.contained(name, self._list(), wanted=False)
         if self._take("in"):
-            return _contained(name, self._list(), wanted=True)
-        return _compared(name, self._sign(), self._literal("a literal"))
+            return self._parts.contained(name, self._list(), wanted=True)
+        return self._parts.compared(name, self._sign(), self._literal("a literal"))
 
     def _field(self) -> str:
         token = self._peek()
@@ -258,29 +292,73 @@ class _Parser:
         raise FilterError(f"The filter {self._text!r} cannot be understood at position {position}: {reason}")
 
 
-def _compared(name: str, sign: str, value: Literal) -> Predicate:
-    compare = _COMPARE[sign]
+class _Tests:
+    """Each part as a test of a record's fields."""
 
-    def test(fields: Mapping[str, Any]) -> bool:
-        found = fields.get(name, _MISSING)
-        if found is None:
-            return False
-        return compare(found, value) if _kind(found) is _kind(value) else sign == "!="
+    def any(self, parts: list[Predicate]) -> Predicate:
+        return lambda fields: any(test(fields) for test in parts)
 
-    return test
+    def all(self, parts: list[Predicate]) -> Predicate:
+        return lambda fields: all(test(fields) for test in parts)
+
+    def opposite(self, part: Predicate) -> Predicate:
+        return lambda fields: not part(fields)
+
+    def compared(self, name: str, sign: str, value: Literal) -> Predicate:
+        compare = _COMPARE[sign]
+
+        def test(fields: Mapping[str, Any]) -> bool:
+            found = fields.get(name, _MISSING)
+            if found is None:
+                return False
+            return compare(found, value) if _kind(found) is _kind(value) else sign == "!="
+
+        return test
+
+    def contained(self, name: str, values: list[Literal], *, wanted: bool) -> Predicate:
+        known = {(_kind(value), value) for value in values}
+
+        def test(fields: Mapping[str, Any]) -> bool:
+            found = fields.get(name, _MISSING)
+            if found is None:
+                return False
+            kind = _kind(found)
+            return ((kind, found) in known) is wanted if kind in (bool, float, str) else not wanted
+
+        return test
 
 
-def _contained(name: str, values: list[Literal], *, wanted: bool) -> Predicate:
-    known = {(_kind(value), value) for value in values}
+#: The text of a part where it shall hold, or of its opposite.
+_Text: TypeAlias = Callable[[bool], str]
 
-    def test(fields: Mapping[str, Any]) -> bool:
-        found = fields.get(name, _MISSING)
-        if found is None:
-            return False
-        kind = _kind(found)
-        return ((kind, found) in known) is wanted if kind in (bool, float, str) else not wanted
 
-    return test
+class _Texts:
+    """Each part as text, with the negations pushed into the comparisons."""
+
+    def __init__(self, ordered: set[str]) -> None:
+        self._ordered = ordered
+
+    def any(self, parts: list[_Text]) -> _Text:
+        return lambda holds: (" or " if holds else " and ").join(f"({part(holds)})" for part in parts)
+
+    def all(self, parts: list[_Text]) -> _Text:
+        return lambda holds: (" and " if holds else " or ").join(f"({part(holds)})" for part in parts)
+
+    def opposite(self, part: _Text) -> _Text:
+        return lambda holds: part(not holds)
+
+    def compared(self, name: str, sign: str, value: Literal) -> _Text:
+        def text(holds: bool) -> str:
+            written, comparison = (f"{name} {each} {literal(value)}" for each in (sign if holds else _OPPOSITE[sign], sign))
+            if not holds and sign not in ("==", "!=") and name not in self._ordered:
+                raise FilterError(f"`not ({comparison})` also holds where {name} is missing or no number, and {written} does not")
+            return written
+
+        return text
+
+    def contained(self, name: str, values: list[Literal], *, wanted: bool) -> _Text:
+        listed = ", ".join(map(literal, values))
+        return lambda holds: f"{name} {'in' if holds is wanted else 'not in'} [{listed}]"
 
 
 def _kind(value: object) -> type:

@@ -34,7 +34,7 @@ from rmvdb.errors import (
     Mismatch,
     RmvdbError,
 )
-from rmvdb.filters import INT64_BOUNDS, between, both, checked_id, closed, ids_in
+from rmvdb.filters import INT64_BOUNDS, between, both, checked_id, closed, ids_in, without_not
 from rmvdb.protocols import Permit, always
 from rmvdb.types import Field, Hit, Id, IdType, Index, Metric, Record, Schema, Vectors
 
@@ -246,7 +246,7 @@ class MilvusStore:
     ) -> list[list[Hit]]:
         """The nearest `limit` distinct records of each query (n, dim), nearest first; `fields=None` gives all of them."""
         schema = self._schema(collection)
-        filter, queries = closed(filter), _queries(collection, schema, vectors)
+        filter, queries = self._readable(filter, schema), _queries(collection, schema, vectors)
         if not 0 < limit <= WINDOW:
             raise Mismatch(f"limit is {limit}; Milvus gives between 1 and {WINDOW} hits")
 
@@ -322,7 +322,7 @@ class MilvusStore:
         """
         schema = self._schema(collection)
         bare = not vector and fields is not None and not fields
-        for window in self._windows(schema, closed(filter), after, upto):
+        for window in self._windows(schema, self._readable(filter, schema), after, upto):
             for start in range(0, len(window.ids), page):
                 ids = window.ids[start : start + page]
                 records = [Record(id=id) for id in ids] if bare else self.get(collection, ids, fields=fields, vector=vector)
@@ -335,7 +335,8 @@ class MilvusStore:
         Exact up to 16,384 ids. Above, `count(*)` is believed if the first 16,384 ids stand for as many rows; else, since the
         collection has duplicated keys, every id is read.
         """
-        schema, filter = self._schema(collection), closed(filter)
+        schema = self._schema(collection)
+        filter = self._readable(filter, schema)
         windows = self._windows(schema, filter, None, None)
         first = next(windows, _NOTHING)
         if first.last:
@@ -343,6 +344,10 @@ class MilvusStore:
         if first.rows == len(first.ids):
             return self._rows(schema, filter, None, None)
         return len(first.ids) + sum(len(window.ids) for window in windows)
+
+    def _readable(self, filter: str, schema: Schema) -> str:
+        """The filter in words that this engine knows."""
+        return without_not(closed(filter), schema) if self._engine().lite2 else closed(filter)
 
     def _windows(self, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> Iterator[_Window]:
         """Whole ranges of ids, ascending.

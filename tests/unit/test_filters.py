@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmvdb.errors import FilterError, Mismatch
-from rmvdb.filters import INT64_BOUNDS, between, both, checked_id, closed, ids_in, literal, parse
-from rmvdb.types import IdType, Metric, Schema
+from rmvdb.filters import INT64_BOUNDS, between, both, checked_id, closed, ids_in, literal, parse, without_not
+from rmvdb.types import Field, IdType, Metric, Schema
 
 RECORD = {"id": 7, "n": 3, "x": 2.5, "city": "Zürich", "good": True, "none": None, "tags": ["a"], "empty": ""}
 HOLD = [
@@ -235,6 +236,54 @@ def test_a_closed_filter_can_be_joined_whatever_it_says(text: str, other: int) -
         return
     joined = parse(both(inner, "z == 1"))
     assert joined({"z": other}) is (parse(inner)({"z": other}) and other == 1)
+
+
+COMPARISONS = st.sampled_from(
+    [f"{name} {sign} 1" for name in "ab" for sign in ("==", "!=", "<", "<=", ">", ">=")]
+    + [f"{name} {verb} [0, 2]" for name in "abc" for verb in ("in", "not in")]
+    + ["c == 'x'", "'x' != c", "1 < a"]
+)
+EXPRESSIONS = st.recursive(
+    COMPARISONS,
+    lambda inner: (
+        st.builds("not ({})".format, inner)
+        | st.builds("!({})".format, inner)
+        | st.builds("({}) {} ({})".format, inner, st.sampled_from(["and", "or", "&&", "||"]), inner)
+    ),
+    max_leaves=6,
+)
+HELD = Schema(
+    collection="c",
+    dim=2,
+    metric=Metric.L2,
+    id_type=IdType.INT64,
+    fields=(Field(name="a", type="INT64"), Field(name="b", type="INT8")),
+)
+
+
+@given(
+    text=EXPRESSIONS,
+    record=st.fixed_dictionaries(
+        {"a": st.integers(0, 2), "b": st.integers(0, 2)}, optional={"c": st.integers(0, 2) | st.just("x")}
+    ),
+)
+def test_a_filter_without_its_negations_says_the_same(text: str, record: dict[str, Any]) -> None:
+    turned = without_not(text, HELD)
+    assert not re.search(r"not \(|!(?!=)", turned)
+    assert parse(turned)(record) is parse(text)(record)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a == 1", "a not in [1] and b != 2", "c like 'not (%'", "c == 'a\\' !(x'", 'a["not ("] == 1']
+)
+def test_a_filter_without_a_negation_is_left_as_it_is(text: str) -> None:
+    assert without_not(text, HELD) == text
+
+
+@pytest.mark.parametrize("text", ["not (c < 1)", "not (c like 'x%')", "not exists c", "not (a < c)"])
+def test_a_negation_that_cannot_be_written_otherwise_is_refused(text: str) -> None:
+    with pytest.raises(FilterError, match=r"; Milvus Lite 2.5 has no `not \(…\)`: write the opposite comparison$"):
+        without_not(text, HELD)
 
 
 def test_ids_are_taken_as_the_collection_keeps_them() -> None:
