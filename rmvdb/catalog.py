@@ -122,8 +122,9 @@ def add_gallery(
 ) -> GalleryRow:
     """Create a gallery, or adopt an existing collection as it is (`collection`), without rewriting it.
 
-    Raises Mismatch where dimension, metric or the vectors themselves are not the model's, CannotAdopt for what rmvdb cannot
-    serve, AlreadyExists for a name that is taken.
+    An adopted one is searched with the parameters of `chosen_index` if it has an index of that type. Raises Mismatch where
+    dimension, metric or the vectors themselves are not the model's, CannotAdopt for what rmvdb cannot serve, ConfigError for an
+    index that cannot be or search parameters that do not fit it, AlreadyExists for a name that is taken.
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         raise errors.UsageError(f"{name!r} is no name for a gallery; begin with a letter, then letters, digits, '_' and '-'")
@@ -142,9 +143,11 @@ def add_gallery(
         store.create(schema, chosen_index)
         if store.count(schema.collection):
             raise foreign(schema.collection, f"adopt it with --collection {schema.collection}")
+        search = chosen_index.search
     else:
         schema = store.describe(collection)
         check_fits(schema, version)
+        search = index.search_for(store.index(schema.collection), chosen_index, dim=schema.dim)
         if loaded_source is not None:
             _check_vectors(store, encoder, collection, version, loaded_source)
     return registry.add_gallery(
@@ -153,7 +156,7 @@ def add_gallery(
         schema=schema,
         adopted=collection is not None,
         source=source,
-        search=chosen_index.search if collection is None else {},
+        search=search,
         times=times,
     )
 

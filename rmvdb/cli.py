@@ -353,6 +353,12 @@ def gallery_add(
     click.echo(
         f"gallery {row.name}: collection {held.name} ({'adopted' if held.adopted else 'created'}), model version {held.model}"
     )
+    chosen = app.settings.index_for(name)
+    if held.adopted and chosen.search and not held.search:
+        click.echo(
+            f"  its index is of type {app.store.index(held.name).type} and index.search for {chosen.type}: it is searched with "
+            "Milvus' own search parameters"
+        )
 
 
 @gallery.command("list")
@@ -400,6 +406,7 @@ def gallery_show(ctx: click.Context, name: str | None, as_json: bool) -> None:
             "adopted": each.adopted,
             "dim": each.schema["dim"],
             "metric": each.schema["metric"],
+            "search": each.search,
         }
         for each in _collections(app, row)
     ]

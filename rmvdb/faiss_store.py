@@ -47,6 +47,11 @@ class FaissStore:
         """Read the schema."""
         return self._collection(collection).schema
 
+    def index(self, collection: str) -> Index:
+        """Every search is exact."""
+        self._collection(collection)
+        return Index(type="FLAT")
+
     def exists(self, collection: str) -> bool:
         """Whether there is a collection of that name."""
         return collection in self._collections

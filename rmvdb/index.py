@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rmvdb.errors import ConfigError
 from rmvdb.types import Index, Metric
@@ -185,9 +185,7 @@ def check(index: Index, *, dim: int, metric: Metric, engine: str) -> None:
 
     `engine` is what `VectorStore.version` gives, "" where nobody knows.
     """
-    kind = _KINDS.get(index.type)
-    if kind is None:
-        raise ConfigError(f"index type {index.type!r} is not known; {_offer(index.type, _KINDS)}")
+    kind = _kind(index.type)
     _check_engine(index.type, engine)
     _check_values(f"{index.type} index: params", index.params, kind.build)
     _check_values(f"{index.type} index: search", index.search, kind.search)
@@ -195,14 +193,38 @@ def check(index: Index, *, dim: int, metric: Metric, engine: str) -> None:
     for name in needed:
         if name in kind.build and name not in index.params:
             raise ConfigError(f"{index.type} index: params.{name} must be given; it is {kind.build[name]}")
-    for rule in kind.rules:
-        if problem := rule(index, dim):
-            raise ConfigError(f"{index.type} index: {problem}")
+    _check_rules(index, kind, dim)
     if metric not in kind.metrics:
         raise ConfigError(
             f"{index.type} index: Milvus' GPU indexes do not support {metric}; "
             "normalise the vectors and compare them by IP, or take another index"
         )
+
+
+def search_for(there: Index, chosen: Index, *, dim: int) -> Mapping[str, object]:
+    """The chosen search parameters for an index that is there already: none where they are for another type.
+
+    Raises ConfigError where they are for this type and do not fit it.
+    """
+    if chosen.type != there.type:
+        return {}
+    kind = _kind(there.type)
+    _check_values(f"{there.type} index: search", chosen.search, kind.search)
+    if there.params:  # Lite 3 does not tell them
+        _check_rules(replace(there, search=chosen.search), kind, dim)
+    return chosen.search
+
+
+def _kind(name: str) -> _Kind:
+    if name not in _KINDS:
+        raise ConfigError(f"index type {name!r} is not known; {_offer(name, _KINDS)}")
+    return _KINDS[name]
+
+
+def _check_rules(index: Index, kind: _Kind, dim: int) -> None:
+    for rule in kind.rules:
+        if problem := rule(index, dim):
+            raise ConfigError(f"{index.type} index: {problem}")
 
 
 def _check_engine(kind: str, engine: str) -> None:

@@ -60,6 +60,10 @@ _SILENCES = 1
 #: Rows after which Lite 3 is told to flush: searching 100,000 unflushed ones took it twice as long.
 _FLUSH_AFTER = 10_000
 
+#: What the description of an index says besides its parameters.
+_NO_PARAMETERS = {"index_type", "metric_type", "dim", "field_name", "index_name", "state"}
+_NO_PARAMETERS |= {"total_rows", "indexed_rows", "pending_index_rows"}
+
 _MISSING, _NOT_LOADED = 100, 101
 #: Milvus' own codes for "not now": unavailable, busy, rate limit, (not) recovering, no replica, channel, segment or node.
 _PASSING = {2, 4, 8, 103, 106, 401, 500, 501, 503, 601, 602, 901, 902, 903, 904}
@@ -209,6 +213,12 @@ class MilvusStore:
         if metric not in set(Metric):
             _refuse(collection, f"has no index with a metric on {vector['name']!r}", "create one, such as AUTOINDEX with COSINE")
         return _schema(name, raw, Metric(metric))
+
+    def index(self, collection: str) -> Index:
+        """The index on the vectors as it was built, as far as the engine tells; Lite 3 gives no parameters."""
+        field = self._schema(collection).vector_field
+        found = self._run(collection, lambda client: _vector_index(client, collection, field))
+        return Index(type=found["index_type"], params={name: found[name] for name in found.keys() - _NO_PARAMETERS})
 
     def exists(self, collection: str) -> bool:
         """Whether there is a collection of that name."""

@@ -44,6 +44,10 @@ class VectorStore(Protocol):
         """Read the schema; raises CannotAdopt, naming the feature and the way out, for what rmvdb cannot serve."""
         ...
 
+    def index(self, collection: str) -> Index:
+        """The index on the vectors as it was built, as far as the engine tells; it has no search parameters."""
+        ...
+
     def exists(self, collection: str) -> bool:
         """Whether there is a collection of that name."""
         ...

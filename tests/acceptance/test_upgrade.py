@@ -7,15 +7,16 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import rmvdb
-from rmvdb.types import Id
+import rmvdb.app
+from rmvdb.milvus import MilvusStore
+from rmvdb.types import Id, Index
 from tests.acceptance.conftest import IDS, NAIVE, TRAINED, UPGRADE
 from tests.support.project import Project
 
@@ -318,6 +319,35 @@ def test_an_adopted_collection_is_emptied_only_with_consent(project: Project) ->
     assert collections(project) == {"v1": 400}
     other.ask(*NAIVE, "--execute")
     assert other.json("status")["phase"] == "cut over"
+
+
+def test_an_adopted_collection_is_searched_with_the_parameters_of_its_index(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = rmvdb.app.load(project.folder)
+    schema = app.store.describe(project.json("gallery", "show")["collections"][0]["name"])
+    for name in ("mine", "other"):
+        app.store.create(replace(schema, collection=name), Index(type="IVF_FLAT", params={"nlist": 16}))
+    adopt = ("gallery", "add", "--model", "v1", "mine", "--collection", "mine")
+    settings = project.folder / "rmvdb.toml"
+    before = settings.read_text()
+
+    settings.write_text(f'{before}\n[indexes.mine]\ntype = "IVF_FLAT"\nsearch = {{ nprobe = 17 }}')
+    assert "IVF_FLAT index: search.nprobe = 17 must not exceed params.nlist = 16" in project.ask(*adopt, code=2).stderr
+    settings.write_text(f'{before}\n[indexes.mine]\ntype = "IVF_FLAT"\nsearch = {{ nprobe = 7 }}')
+    project.ask(*adopt)
+    settings.write_text(f"{before}\n[indexes.other]\nsearch = {{ level = 2 }}")
+    told = project.ask(*adopt[:4], "other", "--collection", "other").stdout
+
+    assert "its index is of type IVF_FLAT and index.search for AUTOINDEX: it is searched with Milvus' own" in told
+    assert project.json("gallery", "show", "mine")["collections"][0]["search"] == {"nprobe": 7}
+    asked: list[object] = []
+    search = MilvusStore.search
+    monkeypatch.setattr(MilvusStore, "search", lambda *words, **named: asked.append(named["search"]) or search(*words, **named))
+    for gallery in ("mine", "other"):
+        with rmvdb.connect(project.folder, gallery=gallery) as client:
+            client.search(project.models().item(1), limit=1)
+    assert asked == [{"nprobe": 7}, {}]
 
 
 @pytest.mark.parametrize(("old_metric", "new_metric"), [("L2", "L2"), ("IP", "COSINE"), ("LORENTZ", "COSINE"), ("L2", "LORENTZ")])

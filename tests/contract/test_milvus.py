@@ -366,6 +366,15 @@ def test_the_index_types_that_pass_are_those_that_the_engine_has(milvus_store: M
         milvus_store.create(schema, index)
 
 
+@pytest.mark.parametrize("index", [FLAT, Index(), Index(type="IVF_FLAT", params={"nlist": 16})], ids=lambda index: index.type)
+def test_the_index_that_is_there_is_told(milvus_store: MilvusStore, collection: str, index: Index) -> None:
+    milvus_store.create(plain(collection), index)
+    found = milvus_store.index(collection)
+    assert (found.type, found.search) == (index.type, {})
+    if index.params and not milvus_store.version().startswith("milvus-lite 3"):
+        assert found.params == {"nlist": "16"}
+
+
 @server_only
 @pytest.mark.parametrize("kind", ["IVF_FLAT", "HNSW", "SCANN"])
 def test_an_index_without_what_this_server_has_no_default_for_is_refused(

@@ -13,7 +13,7 @@ import pytest
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, milvus_pb2_grpc, schema_pb2
 
 from rmvdb.errors import ConfigError
-from rmvdb.index import check
+from rmvdb.index import check, search_for
 from rmvdb.milvus import MilvusStore
 from rmvdb.types import IdType, Index, Metric, Schema
 
@@ -137,6 +137,29 @@ def test_milvus_2_3_must_be_told_what_later_ones_have_a_default_for(kind: str, n
 @pytest.mark.parametrize("engine", ["", "faiss 1.15.1", "milvus 2.4.0", "milvus 2.30.1", "milvus-lite 4.0"])
 def test_an_engine_that_nobody_knows_is_believed_to_have_them_all(engine: str) -> None:
     check(Index(type="GPU_CAGRA"), dim=128, metric=Metric.IP, engine=engine)
+
+
+# What is there already
+
+
+def test_search_parameters_hold_for_an_index_of_their_type_and_must_fit_it() -> None:
+    there = Index(type="IVF_FLAT", params={"nlist": "16"})
+    assert search_for(there, Index(type="IVF_FLAT", search={"nprobe": 16}), dim=8) == {"nprobe": 16}
+    assert search_for(there, Index(type="HNSW", search={"ef": 16}), dim=8) == {}
+    assert search_for(Index(type="HNSW_SQ"), Index(), dim=8) == {}
+    for search, sentence in (
+        ({"nprobe": 17}, "IVF_FLAT index: search.nprobe = 17 must not exceed params.nlist = 16"),
+        ({"ef": 17}, "IVF_FLAT index: search.ef is not known; there are: nprobe"),
+        ({"nprobe": 0}, "IVF_FLAT index: search.nprobe = 0 must be a whole number from 1 to 65536"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            search_for(there, Index(type="IVF_FLAT", search=search), dim=8)
+        assert str(caught.value) == sentence
+
+
+def test_an_engine_that_does_not_tell_how_an_index_was_built_has_the_last_word() -> None:
+    chosen = Index(type="IVF_FLAT", search={"nprobe": 500})
+    assert search_for(Index(type="IVF_FLAT"), chosen, dim=8) == {"nprobe": 500}
 
 
 # What reaches the wire
