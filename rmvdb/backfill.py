@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -348,8 +350,29 @@ class Worker:
         finally:
             ended.set()
             heart.join()
-            self._held = []
-            self._registry.retire_worker(self.name)
+            self.leave()
+
+    def leave(self) -> None:
+        """Its work is over for now."""
+        self._held = []
+        self._registry.retire_worker(self.name)
+
+    @contextmanager
+    def within_limits(self, upgrade: int, gallery: str, *, count: int, stop: threading.Event) -> Iterator[None]:
+        """Copy so many records that are no batch, once a batch might begin to be copied, or `stop` is set."""
+        while (left := self._held_for(upgrade, gallery)) and not stop.is_set():
+            stop.wait(min(left, LOOK))
+        self._throttle.begin(count)
+        try:
+            yield
+        finally:
+            self._throttle.end()
+
+    def _held_for(self, upgrade: int, gallery: str) -> float:
+        row = self._registry.upgrade(upgrade)
+        self._held = self._throttle.look(row, functools.partial(self._slowest_client, gallery))
+        self._renew(upgrade)
+        return math.inf if row.paused else self._throttle.wait()
 
     def _drive(
         self,
@@ -368,7 +391,7 @@ class Worker:
                 now, row = self._registry.progress(task.upgrade), self._registry.upgrade(task.upgrade)
                 looked = time.monotonic()
                 progress(now)
-                held = self._throttle.look(row, functools.partial(self._slowest_client, task))
+                held = self._throttle.look(row, functools.partial(self._slowest_client, task.gallery))
                 waiting = min(now.left, until * now.total - now.done) > now.begun
                 self._say(task, held if waiting else [])
             # To the end means to the end: a batch may come back when all seem copied.
@@ -424,8 +447,8 @@ class Worker:
             self._throttle.begin(claimed.count)
         return claimed
 
-    def _slowest_client(self, task: Task) -> ClientRow | None:
-        return self._registry.slowest_client(task.gallery, enough=ENOUGH, within=WINDOW)
+    def _slowest_client(self, gallery: str) -> ClientRow | None:
+        return self._registry.slowest_client(gallery, enough=ENOUGH, within=WINDOW)
 
     def _say(self, task: Task, held: list[str]) -> None:
         """Let `status` know at once what holds this worker back now."""

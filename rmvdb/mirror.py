@@ -8,6 +8,7 @@ a roll back, and whole after it. A copy may be *lifted*: its records are the ori
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,8 @@ PASSES = 5
 #: How far two liftings of one vector may lie apart, as a share of its length: the products of a page are summed as they come.
 NOISE = 1e-4
 
+#: When so many records may be copied: waits at its beginning.
+Turn = Callable[[int], AbstractContextManager[None]]
 #: The vectors (n, d_new) by which a copy holds these records of the original.
 Lift = Callable[[Sequence[Record]], Vectors]
 
@@ -52,16 +55,16 @@ class Mirror:
     def __init__(self, original: str, *, store: VectorStore, writes: Writes, page: int, lift: Lift | None = None) -> None:
         self._original, self._store, self._writes, self._page, self._lift = original, store, writes, page, lift
 
-    def copy(self, target: str, progress: Callable[[int, int], None]) -> None:
+    def copy(self, target: str, turn: Turn, progress: Callable[[int, int], None]) -> None:
         """Until a pass over both finds nothing to change, or other programs change the original in each of several passes."""
         total = self._store.count(self._original)
         for _ in range(PASSES):
             changed = done = 0
             for ids in self._ids(self._original):
-                changed += self._mend(target, self._different(target, ids))
+                changed += self._mend_in_turn(turn, target, self._different(target, ids))
                 progress(done := min(done + len(ids), total), total)
             for ids in self._ids(target):
-                changed += self._mend(target, self._absent(ids, self._original))
+                changed += self._mend_in_turn(turn, target, self._absent(ids, self._original))
             if not changed:
                 return
 
@@ -129,6 +132,10 @@ class Mirror:
             return same(wanted, there)
         apart = float(np.linalg.norm(wanted.vector - there.vector))
         return dict(wanted.fields) == dict(there.fields) and apart <= NOISE * float(np.linalg.norm(wanted.vector))
+
+    def _mend_in_turn(self, turn: Turn, target: str, ids: Sequence[Id]) -> int:
+        with turn(len(ids)):
+            return self._mend(target, ids)
 
     def _mend(self, target: str, ids: Sequence[Id]) -> int:
         """Only what differs when nobody writes it: clients that write meanwhile change one collection after the other."""

@@ -917,8 +917,8 @@ class Registry:
         if _closing(s, row) or s.scalar(_behind(s, row)):
             return None
         # Repeated because the first answer was lost, or an epoch was changing: this write must not wait for itself.
-        mine = and_(IntentRow.gallery_id == row.id, IntentRow.record.in_([key(id) for id in ids]), IntentRow.client == client)
-        s.execute(delete(IntentRow).where(mine))
+        mine = and_(IntentRow.record.in_([key(id) for id in ids]), IntentRow.client == client)
+        s.execute(delete(IntentRow).where(IntentRow.gallery_id == row.id, or_(mine, _forgotten(row))))
         plan = _plan(s, row, row.epoch)
         upgrade = _writing_for(s, row, plan)
         now = _now(s)
@@ -1142,6 +1142,13 @@ def _collection(
 
 def _plan_row(gallery: GalleryRow, epoch: int, legs: Sequence[Leg], times: Mapping[str, float], *, at: float) -> PlanRow:
     return PlanRow(gallery_id=gallery.id, epoch=epoch, legs=[leg_to_json(leg) for leg in legs], created_at=at, **times)
+
+
+def _forgotten(gallery: GalleryRow) -> ColumnElement[bool]:
+    """Intents past their deadline while there is no upgrade: one that comes begins with what they left. (`cut_off` is asked for
+    those from while a copy was made.)"""
+    on = select(UpgradeRow.id).where(UpgradeRow.gallery_id == gallery.id, UpgradeRow.phase != Phase.ENDED)
+    return and_(IntentRow.upgrade_id.is_(None), ~IntentRow.done, IntentRow.deadline <= clock(), ~on.exists())
 
 
 def _plan(s: Session, gallery: GalleryRow, epoch: int) -> ServingPlan:

@@ -11,7 +11,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -128,8 +128,9 @@ class Conductor:
     ) -> None:
         self.hands, self.say, self.report = hands, say, report
         self.stop = stop or threading.Event()
-        #: The baton that it leads by, while it does.
+        #: The baton that it leads by, and the worker for whom, while it does.
         self._holds: int | None = None
+        self._worker: Worker | None = None
         self.registry, self.store = hands.registry, hands.store
         self.gallery: GalleryRow = self.registry.gallery(gallery)
         if self.gallery.rebuilding:
@@ -452,19 +453,25 @@ class Conductor:
         copy, original = upgrade.old_collections[0], str(upgrade.original)
         self._create(copy, upgrade.to_version if upgrade.lift else upgrade.from_version, like=original)
         epoch = self._serve(upgrade, "copying", force=force)
-        self.say(f"{'lifting' if upgrade.lift else 'copying'} {original} into {copy}")
-        self._mirror(upgrade).copy(copy, lambda done, total: self._copied(upgrade, done, total))
+        what = f"{'lifting' if upgrade.lift else 'copying'} {original}"
+        self.say(f"{what} into {copy}")
+        turn = functools.partial(self._turn, upgrade)
+        self._mirror(upgrade).copy(copy, turn, lambda done, total: self.report(what, done, total))
         grace = self.registry.plan(self.gallery.name).grace
         self.say(f"{copy} holds what {original} holds; waiting {grace:g} s, until every search would see it")
         self.stop.wait(grace)
         self._check_stop()
         return epoch
 
-    def _copied(self, upgrade: UpgradeRow, done: int, total: int) -> None:
-        self._check_stop()
-        self.report(f"{'lifting' if upgrade.lift else 'copying'} {upgrade.original}", done, total)
-        self.registry.refuse_ended(upgrade.id)
-        self.registry.refuse_overtaken(upgrade.id, self._holds)  # the copy may be being emptied by now
+    @contextmanager
+    def _turn(self, upgrade: UpgradeRow, count: int) -> Iterator[None]:
+        """So many records of the original may be copied now; `rmvdb throttle` and `rmvdb pause` hold for them as for a batch."""
+        worker = self._worker
+        with worker.within_limits(upgrade.id, self.gallery.name, count=count, stop=self.stop) if worker else nullcontext():
+            self._check_stop()
+            self.registry.refuse_ended(upgrade.id)
+            self.registry.refuse_overtaken(upgrade.id, self._holds)  # the copy may be being emptied by now
+            yield
 
     def _serve_original(self, upgrade: UpgradeRow, *, force: bool) -> None:
         """All of a roll back where the original was kept."""
@@ -895,7 +902,7 @@ class Conductor:
     def _baton(self, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
         """Be the one process that makes batches and changes phases; UpgradeRunning where another is."""
         self._holds = baton = self._taken_baton(upgrade, worker)
-        ended = threading.Event()
+        self._worker, ended = worker, threading.Event()
 
         def hold() -> None:
             while not ended.wait(BATON / 4):
@@ -911,7 +918,8 @@ class Conductor:
         finally:
             ended.set()
             holder.join()
-            self._holds = None
+            self._holds = self._worker = None
+            worker.leave()
             self.registry.keep_leading(upgrade.id, baton, 0)
 
     def _taken_baton(self, upgrade: UpgradeRow, worker: Worker) -> int:

@@ -6,8 +6,10 @@ The same with the method fct, whose copy is lifted into the new space.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +21,13 @@ from rmvdb import errors
 from rmvdb.client import Client
 from rmvdb.methods import Method
 from rmvdb.planning import Question
+from rmvdb.status import status
 from rmvdb.tables import UpgradeRow
+from rmvdb.throttle import Limits
 from rmvdb.types import Phase, Record
 from rmvdb.writing import Writes
 from tests.integration.test_rebuild import lose, rebuilding
-from tests.support.inprocess import Gallery, TextEmbedder, make, vector
+from tests.support.inprocess import UNLIMITED, Gallery, TextEmbedder, make, vector
 
 ORIGINAL = "texts_v1"
 METHOD = Method.NAIVE
@@ -266,6 +270,56 @@ def test_a_copy_that_was_interrupted_is_finished(gallery: Gallery) -> None:
     assert go_on(gallery, row).phase == Phase.CUT_OVER
     expect_holds(gallery, row.new_collection, "v2")
     expect_original(gallery)
+
+
+@contextmanager
+def copying(gallery: Gallery, row: UpgradeRow, *, limits: Limits = UNLIMITED) -> Iterator[list[float]]:
+    """A worker with these limits deploys, ten records at a time; when pages of the copy were written."""
+    pages: list[float] = []
+
+    def count(call: str, collection: str) -> None:
+        if (call, collection) == ("upsert", row.old_collections[0]):
+            pages.append(time.monotonic())
+
+    gallery.store.after = count
+    with ThreadPoolExecutor(1) as pool:
+        deployed = pool.submit(gallery.conductor().launch, row, gallery.worker(limits=limits))
+        yield pages
+        deployed.result(timeout=60)
+
+
+@pytest.fixture
+def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmvdb.upgrade.COPIED_AT_ONCE", 10)
+
+
+@pytest.mark.usefixtures("_small_pages")
+@pytest.mark.parametrize("whose", ["the worker's", "asked for"])
+def test_the_copy_is_made_no_faster_than_the_rate(gallery: Gallery, whose: str) -> None:
+    row = begin(gallery)
+    if whose == "asked for":
+        gallery.registry.set_upgrade(row.id, rate=20.0)
+    with copying(gallery, row, limits=UNLIMITED if whose == "asked for" else Limits(rate=20)) as pages:
+        pass
+    assert len(pages) == 4
+    assert pages[-1] - pages[0] > 0.9 * 30 / 20
+    assert gallery.registry.workers(row.id, within=60) == []
+
+
+@pytest.mark.usefixtures("_small_pages")
+@pytest.mark.parametrize("way", ["flag", "pause"])
+def test_nothing_is_copied_while_the_flag_file_exists_or_it_is_paused(gallery: Gallery, tmp_path: Path, way: str) -> None:
+    row, flag = begin(gallery), tmp_path / "hold"
+    flag.touch()
+    if way == "pause":
+        gallery.registry.set_upgrade(row.id, paused=True)
+    with copying(gallery, row, limits=Limits(flag=flag if way == "flag" else None)) as pages:
+        time.sleep(2.0)
+        held = list(pages), status(gallery.registry, gallery.registry.gallery("texts")).held_back
+        flag.unlink()
+        gallery.registry.set_upgrade(row.id, paused=False)
+    why = f"flag file {flag} exists" if way == "flag" else "paused; rmvdb resume goes on"
+    assert (held, len(pages)) == (([], why), 4)
 
 
 def test_given_up_while_it_is_copied_nothing_is_left_of_it(gallery: Gallery) -> None:

@@ -1323,6 +1323,22 @@ def test_a_write_that_was_given_up_is_in_nobodys_way(registry: Registry, upgrade
     assert registry.open_writes(upgrade.gallery_id) == set(second.intents)
 
 
+@pytest.mark.parametrize("planned", [False, True])
+def test_what_writes_left_that_never_ended_goes_with_the_next_write_while_no_upgrade_is_on(
+    registry: Registry, gallery: GalleryRow, *, planned: bool
+) -> None:
+    """While one is, a copy may be being made, which has to be asked for these."""
+    opened(registry, [1, 2], client="killed", lasting=0.1)
+    under_way = opened(registry, [3], client="c2")
+    if planned:
+        add_upgrade(registry, gallery, phase=Phase.PLANNED)
+    time.sleep(0.2)
+    opened(registry, [4], client="c3")
+
+    assert sorted(registry.cut_off("photos")) == ([1, 2] if planned else [])
+    assert set(under_way.intents) < registry.open_writes(gallery.id)
+
+
 def test_a_write_that_was_forgotten_marks_no_other_one_as_done(registry: Registry, gallery: GalleryRow) -> None:
     forgotten = opened(registry, [1])
     registry.withdraw_intents(forgotten)
