@@ -881,7 +881,7 @@ class Conductor:
                 yield
             except errors.RmvdbError as exc:
                 self.registry.refuse_ended(upgrade.id)  # whatever failed did so because another upgrade took the place
-                self.registry.set_upgrade(upgrade.id, reason=str(exc))
+                self.registry.set_upgrade(upgrade.id, reason=str(exc), baton=self._holds)
                 raise
             self.registry.set_upgrade(upgrade.id, reason="")
 

@@ -415,7 +415,7 @@ class Run:
         self.say(json.dumps(self._counts(0.0) | {"now": {key: self._status()[key] for key in ("phase", "t", "rolls_back")}}))
 
     def _wait_until_quiet(self) -> None:
-        deadline = time.monotonic() + 90.0
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             self._revive()
             self._read()
