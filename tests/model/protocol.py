@@ -16,6 +16,7 @@ A step is one call that leaves the process, in the order of the code; between tw
 | close | Writes.announced: Registry.close_intents |
 | reader: asks, looks, ends | Plans.refresh: Registry.refresh; Client._merged: store.search of each leg; Client._timely |
 | conductor: deploy, serve | Conductor.deploy, Conductor.cut_over: Registry.activate |
+| work, where it switches | Conductor._switch: Registry.activate |
 | work, found, quiet | Conductor.complete: Conductor._list_late: Registry.add_late; Conductor._outwait_writes |
 | verify | Conductor.verify |
 | order, back | Conductor.roll_back: Registry.supersede; Registry.activate, Conductor.list_work |
@@ -41,6 +42,7 @@ from tests.model.state import (
     FIRST,
     MIXED,
     SERVED,
+    SWITCHED,
     UNREAD,
     Batch,
     Conductor,
@@ -67,6 +69,8 @@ class Protocol:
     deploy: bool = False
     cut_over: bool = False
     roll_back: bool = False
+    #: On the way the same collections are searched in another way, by a schedule over t.
+    schedule: bool = False
     sick: bool = False
     #: A call that failed at its sender may be repeated, too, while it is still on its way.
     repeats: bool = False
@@ -469,7 +473,10 @@ class Protocol:
         return not writes and not (claims and self.has("an epoch waits for claims"))
 
     def _work(self, s: State, c: int, _: Conductor) -> Iterator[State]:
-        if s.aside:
+        if self.schedule and s.plan == DEPLOYED:
+            if self._may_change(s):
+                yield s._replace(plan=SWITCHED)
+        elif s.aside:
             yield from (listed._replace(aside=False, sick=False) for listed in self._listed(s))
         elif s.held[s.old]:
             if all(b.state == "retired" for b in s.batches) or self.conductors > 1:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 ABSENT, FIRST, MIXED, UNREAD = 0, 1, -1, -2
+#: In a plan: the epoch of a schedule from which on the same collections are searched in another way.
+LATER = 9
 #: Collections are 0 and 1; a plan names its legs, newest first, then ~c for a mirror c. Upgrade 0 leads from 0 to 1, upgrade 1
 #: back.
-SERVED, DEPLOYED = (0,), (1, 0)
+SERVED, DEPLOYED, SWITCHED = (0,), (1, 0), (1, 0, LATER)
 
 
 def legs(plan: tuple[int, ...]) -> tuple[int, ...]:
     """The collections that are searched."""
-    return tuple(each for each in plan if each >= 0)
+    return tuple(each for each in plan if 0 <= each < LATER)
 
 
 def mirrors(plan: tuple[int, ...]) -> tuple[int, ...]:
