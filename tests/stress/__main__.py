@@ -82,7 +82,9 @@ def run(engine: str, registry: str, *, seconds: float, options: argparse.Namespa
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.stress", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=600.0, help="of all runs together [600]")
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="of all runs together, each from its first deployment on [600]"
+    )
     parser.add_argument("--records", type=int, default=20_000, help="in the gallery at the beginning [20000]")
     parser.add_argument("--engine", nargs="*", choices=("lite", "server"), default=["lite", "server"])
     parser.add_argument("--registry", nargs="*", choices=("sqlite", "postgres"), default=["sqlite", "postgres"])

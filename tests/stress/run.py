@@ -55,7 +55,7 @@ class Process:
 
 @dataclass
 class Run:
-    """One run on one engine and one registry."""
+    """One run on one engine and one registry; `seconds` count from the moment that the first upgrade is deployed."""
 
     project: Project
     engine: Part
@@ -95,6 +95,8 @@ class Run:
         self.over = threading.Event()
         self.driver_error: BaseException | None = None
         self.foreign = FOREIGN
+        #: When the first upgrade was.
+        self.deployed = float("inf")
         #: What the driver runs just now, where it may be killed.
         self.command: subprocess.Popen[str] | None = None
         #: How far the upgrades were at the last look, and since when.
@@ -110,7 +112,7 @@ class Run:
         try:
             self._start_processes()
             driver.start()
-            self._trouble(until=started + self.seconds, driver=driver)
+            self._trouble(driver)
             self.over.set()
             self._calm(driver)
             self._checkpoint()
@@ -195,6 +197,7 @@ class Run:
         if not self._command(*begin, "--method", method, "--detach", refusal="would start below"):
             self._command(*begin, "--method", "naive", "--detach")
         self._count(ending)
+        self.deployed = min(self.deployed, time.monotonic())
         self._command("throttle", "--rate", str(max(20, self.records // (WORKERS * 45))))
         self._insert_past_the_client(held)
         self._until(lambda now: now["phase"] == "cut over" or (ending == "roll back on the way" and now["t"] > share))
@@ -272,11 +275,11 @@ class Run:
 
     # --- trouble ------------------------------------------------------------------------------------------------------
 
-    def _trouble(self, *, until: float, driver: threading.Thread) -> None:
+    def _trouble(self, driver: threading.Thread) -> None:
         """Kill, suspend, restart and stall until the time is over; read and compare all the while."""
         next_fault = time.monotonic() + 3.0
         next_checkpoint = time.monotonic() + 20.0
-        while time.monotonic() < until:
+        while time.monotonic() < self.deployed + self.seconds:
             self._revive()
             self._read()
             if not driver.is_alive():
