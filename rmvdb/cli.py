@@ -175,8 +175,9 @@ def db_upgrade(ctx: click.Context) -> None:
 
 
 @db.command("check")
+@json_option
 @click.pass_context
-def db_check(ctx: click.Context) -> None:
+def db_check(ctx: click.Context, as_json: bool) -> None:
     """Say whether the registry is at this version's schema.
 
     \b
@@ -187,6 +188,9 @@ def db_check(ctx: click.Context) -> None:
 
     registry = _app(ctx).registry
     schema.check(registry.url.render_as_string(hide_password=False))
+    if as_json:
+        terminal.print_json({"registry": registry.shown_url, "schema": schema.head()})
+        return
     click.echo(f"registry {registry.shown_url} is at schema {schema.head()}")
 
 
@@ -350,9 +354,8 @@ def gallery_add(
         times=app.times,
     )
     held = app.registry.collections(row.id)[-1]
-    click.echo(
-        f"gallery {row.name}: collection {held.name} ({'adopted' if held.adopted else 'created'}), model version {held.model}"
-    )
+    whose = "adopted" if held.adopted else "made by rmvdb"
+    click.echo(f"gallery {row.name}: collection {held.name} ({whose}), model version {held.model}")
     chosen = app.settings.index_for(name)
     if held.adopted and chosen.search and not held.search:
         click.echo(
@@ -414,7 +417,7 @@ def gallery_show(ctx: click.Context, name: str | None, as_json: bool) -> None:
     if as_json:
         terminal.print_json(shown | {"collections": collections})
         return
-    click.echo("  ".join(f"{key}: {value}" for key, value in shown.items()))
+    click.echo("  ".join(f"{key}: {'none' if value is None else value}" for key, value in shown.items()))
     terminal.print_rows(collections, as_json=False)
 
 
@@ -722,10 +725,15 @@ def _go_on(app: App, conductor: Any, row: UpgradeRow, report: Any, *, detach: bo
     if row.phase == "ended":
         raise errors.WrongPhase(f"Upgrade {row.id} has ended meanwhile; see what took its place: rmvdb history")
     if row.phase == "cut over":
-        report.say("rmvdb cleanup drops the old collection; until then rmvdb rollback leads back")
+        report.say(_what_now(row))
     elif row.phase == "serving both":
         now = app.registry.progress(row.id)
         report.say(f"{now.done} of {now.total} records are re-embedded (t = {now.t:.2f}); {both(row.searched)}")
+
+
+def _what_now(row: UpgradeRow) -> str:
+    back = "; until then rmvdb rollback leads back" if row.undoes is None else ""
+    return f"rmvdb cleanup drops {' and '.join(row.leaving)}{back}"
 
 
 @main.command()
@@ -751,7 +759,7 @@ def resume(ctx: click.Context, gallery: str | None) -> None:
     Example:
       rmvdb resume
     """
-    _set(ctx, gallery, "goes on", paused=False)
+    _set(ctx, gallery, "no longer paused", paused=False)
 
 
 @main.command()
@@ -779,6 +787,8 @@ def throttle(ctx: click.Context, gallery: str | None, rate: float | None, nice: 
 
 def _set(ctx: click.Context, gallery: str | None, words: str, **values: Any) -> None:
     app, row = _active(ctx, gallery)
+    if row.phase in ("cut over", "cleaning up"):
+        raise errors.WrongPhase(f"The upgrade is {row.phase}: no batch is left to hold back")
     app.registry.set_upgrade(row.id, note=words, **values)
     click.echo(f"upgrade {row.from_version} → {row.to_version}: {words}")
 
@@ -835,6 +845,7 @@ def cutover(ctx: click.Context, gallery: str | None, force: bool) -> None:
         conductor = app.conductor(gallery, say=report.say, report=report, stop=stop)
         app.registry.set_upgrade(row.id, plan=row.plan | {"cutover": True})
         conductor.cut_over(app.registry.upgrade(row.id), app.worker(), force=force)
+        report.say(_what_now(app.registry.upgrade(row.id)))
 
 
 @main.command()

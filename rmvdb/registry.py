@@ -286,7 +286,7 @@ class Registry:
             gallery.epoch, gallery.next_epoch, gallery.rebuilding = newest + 1, None, True
         for upgrade in s.scalars(select(UpgradeRow).where(UpgradeRow.phase != Phase.ENDED)):
             upgrade.listed = upgrade.phase == Phase.CUT_OVER
-            s.add(PhaseRow(upgrade_id=upgrade.id, at=_now(s), phase=upgrade.phase, note="the registry was rebuilt"))
+            s.add(PhaseRow(upgrade_id=upgrade.id, at=_now(s), phase=upgrade.phase, note="brought back by registry rebuild"))
 
     @transaction
     def add_copied(

@@ -115,9 +115,9 @@ def _doing(row: UpgradeRow, now: Progress, unfinished: bool, legs: list[str]) ->
         case Phase.CLEANING_UP:
             return f"{' and '.join(row.leaving)} and the archive are being dropped; rmvdb cleanup goes on"
         case Phase.ENDED:
-            return "ended"
+            return f"no upgrade is on; {only(legs)}"
     if not row.listed:
-        return f"{both(legs)}; the work list is being made"
+        return f"{both(legs)}; the work list is not made yet"
     if unfinished:
         return f"{both(legs)}; {now.done} of {now.total} records are re-embedded"
     return "every listed record is moved; not verified, not cut over"

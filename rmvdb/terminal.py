@@ -78,8 +78,8 @@ def progress(*, quiet: bool = False) -> Iterator[Reporter]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet)
-    with progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         yield Reporter(progress, quiet=quiet)
 
 
@@ -107,8 +107,21 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     for name in rows[0]:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
+        table.add_row(*map(_cell, row.values()))
     Console(width=None if sys.stdout.isatty() else _UNBOUNDED).print(table, markup=False)
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return ", ".join(map(str, value))
+        case dict():
+            return ", ".join(f"{name}: {each}" for name, each in value.items())
+    return str(value)
 
 
 def print_plan(found: Plan) -> None:
@@ -127,7 +140,7 @@ def print_plan(found: Plan) -> None:
             f"held out ({told['evaluated']} records, {'labels' if told['labelled'] else 'neighbours of the new model'}): "
             f"old {100 * told['map_old']:.2f}, new {100 * told['map_new']:.2f} mAP; "
             f"M_0 - M_old in [{low:+.2f}, {high:+.2f}]; gain {_percent(curve['gain'])} (naive {_percent(naive['gain'])}); "
-            f"calibration {'on' if told['calibrated'] else 'off'}; {told['trained']} records{_logged(told)} trained on"
+            f"calibration {'on' if told['calibrated'] else 'off'}; {_trained(told)}"
         )
         if told["choice"]:
             click.echo(f"method: {told['choice']}")
@@ -167,6 +180,12 @@ def _say_unlabelled(count: int) -> None:
         click.echo(f"{count} records of the sample have no label and were left out; the backfill moves them like any other")
 
 
+def _trained(told: dict[str, Any]) -> str:
+    if told["method"] in ("naive", "identity"):
+        return "nothing is trained"
+    return f"{told['trained']} records{_logged(told)} trained on"
+
+
 def _logged(found: dict[str, Any]) -> str:
     return f" and {found['logged']} logged queries" if found["logged"] else ""
 
@@ -200,7 +219,7 @@ def print_status(now: Status) -> None:
     what = "roll back" if now.rolls_back else "upgrade"
     click.echo(f"{what} {now.upgrade}: {now.from_version} → {now.to_version}, {now.method}, {now.order} order")
     click.echo(f"phase: {now.phase} — {now.doing}")
-    if now.phase in ("serving both", "cut over"):
+    if now.phase in ("serving both", "cut over") and now.total:
         speed = f", {now.rate:.0f} records/s" if now.rate else ""
         eta = f", {_duration(now.eta)} left" if now.eta else ""
         click.echo(

@@ -326,13 +326,13 @@ class Conductor:
     def _making_way(self, upgrade: UpgradeRow, worker: Worker, version: str) -> Iterator[None]:
         """Let what is in hand of an upgrade end and nothing begin, so that what it was moving is in one collection."""
         self.say(f"the upgrade to {version} takes the place of that to {upgrade.to_version}; what is in hand of it ends first")
-        self.registry.set_upgrade(upgrade.id, paused=True, note=f"makes way for the upgrade to {version}")
+        self.registry.set_upgrade(upgrade.id, paused=True, note=f"paused, to make way for the upgrade to {version}")
         try:
             worker.run(self.task(upgrade), self._backfill(upgrade), until=0.0, stop=self.stop)
             self._check_stop()
             yield
         except BaseException:
-            self.registry.set_upgrade(upgrade.id, paused=upgrade.paused)
+            self.registry.set_upgrade(upgrade.id, paused=upgrade.paused, note=f"the upgrade to {version} did not take its place")
             raise
 
     def _check_consent(self, collection: str, *, execute: bool) -> None:
@@ -653,6 +653,7 @@ class Conductor:
     def cut_over(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
         """Move what is left, complete, verify, then serve the new collection alone."""
         if upgrade.phase == Phase.CUT_OVER:
+            self.say(f"cut over already: {only([leg.collection for leg in self.registry.plan(self.gallery.name).legs])}")
             return
         if upgrade.phase != Phase.SERVING_BOTH or not upgrade.listed:
             raise errors.WrongPhase(f"The upgrade is {upgrade.phase}; run rmvdb upgrade until its backfill is done")
@@ -660,7 +661,7 @@ class Conductor:
             now = self.registry.progress(upgrade.id)
             if upgrade.plan["until"] < 1.0:
                 raise errors.WrongPhase(
-                    f"The backfill was to stop at {now.done} of {now.total} records; run rmvdb upgrade until it is done"
+                    f"The backfill was asked to stop at {now.done} of {now.total} records; run rmvdb upgrade without --until"
                 )
             self.say(f"{now.total - now.done} of {now.total} records are left to move")
             self.backfill(upgrade, worker)
@@ -678,7 +679,7 @@ class Conductor:
         searched = only([upgrade.new_collection])
         note = f"verified {report.records} records; {searched}"
         self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, was=Phase.SERVING_BOTH, note=note)
-        self.say(f"cut over: {report.records} records verified, {searched} now")
+        self.say(f"{'rolled back' if upgrade.undoes else 'cut over'}: {report.records} records verified, {searched} now")
 
     def _move_aliases(self, upgrade: UpgradeRow) -> None:
         """Other programs find the records by the names that they know."""
@@ -822,7 +823,7 @@ class Conductor:
         return self.registry.supersede(
             upgrade.id,
             epoch=self.registry.plan(self.gallery.name).epoch,
-            note="rolled back",
+            note=f"a roll back to {upgrade.from_version} takes its place",
             gallery_id=self.gallery.id,
             from_version=upgrade.to_version,
             to_version=upgrade.from_version,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rmvdb import app
-from rmvdb.schema import REVISION_TABLE
+from rmvdb.schema import REVISION_TABLE, head
 from rmvdb.types import Index, Record
 from tests.acceptance.conftest import NAIVE
 from tests.support.project import Project
@@ -34,6 +34,26 @@ def test_history_tells_every_phase_in_order(half: Project) -> None:
     assert [each["at"] for each in told] == sorted(each["at"] for each in told)
     assert {(each["from"], each["to"]) for each in told} == {("v1", "v2")}
     assert "verified 400 records" in half.ask("history").stdout
+
+
+def test_what_is_over_or_not_begun_is_not_told_as_done(half: Project) -> None:
+    assert "upgrade v1 → v2: no longer paused" in half.ask("resume").stdout
+    half.ask(*NAIVE)
+    again = half.ask("cutover").stdout
+    assert again.splitlines() == [
+        "cut over already: only things_v2_u1 is searched",
+        "rmvdb cleanup drops things_v1_e1; until then rmvdb rollback leads back",
+    ]
+    for words in (("pause",), ("resume",), ("throttle", "--rate", "9")):
+        assert "The upgrade is cut over: no batch is left to hold back" in half.ask(*words, code=2).stderr
+    back = half.ask("rollback")
+    assert "rolled back: 400 records verified, only things_v1_e1 is searched now" in back.stdout
+    assert back.stdout.endswith("rmvdb cleanup drops things_v2_u1\n")
+    assert back.stderr == ""
+    (ended,) = (each for each in half.json("history") if each["phase"] == "ended")
+    assert ended["note"] == "a roll back to v1 takes its place"
+    half.ask("cleanup", "--yes")
+    assert "phase: ended — no upgrade is on; only things_v1_e1 is searched" in half.ask("status").stdout
 
 
 def test_search_explains_its_legs_and_both_distances(half: Project) -> None:
@@ -101,6 +121,7 @@ def test_a_forgotten_collection_is_neither_filled_nor_dropped_by_an_upgrade_that
 
 def test_db_check_says_whether_the_registry_is_at_this_versions_schema(project: Project) -> None:
     assert "at schema" in project.ask("db", "check").stdout
+    assert project.json("db", "check")["schema"] == head()
     with sqlite3.connect(project.folder / ".rmvdb" / "registry.sqlite") as database:
         database.execute(f"UPDATE {REVISION_TABLE} SET version_num = '0000'")
     refused = project.ask("db", "check", code=1)

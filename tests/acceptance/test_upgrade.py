@@ -222,7 +222,7 @@ def test_a_worker_takes_over_what_detach_left(project: Project) -> None:
     assert (status["phase"], status["t"], status["doing"]) == (
         "serving both",
         0.0,
-        "both collections are searched; the work list is being made",
+        "both collections are searched; the work list is not made yet",
     )
     assert "waiting for a worker" in status["held_back"]
     worker = project.start("worker")

@@ -198,7 +198,7 @@ class Run:
             self._command(*begin, "--method", "naive", "--detach")
         self._count(ending)
         self.deployed = min(self.deployed, time.monotonic())
-        self._command("throttle", "--rate", str(max(20, self.records // (WORKERS * 45))))
+        self._command("throttle", "--rate", str(max(20, self.records // (WORKERS * 45))), refusal="no batch is left")
         self._insert_past_the_client(held)
         self._until(lambda now: now["phase"] == "cut over" or (ending == "roll back on the way" and now["t"] > share))
         self.upgrades += 1

@@ -144,6 +144,27 @@ def test_every_option_is_explained(command: str) -> None:
     assert [each.name for each in options if not each.help] == []
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "doctor",
+        "db check",
+        "model list",
+        "gallery list",
+        "gallery show",
+        "simulate",
+        "plan",
+        "verify",
+        "status",
+        "history",
+        "quarantine list",
+        "search",
+    ],
+)
+def test_every_command_that_tells_something_tells_it_to_machines(command: str) -> None:
+    assert "--json" in [name for each in COMMANDS[f"rmvdb {command}"].params for name in each.opts]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_stands_in_the_readme(command: str) -> None:
     assert command in (ROOT / "README.md").read_text()

@@ -11,3 +11,8 @@ def test_where_nobody_looks_no_cell_of_a_table_is_cut_short(capsys: pytest.Captu
     header, row = capsys.readouterr().out.splitlines()
     assert header.split() == ["name", "at"]
     assert row.split() == [long, "2026-11-22T02:02:02+00:00"]
+
+
+def test_a_cell_reads_as_people_write(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_rows([{"of": ["a", "b"], "mine": True, "is": None, "has": {"label": 3}}], as_json=False)
+    assert capsys.readouterr().out.splitlines()[1].split() == ["a,", "b", "yes", "label:", "3"]
