@@ -78,6 +78,17 @@ def test_what_trains_nothing_does_not_wait_for_torch(module: str) -> None:
     assert {"torch", "faiss"} & set(loaded) == set()
 
 
+def test_a_prediction_that_trains_nothing_does_not_wait_for_torch() -> None:
+    predict = (
+        "import sys, numpy as np; from rmvdb.methods import Method, Pairs, Settings; from rmvdb.prediction import Trial;"
+        "from rmvdb.types import Metric; old, new = np.random.default_rng(0).normal(size=(2, 300, 8)).astype(np.float32);"
+        "trial = Trial(Pairs(old=old, new=new), old_metric=Metric.COSINE, new_metric=Metric.COSINE, settings=Settings());"
+        "print(trial.predict(Method.NAIVE).method, 'torch' in sys.modules)"
+    )
+
+    assert run("-c", predict).stdout.split() == ["naive", "False"]
+
+
 def test_the_public_names_are_these() -> None:
     assert sorted(rmvdb.__all__) == [
         "Client",
