@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,18 +24,32 @@ NAIVE = (*UPGRADE, "--method", "naive")
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose gallery `things` holds IDS at v1; nothing runs in it."""
-    project = Project(tmp_path_factory.mktemp("template")).prepare(IDS, processes=True)
-    project.stop_engine()
-    return project.folder
+    return once(tmp_path_factory, "template", lambda folder: Project(folder).prepare(IDS, processes=True))
 
 
 @pytest.fixture(scope="session")
 def planned_template(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, with the plan of an upgrade by TRAINED in its cache."""
-    project = copy(template, tmp_path_factory.mktemp("planned") / "project")
-    project.ask("plan", *TRAINED[1:])
-    project.stop_engine()
-    return project.folder
+
+    def plan(folder: Path) -> Project:
+        project = copy(template, folder)
+        project.ask("plan", *TRAINED[1:])
+        return project
+
+    return once(tmp_path_factory, "planned", plan)
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Project]) -> Path:
+    """A folder that nothing runs in, made by whichever process of this test run asks first."""
+    own = factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            made = make(own / f"{name}-made")
+            made.stop_engine()
+            made.folder.rename(folder)
+    return folder
 
 
 @pytest.fixture
