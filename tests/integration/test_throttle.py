@@ -121,7 +121,8 @@ def test_batches_begin_no_faster_than_the_rate(gallery: Gallery) -> None:
         ended.result(timeout=60)
     began = [began for began, _ in sorted(timed.copies)]
 
-    assert 0.8 * 30 / 25 < began[3] - began[0] < 4 * 30 / 25
+    # Late where the machine is busy, and yet not by a mistake of ten.
+    assert 0.8 * 30 / 25 < began[3] - began[0] < 8 * 30 / 25
     gallery.expect_moved()
 
 
