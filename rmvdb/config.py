@@ -33,6 +33,7 @@ import json
 import os
 import re
 import tomllib
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -62,6 +63,14 @@ class DatabaseUrl(SecretStr):
 
     def __repr__(self) -> str:
         return f"DatabaseUrl({str(self)!r})"
+
+
+def _names_a_host(address: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(address)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 class _Section(BaseModel):
@@ -101,6 +110,8 @@ class Milvus(_Section):
             raise ValueError("must be a file ending in .db or an address such as http://localhost:19530")
         elif "@" in rest:
             raise ValueError("must not carry a password; write it to milvus.token as user:password")
+        elif scheme != "unix" and not _names_a_host(uri):
+            raise ValueError("must name a host, and a port up to 65535, such as http://localhost:19530")
         return uri
 
 
@@ -117,7 +128,7 @@ class Registry(_Section):
     @classmethod
     def _known_database(cls, url: DatabaseUrl) -> DatabaseUrl:
         normal = database_url(url.get_secret_value())
-        if normal and not normal.startswith(("sqlite://", "postgresql+psycopg://")):
+        if normal and not normal.startswith(("sqlite:///", "postgresql+psycopg://")):
             raise ValueError("must begin with sqlite:/// or postgresql://")
         return DatabaseUrl(normal)
 
@@ -392,16 +403,34 @@ def _way_out(keys: _Keys, *, environment: bool) -> str:
     near = _nearest(keys, known)
     if near:
         return f"did you mean {_shown(near, environment=environment)}?"
-    return f"there are: {', '.join(_shown(each, environment=environment) for each in known if len(each) == 1)}"
+    beside = [each for each in known if each[:-1] == keys[:-1]]
+    return f"there are: {', '.join(_shown(each, environment=environment) for each in beside)}{_HINTS.get(keys[0], '')}"
+
+
+#: What is looked for in the wrong section.
+_MILVUS_OWN = "; what Milvus' index takes, such as ef or nlist, goes into index.params or index.search"
+_HINTS = {
+    "index": f"{_MILVUS_OWN}, an index for one gallery into [indexes.<gallery>]",
+    "indexes": _MILVUS_OWN,
+    "search": _MILVUS_OWN,
+}
 
 
 def _nearest(keys: _Keys, known: list[_Keys]) -> _Keys | None:
-    """The known keys most like these; else the setting of such a name in another section."""
-    whole = difflib.get_close_matches(".".join(keys), [".".join(each) for each in known], n=1)
-    if whole:
-        return next(each for each in known if ".".join(each) == whole[0])
-    last = difflib.get_close_matches(keys[-1], [each[-1] for each in known], n=1)
-    return next((each for each in known if each[-1:] == tuple(last)), None)
+    """The setting that is all but the same; else the one of the same section most like it, or one of such a name elsewhere."""
+    beside = [each for each in known if each[:-1] == keys[:-1]]
+    return (
+        _like(keys, known, of=slice(None), cutoff=0.9)
+        or _like(keys[-1:], beside, of=slice(-1, None), cutoff=0.65)
+        or _like(keys[-1:], known, of=slice(-1, None), cutoff=0.8)
+    )
+
+
+def _like(keys: _Keys, known: list[_Keys], *, of: slice, cutoff: float) -> _Keys | None:
+    """The first of the known keys whose part `of` is most like these."""
+    parts = {".".join(each[of]): each for each in reversed(known)}
+    near = difflib.get_close_matches(".".join(keys), parts, n=1, cutoff=cutoff)
+    return parts[near[0]] if near else None
 
 
 def _shown(keys: _Keys, *, environment: bool) -> str:
@@ -413,6 +442,7 @@ def _sentence(exc: ValidationError, file: Path | None) -> str:
     error = exc.errors(include_url=False)[0]
     keys = tuple(str(part) for part in error["loc"])
     problem = re.sub(r"^(Input|String) should", "must", error["msg"].removeprefix("Value error, "))
+    problem = problem.replace("dictionary", "table")
     problem = problem.replace("Input is not a valid path for <class 'pathlib.Path'>", "must be a path").split(", unable")[0]
     where, dotted = _origin(keys, file), ".".join(keys)
     if error["type"] == "model_type":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from sqlalchemy import (
+    URL,
     ColumnElement,
     Connection,
     Engine,
@@ -37,7 +38,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DisconnectionError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DisconnectionError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import ORMExecuteState, Session
 from sqlalchemy.sql.functions import GenericFunction
@@ -223,7 +224,7 @@ class Registry:
     """
 
     def __init__(self, url: str, *, patience: float = 20.0, keep: Callable[[Contents], None] | None = None) -> None:
-        self.url = make_url(url)
+        self.url = parsed_url(url)
         self.patience = patience
         self._keeper = keep
         self.engine = _engine(self.url.render_as_string(hide_password=False))
@@ -1352,6 +1353,17 @@ _SQLITE_AWAY = (
 )
 #: What PostgreSQL says when another try cannot help.
 _REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry")
+
+
+def parsed_url(url: str) -> URL:
+    """The database's URL in its parts; ConfigError, without its password, for one that has none."""
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError):
+        raise errors.ConfigError(
+            f"registry.url = {without_password(url)!r} cannot be read; write postgresql://user:password@host:5432/database, with "
+            "%40, %3A and %2F for @, : and / in the password"
+        ) from None  # its text may have a part of the password
 
 
 def _engine(url: str) -> Engine:

@@ -12,11 +12,11 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import event, make_url, text
+from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
 from rmvdb.errors import SchemaOutdated, UnknownName, UsageError
-from rmvdb.registry import Registry, transaction
+from rmvdb.registry import Registry, parsed_url, transaction
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def downgrade(url: str, revision: str) -> None:
 
 def current(url: str) -> str | None:
     """The revision that the database is at; None before the first `upgrade`."""
-    parsed = make_url(url)
+    parsed = parsed_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists():
         return None  # asking must not make an empty file
     with _Opened(url) as registry:
@@ -61,7 +61,7 @@ def check(url: str) -> None:
     found = current(url)
     if found == head():
         return
-    shown = make_url(url).render_as_string(hide_password=True)
+    shown = parsed_url(url).render_as_string(hide_password=True)
     if found is None:
         raise SchemaOutdated(f"The registry at {shown} has no tables yet; run: rmvdb db upgrade")
     if found not in _known():

@@ -270,6 +270,10 @@ def test_an_altered_archive_stops_the_removal_and_nothing_is_lost(project: Proje
         ("[backfill]\nbach = 3", "batch"),
         ("[backfill]\nbatch = 'many'", "batch"),
         ("[index]\ntype = 'HNSV'", "HNSW"),
+        (
+            "[registry]\nurl = 'postgresql://u:s3cret@h:port/db'",
+            "registry.url = 'postgresql+psycopg://u:***@h:port/db' cannot be read",
+        ),
     ],
 )
 def test_a_slip_in_the_configuration_names_the_nearest_key(tmp_path: Path, line: str, saying: str) -> None:

@@ -161,6 +161,13 @@ def test_addresses_with_a_scheme_are_left_as_they_are(folder: Path) -> None:
             '[milvus]\nuri = "vectors"',
             "milvus.uri = 'vectors' must be a file ending in .db or an address such as http://localhost:19530",
         ),
+        *(
+            (
+                f'[milvus]\nuri = "http://{wrong}"',
+                f"milvus.uri = 'http://{wrong}' must name a host, and a port up to 65535, such as http://localhost:19530",
+            )
+            for wrong in ("", ":19530", "milvus:port", "milvus:99999")
+        ),
         (
             '[milvus]\nuri = "http://me:secret@host"',
             "milvus.uri = 'http://me:***@host' must not carry a password; write it to milvus.token as user:password",
@@ -180,6 +187,28 @@ def test_addresses_with_a_scheme_are_left_as_they_are(folder: Path) -> None:
             "throttle.nice = 50 must be less than or equal to 1, such as 0.5: "
             "share of its time, 0 to 1, in which one worker copies; otherwise all of it",
         ),
+        (
+            "[search]\ngrace = 5",
+            "there is no setting 'search.grace'; there are: 'search.plan_max_age', 'search.longest_search', "
+            "'search.consistency', 'search.traffic'; what Milvus' index takes, such as ef or nlist, goes into index.params or "
+            "index.search",
+        ),
+        (
+            '[index.photos]\ntype = "HNSW"',
+            "there is no setting 'index.photos'; there are: 'index.type', 'index.params', 'index.search'; what Milvus' index "
+            "takes, such as ef or nlist, goes into index.params or index.search, an index for one gallery into "
+            "[indexes.<gallery>]",
+        ),
+        (
+            "[milvus]\nuser = 'root'",
+            "there is no setting 'milvus.user'; there are: 'milvus.uri', 'milvus.token', 'milvus.timeout', 'milvus.staleness'",
+        ),
+        ("[milvus]\nconsistency = 'Strong'", "there is no setting 'milvus.consistency'; did you mean 'search.consistency'?"),
+        (
+            "[index]\nparams = 'M=16'",
+            "index.params = 'M=16' must be a valid table, such as { M = 16, efConstruction = 200 }: how it is built",
+        ),
+        ('[registry]\nurl = "sqlite://x.db"', "registry.url = 'sqlite://x.db' must begin with sqlite:/// or postgresql://"),
         ("[throttle]\np99 = 100", "there is no setting 'throttle.p99'; did you mean 'throttle.p99_ms'?"),
         ('[throttle]\nflag = ""', "throttle.flag = '' must name a file"),
         (
