@@ -578,8 +578,13 @@ _ONCE: dict[str, Any] = {"retry_times": 0}
 def _open(place: str, token: str, timeout: float) -> MilvusClient:
     # A deadline for every call of the channel: pymilvus' own timeout would also make it repeat failures that long.
     deadline = json.dumps({"methodConfig": [{"name": [{}], "timeout": f"{timeout:.3f}s"}]})
+    options: dict[str, Any] = {"grpc.service_config": deadline}
+    if place.startswith("unix:"):
+        # pymilvus pings every 10 s. A Milvus server allows that; Milvus Lite ends the connection ("too_many_pings") after a minute
+        # and a half without a call, and no firewall forgets a socket of this machine.
+        options["grpc.keepalive_time_ms"] = 2**31 - 1
     opened: MilvusClient = _pymilvus().MilvusClient(
-        uri=place, token=token, timeout=min(timeout, _CONNECT), dedicated=True, grpc_options={"grpc.service_config": deadline}
+        uri=place, token=token, timeout=min(timeout, _CONNECT), dedicated=True, grpc_options=options
     )
     return opened
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -431,6 +432,18 @@ def test_a_refused_call_leaves_no_traceback_in_the_log(
     with caplog.at_level(logging.DEBUG, "rmvdb"), pytest.raises(EngineError):
         milvus_store.count(collection)
     assert "Traceback" not in caplog.text + "".join(capfd.readouterr())
+
+
+@lite_only
+def test_a_connection_to_lite_is_not_pinged(milvus_store: MilvusStore) -> None:
+    """Lite ends one that is, with two lines on the output for errors."""
+    milvus_store.version()
+    program = "import sys, rmvdb.milvus; rmvdb.milvus.MilvusStore(lambda: sys.argv[1]).version()"
+    traced = os.environ | {"GRPC_TRACE": "http_keepalive", "GRPC_VERBOSITY": "info"}
+    words = [sys.executable, "-c", program, milvus_store._connection.place]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, env=traced)
+    assert "Tracers: http_keepalive" in done.stderr
+    assert "keepalive ping" not in done.stderr.lower()
 
 
 def test_an_engine_that_is_not_there_is_given_up_in_time() -> None:
