@@ -41,6 +41,8 @@ def examine(app: App) -> Iterator[Finding]:
     found = engine.detail if engine.ok else ""
     for version in app.registry.versions():
         yield _look(f"model {version.name}", lambda version=version: _model(app, version))  # type: ignore[misc]
+    for name in app.settings.indexes.keys() - {gallery.name for gallery in app.registry.galleries()}:
+        yield _look(f"indexes.{name}", lambda name=name: app.registry.gallery(name).name)  # type: ignore[misc]
     for gallery in app.registry.galleries():
         yield _look(f"gallery {gallery.name}: index", lambda gallery=gallery: _index(app, gallery, found))  # type: ignore[misc]
         if engine.ok:

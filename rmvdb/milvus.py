@@ -580,8 +580,8 @@ def _open(place: str, token: str, timeout: float) -> MilvusClient:
     deadline = json.dumps({"methodConfig": [{"name": [{}], "timeout": f"{timeout:.3f}s"}]})
     options: dict[str, Any] = {"grpc.service_config": deadline}
     if place.startswith("unix:"):
-        # pymilvus pings every 10 s. A Milvus server allows that; Milvus Lite ends the connection ("too_many_pings") after a minute
-        # and a half without a call, and no firewall forgets a socket of this machine.
+        # pymilvus pings every 10 s. A Milvus server allows that; Milvus Lite ends the connection ("too_many_pings") after a
+        # minute and a half without a call, and no firewall forgets a socket of this machine.
         options["grpc.keepalive_time_ms"] = 2**31 - 1
     opened: MilvusClient = _pymilvus().MilvusClient(
         uri=place, token=token, timeout=min(timeout, _CONNECT), dedicated=True, grpc_options=options

@@ -288,6 +288,14 @@ def test_a_slip_in_the_configuration_names_the_nearest_key(tmp_path: Path, line:
         refused(project, "gallery", "list", code=2, saying=saying, process=True)
 
 
+def test_an_index_for_a_gallery_that_is_not_there_is_named_by_doctor(project: Project) -> None:
+    settings = project.folder / "rmvdb.toml"
+    settings.write_text(f'{settings.read_text()}\n[indexes.thing]\ntype = "FLAT"\n[indexes.things]\ntype = "FLAT"')
+    found = [each for each in project.ask("doctor", "--json", code=1).stdout.splitlines() if "did you mean" in each]
+    assert len(found) == 1
+    assert "No gallery is called 'thing'; did you mean 'things'?" in found[0]
+
+
 def test_an_index_that_the_engine_lacks_is_refused_before_anything_is_made(project: Project) -> None:
     saying = r"milvus-lite 2.5.1 has no index of type HNSW; write one that it has into index.type: AUTOINDEX, FLAT, IVF_FLAT"
     collections = project.json("gallery", "show")["collections"]
