@@ -191,6 +191,24 @@ def largest_fall(values: Sequence[float]) -> float:
     return float((np.maximum.accumulate(curve) - curve).max()) if len(curve) else 0.0
 
 
+def fall_by_chance(values: Floats, *, rounds: int = 2000, level: float = 0.95, seed: int = 0) -> float:
+    """How far the curve of the means of per-query values (T, Q) may fall because it is these queries that were drawn.
+
+    A quantile of the largest fall of what drawing them with replacement adds to the curve, over all moments at once: the deepest
+    of many dips is no single dip.
+    """
+    known = values[:, ~np.isnan(values).any(axis=0)]
+    count = known.shape[1]
+    if not count:
+        return float("nan")
+    rng = np.random.default_rng(seed)
+    at_once = max(1, DRAWN // count)
+    sizes = [min(at_once, rounds - start) for start in range(0, rounds, at_once)]
+    drawn = (rng.multinomial(count, np.full(count, 1 / count), size=size) for size in sizes)
+    added = np.concatenate([weights @ known.T / count for weights in drawn]) - known.mean(axis=1)  # (rounds, T)
+    return float(np.quantile((np.maximum.accumulate(added, axis=1) - added).max(axis=1), level))
+
+
 def negative_flips(before: Floats, after: Floats) -> float:
     """The share of queries that were right at the earlier moment and are wrong at the later; CMC@1 of both, (Q,) each."""
     return mean(before * (1 - after))

@@ -458,7 +458,7 @@ def _verdict(
     method: Method, measured: Curve, start: Floats, end: Floats, *, without: str, before: str, seed: int
 ) -> tuple[Literal["ok", "warn", "refuse"], str]:
     """Promise 7 of the design: M_0 ≥ M_old, M_t rises, M_1 ≥ M_new, each within the noise of the sample."""
-    (low, high), (_, end_high), fall = (metrics.bootstrap(v, seed=seed) for v in (start, end, _fallen(measured)))
+    (low, high), (_, end_high) = (metrics.bootstrap(v, seed=seed) for v in (start, end))
     span = f"mAP at the start {_points(low)} to {_points(high)} points against {before}"
     if high < 0:
         return "refuse", f"{method} would start below {before} ({span}){without}; the method naive would not"
@@ -467,21 +467,21 @@ def _verdict(
         return "warn", f"{method} would end below the new model ({lost}); the method {method.headless} would not"
     if low < 0:
         return "warn", f"{method} may start below {before} ({span}){without}; the method naive would not"
-    if fall[1] < 0 and metrics.largest_fall(measured.map) > TOLERATED_FALL:
-        lost = f"{100 * metrics.largest_fall(measured.map):.1f}"
+    if lost := _fallen(measured, seed):
         return (
             "warn",
-            f"{method} would fall by {lost} points on its way{without}; another order, or the method {_other(method)}, may not",
+            f"{method} would fall by {lost} on its way{without}; another order, or the method {_other(method)}, may not",
         )
     return "ok", f"{method} starts no lower than {before}, rises, and ends no lower than the new model{without}"
 
 
-def _fallen(measured: Curve) -> Floats:
-    """The change per query between the two moments between which the curve falls most, (Q,)."""
-    maps = np.array(measured.map)
-    later = int((np.maximum.accumulate(maps) - maps).argmax())
-    change: Floats = measured.precision[later] - measured.precision[int(maps[: later + 1].argmax())]
-    return change
+def _fallen(measured: Curve, seed: int) -> str:
+    """By how many points of what the curve falls on its way, where that is more than chance and worth a warning."""
+    curves = (("mAP", measured.map, measured.precision), ("CMC@1", measured.cmc, measured.top1))
+    falls = ((name, metrics.largest_fall(means), values) for name, means, values in curves)
+    large = [(name, fall, values) for name, fall, values in falls if fall > TOLERATED_FALL]
+    sure = [(name, fall) for name, fall, values in large if fall > metrics.fall_by_chance(values, seed=seed)]
+    return " and ".join(f"{100 * fall:.1f} points of {name}" for name, fall in sure)
 
 
 def _other(method: Method) -> Method:

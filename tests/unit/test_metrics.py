@@ -243,3 +243,19 @@ def test_no_queries_have_no_values():
 def test_an_empty_gallery_has_nothing_to_find():
     nothing = np.empty((2, 0))
     assert np.isnan(metrics.recall(nothing, nothing.astype(bool), k=1)).tolist() == [True, True]
+
+
+def test_a_flat_curve_falls_by_chance_no_more_than_is_said_and_a_real_dip_falls_more():
+    rng = np.random.default_rng(0)
+    flat = (rng.random((200, 11, 100)) < 0.8).astype(float)  # (curves, T, Q)
+    said = [metrics.fall_by_chance(values, rounds=300) for values in flat]
+    fallen = [metrics.largest_fall(values.mean(axis=1)) for values in flat]
+    assert (
+        np.mean(np.array(fallen) > np.array(said)) < 0.1
+    )  # one pair of moments alone, the deepest of them, is below 0 in three of ten
+    dip = np.ones((11, 100))
+    dip[5, :9] = 0
+    assert metrics.fall_by_chance(dip, rounds=300) < 0.09 == pytest.approx(metrics.largest_fall(dip.mean(axis=1)))
+    dip[:, 50:] = np.nan
+    assert metrics.fall_by_chance(dip, rounds=300) > 0
+    assert math.isnan(metrics.fall_by_chance(np.full((3, 4), np.nan)))

@@ -9,8 +9,8 @@ import pytest
 from rmvdb import calibration, metrics, simulate
 from rmvdb.errors import PlanRefused
 from rmvdb.methods import Method, Pairs, Settings
-from rmvdb.prediction import Prediction, Trial
-from rmvdb.simulate import UNCALIBRATED, Behind, Part, curve, split
+from rmvdb.prediction import Prediction, Trial, _verdict
+from rmvdb.simulate import TS, UNCALIBRATED, Behind, Curve, Part, curve, split
 from rmvdb.types import Metric
 
 QUICK = Settings(epochs=1, least_steps=120, batch=128, lr=3e-3, pull=0.0)
@@ -169,6 +169,19 @@ def test_a_start_below_the_old_model_is_refused_and_the_way_out_named():
     assert prediction.start[1] < 0
     assert "method naive" in prediction.reason
     assert prediction.negative_flips > 0
+
+
+@pytest.mark.parametrize(
+    ("lost", "verdict", "saying"),
+    [(0, "ok", "rises"), (3, "ok", "rises"), (30, "warn", "rqt would fall by 15.0 points of CMC@1 on its way")],
+)
+def test_a_dip_of_cmc_beyond_the_noise_is_warned_of_though_map_rises(lost, verdict, saying):
+    rising, top1 = np.linspace(0.5, 0.8, 11)[:, None] * np.ones(200), np.ones((11, 200))
+    top1[4:6, :lost] = 0
+    dipping = Curve(ts=TS, precision=rising, top1=top1, top5=top1, recall=rising)
+    nothing = np.zeros(200)
+    found = _verdict(Method.RQT, dipping, nothing, nothing, without="", before="the old model", seed=0)
+    assert (found[0], saying in found[1]) == (verdict, True)
 
 
 def test_without_labels_no_head_is_trained_and_relevance_is_the_new_models():
