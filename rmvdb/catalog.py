@@ -34,11 +34,12 @@ def add_version(
     metric: Metric,
     dim: int | None,
     kind: Kind | None,
+    compatible_with: str | None = None,
 ) -> VersionRow:
     """Load the embedder, measure its dimension on probe items, fingerprint its weights, register it.
 
-    Raises ModelError where it, or the classifier, cannot be loaded or used, Mismatch where its dimension is not the promised one,
-    AlreadyExists for a name that means something else. The same again is no error.
+    Raises ModelError where it, or the classifier, cannot be loaded or used, Mismatch where its dimension is not the promised one
+    or it cannot be `compatible_with` that one, AlreadyExists for a name that means something else. The same again is no error.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise errors.UsageError(f"{name!r} is no name for a model version; use letters, digits, '.', '_' and '-'")
@@ -57,19 +58,32 @@ def add_version(
         loaded = embedders.load_classifier(classifier)
         if probes is not None:
             embedders.scored(loaded, probes)
+    dim = dim if probes is None else probes.shape[1]
+    if compatible_with is not None:
+        _check_comparable(registry.version(compatible_with), name, dim, metric)
     return registry.add_version(
         name=name,
         embedder=spec,
         options=dict(options),
         classifier=classifier,
-        dim=dim if probes is None else probes.shape[1],
+        dim=dim,
         metric=metric,
         fingerprint=embedders.fingerprint(embedder),
         probes=None if probes is None else probes.tobytes(),
         probe_kind=kind,
         base=None,
         head=None,
+        compatible_with=compatible_with,
     )
+
+
+def _check_comparable(old: VersionRow, name: str, dim: int | None, metric: Metric) -> None:
+    for what, own, other in (("dimension", dim, old.dim), ("metric", metric, old.metric)):
+        if own != other:
+            raise errors.Mismatch(
+                f"{name!r} has {what} {own}, {old.name!r} has {other}, so their vectors cannot be compared; "
+                "leave --compatible-with out"
+            )
 
 
 def probe(embedder: Embedder, *, dim: int | None, kind: Kind | None) -> Vectors | None:

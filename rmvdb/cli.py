@@ -246,9 +246,20 @@ def model() -> None:
 )
 @click.option("--dim", type=click.IntRange(min=1), help="Dimension [default: measured].")
 @click.option("--kind", type=click.Choice(["image", "text"]), help="What its items are [default: found out].")
+@click.option(
+    "--compatible-with", metavar="VERSION", help="The version whose vectors its own were trained to be comparable with."
+)
 @click.pass_context
 def model_add(
-    ctx: click.Context, name: str, embedder: str, options: str, classifier: str | None, metric: str, dim: int | None, kind: Any
+    ctx: click.Context,
+    name: str,
+    embedder: str,
+    options: str,
+    classifier: str | None,
+    metric: str,
+    dim: int | None,
+    kind: Any,
+    compatible_with: str | None,
 ) -> None:
     """Register a model version: it is loaded, probed and fingerprinted.
 
@@ -268,9 +279,11 @@ def model_add(
         metric=Metric(metric),
         dim=dim,
         kind=kind,
+        compatible_with=compatible_with,
     )
     weights = f", weights {row.fingerprint[:12]}" if row.fingerprint else ""
-    click.echo(f"model version {row.name}: {row.dim} dimensions, {row.metric}{weights}")
+    declared = f", compatible with {row.compatible_with}" if row.compatible_with else ""
+    click.echo(f"model version {row.name}: {row.dim} dimensions, {row.metric}{weights}{declared}")
 
 
 @model.command("list")
@@ -283,7 +296,7 @@ def model_list(ctx: click.Context, as_json: bool) -> None:
     Example:
       rmvdb model list --json
     """
-    names = ("name", "dim", "metric", "embedder", "classifier", "base", "fingerprint")
+    names = ("name", "dim", "metric", "embedder", "classifier", "base", "compatible_with", "fingerprint")
     rows = [{name: getattr(row, name) for name in names} for row in _app(ctx).registry.versions()]
     terminal.print_rows(rows, as_json)
 

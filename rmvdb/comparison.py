@@ -105,8 +105,21 @@ def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Metho
     return Comparison(rows=rows, recommended=recommend(able, seed=trial.seed), relevance=trial.relevance)
 
 
-def chosen(trial: Trial, candidates: Sequence[Method]) -> Prediction:
-    """The method to take with the first order; where there is too little to choose by, the last of the candidates."""
+def chosen(trial: Trial, candidates: Sequence[Method], *, declared: bool = False) -> Prediction:
+    """The method to take with the first order: `identity` where the models are `declared` to be comparable and it isn't refused.
+
+    Where there is too little to choose by it is the last of the candidates.
+    """
+    if not declared:
+        return _chosen(trial, candidates)
+    told = trial.predict(Method.IDENTITY)
+    if told.verdict != "refuse":
+        return replace(told, choice="the new model is declared to be compatible with the old one, so nothing is trained")
+    told = _chosen(trial, [method for method in candidates if method is not Method.IDENTITY])
+    return replace(told, choice=f"the new model is declared to be compatible, but would start below the old one; {told.choice}")
+
+
+def _chosen(trial: Trial, candidates: Sequence[Method]) -> Prediction:
     if trial.held_out < LEAST_TO_CHOOSE:
         few = f"{trial.held_out} records to choose a method by are too few; it is the one that gains most in general"
         return replace(trial.predict(candidates[-1]), choice=few)

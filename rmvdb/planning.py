@@ -172,7 +172,12 @@ class Planner:
         if len(sample.rows(0)) >= prediction.LEAST_PAIRS or question.method is not Method.NAIVE:
             trial = self._trial(question, legs, Metric(to.metric), sample, {order: confidence}, held_out, report)
             able = self._able(legs, to)
-            told = self._asked(trial, question.method, able) if question.method else comparison.chosen(trial, able)
+            declared = to.compatible_with == legs[0].model
+            told = (
+                self._asked(trial, question.method, able)
+                if question.method
+                else comparison.chosen(trial, able, declared=declared)
+            )
             told = comparison.tuned(trial, told) if question.tune else told
         plan = self._written(question, legs, told, sample, order, counts)
         data = json.dumps(asdict(plan)).encode()

@@ -357,8 +357,9 @@ class Registry:
                 f"Model version {name!r} is part of gallery {gallery!r} or its history; forget that first: "
                 f"rmvdb gallery remove {gallery}"
             )
-        if other := s.scalar(select(VersionRow.name).where(VersionRow.base == name, VersionRow.name != name)):
-            raise errors.UsageError(f"Model version {other!r} is made of {name!r}; forget that first: rmvdb model remove {other}")
+        needs = or_(VersionRow.base == name, VersionRow.compatible_with == name)
+        if other := s.scalar(select(VersionRow.name).where(needs)):
+            raise errors.UsageError(f"Model version {other!r} refers to {name!r}; forget that first: rmvdb model remove {other}")
         s.delete(row)
 
     @transaction

@@ -81,6 +81,8 @@ class VersionRow(Table):
     #: The version that this one adds a head (ρ) to, and the head.
     base: Mapped[str | None] = mapped_column(ForeignKey("model_versions.name"))
     head: Mapped[str | None] = mapped_column(ForeignKey("artifacts.sha256"))
+    #: The version whose vectors its own were trained to be comparable with, as whoever registered it said.
+    compatible_with: Mapped[str | None] = mapped_column(ForeignKey("model_versions.name"))
     created_at: Mapped[float]
 
 

@@ -361,6 +361,7 @@ class Conductor:
             base=base.name,
             head=plan.head,
             classifier=None,  # it reads the vectors before ρ
+            compatible_with=None,
             **{name: getattr(base, name) for name in same},
         )
 

@@ -82,9 +82,13 @@ def upgrade() -> None:
         sa.Column("probe_kind", sa.String(length=16), nullable=True),
         sa.Column("base", sa.String(length=255), nullable=True),
         sa.Column("head", sa.String(length=64), nullable=True),
+        sa.Column("compatible_with", sa.String(length=255), nullable=True),
         sa.Column("created_at", sa.Float(precision=53), nullable=False),
         sa.ForeignKeyConstraint(["base"], ["model_versions.name"], name=op.f("fk_model_versions_base_model_versions")),
         sa.ForeignKeyConstraint(["head"], ["artifacts.sha256"], name=op.f("fk_model_versions_head_artifacts")),
+        sa.ForeignKeyConstraint(
+            ["compatible_with"], ["model_versions.name"], name=op.f("fk_model_versions_compatible_with_model_versions")
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_model_versions")),
         sa.UniqueConstraint("name", name=op.f("uq_model_versions_name")),
     )

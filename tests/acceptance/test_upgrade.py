@@ -381,6 +381,26 @@ def test_a_comparable_model_is_served_without_any_transform(project: Project) ->
     assert project.json("status")["phase"] == "cut over"
 
 
+def test_a_model_that_is_declared_compatible_is_upgraded_to_without_training(project: Project) -> None:
+    add = ("model", "add", "--compatible-with", "v1")
+    refused = project.ask(*add, "v9", "--embedder", "models:v2", code=2).stderr
+    assert "'v9' has dimension 20, 'v1' has 16, so their vectors cannot be compared; leave --compatible-with out" in refused
+    refused = project.ask(*add, "v9", "--embedder", "models:kin", "--metric", "IP", code=2).stderr
+    assert "'v9' has metric IP, 'v1' has COSINE" in refused
+    assert "compatible with v1" in project.ask(*add, "kin", "--embedder", "models:kin").stdout
+    assert {each["name"]: each["compatible_with"] for each in project.json("model", "list")} == {
+        "v1": None,
+        "v2": None,
+        "kin": "v1",
+    }
+    project.ask(*add, "posing", "--embedder", "models:stranger")
+    kin, posing = (project.json("plan", "--from", "v1", "--to", to, "--labels", "label") for to in ("kin", "posing"))
+    assert (kin["method"], kin["prediction"]["verdict"] == "refuse") == ("identity", False)
+    assert kin["prediction"]["choice"].endswith("so nothing is trained")
+    assert posing["method"] != "identity"
+    assert "declared to be compatible, but would start below" in posing["prediction"]["choice"]
+
+
 def test_records_with_varchar_ids_are_upgraded_too(tmp_path: Path) -> None:
     ids = [f"ü/\\ {n}%" for n in range(200)]  # Milvus Lite 2.5 takes no quotes
     project = Project(tmp_path).prepare(ids)

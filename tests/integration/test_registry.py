@@ -267,7 +267,7 @@ def test_a_model_version_is_removed_when_nothing_needs_it_any_more(registry: Reg
         with pytest.raises(UsageError, match=f"'{version}' is part of gallery 'photos' or its history; .* gallery remove photos"):
             registry.remove_version(version)
     registry.remove_gallery("photos")
-    with pytest.raises(UsageError, match=r"'v2\+a' is made of 'v2'"):
+    with pytest.raises(UsageError, match=r"'v2\+a' refers to 'v2'"):
         registry.remove_version("v2")
     for version in ("v2+a", "v2", "v1"):
         registry.remove_version(version)
@@ -332,7 +332,8 @@ def test_of_two_changes_at_once_the_last_one_handed_over_holds_both(registry: Re
 def restored(registry: Registry, url: str) -> Contents:
     """What a registry with everything in it holds, after its tables were dropped and it was restored from that."""
     gallery = add_gallery(registry, adopted=False)
-    registry.add_version(name="v2", embedder="models:new", dim=8, metric="COSINE", probes=b"\0\xff", options={"größe": [1.5]})
+    more = {"probes": b"\0\xff", "options": {"größe": [1.5]}, "compatible_with": "v1"}
+    registry.add_version(name="v2", embedder="models:new", dim=8, metric="COSINE", **more)
     registry.add_artifact(sha256="a" * 64, kind="head", suffix="x", size=2**40)
     registry.add_version(name="v2+a", embedder="models:new", dim=8, metric="COSINE", base="v2", head="a" * 64)
     add_gallery(registry, "pictures")
@@ -366,7 +367,7 @@ def test_a_registry_is_restored_from_what_it_handed_over(registry: Registry, dat
         "takes the place of upgrade 1",
         "brought back by registry rebuild",
     ]
-    assert registry.version("v2").probes == b"\0\xff"
+    assert (registry.version("v2").probes, registry.version("v2").compatible_with) == (b"\0\xff", "v1")
 
 
 def test_a_restored_gallery_is_served_as_before_at_an_epoch_after_every_one_there_was(

@@ -192,6 +192,20 @@ def test_a_comparable_model_is_found_out_without_being_told():
     assert table.recommended.method is Method.IDENTITY
 
 
+def test_a_model_declared_comparable_is_taken_at_its_word_unless_measured_to_be_worse():
+    taken = trial(kin(), orders=("one",))
+    best = chosen(taken, CANDIDATES, declared=True)
+    assert (best.method, best.verdict, best.evaluated) == (Method.IDENTITY, "ok", taken.evaluated)
+    assert "declared to be compatible with the old one, so nothing is trained" in best.choice
+    assert taken._fits.keys() == {Method.IDENTITY}
+
+    refuted = chosen(trial(strangers(), orders=("one",)), CANDIDATES, declared=True)
+    assert refuted.method is Method.NAIVE
+    assert refuted.choice.startswith(
+        "the new model is declared to be compatible, but would start below the old one; naive is worth"
+    )
+
+
 def test_of_strangers_nobody_says_that_they_are_not_comparable():
     made = trial(strangers(), orders=("one",))
     assert made.predict(Method.IDENTITY).verdict == "refuse"
