@@ -171,13 +171,7 @@ class Planner:
         # Else nothing is to be trained, and there is too little to measure on.
         if len(sample.rows(0)) >= prediction.LEAST_PAIRS or question.method is not Method.NAIVE:
             trial = self._trial(question, legs, Metric(to.metric), sample, {order: confidence}, held_out, report)
-            able = self._able(legs, to)
-            declared = to.compatible_with == legs[0].model
-            told = (
-                self._asked(trial, question.method, able)
-                if question.method
-                else comparison.chosen(trial, able, declared=declared)
-            )
+            told = self._told(trial, question.method, self._able(legs, to), declared=to.compatible_with == legs[0].model)
             told = comparison.tuned(trial, told) if question.tune else told
         plan = self._written(question, legs, told, sample, order, counts)
         data = json.dumps(asdict(plan)).encode()
@@ -285,8 +279,10 @@ class Planner:
         return ", ".join(dict.fromkeys(names)), found
 
     @staticmethod
-    def _asked(trial: prediction.Trial, method: Method, able: Sequence[Method]) -> prediction.Prediction:
-        """The method that was asked for, on a schedule where there is need of one and every embedder for it."""
+    def _told(trial: prediction.Trial, method: Method | None, able: Sequence[Method], *, declared: bool) -> prediction.Prediction:
+        """The method that was asked for, on a schedule where it needs one and every embedder is there; else the chosen one."""
+        if method is None:
+            return comparison.chosen(trial, able, declared=declared)
         told = trial.predict(method)
         return (comparison.schedule(trial, told) if Method.NAIVE in able else None) or told
 
