@@ -246,8 +246,8 @@ class Run:
                 return True
             if refusal and refusal in err:
                 return False
-            killed = command.returncode == -signal.SIGKILL or self._was_away(started, time.monotonic())
-            if not killed and "is at work on this upgrade" not in err:
+            killed = command.returncode == -signal.SIGKILL or "is at work on this upgrade" in err
+            if not killed and not self._troubled(started, time.monotonic()):
                 raise Broken(f"rmvdb {' '.join(words)} ended with {command.returncode}:\n{out}\n{err}")
             if words[0] == "cleanup" and self._status()["phase"] == "ended":
                 return True
@@ -344,8 +344,11 @@ class Run:
     def _stall(self) -> None:
         self.random.choice((self.engine, self.registry)).stall(self.random.uniform(0.2, 1.0))
 
-    def _was_away(self, start: float, end: float) -> bool:
-        return any(start < until + RECOVERING and since < end for since, until in self.away)
+    def _troubled(self, start: float, end: float) -> bool:
+        """Whether a part was away meanwhile, or did not answer a plain search."""
+        while self.probed < end:
+            time.sleep(0.1)
+        return any(start < until + RECOVERING and since < end for since, until in self.away) or self._silent(start, end)
 
     def _revive(self) -> None:
         for each in self.processes:
@@ -387,10 +390,14 @@ class Run:
         if plain["failed"] or plain["answered"] - plain["asked"] > SLOW:
             self.unanswered.append((plain["asked"], plain["answered"]))
 
+    def _silent(self, start: float, end: float) -> bool:
+        """Whether a plain search failed or was slow meanwhile."""
+        return any(asked < end and start < answered for asked, answered in self.unanswered)
+
     def _judge(self, who: str, line: dict[str, Any]) -> None:
         self.verdict.searches += 1
         if "failed" in line:
-            if any(asked < line["at"] and line["started"] < answered for asked, answered in self.unanswered):
+            if self._silent(line["started"], line["at"]):
                 self.excused += 1
             else:
                 self.verdict.complain("failed_searches", f"{who} at {line['at']:.3f}: {line['failed'][:300]}")
