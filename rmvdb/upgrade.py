@@ -98,7 +98,7 @@ class Conductor:
         "copy": ("store.create old", "registry.open_intents", "store.upsert old", "registry.withdraw_intents"),
         "list": ("registry.discard_list", "registry.add_batches", "registry.set_upgrade listed"),
         "switch": ("registry.announce", "registry.activate", "registry.set_upgrade plan"),
-        "cut over": ("registry.announce", "registry.activate", "store.move_aliases old", "registry.set_upgrade cut over"),
+        "cut over": ("registry.announce", "registry.activate", "store.move_aliases new", "registry.set_upgrade cut over"),
         "clean up": (
             "registry.begin_clean_up",
             "store.drop old",
@@ -112,7 +112,7 @@ class Conductor:
             "registry.supersede",
             "registry.announce",
             "registry.activate",
-            "store.move_aliases old",
+            "store.move_aliases new",
             "registry.set_upgrade cut over",
         ),
     }

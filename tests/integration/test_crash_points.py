@@ -280,6 +280,7 @@ BACK = (
     *(call for call in Conductor.CALLS["deploy"] if call.startswith("registry") and call != "registry.add_collection"),
     *Conductor.CALLS["list"],
     *Backfill.CALLS,
+    "store.move_aliases new",
     "registry.set_upgrade cut over",
 )
 

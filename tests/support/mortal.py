@@ -104,12 +104,13 @@ class Mortal:
         """As the lists in the code name it: the collection of a store's call, the state of a batch, the phase of an upgrade."""
         what = ""
         if self._kind == "store":
-            what = " new" if version_of(getattr(args[0], "collection", args[0])) == self._filled else " old"
+            changed = args[1] if method == "move_aliases" else getattr(args[0], "collection", args[0])
+            what = " new" if version_of(changed) == self._filled else " old"
         elif method == "advance":
             what = f" {BatchState(args[1]).value}"
         elif method == "set_upgrade":
-            changed = sorted(kwargs.keys() - {"note", "baton"})
-            what = f" {kwargs['phase']}" if "phase" in kwargs else "".join(f" {name}" for name in changed)
+            names = sorted(kwargs.keys() - {"note", "baton"})
+            what = f" {kwargs['phase']}" if "phase" in kwargs else "".join(f" {name}" for name in names)
         return f"{self._kind}.{method}{what}"
 
 
