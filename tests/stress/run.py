@@ -284,9 +284,10 @@ class Run:
             self._read()
             if not driver.is_alive():
                 raise self.driver_error or Broken("the upgrades ended before their time")
-            if time.monotonic() > next_fault:
+            if (now := time.monotonic()) > next_fault:
                 self._fault()
-                next_fault = time.monotonic() + self.random.uniform(0.5, 4.0)
+                took = time.monotonic() - now  # what came back slowly is used for as long before the next fault
+                next_fault = time.monotonic() + took + self.random.uniform(0.5, 4.0)
             if self.random.random() < 0.2:  # in mid-search, most likely
                 self._suspended(self._one("searcher"), self.random.uniform(0.2, 1.2))
             if time.monotonic() > next_checkpoint:
