@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -414,7 +415,7 @@ class Run:
         quiet = self.project.folder / "quiet"
         quiet.touch()
         try:
-            with self.steady:
+            with self._steadied():
                 self._wait_until_quiet()
                 self._compare()
         finally:
@@ -424,6 +425,15 @@ class Run:
         self.checkpoints += 1
         self.truth.forget_before(time.monotonic() - 60.0)
         self.say(json.dumps(self._counts(0.0) | {"now": {key: self._status()[key] for key in ("phase", "t", "rolls_back")}}))
+
+    @contextmanager
+    def _steadied(self) -> Iterator[None]:
+        while not self.steady.acquire(timeout=0.1):
+            self._read()  # whoever holds it may be waiting to learn how plain searches fared
+        try:
+            yield
+        finally:
+            self.steady.release()
 
     def _wait_until_quiet(self) -> None:
         deadline = time.monotonic() + PATIENCE
