@@ -106,13 +106,7 @@ class Sampler:
         Raises PlanRefused where no record could be embedded, UsageError for an answer that is no id here, UnknownName for a field
         that no record has, before anything is embedded, and what embedding raises.
         """
-        held = [
-            self.records(leg.collection, size, seed, without=seen if at else frozenset())
-            for at, (leg, size) in enumerate(zip(legs, sizes, strict=True))
-        ]
-        if queries:
-            answers = _answers(queries, held)
-            held = [records + self._get(leg.collection, answers) for leg, records in zip(legs, held, strict=True)]
+        held = self._drawn(legs, sizes, seen, seed, queries)
         drawn = sum(map(len, held))
         held = _labelled(held, labels) if labels else held
         # A record in two collections, as a client's write leaves it, counts where it is newest.
@@ -139,6 +133,18 @@ class Sampler:
             queries=self._queries(to_version, legs, queries, usable, sorted(asked), report) if queries else None,
             logged=self._logged(to_version, legs[0], logged, report) if logged else None,
         )
+
+    def _drawn(
+        self, legs: Sequence[Leg], sizes: Sequence[int], seen: Set[Id], seed: int, queries: Sequence[Query]
+    ) -> list[list[Record]]:
+        held = [
+            self.records(leg.collection, size, seed, without=seen if at else frozenset())
+            for at, (leg, size) in enumerate(zip(legs, sizes, strict=True))
+        ]
+        if not queries:
+            return held
+        answers = _answers(queries, held)
+        return [records + self._get(leg.collection, answers) for leg, records in zip(legs, held, strict=True)]
 
     def _logged(self, to_version: str, newest: Leg, items: Sequence[Item], report: Report) -> Pairs:
         found: dict[str, Vectors] = {}

