@@ -146,22 +146,9 @@ def add_gallery(
     if name in {row.name for row in registry.galleries()}:
         return _same_gallery(registry, name, model, collection)
     if collection is None:
-        schema = Schema(
-            collection=re.sub(r"\W", "_", f"{name}_{model}_e1"),
-            dim=version.dim,
-            metric=Metric(version.metric).stored,
-            id_type=id_type,
-            fields=tuple(fields),
-        )
-        index.check(chosen_index, dim=schema.dim, metric=schema.metric, engine=store.version())
-        store.create(schema, chosen_index)
-        if store.count(schema.collection):
-            raise foreign(schema.collection, f"adopt it with --collection {schema.collection}")
-        search = chosen_index.search
+        schema, search = _created(store, version, f"{name}_{model}_e1", id_type, fields, chosen_index), chosen_index.search
     else:
-        schema = store.describe(collection)
-        check_fits(schema, version)
-        search = index.search_for(store.index(schema.collection), chosen_index, dim=schema.dim)
+        schema, search = _adopted(store, version, collection, chosen_index)
         if loaded_source is not None:
             _check_vectors(store, encoder, collection, version, loaded_source)
     return registry.add_gallery(
@@ -173,6 +160,30 @@ def add_gallery(
         search=search,
         times=times,
     )
+
+
+def _created(
+    store: VectorStore, version: VersionRow, name: str, id_type: IdType, fields: Sequence[Field], chosen: Index
+) -> Schema:
+    schema = Schema(
+        collection=re.sub(r"\W", "_", name),
+        dim=version.dim,
+        metric=Metric(version.metric).stored,
+        id_type=id_type,
+        fields=tuple(fields),
+    )
+    index.check(chosen, dim=schema.dim, metric=schema.metric, engine=store.version())
+    store.create(schema, chosen)
+    if store.count(schema.collection):
+        raise foreign(schema.collection, f"adopt it with --collection {schema.collection}")
+    return schema
+
+
+def _adopted(store: VectorStore, version: VersionRow, collection: str, chosen: Index) -> tuple[Schema, Mapping[str, Any]]:
+    """Its schema, and the parameters that it is searched with."""
+    schema = store.describe(collection)
+    check_fits(schema, version)
+    return schema, index.search_for(store.index(schema.collection), chosen, dim=schema.dim)
 
 
 def _same_gallery(registry: Registry, name: str, model: str, collection: str | None) -> GalleryRow:
