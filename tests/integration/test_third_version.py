@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,16 +29,21 @@ from tests.support.inprocess import Crash, Gallery, die_and_drive_again, drive, 
 V1, V2 = "texts_v1", "texts_v2"
 
 
-@pytest.fixture
-def gallery(tmp_path: Path) -> Iterator[Gallery]:
-    """Forty texts in the middle of v1 → v2: 1 to 20 are moved, and some were written since."""
-    made = make(tmp_path)
+def go_half_way(made: Gallery) -> None:
+    """Forty texts to the middle of v1 → v2: 1 to 20 are moved, and some were written since."""
     made.worker().run(made.task, made.backfill, until=0.5)
     with made.client() as client:
         # In v2 alone; in both; new.
         write(made, client, 5, 25, 50)
         client.delete([6, 30])
         del made.source.of[6], made.source.of[30]
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    """A gallery half way."""
+    made = make(tmp_path)
+    go_half_way(made)
     yield made
     made.registry.close()
 
@@ -121,10 +127,28 @@ def test_the_archive_knows_which_collection_each_record_was_in(gallery: Gallery)
     assert all(np.array_equal(record.vector, before[id].vector) for id, record in (kept[V1] | kept[V2]).items())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("number", range(1, 19))
-def test_a_worker_that_dies_before_any_write_leaves_a_state_that_a_rerun_mends(gallery: Gallery, number: int) -> None:
+WRITES = range(1, 19)
+
+
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Future[None]]]:
+    """A worker's death before each of its writes, several at a time, since most of each is waiting."""
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        yield {number: pool.submit(supersede_and_die, make(tmp_path_factory.mktemp("death")), number) for number in WRITES}
+
+
+def supersede_and_die(gallery: Gallery, number: int) -> None:
+    go_half_way(gallery)
     gallery.supersede()
     die_and_drive_again(gallery, number)
+    gallery.registry.close()
+
+
+@pytest.mark.parametrize("number", WRITES)
+def test_a_worker_that_dies_before_any_write_leaves_a_state_that_a_rerun_mends(
+    deaths: dict[int, Future[None]], number: int
+) -> None:
+    deaths[number].result(timeout=200)
 
 
 @pytest.mark.parametrize("call", ["upsert", "delete"])
