@@ -6,6 +6,7 @@ Alembic is slow to import: import this room where it is used.
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 from alembic import command
@@ -26,11 +27,13 @@ REVISION_TABLE = "rmvdb_revision"
 BASE = "base"
 #: Whoever changes the schema of a PostgreSQL database holds this advisory lock ("rmvdb" as a number).
 LOCK = 0x726D766462
+#: Alembic keeps the migration that it is in for the whole process.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def upgrade(url: str) -> None:
-    """Bring the database to this code's schema; does nothing where it is there. Safe while another process does the same."""
-    with _Opened(url) as registry:
+    """Bring the database to this code's schema; does nothing where it is there. Safe while others do the same."""
+    with _ONE_AT_A_TIME, _Opened(url) as registry:
         _upgrade(registry)
 
 
@@ -38,7 +41,7 @@ def downgrade(url: str, revision: str) -> None:
     """Take the database back to a revision ("base": no tables); what the dropped tables held is lost."""
     if revision not in _known():
         raise UnknownName("schema revision", revision, _known())
-    with _Opened(url) as registry:
+    with _ONE_AT_A_TIME, _Opened(url) as registry:
         _downgrade(registry, revision)
 
 

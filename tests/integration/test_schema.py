@@ -165,6 +165,13 @@ def test_many_processes_may_go_up_at_once(database_url: str) -> None:
     schema.check(database_url)
 
 
+def test_threads_may_take_their_databases_up_at_once(tmp_path: Path) -> None:
+    urls = [f"sqlite:///{tmp_path / str(number)}.sqlite" for number in range(6)]
+    with ThreadPoolExecutor(len(urls)) as pool:
+        list(pool.map(schema.upgrade, urls))
+    assert {schema.current(url) for url in urls} == {schema.head()}
+
+
 def test_going_up_waits_for_whoever_is_at_it(database_url: str) -> None:
     registry = Registry(database_url)
     with ThreadPoolExecutor(1) as pool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -36,9 +36,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_comes_at_once() -> None:
     def seconds() -> float:
-        began = time.perf_counter()
+        """Of a processor, not of a clock: others may be at work on this machine."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         run("-m", "rmvdb", "--help")
-        return time.perf_counter() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(seconds() for _ in range(5)) < 0.5
 
