@@ -144,7 +144,7 @@ def add_gallery(
         raise errors.UsageError(f"{name!r} is no name for a gallery; begin with a letter, then letters, digits, '_' and '-'")
     version = registry.version(model)
     if name in {row.name for row in registry.galleries()}:
-        return _same_gallery(registry, name, model, collection)
+        return _same_gallery(registry, name, model, collection, source)
     if collection is None:
         schema, search = _created(store, version, f"{name}_{model}_e1", id_type, fields, chosen_index), chosen_index.search
     else:
@@ -186,12 +186,17 @@ def _adopted(store: VectorStore, version: VersionRow, collection: str, chosen: I
     return schema, index.search_for(store.index(schema.collection), chosen, dim=schema.dim)
 
 
-def _same_gallery(registry: Registry, name: str, model: str, collection: str | None) -> GalleryRow:
+def _same_gallery(registry: Registry, name: str, model: str, collection: str | None, source: str | None) -> GalleryRow:
     row = registry.gallery(name)
     first = registry.collections(row.id)[0]
     if first.model != model or (collection is not None and first.name != collection):
         raise errors.AlreadyExists(
             f"Gallery {name!r} exists with model {first.model!r} and collection {first.name!r}; choose another name"
+        )
+    if source not in (None, row.source):
+        raise errors.AlreadyExists(
+            f"Gallery {name!r} exists with {f'source {row.source!r}' if row.source else 'no source'}; to change that: "
+            f"rmvdb gallery source {name} {source!r}"
         )
     return row
 

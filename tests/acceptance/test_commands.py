@@ -83,6 +83,9 @@ def test_the_source_of_a_gallery_can_be_changed(project: Project) -> None:
 
 def test_a_gallery_is_forgotten_and_its_collection_stays_unless_rmvdb_made_it_and_is_told_to_drop_it(project: Project) -> None:
     (held,) = (each["name"] for each in project.json("gallery", "show")["collections"])
+    again = ("gallery", "add", "things", "--model", "v1", "--source")
+    project.ask(*again, "call:models:items")
+    assert "rmvdb gallery source things 'call:models:v1'" in project.ask(*again, "call:models:v1", code=2).stderr
     with project.client():
         assert "is served by client" in project.ask("gallery", "remove", "things", "--yes", code=2).stderr
     assert f"forgotten; {held} stays" in project.ask("gallery", "remove", "things", "--yes").stdout
