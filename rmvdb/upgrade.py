@@ -897,7 +897,8 @@ class Conductor:
         if upgrade.plan.get("switch") is not None:
             upgrade = self._switch(upgrade, worker, force=force)
         self.backfill(upgrade, worker)
-        if not self._left(upgrade) and not self.stop.is_set() and upgrade.plan["cutover"]:
+        wanted = upgrade.plan["cutover"] and upgrade.plan["until"] >= 1.0  # a share of it may be all: batches are whole
+        if wanted and not self._left(upgrade) and not self.stop.is_set():
             self.cut_over(upgrade, worker, force=force)
 
     @contextmanager

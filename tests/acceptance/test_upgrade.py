@@ -135,6 +135,14 @@ def test_a_killed_upgrade_run_again_ends_in_the_same_state(project: Project) -> 
     assert sorted(collections(project).values()) == [0, 400]
 
 
+def test_until_a_share_never_cuts_over(project: Project) -> None:
+    project.ask(*NAIVE, "--until", "0.99")  # with the last batch, which is moved as a whole, all is
+    now = project.json("status")
+    assert (now["phase"], now["t"]) == ("serving both", 1.0)
+    project.ask(*NAIVE)
+    assert project.json("status")["phase"] == "cut over"
+
+
 @pytest.mark.parametrize("until", ["0", "0.3", "1"])
 def test_a_roll_back_gives_back_the_same_ids_fields_and_vectors(planned: Project, until: str) -> None:
     project = planned
