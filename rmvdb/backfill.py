@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from rmvdb import errors
-from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache
+from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache, Reading
 from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.latency import ENOUGH, WINDOW
@@ -66,6 +66,11 @@ class Task:
     stand_in: tuple[str, ...] = ()
     #: The collection with the vectors by which embeddings were kept while planning, where `old` holds others.
     known_by: str | None = None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the records stay in their collection, and only their vectors are replaced."""
+        return self.old == self.new
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +151,8 @@ class Backfill:
             self._registry.advance(batch, BatchState.REMOVING, **packed)
         announced = self._registry.intents(task.upgrade, decision.gone) if decision.gone else {}
         self._delete(task.new, [id for id in decision.gone if key(id) not in announced], in_time)
-        self._delete(task.old, decision.remove, in_time)
+        if not task.in_place:
+            self._delete(task.old, decision.remove, in_time)
         # A write that is only announced may never be made, and what was copied would stay.
         again = decision.again + [id for id in decision.gone if key(id) in announced]
         self._registry.retire(batch, moved=len(decision.remove), again=again)
@@ -175,7 +181,11 @@ class Backfill:
 
     def _kept(self, files: Mapping[str, Any] | None) -> dict[str, list[Record]]:
         """What the archive has in these files, by the collection that it was read from."""
-        return {collection: self._archive.read(ArchiveFile(**file)) for collection, file in (files or {}).items()}
+        kept = self._readings(files).items()
+        return {collection: [reading.record for reading in readings] for collection, readings in kept}
+
+    def _readings(self, files: Mapping[str, Any] | None) -> dict[str, list[Reading]]:
+        return {collection: self._archive.readings(ArchiveFile(**file)) for collection, file in (files or {}).items()}
 
     # --- copy ---------------------------------------------------------------------------------------------------------
 
@@ -257,7 +267,7 @@ class Backfill:
 
     def _decide(self, task: Task, batch: BatchRow) -> Decision:
         ids = unpack_ids(batch.ids)
-        was = {record.id: record for records in self._kept(batch.archive).values() for record in records}
+        was = {each.record.id: each for readings in self._readings(batch.archive).values() for each in readings}
         now = {record.id: record for records in self._read(task, ids).values() for record in records}
         announced = self._registry.intents(task.upgrade, ids)
         settled = self._registry.now() - task.grace
@@ -272,7 +282,7 @@ class Backfill:
             elif id in uncopied:
                 bucket = "again"  # the write that it was left to was never made
             else:
-                bucket = _fate(was.get(id), now.get(id))
+                bucket = _fate(was.get(id), now.get(id), in_place=task.in_place)
             if bucket:
                 getattr(decision, bucket).append(id)
         return decision
@@ -282,13 +292,13 @@ def _with_vectors(records: Sequence[Record], vectors: Mapping[Id, Vectors]) -> l
     return [Record(id=each.id, vector=vectors[each.id], fields=each.fields) for each in records if each.id in vectors]
 
 
-def _fate(was: Record | None, now: Record | None) -> str:
+def _fate(was: Reading | None, now: Record | None, *, in_place: bool) -> str:
     """What becomes of a record that nobody announced a write of: the name of a list in Decision, or nothing."""
     if was is None:
         return "" if now is None else "again"
     if now is None:
         return "gone"
-    return "remove" if same(was, now) else "again"
+    return "remove" if (was.is_copied_to(now) if in_place else same(was.record, now)) else "again"
 
 
 def same(one: Record, other: Record) -> bool:

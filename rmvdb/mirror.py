@@ -25,6 +25,9 @@ NOISE = 1e-4
 
 #: When so many records may be copied: waits at its beginning.
 Turn = Callable[[int], AbstractContextManager[None]]
+#: What the last write of a client was, `upsert` or `delete`, by id; of those of these records that one was done of since the copy
+#: is served.
+Done = Callable[[Sequence[Id]], Mapping[Id, str]]
 #: The vectors (n, d_new) by which a copy holds these records of the original.
 Lift = Callable[[Sequence[Record]], Vectors]
 
@@ -52,8 +55,11 @@ class Mirror:
     Each page is written as clients write: announced, so that nobody else is at its records meanwhile.
     """
 
-    def __init__(self, original: str, *, store: VectorStore, writes: Writes, page: int, lift: Lift | None = None) -> None:
-        self._original, self._store, self._writes, self._page, self._lift = original, store, writes, page, lift
+    def __init__(
+        self, original: str, *, store: VectorStore, writes: Writes, done: Done, page: int, lift: Lift | None = None
+    ) -> None:
+        self._original, self._store, self._writes, self._done = original, store, writes, done
+        self._page, self._lift = page, lift
 
     def copy(self, target: str, turn: Turn, progress: Callable[[int, int], None]) -> None:
         """Until a pass over both finds nothing to change, or other programs change the original in each of several passes."""
@@ -69,18 +75,24 @@ class Mirror:
                 return
 
     def finish(self, target: str, ids: Sequence[Id]) -> None:
-        """Copy these again: clients that were killed while the copy was made may have written it, and not the original."""
+        """Copy these again: clients that were killed while the copy was made may have written it, and not the original.
+
+        What was written since is left alone: the copy has the new model's own vector, and is not told to embed it again.
+        """
         for start in range(0, len(ids), self._page):
-            self._mend(target, ids[start : start + self._page])
+            self._mend(target, ids[start : start + self._page], leave_out=self._done)
 
     def agree(self, legs: Sequence[str]) -> int:
         """Bring into the last of these legs what only the original holds, and take out of all what it does not hold; how many.
 
-        That is what other programs inserted and deleted there, and what clients that were killed had begun to.
+        That is what other programs inserted and deleted there, and what clients that were killed had begun to. What a client
+        deleted, and another program put back, stays out.
         """
         changed = 0
         for ids in self._ids(self._original):
-            if strange := self._absent(ids, *reversed(legs)):
+            strange = self._absent(ids, *reversed(legs))
+            done = self._done(strange) if strange else {}
+            if strange := [id for id in strange if done.get(id) != "delete"]:
                 changed += self._take_in(strange, legs)
         for leg in reversed(legs):
             for ids in self._ids(leg):
@@ -137,11 +149,13 @@ class Mirror:
         with turn(len(ids)):
             return self._mend(target, ids)
 
-    def _mend(self, target: str, ids: Sequence[Id]) -> int:
+    def _mend(self, target: str, ids: Sequence[Id], *, leave_out: Done = lambda _: {}) -> int:
         """Only what differs when nobody writes it: clients that write meanwhile change one collection after the other."""
         if not ids:
             return 0
         with self._writes.alone_at(ids) as (_, permit):
+            left_out = leave_out(ids)
+            ids = [id for id in ids if id not in left_out]
             copies = {record.id: record for record in self._whole(target, ids)}
             found = {record.id: record for record in self._wanted(ids)}
             changed = [each for id, each in found.items() if id not in copies or not self._same(each, copies[id])]

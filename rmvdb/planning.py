@@ -390,7 +390,8 @@ class Planner:
             "records": records,
             "vector_bytes": made,
             "archive_bytes": copied if question.instant_rollback else held,
-            **({"copy_bytes": copied} if question.instant_rollback else {}),
+            # A lifted copy is re-embedded in place: it is what `vector_bytes` counts.
+            **({"copy_bytes": held} if question.instant_rollback and question.method is not Method.FCT else {}),
             **seconds,
         }
 

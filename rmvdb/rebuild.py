@@ -157,8 +157,8 @@ class Look:
         self._old = [each for each in upgrade.old_collections if store.exists(each)]
         #: The folder of the archive is named after the collection that was read.
         self._read_from = {file_name(each): each for each in upgrade.old_collections}
-        #: A roll back fills a collection that holds records of its own.
-        self._filled_from_empty = upgrade.undoes is None
+        #: A roll back fills a collection that holds records of its own; one that is re-embedded in place held them all, lifted.
+        self._filled_from_empty = upgrade.undoes is None and not upgrade.in_place
         #: Hashes of the ids that were read, and of those that were read more than once.
         self._read: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
         self._often: set[int] = set()
@@ -210,7 +210,8 @@ class Look:
         left = {record.id for each in self._old for record in self._store.get(each, here, fields=())}
         self._note_copied(file, [id for id in here if id not in left], retired=True)
         self._note_copied(file, [id for id in copied if id in left], retired=False)
-        # What a roll back finds in both collections may be what it always was; it is moved like any other.
+        # What a roll back finds in both collections may be what it always was; it is moved like any other. In place nothing tells
+        # what a client wrote from what is still lifted.
         self._note_written([id for id in written if self._filled_from_empty or id not in left])
 
     def _note_copied(self, file: ArchiveFile, ids: Sequence[Id], *, retired: bool) -> None:

@@ -993,6 +993,11 @@ class Registry:
         return {row.record: row for row in _intents_of(s, upgrade_id, ids, true())}
 
     @transaction
+    def last_done(self, s: Session, /, upgrade_id: int, ids: Collection[Id]) -> dict[str, str]:
+        """By key, `upsert` or `delete`: what the last write that was done of each of these records was."""
+        return {row.record: row.kind for row in _intents_of(s, upgrade_id, ids, IntentRow.done)}
+
+    @transaction
     def written(self, s: Session, /, upgrade_id: int, *, after: int = 0, limit: int = 1000) -> Sequence[IntentRow]:
         """The intents of an upgrade, in whatever state, by row id, a page at a time."""
         rows = select(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.id > after)

@@ -124,7 +124,9 @@ def _doing(row: UpgradeRow, now: Progress, unfinished: bool, legs: list[str]) ->
 
 
 def both(legs: Sequence[object]) -> str:
-    """That the old and the new collections are searched, however many there are."""
+    """That the old and the new collections are searched, however many there are: a lifted one is both."""
+    if len(legs) == 1:
+        return "one collection is searched"
     return f"{'both' if len(legs) == 2 else len(legs)} collections are searched"
 
 

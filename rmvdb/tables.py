@@ -160,7 +160,8 @@ class UpgradeRow(Table):
     #: The version in the newest old collection, and the one in the new (ρ included).
     from_version: Mapped[str] = mapped_column(ForeignKey("model_versions.name"))
     to_version: Mapped[str] = mapped_column(ForeignKey("model_versions.name"))
-    #: Those that are emptied, newest first: more than one where it began while another upgrade was on.
+    #: Those that are emptied, newest first: more than one where it began while another upgrade was on. A lifted copy is no other
+    #: than the new one: its vectors are replaced.
     old_collections: Mapped[list[Any]]
     new_collection: Mapped[str]
     #: For a roll back: the upgrade whose archive gives the vectors.
@@ -197,8 +198,13 @@ class UpgradeRow(Table):
 
     @property
     def lift(self) -> str | None:
-        """SHA-256 of h, where the copy holds the original's vectors lifted into the new space."""
+        """SHA-256 of h, where the copy holds the original's vectors lifted into the new space, and is re-embedded in place."""
         return self.plan.get("lift")
+
+    @property
+    def in_place(self) -> bool:
+        """Whether what is filled is what its records lie in already."""
+        return self.new_collection in self.old_collections
 
     @property
     def searched(self) -> list[str]:
@@ -209,7 +215,7 @@ class UpgradeRow(Table):
     def leaving(self) -> list[str]:
         """The collections that clean-up drops."""
         kept = [self.original] if self.original and self.undoes is None else []
-        return [*self.old_collections, *kept]
+        return [*(each for each in self.old_collections if each != self.new_collection), *kept]
 
 
 class PhaseRow(Table):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from rmvdb import catalog, errors, index
 from rmvdb.archive import Archive, EmbeddingCache
@@ -35,7 +36,7 @@ from rmvdb.status import both, only
 from rmvdb.tables import BatchRow, GalleryRow, UpgradeRow, VersionRow
 from rmvdb.types import BatchState, Id, IdType, Index, Leg, Metric, Phase, Progress, Query, Record, Vectors
 from rmvdb.verify import Report as VerifyReport
-from rmvdb.verify import Verify
+from rmvdb.verify import Verify, hashes
 from rmvdb.writing import Writes
 
 log = logging.getLogger(__name__)
@@ -310,7 +311,7 @@ class Conductor:
         collection, copy = (f"{_plain(self.gallery.name)}_{_plain(name)}_u{number}" for name in (version.name, legs[0].model))
         # What is listed, which is emptied, too, but for a lifted copy: confidence is read off vectors of the old model.
         listed = [replace(legs[0], collection=copy)] if question.instant_rollback and not plan.lift else legs
-        old = [_leg_of(version, f"{copy}_lifted")] if plan.lift else listed
+        old = [_leg_of(version, collection)] if plan.lift else listed  # in place: its own vectors are replaced
         served = {"before": listed, **self._served(collection, old, version, plan)}
         if question.instant_rollback:
             kept = legs[0] if own else replace(served["serving"][-1], collection=legs[0].collection)
@@ -368,6 +369,8 @@ class Conductor:
     def _served(self, collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan) -> dict[str, Sequence[Leg]]:
         """The legs of each epoch: `serving` until cut-over, `later` in its place from `switch` on, `final` at the end."""
         new = _leg_of(version, collection)
+        if plan.lift:
+            return {"serving": [new], "final": [new]}
         led = [_led(leg, old[0], new, plan.reverse) if plan.reverse else leg for leg in old]
         serving = _calibrated(new, led, plan.calibrations)
         if plan.switch is None:
@@ -384,7 +387,7 @@ class Conductor:
         copied = None
         if upgrade.original and self.registry.plan(self.gallery.name).legs[0].collection != upgrade.new_collection:
             copied = self._copy_original(upgrade, force=force)
-        if upgrade.undoes is None:  # again after a crash, which may have left it half made, or made and not registered
+        if upgrade.undoes is None and not upgrade.in_place:  # again after a crash, which may have left it half made
             self._create(upgrade.new_collection, upgrade.to_version, like=upgrade.old_collections[0])
         self._serve(upgrade, "serving", force=force, after=copied)
         if upgrade.original:  # whoever wrote by the plan before has ended by now
@@ -439,7 +442,12 @@ class Conductor:
         writes = Writes(self.gallery.name, registry=self.registry, name=name, longest_call=self.hands.longest_call)
         assert upgrade.original is not None  # noqa: S101 (the caller looked)
         lift = functools.partial(self._lifted, upgrade.lift, upgrade.plan["question"]["side"]) if upgrade.lift else None
-        return Mirror(upgrade.original, store=self.store, writes=writes, page=COPIED_AT_ONCE, lift=lift)
+        done = functools.partial(self._last_done, upgrade)
+        return Mirror(upgrade.original, store=self.store, writes=writes, done=done, page=COPIED_AT_ONCE, lift=lift)
+
+    def _last_done(self, upgrade: UpgradeRow, ids: Sequence[Id]) -> dict[Id, str]:
+        kinds = self.registry.last_done(upgrade.id, ids)
+        return {id: kinds[key(id)] for id in ids if key(id) in kinds}
 
     def _lifted(self, lift: str, side: str | None, records: Sequence[Record]) -> Vectors:
         """What h makes of records of the original, (n, d_new)."""
@@ -463,6 +471,9 @@ class Conductor:
         self.stop.wait(grace)
         self._check_stop()
         return epoch
+
+    def _agree(self, upgrade: UpgradeRow) -> None:
+        self._mirror(upgrade).agree(_each_once(upgrade.new_collection, *upgrade.old_collections))
 
     @contextmanager
     def _turn(self, upgrade: UpgradeRow, count: int) -> Iterator[None]:
@@ -595,7 +606,8 @@ class Conductor:
         )
 
     def complete(self, upgrade: UpgradeRow, worker: Worker) -> None:
-        """Until the old collections, counted at Strong twice and one grace apart, hold nothing but quarantined records.
+        """Until the old collections, counted at Strong twice and one grace apart, hold nothing but quarantined records; a lifted
+        copy, nothing that is still lifted.
 
         Records that other programs put there meanwhile are found and moved; EngineError where they never stop coming.
         """
@@ -603,15 +615,16 @@ class Conductor:
         quiet = False
         for _ in range(ROUNDS):
             if upgrade.original:
-                self._mirror(upgrade).agree([upgrade.new_collection, *upgrade.old_collections])
+                self._agree(upgrade)
             late = sum(self._list_late(upgrade, collection) for collection in upgrade.old_collections)
             if late:
-                self.say(f"{late} records came into {old} meanwhile; moving them")
+                self.say(f"{late} records came into {old} meanwhile; {'embedding' if upgrade.in_place else 'moving'} them")
                 self.backfill(upgrade, worker)
             elif quiet:
                 return
             else:
-                self.say(f"{old} {'is' if len(upgrade.old_collections) == 1 else 'are'} empty; looking again in {grace:g} s")
+                what = "re-embedded" if upgrade.in_place else "empty"
+                self.say(f"{old} {'is' if len(upgrade.old_collections) == 1 else 'are'} {what}; looking again in {grace:g} s")
                 self._outwait_writes(grace)
             quiet = not late
             self._check_stop()
@@ -629,14 +642,28 @@ class Conductor:
 
     def _list_late(self, upgrade: UpgradeRow, collection: str) -> int:
         aside = {row.record for row in self.registry.quarantined(upgrade.id)}
+        remade = self._retired(upgrade) if upgrade.in_place else None
         late = 0
         for page in self.store.scan(collection, page=self.hands.batch):
             left = [record.id for record in page if key(record.id) not in aside]
-            elsewhere = self._newer(upgrade, collection, left)
-            if ids := [id for id in left if id not in elsewhere]:
+            settled = self._newer(upgrade, collection, left) if remade is None else self._remade(upgrade, left, remade)
+            if ids := [id for id in left if id not in settled]:
                 self.registry.add_late(upgrade.id, ids)
             late += len(ids)
         return late
+
+    def _retired(self, upgrade: UpgradeRow) -> npt.NDArray[np.uint64]:
+        """Eight bytes of each id that a batch has done with."""
+        found, after = [np.empty(0, np.uint64)], 0
+        while page := self.registry.batches(upgrade.id, after=after, state=BatchState.RETIRED):
+            found += [hashes(unpack_ids(row.remove)) for row in page]
+            after = page[-1].id
+        return np.concatenate(found)
+
+    def _remade(self, upgrade: UpgradeRow, ids: Sequence[Id], retired: npt.NDArray[np.uint64]) -> set[Id]:
+        """Those of these records that have the new model's own vector, and not one that was lifted."""
+        by_batches = {id for id, done in zip(ids, np.isin(hashes(ids), retired), strict=True) if done}
+        return by_batches | self._last_done(upgrade, ids).keys()
 
     # --- verify and cut over ------------------------------------------------------------------------------------------
 
@@ -705,7 +732,7 @@ class Conductor:
     def _release_deleted(self, upgrade: UpgradeRow) -> None:
         """Whoever deleted a quarantined record meanwhile has settled what was to become of it."""
         if upgrade.original:
-            self._mirror(upgrade).agree([upgrade.new_collection, *upgrade.old_collections])
+            self._agree(upgrade)
         numbers = self.registry.collection(upgrade.old_collections[0]).schema["id_type"] == IdType.INT64
         left: set[Id] = {int(row.record) if numbers else row.record for row in self.registry.quarantined(upgrade.id)}
         for collection in upgrade.old_collections:
@@ -814,7 +841,7 @@ class Conductor:
         self.say(f"rolling back to {upgrade.from_version}, which {upgrade.original} was kept for")
         return self._undo(
             upgrade,
-            old_collections=[upgrade.new_collection, *upgrade.old_collections],
+            old_collections=_each_once(upgrade.new_collection, *upgrade.old_collections),
             new_collection=upgrade.original,
             order="none",
             plan={"until": 1.0, "cutover": True, "original": upgrade.plan["original"]},
@@ -838,7 +865,7 @@ class Conductor:
         note, made = "nothing had been deployed; the upgrade is given up", [upgrade.new_collection]
         if upgrade.original and self.registry.plan(self.gallery.name).legs[0].collection != upgrade.new_collection:
             self._serve(upgrade, "untouched")  # no client writes to the copy any more
-            made += upgrade.old_collections
+            made = _each_once(*made, *upgrade.old_collections)
         if not self.registry.abandon(upgrade.id, note=note):
             return False
         for collection in made:
@@ -965,6 +992,10 @@ def _calibrated(new: Leg, old: Sequence[Leg], calibrations: Sequence[str | None]
     """The new leg, then the old ones; the calibrations are in a plan's order, that of the new one last."""
     *scales, last = calibrations
     return [replace(leg, calibration=scale) for leg, scale in zip((new, *old), (last, *scales), strict=True)]
+
+
+def _each_once(*names: str) -> list[str]:
+    return list(dict.fromkeys(names))
 
 
 def _to_json(legs: Sequence[Leg]) -> list[dict[str, Any]]:

@@ -21,10 +21,12 @@ from rmvdb import errors
 from rmvdb.client import Client
 from rmvdb.methods import Method
 from rmvdb.planning import Question
+from rmvdb.registry import unpack_ids
 from rmvdb.status import status
 from rmvdb.tables import UpgradeRow
 from rmvdb.throttle import Limits
-from rmvdb.types import Phase, Record
+from rmvdb.types import Id, Phase, Record
+from rmvdb.upgrade import _each_once
 from rmvdb.writing import Writes
 from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import UNLIMITED, Gallery, TextEmbedder, make, vector
@@ -175,7 +177,8 @@ def test_cut_over_and_clean_up_leave_the_new_collection_alone(gallery: Gallery) 
         row = go_on(gallery, begin(gallery))
         gallery.conductor().clean_up(row)
     assert wrong == []
-    assert [gallery.store.exists(each) for each in (ORIGINAL, row.new_collection, *row.old_collections)] == [False, True, False]
+    assert gallery.store.exists(row.new_collection)
+    assert not any(map(gallery.store.exists, row.leaving))
     expect_holds(gallery, row.new_collection, "v2")
     plan = gallery.registry.plan("texts")
     assert ([leg.collection for leg in plan.legs], plan.mirrors) == ([row.new_collection], ())
@@ -191,13 +194,13 @@ def test_while_it_backfills_the_original_is_not_touched(gallery: Gallery) -> Non
     after = gallery.records(ORIGINAL)
     assert after.keys() == before.keys()
     assert all(np.array_equal(after[id].vector, before[id].vector) for id in before)  # type: ignore[arg-type]
-    assert gallery.records(*row.old_collections) == {}
+    assert row.in_place or gallery.records(*row.old_collections) == {}
 
 
 def test_what_other_programs_insert_or_delete_in_the_original_is_done_before_the_cut_over(gallery: Gallery) -> None:
     row = go_on(gallery, begin(gallery, until=0.5))
-    moved = next(iter(gallery.records(row.new_collection)))
-    waiting = next(iter(gallery.records(*row.old_collections)))
+    batches = gallery.registry.batches(row.id)
+    [moved, *_], [waiting, *_] = (unpack_ids(batches[at].ids) for at in (0, -1))
     foreign(gallery, 60)
     for gone in (moved, waiting):
         gallery.store.delete(ORIGINAL, [gone])
@@ -485,6 +488,38 @@ def test_clients_that_die_while_the_copy_is_made_leave_no_difference(gallery: Ga
         assert [(record.id, record.fields["n"]) for record in client.get([2, 3, 77])] == [(2, 0), (3, 0)]
 
 
+def test_what_a_client_wrote_before_the_copy_was_finished_is_left_alone(gallery: Gallery) -> None:
+    """Another had died at the same record while the copy was made, and so it is looked at again once the copy is served."""
+    row, conductor = begin(gallery), gallery.conductor()
+    real = conductor.registry.cut_off
+
+    def cut_off(name: str) -> list[Id]:
+        with gallery.client() as client:
+            put(gallery, client, 2, "written since")
+        return [2, *real(name)]
+
+    conductor.registry.cut_off = cut_off  # type: ignore[method-assign]
+    conductor.deploy(row)
+    conductor.registry.cut_off = real  # type: ignore[method-assign]
+    go_on(gallery, row)
+    expect_holds(gallery, row.new_collection, "v2")
+    expect_original(gallery)
+
+
+def test_what_a_client_deleted_stays_out_though_another_program_put_it_back(gallery: Gallery) -> None:
+    row = go_on(gallery, begin(gallery, until=0.5))
+    text = gallery.source.of.pop(2)
+    with gallery.client() as client:
+        client.delete(2)
+    gallery.store.upsert(ORIGINAL, [Record(id=2, vector=vector("v1", text), fields={"n": 2})])
+    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+    row = go_on(gallery, row)
+    assert row.phase == Phase.CUT_OVER
+    expect_holds(gallery, row.new_collection, "v2")
+    with pytest.raises(errors.WrongPhase, match="came into"):
+        gallery.conductor().clean_up(row)
+
+
 def test_agreeing_takes_out_nothing_that_a_client_put_back_meanwhile(gallery: Gallery) -> None:
     row = go_on(gallery, begin(gallery, until=1.0))
     gallery.store.delete(ORIGINAL, [2, 3])
@@ -500,7 +535,7 @@ def test_agreeing_takes_out_nothing_that_a_client_put_back_meanwhile(gallery: Ga
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Writes, "announced", announced)
-        assert mirror.agree([row.new_collection, *row.old_collections]) == 1
+        assert mirror.agree(_each_once(row.new_collection, *row.old_collections)) == 1
     expect_holds(gallery, row.new_collection, "v2")
     assert gallery.conductor().verify(gallery.registry.upgrade(row.id)).ok
 

@@ -23,6 +23,7 @@ from rmvdb.planning import Plan, Question
 from rmvdb.registry import Registry
 from rmvdb.tables import UpgradeRow
 from rmvdb.throttle import Limits
+from rmvdb.transforms import Config, Network, Transform
 from rmvdb.types import BatchState, Index
 from rmvdb.upgrade import Conductor, Hands
 from tests.support.inprocess import DIMS, TIMES, TextEmbedder, Texts
@@ -31,7 +32,7 @@ from tests.support.inprocess import DIMS, TIMES, TextEmbedder, Texts
 READS = {
     "now", "version", "versions", "artifact", "gallery", "galleries", "collection", "collections", "plan", "clients",
     "active_upgrade", "upgrade", "upgrades", "history", "next_priority", "listed_ids", "workers", "batches", "counts",
-    "progress", "blocked", "intents", "announced", "written", "open_writes", "quarantined",
+    "last_done", "progress", "blocked", "intents", "announced", "written", "open_writes", "quarantined",
     "slowest_client", "refuse_ended", "refuse_overtaken", "cut_off", "describe", "exists", "search",
     "get", "scan", "count", "read", "ids", "path",
 }  # fmt: skip
@@ -164,18 +165,23 @@ class Process:
         found: UpgradeRow | None = self.registry.active_upgrade(self.registry.gallery("texts").id)
         return found
 
-    def begin(self, *, to: str = "", keep: bool = False) -> UpgradeRow:
+    def begin(self, *, to: str = "", keep: bool = False, lift: bool = False) -> UpgradeRow:
         """Register an upgrade from v1 to v2 that needs no training, if there is none; `to` another, in the place of one; `keep`:
-        with its original kept whole."""
+        with its original kept whole; `lift`: and its copy lifted, by an h that has learnt nothing."""
         if (row := self.active()) and row.to_version == (to or row.to_version):
             return row
         question = Question(
-            gallery="texts", from_version="v1", to_version=to or "v2", method=Method.NAIVE, order="random", sample=10,
-            instant_rollback=keep,
+            gallery="texts", from_version="v1", to_version=to or "v2", method=Method.FCT if lift else Method.NAIVE,
+            order="random", sample=10, instant_rollback=keep,
         )  # fmt: skip
         question = self.conductor().resolve(question)
         nothing_trained = Plan(
-            question=asdict(question), method="naive", order="random", head=None, reverse=None, trained_on=None,
+            question=asdict(question), method=str(question.method), order="random", head=None, reverse=None, trained_on=None,
+            lift=self._h() if lift else None,
             calibrations=(None,) * (len(question.old) + 1), prediction=None, cost={}, skipped=0, made_at=0.0,
         )  # fmt: skip
         return self.conductor().begin(question, nothing_trained, self.worker())
+
+    def _h(self) -> str:
+        network = Network(Config(d_in=DIMS["v1"], d_out=DIMS["v2"], blocks=1))
+        return self._hands.artifacts.put(Transform(network).to_bytes(), suffix="safetensors")
