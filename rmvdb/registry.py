@@ -995,7 +995,7 @@ class Registry:
     @transaction
     def last_done(self, s: Session, /, upgrade_id: int, ids: Collection[Id]) -> dict[str, str]:
         """By key, `upsert` or `delete`: what the last write that was done of each of these records was."""
-        return {row.record: row.kind for row in _intents_of(s, upgrade_id, ids, IntentRow.done)}
+        return {row.record: row.kind for row in _intents_of(s, upgrade_id, ids, IntentRow.done.is_(True))}
 
     @transaction
     def written(self, s: Session, /, upgrade_id: int, *, after: int = 0, limit: int = 1000) -> Sequence[IntentRow]:
