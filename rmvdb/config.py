@@ -12,7 +12,7 @@
                longest_search   seconds after which a search of two collections is repeated rather than trusted
                consistency      Bounded, or Strong, which sees every write that returned before a search
                traffic          records of which a client counts, for the order traffic, how often they are found; 0 counts none
-    [backfill] batch            records in one batch
+    [backfill] batch            most records in one batch; those of a small gallery are smaller
                width            batches that one worker has in flight
                lease            seconds for which a worker holds a batch before it must renew
                longest_call     seconds that one call of a worker may take
@@ -168,7 +168,7 @@ class Search(_Section):
 class Backfill(_Section):
     """How the gallery is moved."""
 
-    batch: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1000, description="records in one batch")
+    batch: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1000, description="most records in one batch")
     width: Annotated[int, Field(ge=1, le=64)] = Field(default=3, description="batches that one worker has in flight")
     lease: Seconds = Field(default=30.0, description="seconds for which a worker holds a batch before it must renew")
     longest_call: Seconds = Field(default=10.0, description="seconds that one call of a worker may take")

@@ -49,6 +49,10 @@ BATON = 10.0
 COPIED_AT_ONCE = 500
 #: Batches put on the work list in one transaction.
 LISTED_AT_ONCE = 50
+#: Batches that a gallery is split into at least: they move as a whole, so quality rises, and `--until` is met, in such steps.
+STEPS = 50
+#: Unless batches would be smaller than this: each costs some 25 ms on Milvus Lite, whatever is in it.
+LEAST_BATCH = 20
 #: What makes a copy, without and with h.
 _COPIES = ("--instant-rollback", "--method fct")
 
@@ -70,7 +74,7 @@ class Hands:
     index: Index
     #: max_age, longest_search, staleness of every plan, in seconds.
     times: Mapping[str, float]
-    #: Records in a batch.
+    #: Most records in a batch, and in a page of what is read.
     batch: int
     #: Seconds that one call of the store may take.
     longest_call: float
@@ -531,12 +535,13 @@ class Conductor:
     def _in_order(self, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], None]]:
         begun = self.registry.listed_ids(upgrade.id)
         self.hands.folder.mkdir(parents=True, exist_ok=True)
-        for leg in map(leg_from_json, reversed(upgrade.plan["before"])):
-            if self.store.count(leg.collection):
-                for ids in self._ordered(upgrade, leg, begun):
-                    yield ids, None
+        counted = [(leg, self.store.count(leg.collection)) for leg in map(leg_from_json, reversed(upgrade.plan["before"]))]
+        batch = min(self.hands.batch, max(LEAST_BATCH, sum(count for _, count in counted) // STEPS))
+        for leg in (leg for leg, count in counted if count):
+            for ids in self._ordered(upgrade, leg, begun, batch=batch):
+                yield ids, None
 
-    def _ordered(self, upgrade: UpgradeRow, leg: Leg, begun: set[Id]) -> Iterator[list[Id]]:
+    def _ordered(self, upgrade: UpgradeRow, leg: Leg, begun: set[Id], *, batch: int) -> Iterator[list[Id]]:
         question = Question(**upgrade.plan["question"])
         classifier = self.hands.classifier(self.registry.version(leg.model))
         name, order = self._planner().order(question, leg, classifier)
@@ -545,7 +550,7 @@ class Conductor:
             self.store,
             leg.collection,
             order,
-            batch=self.hands.batch,
+            batch=batch,
             folder=self.hands.folder,
             leave_out=lambda ids: begun.intersection(ids) | self._newer(upgrade, leg.collection, ids),
             fields=[question.labels] if question.labels else [],

@@ -17,6 +17,7 @@ import pytest
 import rmvdb.app
 from rmvdb.milvus import MilvusStore
 from rmvdb.types import Id, Index
+from rmvdb.upgrade import LEAST_BATCH
 from tests.acceptance.conftest import IDS, NAIVE, TRAINED, UPGRADE
 from tests.support.project import Project
 
@@ -143,6 +144,17 @@ def test_until_a_share_never_cuts_over(project: Project) -> None:
     assert project.json("status")["phase"] == "cut over"
 
 
+@pytest.mark.parametrize("share", [0.07, 0.5])
+def test_a_share_of_a_gallery_that_would_be_one_batch_is_a_share_of_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    monkeypatch.setenv("RMVDB_BACKFILL__BATCH", "1000")
+    project.run(*NAIVE, "--until", str(share))
+    now = project.json("status")
+    assert (now["phase"], now["done"]) == ("serving both", pytest.approx(share * len(IDS), abs=LEAST_BATCH))
+    assert 0 < now["done"] < len(IDS)
+
+
 @pytest.mark.parametrize("until", ["0", "0.3", "1"])
 def test_a_roll_back_gives_back_the_same_ids_fields_and_vectors(planned: Project, until: str) -> None:
     project = planned
@@ -151,7 +163,7 @@ def test_a_roll_back_gives_back_the_same_ids_fields_and_vectors(planned: Project
     before = app.store.get(old, IDS, vector=True)
     share = float(until)
     project.ask(*TRAINED, "--until", until, *(["--no-cutover"] if share < 1 else []))
-    assert project.json("status")["t"] == pytest.approx(share, abs=50 / len(IDS))  # to a batch
+    assert project.json("status")["t"] == pytest.approx(share, abs=LEAST_BATCH / len(IDS))  # to a batch
     with searching(project, IDS) as watch:
         project.run("rollback")
     assert watch.trouble == []

@@ -24,7 +24,7 @@ def main() -> None:
     """Print a line of JSON for each size."""
     for size in [int(word) for word in sys.argv[1:]] or [10_000, 40_000]:
         with tempfile.TemporaryDirectory() as folder:
-            project = Project(Path(folder), batch=500).prepare(range(1, size + 1))  # type: ignore[arg-type]
+            project = Project(Path(folder), batch=200).prepare(range(1, size + 1))  # type: ignore[arg-type]
             done = subprocess.run(
                 [sys.executable, "-c", MEASURED, *project.command(*UPGRADE)],
                 cwd=project.folder,

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -210,6 +211,28 @@ def test_a_share_is_not_overrun_by_what_a_lost_worker_had_begun(gallery: Gallery
     assert taken.count == 10
     now = gallery.worker().run(gallery.task, gallery.backfill, until=0.4)
     assert (now.done, now.begun, now.total) == (20, 0, 40)
+
+
+@pytest.mark.parametrize(
+    ("records", "most", "sizes"),
+    [
+        (45, 1000, [20, 20, 5]),  # fewer than would be worth a batch
+        (1250, 1000, [25] * 50),
+        (1275, 1000, [25] * 51),
+        (1250, 8, [8] * 156 + [2]),
+    ],
+)
+def test_a_gallery_is_moved_in_many_batches_however_small_it_is(
+    tmp_path: Path, records: int, most: int, sizes: list[int]
+) -> None:
+    gallery = make(tmp_path, records=records)
+    conductor = gallery.conductor()
+    conductor.hands = replace(conductor.hands, batch=most)
+    gallery.registry.set_upgrade(gallery.upgrade.id, listed=False)
+    conductor.list_work(gallery.registry.upgrade(gallery.upgrade.id))
+    rows = sorted(gallery.registry.batches(gallery.upgrade.id, limit=1000), key=lambda row: row.priority)
+    gallery.registry.close()
+    assert [row.count for row in rows] == sizes
 
 
 @pytest.mark.parametrize("moment", ["before it begins", "while it reads"])
