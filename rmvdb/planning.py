@@ -164,7 +164,15 @@ class Planner:
         sizes, held_out = _sizes(question.sample, counts)
         logged = self._logged(question, legs[0])
         sample = self._sampler.sample(
-            question.to_version, legs, sizes, seen, report, seed=question.seed, logged=logged, labels=question.labels
+            question.to_version,
+            legs,
+            sizes,
+            seen,
+            report,
+            seed=question.seed,
+            logged=logged,
+            labels=question.labels,
+            side=question.side,
         )
         order, confidence = self._confidence(question, legs, classifiers, sample)
         told = None
@@ -210,6 +218,7 @@ class Planner:
             queries=queries,
             logged=self._logged(question, legs[0]),
             labels=question.labels,
+            side=question.side,
         )
         able = [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
         names = orders or [*able, *([TRAFFIC] if self._traffic() else [])]

@@ -98,13 +98,14 @@ class Sampler:
         queries: Sequence[Query] = (),
         logged: Sequence[Item] = (),
         labels: str | None = None,
+        side: str | None = None,
     ) -> Sample:
         """So many records (`sizes`) of each leg's collection, and the answers to the queries; what is behind leaves out `seen`.
         `logged` are queries that nobody knows an answer to; those that cannot be embedded are left out, and with `labels` the
         records without that field.
 
-        Raises PlanRefused where no record could be embedded, UsageError for an answer that is no id here, UnknownName for a field
-        that no record has, before anything is embedded, and what embedding raises.
+        Raises PlanRefused where no record could be embedded, and what embedding raises; before anything is embedded UsageError
+        for an answer that is no id here or a record without its `side` information, UnknownName for labels that no record has.
         """
         held = self._drawn(legs, sizes, seen, seed, queries)
         drawn = sum(map(len, held))
@@ -112,6 +113,8 @@ class Sampler:
         # A record in two collections, as a client's write leaves it, counts where it is newest.
         home = {record.id: (at, record) for at, records in reversed(list(enumerate(held))) for record in records}
         records = [record for _, record in home.values()]
+        if side:
+            side_of(records, side)
         started = time.monotonic()
         new, fresh = self._embed_all(to_version, records, functools.partial(report, "embedding the sample"))
         per_second = fresh / max(time.monotonic() - started, 1e-9) if fresh else None

@@ -63,4 +63,9 @@ def test_what_cannot_be_lifted_is_refused_in_a_sentence(project: Project) -> Non
     assert "Side information is a list of as many numbers in every record" in said
     said = project.ask("plan", *FCT[:6], "--method", "rm", "--side", "hint", code=2).stderr
     assert "Only the method fct uses side information, not rm" in said
+    with project.client() as client:
+        client.upsert([{"id": 7, "item": project.models().item(7), "label": 3}])
+    said = project.ask("plan", *FCT, code=2).stderr
+    assert "record 7 has None in field 'hint'; name another --side" in said
+    assert set(project.calls("v2")) == {"probe"}  # it is said before anything is embedded
     project.stop_engine()
