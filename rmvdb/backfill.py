@@ -27,6 +27,7 @@ from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache, Reading
 from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.latency import ENOUGH, WINDOW
+from rmvdb.plural import counted
 from rmvdb.protocols import Permit, Source, VectorStore
 from rmvdb.registry import Registry, key, pack_ids, unpack_ids
 from rmvdb.tables import BatchRow, ClientRow
@@ -250,7 +251,7 @@ class Backfill:
         missing = [record.id for record in records if record.id not in items]
         if len(missing) == len(records) > 1:
             raise errors.SourceError(
-                f"The source has an item of none of {len(records)} records, such as {missing[0]!r}; "
+                f"The source has an item of none of {counted(len(records), 'record')}, such as {missing[0]!r}; "
                 "mend the source (rmvdb gallery show says which), then run the same command again"
             )
         # In the order of the records, so that a batch embeds the same way each time.

@@ -10,6 +10,7 @@ import numpy as np
 
 from rmvdb import embedders, errors, hyperbolic, index
 from rmvdb.encoding import Encoder
+from rmvdb.plural import counted
 from rmvdb.protocols import Embedder, Source, VectorStore
 from rmvdb.registry import Registry, schema_from_json
 from rmvdb.tables import CollectionRow, GalleryRow, VersionRow
@@ -263,7 +264,9 @@ def check_vectors(registry: Registry, store: VectorStore, encoder: Encoder, gall
         version = registry.version(registry.collection(collection).model)
         if _loads(encoder, version):
             compared += _check_vectors(store, encoder, collection, version, source)
-    return f"{compared} of its records, embedded again, are what is stored" if compared else "no vector could be compared"
+    if not compared:
+        return "no vector could be compared"
+    return f"{counted(compared, 'record, embedded again, is', 'records, embedded again, are')} what is stored"
 
 
 def _loads(encoder: Encoder, version: VersionRow) -> bool:
@@ -288,7 +291,7 @@ def _check_vectors(store: VectorStore, encoder: Encoder, collection: str, versio
     if len(far) * 2 > len(there) - len(bad):
         raise errors.Mismatch(
             f"The vectors in collection {collection!r} were not made by model version {version.name!r} from these items: "
-            f"{len(far)} of {len(there)} records, such as {far[0].id!r}, embed to something else; name the version, "
+            f"{len(far)} of {counted(len(there), 'record')}, such as {far[0].id!r}, gave something else; name the version, "
             "or the source, that made them"
         )
     return len(there) - len(bad)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmvdb import __version__, errors, terminal
+from rmvdb.plural import counted
 
 if TYPE_CHECKING:
     from rmvdb.app import App
@@ -476,7 +477,7 @@ def gallery_remove(ctx: click.Context, name: str, drop: bool, yes: bool) -> None
     row = app.registry.gallery(name)
     app.registry.refuse_used(name)
     going = [each.name for each in _collections(app, row) if drop and not each.adopted]
-    what = f" and drop {' and '.join(going)} with {sum(map(app.store.count, going))} records" if going else ""
+    what = f" and drop {' and '.join(going)} with {counted(sum(map(app.store.count, going)), 'record')}" if going else ""
     if not yes and not click.confirm(f"Forget gallery {name}{what}? Nothing brings it back"):
         raise errors.NeedsConsent("Nothing was forgotten; run rmvdb gallery remove --yes to agree")
     left = catalog.remove_gallery(app.registry, app.store, row, drop=drop)
@@ -741,7 +742,9 @@ def _go_on(app: App, conductor: Any, row: UpgradeRow, report: Any, *, detach: bo
         report.say(_what_now(row))
     elif row.phase == "serving both":
         now = app.registry.progress(row.id)
-        report.say(f"{now.done} of {now.total} records are re-embedded (t = {now.t:.2f}); {both(row.searched)}")
+        report.say(
+            f"{now.done} of {counted(now.total, 'record is', 'records are')} re-embedded (t = {now.t:.2f}); {both(row.searched)}"
+        )
 
 
 def _what_now(row: UpgradeRow) -> str:
@@ -836,8 +839,8 @@ def verify(ctx: click.Context, gallery: str | None, sample: int, as_json: bool) 
         for example in found.examples:
             click.echo(f"differs: {example}")
         click.echo(
-            f"{found.records} records, {found.fields_compared} compared, {found.embedded_again} embedded again: "
-            f"{found.problems} differences"
+            f"{counted(found.records, 'record')}, {found.fields_compared} compared, {found.embedded_again} embedded again: "
+            f"{counted(found.problems, 'difference')}"
         )
     ctx.exit(0 if found.ok else 1)
 
@@ -998,7 +1001,9 @@ def quarantine_retry(ctx: click.Context, gallery: str | None, ids: tuple[str, ..
     app, row = _active(ctx, gallery)
     chosen = _quarantined(app, row, ids)
     app.registry.release(row.id, chosen, again=True)
-    click.echo(f"{len(chosen)} records are on the work list again; rmvdb upgrade or rmvdb worker goes on")
+    click.echo(
+        f"{counted(len(chosen), 'record is', 'records are')} on the work list again; rmvdb upgrade or rmvdb worker goes on"
+    )
 
 
 @quarantine.command("drop")
@@ -1015,12 +1020,12 @@ def quarantine_drop(ctx: click.Context, gallery: str | None, ids: tuple[str, ...
     """
     app, row = _active(ctx, gallery)
     chosen = _quarantined(app, row, ids)
-    if chosen and not yes and not click.confirm(f"Delete {len(chosen)} records from the gallery for good?"):
+    if chosen and not yes and not click.confirm(f"Delete {counted(len(chosen), 'record')} from the gallery for good?"):
         raise errors.NeedsConsent("Nothing was deleted; run rmvdb quarantine drop --yes to agree")
     with app.client(gallery) as client:
         client.delete(chosen)
     app.registry.release(row.id, chosen, again=False)
-    click.echo(f"{len(chosen)} records are deleted")
+    click.echo(f"{counted(len(chosen), 'record is', 'records are')} deleted")
 
 
 def _quarantined(app: App, row: UpgradeRow, ids: tuple[str, ...]) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from rmvdb import metrics
 from rmvdb.merge import reciprocal_ranks
 from rmvdb.methods import Fitted, Method
+from rmvdb.plural import counted
 from rmvdb.prediction import Measured, Prediction, Trial, ends, finite
 from rmvdb.simulate import Curve, Summary, summary
 
@@ -121,8 +122,8 @@ def chosen(trial: Trial, candidates: Sequence[Method], *, declared: bool = False
 
 def _chosen(trial: Trial, candidates: Sequence[Method]) -> Prediction:
     if trial.held_out < LEAST_TO_CHOOSE:
-        few = f"{trial.held_out} records to choose a method by are too few; it is the one that gains most in general"
-        return replace(trial.predict(candidates[-1]), choice=few)
+        few = counted(trial.held_out, "record to choose a method by is", "records to choose a method by are")
+        return replace(trial.predict(candidates[-1]), choice=f"{few} too few; it is the one that gains most in general")
     told = [trial.predict(method) for method in candidates]
     # Nobody said that the models are comparable, and it is no news that they are not.
     told = [each for each in told if each.method is not Method.IDENTITY or each.verdict != "refuse"]

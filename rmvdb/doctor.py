@@ -9,6 +9,7 @@ from typing import Any
 from rmvdb import catalog, errors, schema
 from rmvdb import index as index_rules
 from rmvdb.app import App
+from rmvdb.plural import counted
 from rmvdb.tables import CollectionRow, GalleryRow, VersionRow
 from rmvdb.types import Metric
 
@@ -88,7 +89,7 @@ def _index(app: App, gallery: GalleryRow, engine: str) -> str:
 
 def _collection(app: App, row: CollectionRow) -> str:
     found = catalog.check_unchanged(app.store, row)
-    return f"{app.store.count(row.name)} records, {found.dim} dimensions, {found.metric}"
+    return f"{counted(app.store.count(row.name), 'record')}, {found.dim} dimensions, {found.metric}"
 
 
 def _source(app: App, gallery: GalleryRow) -> str:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from rmvdb.addresses import load_object as load_object
 from rmvdb.errors import ItemError, ModelError
+from rmvdb.plural import counted
 from rmvdb.protocols import Classifier, Embedder
 from rmvdb.types import Item, Vectors
 
@@ -74,10 +75,11 @@ def scored(classifier: Classifier, vectors: Vectors) -> Vectors:
     except ModelError:
         raise
     except Exception as exc:
-        raise ModelError(f"The classifier fails for {len(vectors)} vectors: {_reason(exc)}; mend it") from exc
+        raise ModelError(f"The classifier fails for {counted(len(vectors), 'vector')}: {_reason(exc)}; mend it") from exc
     if found.ndim != 2 or len(found) != len(vectors) or not found.shape[1]:
         raise ModelError(
-            f"The classifier gives shape {found.shape} for {len(vectors)} vectors; let it give (n, classes) probabilities"
+            f"The classifier gives shape {found.shape} for {counted(len(vectors), 'vector')}; "
+            "let it give (n, classes) probabilities"
         )
     if not np.all((found >= -TOLERATED) & (found <= 1 + TOLERATED)):  # NaN is neither
         worst = float(found.flat[int(np.argmax(np.where(np.isfinite(found), np.abs(found - 0.5), np.inf)))])

@@ -22,6 +22,7 @@ from rmvdb.calibration import Calibration
 from rmvdb.encoding import Encoder
 from rmvdb.methods import Fitted, Method, Pairs, Settings
 from rmvdb.ordering import ORDERS, ByTraffic, Order, make_order
+from rmvdb.plural import counted
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry import pack_ids
 from rmvdb.sampling import Report, Sample, Sampler, side_of, vectors_of
@@ -427,8 +428,8 @@ def _refuse_too_few(question: Question, leg: Leg, records: int) -> None:
     needed, instead = (1, "") if question.method is Method.NAIVE else (prediction.LEAST_PAIRS, ", or use --method naive")
     if records < needed:
         raise errors.PlanRefused(
-            f"Collection {leg.collection!r} holds {records} records of {leg.model}, {needed} or more are needed to go on from; "
-            f"let its own upgrade go on first{instead}, or give it up: rmvdb rollback"
+            f"Collection {leg.collection!r} holds {counted(records, 'record')} of {leg.model}, {needed} or more are needed to go "
+            f"on from; let its own upgrade go on first{instead}, or give it up: rmvdb rollback"
         )
 
 

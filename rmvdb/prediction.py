@@ -16,6 +16,7 @@ from rmvdb import metrics
 from rmvdb.errors import PlanRefused, UsageError
 from rmvdb.methods import Fitted, Method, Pairs, Settings
 from rmvdb.metrics import Bools, Floats
+from rmvdb.plural import counted
 from rmvdb.simulate import TS, Behind, Calibrations, Curve, Fuse, Part, Queries, Summary, summary
 from rmvdb.traffic import TRAFFIC
 from rmvdb.types import Metric
@@ -165,7 +166,8 @@ class Trial:
         )
         if (known := int(sample.own.sum())) < LEAST_PAIRS:
             raise PlanRefused(
-                f"{known} pairs are too few to train and to measure on; sample {LEAST_PAIRS} or more, or use the method naive"
+                f"{counted(known, 'pair is', 'pairs are')} too few to train and to measure on; "
+                f"sample {LEAST_PAIRS} or more, or use the method naive"
             )
         rows = sample.split(seed=seed, most=held_out, seen=np.zeros(len(pairs), dtype=bool) if seen is None else seen)
         #: The rows that are fitted on.
@@ -432,10 +434,8 @@ def _halves(queries: Queries, seed: int) -> tuple[Queries, Queries]:
     """Those that have something to find, in two parts drawn at random."""
     known = np.random.default_rng(seed).permutation(np.flatnonzero(queries.relevance.any(axis=1)))
     if len(known) < LEAST_QUERIES:
-        raise UsageError(
-            f"{len(known)} queries with an answer in the sample are too few to choose and to measure by; "
-            f"give {LEAST_QUERIES} or more, or leave --queries out"
-        )
+        few = counted(len(known), "query with an answer in the sample is", "queries with an answer in the sample are")
+        raise UsageError(f"{few} too few to choose and to measure by; give {LEAST_QUERIES} or more, or leave --queries out")
     return queries.take(known[::2]), queries.take(known[1::2])
 
 

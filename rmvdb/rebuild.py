@@ -24,6 +24,7 @@ from rmvdb import errors, schema
 from rmvdb.archive import Archive, ArchiveFile
 from rmvdb.files import file_name
 from rmvdb.manifest import Manifest
+from rmvdb.plural import counted
 from rmvdb.protocols import VectorStore
 from rmvdb.registry import Registry
 from rmvdb.tables import GalleryRow, UpgradeRow
@@ -102,7 +103,8 @@ class Rebuild:
         self._wait()
         schema.upgrade(self._registry.url.render_as_string(hide_password=False))
         self._registry.restore(contents)
-        self._say(f"registry {self._registry.shown_url}: {len(contents['model_versions'])} model versions are back")
+        versions = counted(len(contents["model_versions"]), "model version is", "model versions are")
+        self._say(f"registry {self._registry.shown_url}: {versions} back")
 
     def _wait(self) -> None:
         self._say(f"waiting {self._quiet:g} s, until no write or batch that the lost registry knew of is under way")
@@ -144,8 +146,9 @@ class Rebuild:
             self._check_stop()
         look.at_the_rest()
         self._say(
-            f"upgrade {upgrade.id} from {upgrade.from_version} to {upgrade.to_version}, {upgrade.phase}: {look.moved} records "
-            f"were moved into {upgrade.new_collection}, {look.written} were written there by clients"
+            f"upgrade {upgrade.id} from {upgrade.from_version} to {upgrade.to_version}, {upgrade.phase}: "
+            f"{counted(look.moved, 'record was', 'records were')} moved into {upgrade.new_collection}, "
+            f"{counted(look.written, 'was', 'were')} written there by clients"
         )
 
 

@@ -16,6 +16,7 @@ from rmvdb.archive import EmbeddingCache
 from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.methods import Pairs
+from rmvdb.plural import counted
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.simulate import Queries
 from rmvdb.types import Id, Item, Leg, Query, Record, Vectors
@@ -230,7 +231,7 @@ class Sampler:
         there = [record for record in records if record.id in items]
         if not there:
             raise errors.SourceError(
-                f"The source has an item of none of {len(records)} records, such as {records[0].id!r}; "
+                f"The source has an item of none of {counted(len(records), 'record')}, such as {records[0].id!r}; "
                 "mend the source, then plan again"
             )
         vectors, bad = embed_checked(

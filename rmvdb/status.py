@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rmvdb.plural import counted
 from rmvdb.registry import Registry
 from rmvdb.tables import GalleryRow, UpgradeRow
 from rmvdb.types import BatchState, Phase, Progress
@@ -119,7 +120,7 @@ def _doing(row: UpgradeRow, now: Progress, unfinished: bool, legs: list[str]) ->
     if not row.listed:
         return f"{both(legs)}; the work list is not made yet"
     if unfinished:
-        return f"{both(legs)}; {now.done} of {now.total} records are re-embedded"
+        return f"{both(legs)}; {now.done} of {counted(now.total, 'record is', 'records are')} re-embedded"
     return "every listed record is moved; not verified, not cut over"
 
 

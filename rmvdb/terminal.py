@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rmvdb.plural import counted
+
 if TYPE_CHECKING:
     from rmvdb.planning import Plan
     from rmvdb.status import Status
@@ -127,7 +129,7 @@ def _cell(value: Any) -> str:
 def print_plan(found: Plan) -> None:
     """A plan: the predicted curve, what was measured, the cost."""
     cost, told = found.cost, found.prediction
-    click.echo(f"plan: method {found.method}, order {found.order}, {cost['records']:.0f} records")
+    click.echo(f"plan: method {found.method}, order {found.order}, {counted(round(cost['records']), 'record')}")
     if told is not None:
         curve, naive = told["curve"], told["naive"]
         rows = [
@@ -137,7 +139,8 @@ def print_plan(found: Plan) -> None:
         print_rows(rows, as_json=False)
         low, high = (100 * bound for bound in told["start"])
         click.echo(
-            f"held out ({told['evaluated']} records, {'labels' if told['labelled'] else 'neighbours of the new model'}): "
+            f"held out ({counted(told['evaluated'], 'record')}, "
+            f"{'labels' if told['labelled'] else 'neighbours of the new model'}): "
             f"old {100 * told['map_old']:.2f}, new {100 * told['map_new']:.2f} mAP; "
             f"M_0 - M_old in [{low:+.2f}, {high:+.2f}]; gain {_percent(curve['gain'])} (naive {_percent(naive['gain'])}); "
             f"calibration {'on' if told['calibrated'] else 'off'}; {_trained(told)}"
@@ -151,7 +154,9 @@ def print_plan(found: Plan) -> None:
         f"cost: {_size(cost['vector_bytes'])} of new vectors, {copy}{_size(cost['archive_bytes'])} of archive{time_needed}"
     )
     if found.skipped:
-        click.echo(f"{found.skipped} records of the sample could not be embedded; the backfill will quarantine such records")
+        click.echo(
+            f"{counted(found.skipped, 'record')} of the sample could not be embedded; the backfill will quarantine such records"
+        )
     _say_unlabelled(found.unlabelled)
 
 
@@ -164,12 +169,12 @@ def print_comparison(found: dict[str, Any]) -> None:
         print_rows([_compared(row) for row in orders], as_json=False)
     relevance = {"labels": "records of the same label", "answers": "their known answers", "neighbours": "the new model's nearest"}
     click.echo(
-        f"{found['trained']} records{_logged(found)} trained on, {found['held_out']} calibrated on; "
+        f"{counted(found['trained'], 'record')}{_logged(found)} trained on, {found['held_out']} calibrated on; "
         f"{found['evaluated']} others searched for {relevance[found['relevance']]}; "
         "percent, 95 % intervals over these queries; flips: right by the old model, wrong then"
     )
     if found["skipped"]:
-        click.echo(f"{found['skipped']} records of the sample could not be embedded")
+        click.echo(f"{counted(found['skipped'], 'record')} of the sample could not be embedded")
     _say_unlabelled(found["unlabelled"])
     click.echo(f"recommended: --method {advice['method']} --order {advice['order']}: {advice['choice']}")
     click.echo(f"{advice['verdict']}: {advice['reason']}")
@@ -177,17 +182,18 @@ def print_comparison(found: dict[str, Any]) -> None:
 
 def _say_unlabelled(count: int) -> None:
     if count:
-        click.echo(f"{count} records of the sample have no label and were left out; the backfill moves them like any other")
+        what = counted(count, "record of the sample has no label and was", "records of the sample have no label and were")
+        click.echo(f"{what} left out; the backfill moves such records like any other")
 
 
 def _trained(told: dict[str, Any]) -> str:
     if told["method"] in ("naive", "identity"):
         return "nothing is trained"
-    return f"{told['trained']} records{_logged(told)} trained on"
+    return f"{counted(told['trained'], 'record')}{_logged(told)} trained on"
 
 
 def _logged(found: dict[str, Any]) -> str:
-    return f" and {found['logged']} logged queries" if found["logged"] else ""
+    return f" and {counted(found['logged'], 'logged query', 'logged queries')}" if found["logged"] else ""
 
 
 def _compared(row: dict[str, Any]) -> dict[str, str | None]:
@@ -211,7 +217,7 @@ def print_status(now: Status) -> None:
     """The status of a gallery, for people."""
     click.echo(
         f"gallery {now.gallery}: epoch {now.epoch}, served from {', '.join(leg['collection'] for leg in now.legs)}, "
-        f"{now.clients} clients"
+        f"{counted(now.clients, 'client')}"
     )
     if now.upgrade is None:
         click.echo("no upgrade yet")
@@ -224,7 +230,7 @@ def print_status(now: Status) -> None:
         eta = f", {_duration(now.eta)} left" if now.eta else ""
         click.echo(
             f"t = {now.t:.3f}: {now.done} of {now.total}{speed}{eta}; {now.quarantined} quarantined, "
-            f"{now.writes_open} writes open"
+            f"{counted(now.writes_open, 'write')} open"
         )
     for each in now.workers or []:
         click.echo(f"worker: {each}")

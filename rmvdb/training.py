@@ -16,6 +16,7 @@ from rmvdb import hyperbolic, losses, metrics
 from rmvdb.errors import PlanRefused
 from rmvdb.losses import fct
 from rmvdb.methods import Fitted, Method, Pairs, Settings
+from rmvdb.plural import counted
 from rmvdb.transforms import Config, Network, Norm, Transform
 from rmvdb.types import Metric, Vectors
 
@@ -248,7 +249,10 @@ def _identity(pairs: Pairs, old_metric: Metric, new_metric: Metric) -> Transform
 
 def _check(pairs: Pairs) -> None:
     if len(pairs) < 8:
-        raise PlanRefused(f"{len(pairs)} pairs are too few to train on; give a larger sample, or plan with the method naive")
+        raise PlanRefused(
+            f"{counted(len(pairs), 'pair is', 'pairs are')} too few to train on; give a larger sample, "
+            "or plan with the method naive"
+        )
     for name, vectors in (("old", pairs.old), ("new", pairs.new)):
         if not np.isfinite(vectors).all():
             raise PlanRefused(f"The {name} vectors of the sample hold NaN or infinite values; mend the {name} model's embedder")

@@ -29,6 +29,7 @@ from rmvdb.methods import Method
 from rmvdb.mirror import Mirror, plans
 from rmvdb.ordering import ordered
 from rmvdb.planning import Plan, Planner, Question
+from rmvdb.plural import counted
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry import Registry, key, leg_from_json, leg_to_json, schema_from_json, unpack_ids
 from rmvdb.sampling import Report, vectors_of
@@ -623,7 +624,8 @@ class Conductor:
                 self._agree(upgrade)
             late = sum(self._list_late(upgrade, collection) for collection in upgrade.old_collections)
             if late:
-                self.say(f"{late} records came into {old} meanwhile; {'embedding' if upgrade.in_place else 'moving'} them")
+                what = "re-embedded" if upgrade.in_place else "moved"
+                self.say(f"{counted(late, 'record')} came into {old} meanwhile, to be {what}, too")
                 self.backfill(upgrade, worker)
             elif quiet:
                 return
@@ -634,7 +636,8 @@ class Conductor:
             quiet = not late
             self._check_stop()
         raise errors.EngineError(
-            f"Other programs keep writing into {old} ({late} records since the last look); stop them, then: rmvdb cutover"
+            f"Other programs keep writing into {old} ({counted(late, 'record')} since the last look); "
+            "stop them, then: rmvdb cutover"
         )
 
     def _outwait_writes(self, grace: float) -> None:
@@ -694,9 +697,10 @@ class Conductor:
             now = self.registry.progress(upgrade.id)
             if upgrade.plan["until"] < 1.0:
                 raise errors.WrongPhase(
-                    f"The backfill was asked to stop at {now.done} of {now.total} records; run rmvdb upgrade without --until"
+                    f"The backfill was asked to stop at {now.done} of {counted(now.total, 'record')}; "
+                    "run rmvdb upgrade without --until"
                 )
-            self.say(f"{now.total - now.done} of {now.total} records are left to move")
+            self.say(f"{now.total - now.done} of {counted(now.total, 'record is', 'records are')} left to move")
             self.backfill(upgrade, worker)
         self._refuse_quarantined(upgrade)
         self.complete(upgrade, worker)
@@ -705,14 +709,17 @@ class Conductor:
         report = self.verify(upgrade)
         if not report.ok:
             raise errors.VerifyFailed(
-                f"{report.problems} differences, such as: {report.examples[0]}; both collections stay in service: rmvdb verify"
+                f"{counted(report.problems, 'difference')}, such as: {report.examples[0]}; "
+                "both collections stay in service: rmvdb verify"
             )
         self._serve(upgrade, "final", force=force)
         self._move_aliases(upgrade)
         searched = only([upgrade.new_collection])
-        note = f"verified {report.records} records; {searched}"
+        note = f"verified {counted(report.records, 'record')}; {searched}"
         self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, was=Phase.SERVING_BOTH, note=note)
-        self.say(f"{'rolled back' if upgrade.undoes else 'cut over'}: {report.records} records verified, {searched} now")
+        self.say(
+            f"{'rolled back' if upgrade.undoes else 'cut over'}: {counted(report.records, 'record')} verified, {searched} now"
+        )
 
     def _move_aliases(self, upgrade: UpgradeRow) -> None:
         """Other programs find the records by the names that they know."""
@@ -730,8 +737,9 @@ class Conductor:
             self._release_deleted(upgrade)
         if aside := self.registry.quarantined(upgrade.id):
             raise errors.WrongPhase(
-                f"{len(aside)} records are quarantined, such as {aside[0].record!r} ({aside[0].reason}); they stay findable "
-                "in their old collection: rmvdb quarantine list, then retry or drop, then rmvdb cutover"
+                f"{counted(len(aside), 'record is', 'records are')} quarantined, such as {aside[0].record!r} "
+                f"({aside[0].reason}); what is quarantined stays findable in its old collection: "
+                "rmvdb quarantine list, then retry or drop, then rmvdb cutover"
             )
 
     def _release_deleted(self, upgrade: UpgradeRow) -> None:
@@ -776,7 +784,7 @@ class Conductor:
         if found := next(filter(late.get, late), None):
             collection, left = found, late[found]
             raise errors.WrongPhase(
-                f"{left} records came into {collection!r} after cut-over; write them through rmvdb's client, "
+                f"{counted(left, 'record')} came into {collection!r} after cut-over; write such records through rmvdb's client, "
                 "remove them there, then clean up again"
             )
 

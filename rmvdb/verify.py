@@ -19,6 +19,7 @@ from rmvdb.archive import Archive, ArchiveFile
 from rmvdb.backfill import Task
 from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
+from rmvdb.plural import counted
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.registry import Registry, key, unpack_ids
 from rmvdb.tables import IntentRow
@@ -152,7 +153,8 @@ class Verify:
         report.records = len(present)
         # Read after the scan: what was deleted meanwhile, or may have been, is not missing.
         if missing := len(np.setdiff1d(np.setdiff1d(expected, present), self._written(task)[1])):
-            report.complain(f"{missing} records that were moved or written are not in {' or '.join(task.new)}")
+            what = counted(missing, "record that was moved or written is", "records that were moved or written are")
+            report.complain(f"{what} not in {' or '.join(task.new)}")
 
     def _complain_of_strangers(
         self, task: Task, collection: str, page: Sequence[Record], expected: npt.NDArray[np.uint64], report: Report

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from rmvdb import errors
+from rmvdb.plural import counted
 from rmvdb.protocols import Permit
 from rmvdb.registry import Opened, Registry
 from rmvdb.types import Id, ServingPlan
@@ -73,7 +74,7 @@ class Writes:
 
     def _too_late(self, ids: Sequence[Id]) -> errors.EngineError:
         return errors.EngineError(
-            f"Writing {len(ids)} records of {self._gallery!r} took longer than {WRITE_LASTS:g} s; write them again"
+            f"Writing {counted(len(ids), 'record')} of {self._gallery!r} took longer than {WRITE_LASTS:g} s; repeat the write"
         )
 
     def _wait(self, opened: Opened, ids: Sequence[Id], announced: float) -> float:
@@ -82,7 +83,8 @@ class Writes:
         while self._registry.blocked(opened, ids):
             if time.monotonic() - began > WRITE_WAITS:
                 raise errors.EngineError(
-                    f"Others were at {len(ids)} records of {self._gallery!r} for over {WRITE_WAITS:g} s; write them again"
+                    f"Others were at {counted(len(ids), 'record')} of {self._gallery!r} for over {WRITE_WAITS:g} s; "
+                    "repeat the write"
                 )
             time.sleep(0.02)
             if time.monotonic() - announced > WRITE_LASTS / 3:

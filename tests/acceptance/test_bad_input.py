@@ -171,7 +171,7 @@ def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(proj
     refused(project, "cutover", code=2, saying="quarantined")
     project.fault(v2={"raise": ["7"]})
     project.ask("quarantine", "retry")
-    refused(project, *NAIVE, code=2, saying="1 records are quarantined")
+    refused(project, *NAIVE, code=2, saying="1 record is quarantined")
     refused(project, "quarantine", "drop", "77", code=2, saying="No quarantined record is called '77'; did you mean '7'?")
     project.ask("quarantine", "drop", "7", "--yes")
     project.ask(*NAIVE)

@@ -112,7 +112,7 @@ def test_a_write_suspended_past_its_deadline_is_not_reported_as_done(gallery: Ga
 
     with gallery.client() as client:
         gallery.store.after = once("upsert", gallery.task.new[0], suspended)
-        with pytest.raises(errors.EngineError, match=r"took longer than 2\.5 s; write them again"):
+        with pytest.raises(errors.EngineError, match=r"took longer than 2\.5 s; repeat the write"):
             client.upsert([{"id": 3, "item": "newer", "n": 1}])
     gallery.expect_moved()
 

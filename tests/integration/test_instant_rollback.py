@@ -215,7 +215,7 @@ def test_what_other_programs_insert_or_delete_in_the_original_is_done_before_the
 def test_what_comes_into_the_original_after_cut_over_is_not_dropped(gallery: Gallery) -> None:
     row = go_on(gallery, begin(gallery))
     foreign(gallery, 60)
-    with pytest.raises(errors.WrongPhase, match=f"1 records came into '{ORIGINAL}' after cut-over"):
+    with pytest.raises(errors.WrongPhase, match=f"1 record came into '{ORIGINAL}' after cut-over"):
         gallery.conductor().clean_up(row)
     assert gallery.store.exists(ORIGINAL)
     assert go_on(gallery, gallery.conductor().roll_back(row)).phase == Phase.CUT_OVER
