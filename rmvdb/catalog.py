@@ -255,15 +255,17 @@ def check_vectors(registry: Registry, store: VectorStore, encoder: Encoder, gall
     """How many records of what the gallery is searched in are what their model makes of their items, in words.
 
     Mismatch where they are not. In place of a copy that is emptied what it was copied from is looked at; a model that cannot be
-    loaded leaves its vectors believed.
+    loaded leaves its vectors believed, and so does a source that is not at hand here.
     """
     upgrade = registry.active_upgrade(gallery.id)
     kept = upgrade.original if upgrade else None
     compared = 0
     for collection in [kept] if kept else [leg.collection for leg in registry.plan(gallery.name).legs]:
         version = registry.version(registry.collection(collection).model)
-        if _loads(encoder, version):
-            compared += _check_vectors(store, encoder, collection, version, source)
+        try:
+            compared += _check_vectors(store, encoder, collection, version, source) if _loads(encoder, version) else 0
+        except errors.SourceUnavailable as exc:
+            return f"no vector could be compared: {exc}; rmvdb doctor compares them where it is"
     if not compared:
         return "no vector could be compared"
     return f"{counted(compared, 'record, embedded again, is', 'records, embedded again, are')} what is stored"

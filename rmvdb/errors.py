@@ -20,6 +20,7 @@ RmvdbError                    something failed (exit code 1)
 │   └── SchemaOutdated        the database is at another schema revision
 ├── ModelError                an embedder cannot be loaded, or is broken for every item
 ├── SourceError               a source cannot be loaded, or gives nothing at all
+│   └── SourceUnavailable     what a source reads is not at hand on this machine
 ├── ItemError                 one item cannot be read or embedded (that record is quarantined)
 ├── ArtifactError             an artifact file is missing or altered
 ├── DiskFull                  a file could not be written for lack of space
@@ -128,6 +129,10 @@ class ModelError(RmvdbError):
 
 class SourceError(RmvdbError):
     """A source cannot be loaded, or gives nothing at all."""
+
+
+class SourceUnavailable(SourceError):
+    """What a source reads is not at hand on this machine."""
 
 
 class ItemError(RmvdbError):

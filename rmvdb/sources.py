@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmvdb.addresses import database_url, load_object, without_password
-from rmvdb.errors import SourceError, UsageError
+from rmvdb.errors import SourceError, SourceUnavailable, UsageError
 from rmvdb.protocols import Source
 from rmvdb.types import Id, Item, Query, Record
 
@@ -106,7 +106,7 @@ class ImageFolder:
     def load(self, records: Sequence[Record]) -> Mapping[Id, Item]:
         """Paths by id; records without that file or without one of the fields are left out."""
         if not self.folder.is_dir():
-            raise SourceError(f"Folder {self.folder} is not there; mount it, or correct the source 'folder:{self.pattern}'")
+            raise SourceUnavailable(f"Folder {self.folder} is not there; mount it, or correct the source 'folder:{self.pattern}'")
         found = ((record.id, self._file(record)) for record in records)
         return {id: path for id, path in found if path is not None}
 
