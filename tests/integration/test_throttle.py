@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -19,7 +19,7 @@ from rmvdb.backfill import Backfill
 from rmvdb.client import Client
 from rmvdb.latency import ENOUGH, WINDOW
 from rmvdb.status import status
-from rmvdb.throttle import Limits
+from rmvdb.throttle import Limits, Throttle
 from rmvdb.types import BatchState, Phase, Progress, Record
 from tests.support.inprocess import TIMES, UNLIMITED, Gallery, make
 
@@ -115,14 +115,46 @@ def search(client: Client, times: int) -> None:
 # --- rate and share of time -------------------------------------------------------------------------------------------
 
 
-def test_batches_begin_no_faster_than_the_rate(gallery: Gallery) -> None:
-    timed = Timed(gallery.backfill)
-    with working(gallery, limits=Limits(rate=25), backfill=timed) as ended:
-        ended.result(timeout=60)
-    began = [began for began, _ in sorted(timed.copies)]
+#: Two moments with what is meant between them: readings of the clock before and after.
+Span: TypeAlias = tuple[float, float]
 
-    # Late where the machine is busy, and yet not by a mistake of ten.
-    assert 0.8 * 30 / 25 < began[3] - began[0] < 8 * 30 / 25
+
+def overheard(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Span], list[tuple[int, Span]]]:
+    """When each batch begins; and of every answer that one must not begin yet, how many have begun, and when one may."""
+    begun: list[Span] = []
+    held: list[tuple[int, Span]] = []
+    begin, wait = Throttle.begin, Throttle.wait
+
+    def heard_begin(throttle: Throttle, count: int) -> None:
+        before = time.monotonic()
+        begin(throttle, count)
+        begun.append((before, time.monotonic()))
+
+    def heard_wait(throttle: Throttle) -> float:
+        before = time.monotonic()
+        left = wait(throttle)
+        if left:
+            held.append((len(begun), (before + left, time.monotonic() + left)))
+        return left
+
+    monkeypatch.setattr(Throttle, "begin", heard_begin)
+    monkeypatch.setattr(Throttle, "wait", heard_wait)
+    return begun, held
+
+
+def test_batches_begin_at_the_rate_no_faster_and_no_slower(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, held = overheard(monkeypatch)
+    with working(gallery, limits=Limits(rate=25)) as ended:
+        ended.result(timeout=60)
+
+    # A busy machine looks late whether a batch may begin, so that the batches tell how fast it is, and the answers how slow.
+    assert len(begun) == 4
+    assert all(after - before >= 10 / 25 for (before, _), (_, after) in itertools.pairwise(begun))
+    assert held
+    for number, (earliest, latest) in held:
+        before, after = begun[number - 1]
+        assert earliest - after <= 10 / 25 + 1e-6
+        assert latest - before >= 10 / 25 - 1e-6
     gallery.expect_moved()
 
 
