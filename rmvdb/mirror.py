@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,19 @@ def plans(before: Leg, copy: Leg, served: Mapping[str, Sequence[Leg]], kept: Leg
     }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """How far a copy has come."""
+
+    #: The passes that have ended, and what this one is at: 0 what the original holds, 1 what only the copy does.
+    passes: int = 0
+    side: int = 0
+    #: The last record there that was looked at; how many of the original were in this pass, of how many.
+    after: Id | None = None
+    done: int = 0
+    total: int = 0
+
+
 class Mirror:
     """Makes a copy of one collection, and later lets what is searched agree with it again, a page of records at a time.
 
@@ -61,18 +74,28 @@ class Mirror:
         self._original, self._store, self._writes, self._done = original, store, writes, done
         self._page, self._lift = page, lift
 
-    def copy(self, target: str, turn: Turn, progress: Callable[[int, int], None]) -> None:
-        """Until a pass over both finds nothing to change, or other programs change the original in each of several passes."""
+    def copy(self, target: str, turn: Turn, progress: Callable[[Position], None], begun: Position | None = None) -> None:
+        """Until a pass over both finds nothing to change, or each of several passes does: other programs change the original.
+
+        It goes on from where one that was interrupted had `begun`. Nobody has watched what lies behind that, so that this pass
+        is not the last.
+        """
         total = self._store.count(self._original)
-        for _ in range(PASSES):
-            changed = done = 0
-            for ids in self._ids(self._original):
-                changed += self._mend_in_turn(turn, target, self._different(target, ids))
-                progress(done := min(done + len(ids), total), total)
-            for ids in self._ids(target):
-                changed += self._mend_in_turn(turn, target, self._absent(ids, self._original))
+        at, changed = replace(begun or Position(), total=total), begun is not None
+        sides: Sequence[tuple[str, Callable[[Sequence[Id]], list[Id]]]] = (
+            (self._original, lambda ids: self._different(target, ids)),
+            (target, lambda ids: self._absent(ids, self._original)),
+        )
+        while at.passes < PASSES:
+            for side, (collection, differing) in list(enumerate(sides))[at.side :]:
+                for ids in self._ids(collection, after=at.after):
+                    changed |= self._mend_in_turn(turn, target, differing(ids)) > 0
+                    at = replace(at, after=ids[-1], done=at.done if side else min(at.done + len(ids), total))
+                    progress(at)
+                at = replace(at, side=side + 1, after=None)
             if not changed:
                 return
+            at, changed = Position(passes=at.passes + 1, total=total), False
 
     def finish(self, target: str, ids: Sequence[Id]) -> None:
         """Copy these again: clients that were killed while the copy was made may have written it, and not the original.
@@ -109,8 +132,8 @@ class Mirror:
                     strange = [id for id in self._absent(strange, *reversed(legs)) if id not in gone]
                 yield strange
 
-    def _ids(self, collection: str) -> Iterator[list[Id]]:
-        for page in self._store.scan(collection, page=self._page):
+    def _ids(self, collection: str, *, after: Id | None = None) -> Iterator[list[Id]]:
+        for page in self._store.scan(collection, after=after, page=self._page):
             yield [record.id for record in page]
 
     def _absent(self, ids: Sequence[Id], *collections: str) -> list[Id]:

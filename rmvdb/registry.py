@@ -31,6 +31,7 @@ from sqlalchemy import (
     event,
     func,
     insert,
+    inspect,
     make_url,
     or_,
     select,
@@ -183,7 +184,13 @@ class _Session(Session):
 
 @event.listens_for(_Session, "after_flush")
 def _flushed(session: _Session, _: object) -> None:
-    session.changed |= any(isinstance(row, KEPT) for row in (*session.new, *session.dirty, *session.deleted))
+    rows = (*session.new, *session.deleted, *filter(_is_changed, session.dirty))
+    session.changed |= any(isinstance(row, KEPT) for row in rows)
+
+
+def _is_changed(row: object) -> bool:
+    """In any other column than those that the manifest leaves out."""
+    return any(column.history.has_changes() for column in inspect(row).attrs if column.key not in PASSING)
 
 
 @event.listens_for(_Session, "do_orm_execute")
@@ -726,9 +733,11 @@ class Registry:
     @transaction
     def keep_leading(self, s: Session, /, upgrade_id: int, baton: int, seconds: float) -> bool:
         """Hold the baton for longer, with `seconds=0` hand it back; False where another has it by now."""
-        mine = and_(UpgradeRow.id == upgrade_id, UpgradeRow.baton == baton)
-        values = {"conductor_until": clock() + seconds} if seconds else {"conductor": None, "conductor_until": None}
-        return bool(s.execute(update(UpgradeRow).where(mine).values(**values)).rowcount)  # type: ignore[attr-defined]
+        row = s.get(UpgradeRow, upgrade_id, with_for_update=True)
+        if row is None or row.baton != baton:
+            return False
+        row.conductor, row.conductor_until = (row.conductor, _now(s) + seconds) if seconds else (None, None)
+        return True
 
     @transaction
     def refuse_overtaken(self, s: Session, /, upgrade_id: int, baton: int | None) -> None:

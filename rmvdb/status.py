@@ -9,7 +9,7 @@ from typing import Any
 from rmvdb.plural import counted
 from rmvdb.registry import Registry
 from rmvdb.tables import GalleryRow, UpgradeRow
-from rmvdb.types import BatchState, Phase, Progress
+from rmvdb.types import BatchState, Phase, Progress, ServingPlan
 
 #: Seconds without a heartbeat after which a worker counts as gone.
 SILENT = 30.0
@@ -72,10 +72,10 @@ def status(registry: Registry, gallery: GalleryRow) -> Status:
     upgrades = registry.upgrades(gallery.id) if active is None else [active]
     if not upgrades:
         return Status(**base)
-    return Status(**base, **_of_upgrade(registry, gallery, upgrades[-1], [leg.collection for leg in plan.legs]))
+    return Status(**base, **_of_upgrade(registry, gallery, upgrades[-1], plan))
 
 
-def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, legs: list[str]) -> dict[str, Any]:
+def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, plan: ServingPlan) -> dict[str, Any]:
     now, counts = registry.progress(row.id), registry.counts(row.id)
     workers = registry.workers(row.id, within=SILENT)
     ended = row.phase == Phase.ENDED
@@ -90,7 +90,7 @@ def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, legs: 
         "method": row.method,
         "order": row.order,
         "phase": row.phase,
-        "doing": _doing(row, now, unfinished, legs),
+        "doing": _doing(row, now, unfinished, plan),
         "t": 1.0 if row.phase in (Phase.CUT_OVER, Phase.CLEANING_UP) else now.t if row.listed else 0.0,
         "done": now.done,
         "total": now.total,
@@ -106,10 +106,11 @@ def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, legs: 
     }
 
 
-def _doing(row: UpgradeRow, now: Progress, unfinished: bool, legs: list[str]) -> str:
+def _doing(row: UpgradeRow, now: Progress, unfinished: bool, plan: ServingPlan) -> str:
+    legs = [leg.collection for leg in plan.legs]
     match row.phase:
         case Phase.PLANNED:
-            copied = f"; {row.original} is being copied" if row.original and row.undoes is None else ""
+            copied = f"; {_copying(row, plan.epoch)}" if row.original and row.undoes is None else ""
             return f"planned; nothing is served differently yet{copied}"
         case Phase.CUT_OVER:
             return f"{only(legs)}; rmvdb cleanup makes it final"
@@ -122,6 +123,12 @@ def _doing(row: UpgradeRow, now: Progress, unfinished: bool, legs: list[str]) ->
     if unfinished:
         return f"{both(legs)}; {now.done} of {counted(now.total, 'record is', 'records are')} re-embedded"
     return "every listed record is moved; not verified, not cut over"
+
+
+def _copying(row: UpgradeRow, epoch: int) -> str:
+    at = row.copying or {}
+    far = f", {at['done']} of {at['total']} records" if at.get("epoch") == epoch else ""
+    return f"{row.original} is {'compared with its copy' if far and at['passes'] else 'being copied'}{far}"
 
 
 def both(legs: Sequence[object]) -> str:

@@ -180,6 +180,9 @@ class UpgradeRow(Table):
     p99_ms: Mapped[float | None]
     #: Why work on it stands still, in words; empty while it goes on.
     reason: Mapped[str] = mapped_column(Text, default="")
+    #: How far the copy of the original is, a `mirror.Position`, and the epoch in which that counts: what is written in another
+    #: one does not reach the copy.
+    copying: Mapped[dict[str, Any] | None]
     #: The work list is complete.
     listed: Mapped[bool] = mapped_column(default=False)
     #: The process that makes batches and changes phases, and how long it may.
@@ -339,5 +342,5 @@ class WorkerRow(Table):
 #: What the manifest holds, each table after those that it refers to. The work (batches, intents, quarantine) is made again from
 #: the collections and the archive, clients and workers tell of themselves, and what is found is counted anew.
 KEPT: tuple[type[Table], ...] = (ArtifactRow, VersionRow, GalleryRow, CollectionRow, PlanRow, UpgradeRow, PhaseRow)
-#: Columns of these tables that hold for seconds only.
-PASSING = frozenset({"closing_until", "rebuilding", "conductor", "conductor_until"})
+#: Columns of these tables that hold for seconds only, or without which a step begins anew.
+PASSING = frozenset({"closing_until", "rebuilding", "conductor", "conductor_until", "copying"})

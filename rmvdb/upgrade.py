@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ from rmvdb.backfill import Backfill, Task, Worker
 from rmvdb.comparison import Comparison
 from rmvdb.encoding import Encoder
 from rmvdb.methods import Method
-from rmvdb.mirror import Mirror, plans
+from rmvdb.mirror import Mirror, Position, plans
 from rmvdb.ordering import ordered
 from rmvdb.planning import Plan, Planner, Question
 from rmvdb.plural import counted
@@ -101,7 +101,13 @@ class Conductor:
             "registry.set_upgrade serving both",
         ),
         # Where the original is kept: before the others of `deploy`.
-        "copy": ("store.create old", "registry.open_intents", "store.upsert old", "registry.withdraw_intents"),
+        "copy": (
+            "store.create old",
+            "registry.open_intents",
+            "store.upsert old",
+            "registry.withdraw_intents",
+            "registry.set_upgrade copying",
+        ),
         "list": ("registry.discard_list", "registry.add_batches", "registry.set_upgrade listed"),
         "switch": ("registry.announce", "registry.activate", "registry.set_upgrade plan"),
         "cut over": ("registry.announce", "registry.activate", "store.move_aliases new", "registry.set_upgrade cut over"),
@@ -468,9 +474,14 @@ class Conductor:
         self._create(copy, upgrade.to_version if upgrade.lift else upgrade.from_version, like=original)
         epoch = self._serve(upgrade, "copying", force=force)
         what = f"{'lifting' if upgrade.lift else 'copying'} {original}"
-        self.say(f"{what} into {copy}")
-        turn = functools.partial(self._turn, upgrade)
-        self._mirror(upgrade).copy(copy, turn, lambda done, total: self.report(what, done, total))
+        begun = self._copied_to(upgrade.id, epoch)
+        self.say(f"{what} into {copy}{', from where it stood' if begun else ''}")
+
+        def progress(at: Position) -> None:
+            self.registry.set_upgrade(upgrade.id, copying=asdict(at) | {"epoch": epoch}, baton=self._holds)
+            self.report(what, at.done, at.total)
+
+        self._mirror(upgrade).copy(copy, functools.partial(self._turn, upgrade), progress, begun)
         grace = self.registry.plan(self.gallery.name).grace
         self.say(f"{copy} holds what {original} holds; waiting {grace:g} s, until every search would see it")
         self.stop.wait(grace)
@@ -479,6 +490,11 @@ class Conductor:
 
     def _agree(self, upgrade: UpgradeRow) -> None:
         self._mirror(upgrade).agree(_each_once(upgrade.new_collection, *upgrade.old_collections))
+
+    def _copied_to(self, upgrade: int, epoch: int) -> Position | None:
+        """Where a copy was interrupted in this epoch; it begins anew in another one."""
+        kept = dict(self.registry.upgrade(upgrade).copying or {})
+        return Position(**kept) if kept.pop("epoch", None) == epoch else None
 
     @contextmanager
     def _turn(self, upgrade: UpgradeRow, count: int) -> Iterator[None]:
