@@ -90,7 +90,7 @@ class Mirror:
             for side, (collection, differing) in list(enumerate(sides))[at.side :]:
                 for ids in self._ids(collection, after=at.after):
                     changed |= self._mend_in_turn(turn, target, differing(ids)) > 0
-                    at = replace(at, after=ids[-1], done=at.done if side else min(at.done + len(ids), total))
+                    at = replace(at, after=ids[-1], done=min(at.done + (0 if side else len(ids)), total))
                     progress(at)
                 at = replace(at, side=side + 1, after=None)
             if not changed:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from rmvdb import errors
 from rmvdb.client import Client
 from rmvdb.methods import Method
+from rmvdb.mirror import PASSES
 from rmvdb.planning import Question
 from rmvdb.registry import unpack_ids
 from rmvdb.status import status
@@ -275,6 +277,59 @@ def test_a_copy_that_was_interrupted_is_finished(gallery: Gallery) -> None:
     expect_original(gallery)
 
 
+def stop_after(gallery: Gallery, row: UpgradeRow, pages: int) -> bool:
+    """Whether a conductor deploys before it has looked at more pages of the copy than these, where it ends."""
+    left, conductor = iter(range(pages)), gallery.conductor()
+
+    def report(*_: object) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    conductor.report = report
+    try:
+        conductor.deploy(row)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+@pytest.mark.usefixtures("_small_pages")
+def test_of_a_copy_that_was_interrupted_only_what_is_left_is_read_and_then_all_is_compared(gallery: Gallery) -> None:
+    row = begin(gallery)
+    assert not stop_after(gallery, row, 1)
+    doing = status(gallery.registry, gallery.registry.gallery("texts")).doing
+    assert doing == f"planned; nothing is served differently yet; {ORIGINAL} is being copied, 20 of 40 records"
+    real, conductor, read, shown = gallery.store.get, gallery.conductor(), set[Id](), list[tuple[int, set[Id]]]()
+
+    def get(collection: str, ids: Sequence[Id], **options: Any) -> list[Record]:
+        read.update(ids)
+        return real(collection, ids, **options)
+
+    gallery.store.get = get  # type: ignore[method-assign]
+    conductor.report = lambda _, done, __: shown.append((done, set(read)))
+    conductor.deploy(row)
+    assert [done for done, _ in shown] == [30, 40, *[40] * 4, 10, 20, 30, 40, *[40] * 4]
+    assert shown[1][1] == set(range(21, 41))
+
+
+@pytest.mark.usefixtures("_small_pages")
+def test_a_copy_that_is_interrupted_again_and_again_comes_to_its_end_with_what_changed_behind_it(gallery: Gallery) -> None:
+    row = begin(gallery)
+    assert not stop_after(gallery, row, 2)
+    foreign(gallery, 3)
+    foreign(gallery, 60)
+    with gallery.client() as client:
+        put(gallery, client, 15, "written into both")
+    lives = iter(range(PASSES * 9))  # pages at the most: of five passes over 41 records twice, and some more
+    while not stop_after(gallery, row, 1):
+        assert next(lives, None) is not None, "the copy does not come to its end"
+    copied, original = gallery.records(*row.old_collections), gallery.records(ORIGINAL)
+    assert {id: each.fields for id, each in copied.items()} == {id: each.fields for id, each in original.items()}
+    assert go_on(gallery, row).phase == Phase.CUT_OVER
+    expect_holds(gallery, row.new_collection, "v2")
+    expect_original(gallery)
+
+
 @contextmanager
 def copying(gallery: Gallery, row: UpgradeRow, *, limits: Limits = UNLIMITED) -> Iterator[list[float]]:
     """A worker with these limits deploys, ten records at a time; when pages of the copy were written."""
@@ -358,6 +413,10 @@ def test_a_copy_that_was_given_up_for_a_moment_is_not_served(gallery: Gallery) -
     conductor.say = give_up
     with pytest.raises(errors.WrongPhase, match="is served differently since; run the same command again"):
         conductor.deploy(row)
+    said: list[str] = []
+    conductor.say = said.append
+    conductor.deploy(row)
+    assert [each for each in said if "from where it stood" in each] == []
     row = go_on(gallery, row)
     expect_holds(gallery, row.new_collection, "v2")
     expect_original(gallery)
@@ -400,6 +459,21 @@ def test_who_was_suspended_while_it_copied_stops(gallery: Gallery, served: bool)
     assert gallery.registry.upgrade(row.id).phase == (Phase.SERVING_BOTH if served else Phase.PLANNED)
     with pytest.raises(errors.WrongPhase if served else errors.UpgradeRunning):
         first._copy_original(row, force=False)
+
+
+def test_who_was_suspended_while_it_wrote_a_page_does_not_say_how_far_the_copy_is(gallery: Gallery) -> None:
+    row, first = begin(gallery), gallery.conductor()
+    first._holds = baton = gallery.registry.lead(row.id, "first", 10.0)
+    assert baton is not None
+
+    def taken_over(*_: object) -> None:
+        gallery.registry.keep_leading(row.id, baton, 0)
+        gallery.registry.lead(row.id, "second", 10.0)
+
+    gallery.store.after = taken_over
+    with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
+        first.deploy(row)
+    assert gallery.registry.upgrade(row.id).copying is None
 
 
 def test_a_conductor_that_dies_once_the_new_collection_is_served_does_not_copy_again(gallery: Gallery) -> None:

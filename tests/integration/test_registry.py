@@ -290,12 +290,16 @@ def test_what_applications_and_workers_do_hands_nothing_over(
     assert kept == []
 
 
-def test_who_leads_and_who_waits_is_no_part_of_it(registry: Registry, upgrade: UpgradeRow) -> None:
+def test_who_leads_and_who_waits_is_no_part_of_it(registry: Registry, upgrade: UpgradeRow, kept: list[Contents]) -> None:
     baton = registry.lead(upgrade.id, "w1", 10.0)
     assert baton is not None
     before = registry.contents()
+    kept.clear()
     registry.keep_leading(upgrade.id, baton, 20.0)
+    registry.set_upgrade(upgrade.id, copying={"epoch": 1, "after": 7}, baton=baton)
+    registry.keep_leading(upgrade.id, baton, 0)
     opened(registry, [1])
+    assert kept == []
     epoch = registry.announce("photos", [OLD], TIMES)
     announced = registry.contents()
     registry.activate("photos", epoch, force=True)  # waits for the open write
