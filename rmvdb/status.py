@@ -127,7 +127,7 @@ def _doing(row: UpgradeRow, now: Progress, unfinished: bool, plan: ServingPlan) 
 
 def _copying(row: UpgradeRow, epoch: int) -> str:
     at = row.copying or {}
-    far = f", {at['done']} of {at['total']} records" if at.get("epoch") == epoch else ""
+    far = f", {at['done']} of {counted(at['total'], 'record')}" if at.get("epoch") == epoch else ""
     return f"{row.original} is {'compared with its copy' if far and at['passes'] else 'being copied'}{far}"
 
 
