@@ -19,6 +19,8 @@ from rmvdb.types import Field, IdType, Index, Metric, Record, Schema, Vectors
 if TYPE_CHECKING:
     from rmvdb.embedders import Kind
 
+#: What probe items there are.
+KINDS: tuple[Kind, ...] = ("text", "image")
 #: Records that are embedded again to see whether a collection's vectors are the model's.
 LOOKED_AT = 8
 #: Cosine distance up to which two computations of one vector agree: other hardware, other batch sizes.
@@ -45,9 +47,12 @@ def add_version(
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise errors.UsageError(f"{name!r} is no name for a model version; use letters, digits, '.', '_' and '-'")
     embedder = embedders.load(spec, options)
-    probes = probe(embedder, dim=None, kind=kind)
+    kind, probes = probe(embedder, kind=kind)
     if probes is None and dim is None:
-        raise errors.UsageError(f"{spec!r} embeds neither the probe images nor the probe texts; say its dimension: --dim N")
+        raise errors.UsageError(
+            f"{spec!r} embeds neither the probe images nor the probe texts; say what its items are, to see why (--kind image or "
+            "text), or its dimension where they are neither (--dim N)"
+        )
     if probes is not None and dim is not None and probes.shape[1] != dim:
         raise errors.Mismatch(f"{spec!r} gives vectors of dimension {probes.shape[1]}, not {dim}; correct --dim or leave it out")
     if metric is Metric.LORENTZ and probes is not None and not hyperbolic.hold(probes).all():
@@ -87,19 +92,27 @@ def _check_comparable(old: VersionRow, name: str, dim: int | None, metric: Metri
             )
 
 
-def probe(embedder: Embedder, *, dim: int | None, kind: Kind | None) -> Vectors | None:
-    """The embedder's vectors of the fixed probe items, (probes, dim); None where it can embed none of them."""
-    return embedders.probe_vectors(embedder, dim=dim or _dim(embedder, kind), kind=kind)
+def probe(embedder: Embedder, *, kind: Kind | None) -> tuple[Kind | None, Vectors | None]:
+    """The kind of the fixed probe items that it embeds, and its vectors of them, (probes, dim); no kind where it embeds neither.
 
-
-def _dim(embedder: Embedder, kind: Kind | None) -> int:
-    """The dimension that it gives for a probe item; 1 where it takes none, which the caller finds out."""
-    for each in (kind,) if kind else ("text", "image"):
+    ModelError where it fails on the kind that it was said to take.
+    """
+    # Texts first: an embedder of texts may take a picture for text, but none of pictures takes a text for a picture.
+    for each in (kind,) if kind else KINDS:
         try:
-            return int(np.asarray(embedder.embed(embedders.probes(each)[:1])).shape[-1])
-        except Exception:  # noqa: BLE001, S112 (foreign code: whatever it raises, it does not take such items)
-            continue
-    return 1
+            return each, embedders.probe_vectors(embedder, dim=_dim(embedder, each), kind=each)
+        except errors.ModelError:
+            if kind:
+                raise
+    return None, None
+
+
+def _dim(embedder: Embedder, kind: Kind) -> int:
+    """The dimension that it gives for a probe item; 1 where it takes none, which the caller finds out."""
+    try:
+        return int(np.asarray(embedder.embed(embedders.probes(kind)[:1])).shape[-1])
+    except Exception:  # noqa: BLE001 (foreign code: whatever it raises, it does not take such items)
+        return 1
 
 
 def check_model(row: VersionRow, embedder: Embedder) -> bool:
@@ -107,11 +120,10 @@ def check_model(row: VersionRow, embedder: Embedder) -> bool:
     if row.probes is None:
         return False
     known = np.frombuffer(row.probes, np.float32).reshape(-1, row.dim)
-    found = probe(embedder, dim=row.dim, kind=row.probe_kind)  # type: ignore[arg-type]
-    if found is None:
-        raise errors.ModelError(
-            f"{row.embedder} fails for the probe items that it embedded when {row.name!r} was registered; mend it"
-        )
+    try:
+        found = embedders.probe_vectors(embedder, dim=row.dim, kind=row.probe_kind)  # type: ignore[arg-type]
+    except errors.ModelError as exc:
+        raise errors.ModelError(f"{row.embedder} is not as it was when {row.name!r} was registered: {exc}") from exc
     if not embedders.same_model(known, found):
         raise errors.ModelError(
             f"{row.embedder} gives other vectors for the probe items than when {row.name!r} was registered; put the old model "
@@ -128,14 +140,14 @@ def add_gallery(
     name: str,
     model: str,
     collection: str | None,
-    id_type: IdType,
+    id_type: IdType | None,
     fields: Sequence[Field],
     source: str | None,
     loaded_source: Source | None,
     chosen_index: Index,
     times: Mapping[str, float],
 ) -> GalleryRow:
-    """Create a gallery, or adopt an existing collection as it is (`collection`), without rewriting it.
+    """Create a gallery, with these fields and ids of that type (INT64), or adopt an existing `collection` as it is.
 
     An adopted one is searched with the parameters of `chosen_index` if it has an index of that type. Raises Mismatch where
     dimension, metric or the vectors themselves are not the model's, CannotAdopt for what rmvdb cannot serve, ConfigError for an
@@ -145,10 +157,14 @@ def add_gallery(
         raise errors.UsageError(f"{name!r} is no name for a gallery; begin with a letter, then letters, digits, '_' and '-'")
     version = registry.version(model)
     if name in {row.name for row in registry.galleries()}:
-        return _same_gallery(registry, name, model, collection, source)
+        return _same_gallery(registry, name, model, collection, source, id_type, fields)
     if collection is None:
-        schema, search = _created(store, version, f"{name}_{model}_e1", id_type, fields, chosen_index), chosen_index.search
+        made = f"{name}_{model}_e1"
+        schema = _created(store, version, made, id_type or IdType.INT64, fields, chosen_index)
+        search = chosen_index.search
     else:
+        if fields or id_type:
+            raise errors.UsageError(f"Collection {collection!r} is adopted as it is; leave --field and --id-type out")
         schema, search = _adopted(store, version, collection, chosen_index)
         if loaded_source is not None:
             _check_vectors(store, encoder, collection, version, loaded_source)
@@ -173,6 +189,12 @@ def _created(
         id_type=id_type,
         fields=tuple(fields),
     )
+    names = [schema.id_field, schema.vector_field, *(field.name for field in fields)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise errors.UsageError(
+            f"A gallery has one field of a name, and {schema.id_field!r} and {schema.vector_field!r} of its own; "
+            f"give --field {twice} another name"
+        )
     index.check(chosen, dim=schema.dim, metric=schema.metric, engine=store.version())
     store.create(schema, chosen)
     if store.count(schema.collection):
@@ -187,12 +209,27 @@ def _adopted(store: VectorStore, version: VersionRow, collection: str, chosen: I
     return schema, index.search_for(store.index(schema.collection), chosen, dim=schema.dim)
 
 
-def _same_gallery(registry: Registry, name: str, model: str, collection: str | None, source: str | None) -> GalleryRow:
+def _same_gallery(
+    registry: Registry,
+    name: str,
+    model: str,
+    collection: str | None,
+    source: str | None,
+    id_type: IdType | None,
+    fields: Sequence[Field],
+) -> GalleryRow:
     row = registry.gallery(name)
     first = registry.collections(row.id)[0]
     if first.model != model or (collection is not None and first.name != collection):
         raise errors.AlreadyExists(
             f"Gallery {name!r} exists with model {first.model!r} and collection {first.name!r}; choose another name"
+        )
+    schema = schema_from_json(first.schema)
+    if id_type not in (None, schema.id_type) or (fields and tuple(fields) != schema.fields):
+        there = ", ".join(f"{field.name}:{field.type}" for field in schema.fields) or "none"
+        raise errors.AlreadyExists(
+            f"Gallery {name!r} exists with {schema.id_type} ids and these fields: {there}; choose another name, or leave "
+            "--id-type and --field out"
         )
     if source not in (None, row.source):
         raise errors.AlreadyExists(

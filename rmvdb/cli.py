@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 METHODS = ("naive", "identity", "rqt", "cl-s", "cl-m", "mcl", "rm", "fct")
 AUTO = "auto"
+FIELDS = ("BOOL", "INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE", "VARCHAR", "JSON")
 ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random", "traffic")
 
 
@@ -328,9 +329,7 @@ def gallery() -> None:
 @click.option(
     "--source", metavar="SPEC", help="Where items come from: folder:photos/{id}.jpg, field:NAME, call:MODULE:F, sql:URL#SELECT …"
 )
-@click.option(
-    "--id-type", type=click.Choice(["INT64", "VARCHAR"]), default="INT64", show_default=True, help="Of a created collection."
-)
+@click.option("--id-type", type=click.Choice(["INT64", "VARCHAR"]), help="Of a created collection [default: INT64].")
 @click.option(
     "--field",
     "fields",
@@ -340,7 +339,13 @@ def gallery() -> None:
 )
 @click.pass_context
 def gallery_add(
-    ctx: click.Context, name: str, version: str, collection: str | None, source: str | None, id_type: str, fields: tuple[str, ...]
+    ctx: click.Context,
+    name: str,
+    version: str,
+    collection: str | None,
+    source: str | None,
+    id_type: str | None,
+    fields: tuple[str, ...],
 ) -> None:
     """Create a gallery, or adopt an existing collection without rewriting it.
 
@@ -360,7 +365,7 @@ def gallery_add(
         name=name,
         model=version,
         collection=collection,
-        id_type=IdType(id_type),
+        id_type=IdType(id_type) if id_type else None,
         fields=[_field(each) for each in fields],
         source=source,
         loaded_source=sources.load(source, base=app.base) if source else None,
@@ -478,8 +483,8 @@ def gallery_remove(ctx: click.Context, name: str, drop: bool, yes: bool) -> None
     app.registry.refuse_used(name)
     going = [each.name for each in _collections(app, row) if drop and not each.adopted]
     what = f" and drop {' and '.join(going)} with {counted(sum(map(app.store.count, going)), 'record')}" if going else ""
-    if not yes and not click.confirm(f"Forget gallery {name}{what}? Nothing brings it back"):
-        raise errors.NeedsConsent("Nothing was forgotten; run rmvdb gallery remove --yes to agree")
+    if not yes:
+        _agree(f"Forget gallery {name}{what}? Nothing brings it back", "forgotten", "rmvdb gallery remove --yes")
     left = catalog.remove_gallery(app.registry, app.store, row, drop=drop)
     stays = f"; {' and '.join(left)} {'stays' if len(left) == 1 else 'stay'} in the engine" if left else ""
     click.echo(f"gallery {name} is forgotten{stays}")
@@ -879,8 +884,8 @@ def cleanup(ctx: click.Context, gallery: str | None, yes: bool) -> None:
     if row.phase not in ("cut over", "cleaning up"):
         raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
     old, begun = " and ".join(row.leaving), row.phase == "cleaning up"
-    if not (yes or begun) and not click.confirm(f"Drop {old} and the archive? rmvdb rollback is impossible afterwards"):
-        raise errors.NeedsConsent("Nothing was dropped; run rmvdb cleanup --yes to agree")
+    if not (yes or begun):
+        _agree(f"Drop {old} and the archive? rmvdb rollback is impossible afterwards", "dropped", "rmvdb cleanup --yes")
     with terminal.stoppable() as stop, terminal.progress() as report:
         app.conductor(gallery, say=report.say, report=report, stop=stop).clean_up(row)
 
@@ -1020,8 +1025,8 @@ def quarantine_drop(ctx: click.Context, gallery: str | None, ids: tuple[str, ...
     """
     app, row = _active(ctx, gallery)
     chosen = _quarantined(app, row, ids)
-    if chosen and not yes and not click.confirm(f"Delete {counted(len(chosen), 'record')} from the gallery for good?"):
-        raise errors.NeedsConsent("Nothing was deleted; run rmvdb quarantine drop --yes to agree")
+    if chosen and not yes:
+        _agree(f"Delete {counted(len(chosen), 'record')} from the gallery for good?", "deleted", "rmvdb quarantine drop --yes")
     with app.client(gallery) as client:
         client.delete(chosen)
     app.registry.release(row.id, chosen, again=False)
@@ -1061,8 +1066,9 @@ def search(
     Example:
       rmvdb search query.jpg --limit 5 --explain
     """
-    with _app(ctx).client(gallery) as client:
-        hits = client.search(Path(item) if Path(item).is_file() else item, limit=limit, filter=expression, output_fields=fields)
+    app = _app(ctx)
+    with app.client(gallery) as client:
+        hits = client.search(_item(app, item, client.plan.embedders), limit=limit, filter=expression, output_fields=fields)
         legs = [
             {
                 "collection": leg.collection,
@@ -1085,6 +1091,15 @@ def search(
     if explain:
         terminal.print_rows(legs, as_json=False)
     terminal.print_rows(rows, as_json=False)
+
+
+def _item(app: App, text: str, versions: Iterable[str]) -> Path | str:
+    """The file of that name, else a text: UsageError where a model embeds pictures, so that it must be a file."""
+    if Path(text).is_file():
+        return Path(text)
+    if pictures := [name for name in versions if app.registry.version(name).probe_kind == "image"]:
+        raise errors.UsageError(f"There is no file {text!r}, and {pictures[0]} embeds pictures; name a file that holds one")
+    return text
 
 
 @main.command()
@@ -1110,6 +1125,17 @@ def worker(ctx: click.Context, galleries: tuple[str, ...], window: str | None) -
     click.echo("worker ended")
 
 
+def _agree(question: str, done: str, command: str) -> None:
+    """Ask; NeedsConsent for a no, and where nobody is there to answer."""
+    try:
+        agreed = click.confirm(question)
+    except click.Abort:
+        click.echo()
+        agreed = False
+    if not agreed:
+        raise errors.NeedsConsent(f"Nothing was {done}; run {command} to agree")
+
+
 def _json_object(text: str, option: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
@@ -1129,4 +1155,8 @@ def _field(text: str) -> Any:
     if match is None:
         raise errors.UsageError(f"--field {text!r} is no field; write NAME:TYPE, such as label:INT64 or caption:VARCHAR(500)")
     name, kind, length = match.groups()
-    return Field(name=name, type=kind.upper(), params={"max_length": int(length or 512)} if kind.upper() == "VARCHAR" else {})
+    if (kind := kind.upper()) not in FIELDS:
+        raise errors.UnknownName(f"type of --field {name}", kind, FIELDS)
+    if length is not None and not (kind == "VARCHAR" and 1 <= int(length) <= 65_535):
+        raise errors.UsageError(f"--field {text!r} cannot be that long; only VARCHAR has a length, from 1 to 65535")
+    return Field(name=name, type=kind, params={"max_length": int(length or 512)} if kind == "VARCHAR" else {})

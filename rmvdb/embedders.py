@@ -339,25 +339,12 @@ def probes(kind: Kind) -> list[Item]:
     return [Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8)) for channels in pictures]
 
 
-def probe_vectors(embedder: Embedder, *, dim: int, kind: Kind | None = None) -> Vectors | None:
-    """What the embedder gives for the probes (4, dim); without a kind, texts are tried, then pictures.
-
-    None where it takes neither; raises ModelError where it fails on the kind that it was said to take.
-    """
-    # Texts first: an embedder of texts may take a picture for text, but none of pictures takes a text for a picture.
-    kinds: tuple[Kind, ...] = (kind,) if kind else ("text", "image")
-    for each in kinds:
-        try:
-            vectors, failed = embed_checked(embedder, probes(each), dim)
-        except ModelError:
-            if kind:
-                raise
-            continue
-        if not failed:
-            return vectors
-    if kind:
+def probe_vectors(embedder: Embedder, *, dim: int, kind: Kind) -> Vectors:
+    """What the embedder gives for the probes of a kind, (4, dim); raises ModelError where it fails for one of them."""
+    vectors, failed = embed_checked(embedder, probes(kind), dim)
+    if failed:
         raise ModelError(f"The embedder fails for {len(failed)} of 4 {kind} probes: {next(iter(failed.values()))}; mend it")
-    return None
+    return vectors
 
 
 def same_model(old: Vectors, new: Vectors, *, tolerance: float = 1e-4) -> bool:

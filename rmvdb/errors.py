@@ -36,6 +36,17 @@ import difflib
 from collections.abc import Iterable
 
 
+def offer(name: str, known: Iterable[str], *, hint: str = "") -> str:
+    """What to say instead of a name that is not known: the nearest one, else those there are, else the hint."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    if known:
+        return f"there are: {', '.join(known[:8])}{' …' if len(known) > 8 else ''}"
+    return hint or "there is none yet"
+
+
 class RmvdbError(Exception):
     """Something failed."""
 
@@ -56,15 +67,7 @@ class UnknownName(UsageError):
     """No thing of that kind has that name; the message offers the nearest one."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
-        known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=1)
-        if near:
-            way_out = f"did you mean {near[0]!r}?"
-        elif known:
-            way_out = f"there are: {', '.join(known[:8])}{' …' if len(known) > 8 else ''}"
-        else:
-            way_out = hint or "there is none yet"
-        super().__init__(f"No {kind} is called {name!r}; {way_out}")
+        super().__init__(f"No {kind} is called {name!r}; {offer(name, known, hint=hint)}")
 
 
 class AlreadyExists(UsageError):

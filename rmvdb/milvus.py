@@ -33,6 +33,7 @@ from rmvdb.errors import (
     FilterError,
     Mismatch,
     RmvdbError,
+    offer,
 )
 from rmvdb.filters import INT64_BOUNDS, between, both, checked_id, closed, ids_in, without_not
 from rmvdb.protocols import Permit, always
@@ -524,13 +525,19 @@ class MilvusStore:
         if _status(exc) in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
             return EngineError(f"Milvus at {place} refused the token ({text}); correct it")
         if _code(exc) == _MISSING:
-            return CollectionMissing(f"There is no collection {collection!r} at {place}")
+            return CollectionMissing(f"There is no collection {collection!r} at {place}{self._others(collection)}")
         if _code(exc) == _NOT_LOADED:
             way_out = f"load it with MilvusClient({place!r}).load_collection({collection!r})"
             return EngineError(f"Collection {collection!r} is not loaded, so that it cannot be searched; {way_out}")
         if filter and _FILTER_TEXT.search(text):
             return FilterError(f"The filter {filter!r} is not understood by Milvus: {text}")
         return EngineError(f"Milvus at {place} refused a call on {collection!r}: {text}")
+
+    def _others(self, collection: str) -> str:
+        """What there is instead, where this program may ask."""
+        with contextlib.suppress(*_foreign_errors()):
+            return f"; {offer(collection, self._connection.get().list_collections(**_ONCE))}"
+        return ""
 
 
 class _Connection:

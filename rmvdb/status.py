@@ -40,7 +40,7 @@ class Status:
     t: float = 0.0
     done: int = 0
     total: int = 0
-    #: Records a second over the last minute, and seconds to the last record; None below 1 %.
+    #: Records a second over the last minute, and seconds to the last record; None below 1 %, and where nobody works on it.
     rate: float | None = None
     eta: float | None = None
     quarantined: int = 0
@@ -95,7 +95,7 @@ def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, plan: 
         "done": now.done,
         "total": now.total,
         "rate": now.rate,
-        "eta": None if ended or row.paused else now.eta,
+        "eta": now.eta if unfinished and attended and not (ended or row.paused) else None,
         "quarantined": now.quarantined,
         "writes_open": len(registry.open_writes(gallery.id)),
         "batches": {state.value: batches for state, (batches, _) in counts.items()},

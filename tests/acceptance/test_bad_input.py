@@ -370,6 +370,70 @@ def test_a_full_disk_while_archiving_stops_the_upgrade_with_nothing_lost(project
     everything_is_found(project)
 
 
+@pytest.mark.parametrize(
+    ("options", "saying"),
+    [
+        (("--field", "size:STRING"), "No type of --field size is called 'STRING'; there are: BOOL"),
+        (("--field", "size:FLOAT_VECTOR"), "No type of --field size is called 'FLOAT_VECTOR'"),
+        (("--field", "size:VARCHAR(70000)"), "only VARCHAR has a length, from 1 to 65535"),
+        (("--field", "vector:INT64"), "give --field vector another name"),
+        (("--field", "size:INT64", "--field", "size:INT64"), "give --field size another name"),
+        (("--collection", "thing_v1_e1"), "There is no collection 'thing_v1_e1' at unix:"),
+        (("--collection", "things_v1_e1", "--field", "size:INT64"), "is adopted as it is; leave --field and --id-type out"),
+    ],
+)
+def test_a_gallery_that_cannot_be_added_is_refused_and_nothing_is_made(
+    project: Project, options: tuple[str, ...], saying: str
+) -> None:
+    code = 1 if "no collection" in saying else 2
+    refused(project, "gallery", "add", "more", "--model", "v1", *options, code=code, saying=saying)
+    assert [each["name"] for each in project.json("gallery", "list")] == ["things"]
+    with contextlib.closing(app.load(project.folder)) as opened:
+        assert not opened.store.exists("more_v1_e1")
+
+
+def test_a_missing_collection_is_told_with_the_one_that_is_meant(project: Project) -> None:
+    adopt = ("gallery", "add", "mine", "--model", "v1", "--collection", "thing_v1_e1")
+    refused(project, *adopt, code=1, saying="; did you mean 'things_v1_e1'?")
+
+
+def test_a_gallery_that_is_there_is_not_said_to_have_what_it_has_not(project: Project) -> None:
+    add = ("gallery", "add", "things", "--model", "v1")
+    project.ask(*add)
+    project.ask(*add, "--id-type", "INT64")
+    refused(project, *add, "--id-type", "VARCHAR", code=2, saying="exists with INT64 ids and these fields: none")
+    refused(project, *add, "--field", "size:INT64", code=2, saying="exists with INT64 ids and these fields: none")
+
+
+def test_a_picture_that_is_not_there_is_not_taken_for_a_text(project: Project) -> None:
+    project.ask("model", "add", "eye", "--embedder", "models:v1", "--kind", "image")
+    project.ask("gallery", "add", "pictures", "--model", "eye")
+    search = ("search", "nothere.jpg", "-g")
+    refused(project, *search, "pictures", code=2, saying="There is no file 'nothere.jpg', and eye embeds pictures")
+    assert len(project.json(*search, "things")["hits"]) == 10
+
+
+def test_a_model_that_broke_since_it_was_registered_says_how(project: Project) -> None:
+    for fault, saying in (({"raise_all": True}, "ValueError: cannot decode item probe"), ({"shape": 5}, "gives shape (4, 5)")):
+        project.fault(v2=fault)
+        refused(project, *NAIVE, code=1, saying="models:v2 is not as it was when 'v2' was registered: ")
+        assert saying in project.ask("doctor", code=1).stdout
+
+
+def test_where_nobody_answers_nothing_is_removed(project: Project) -> None:
+    project.fault(v2={"raise": ["7"]})
+    project.ask(*NAIVE, code=2)
+    remove = ("quarantine", "drop", "7")
+    refused(project, *remove, code=2, saying="Nothing was deleted; run rmvdb quarantine drop --yes to agree", process=True)
+    project.ask(*remove, "--yes")
+    project.ask(*NAIVE)
+    refused(project, "cleanup", code=2, saying="Nothing was dropped; run rmvdb cleanup --yes to agree", process=True)
+    forget = "Nothing was forgotten; run rmvdb gallery remove --yes to agree"
+    project.ask("cleanup", "--yes")
+    refused(project, "gallery", "remove", "things", code=2, saying=forget, process=True)
+    everything_is_found(project, missing=1)
+
+
 def test_a_broken_embedder_spec_names_what_is_missing(project: Project) -> None:
     add = ("model", "add", "v9", "--embedder")
     refused(project, *add, "nowhere:v9", code=1, saying="nowhere")

@@ -56,11 +56,22 @@ def test_what_is_over_or_not_begun_is_not_told_as_done(half: Project) -> None:
     assert "phase: ended — no upgrade is on; only things_v1_e1 is searched" in half.ask("status").stdout
 
 
+def test_half_is_told_as_half_and_no_time_is_left_where_nobody_works(half: Project) -> None:
+    status = half.json("status")
+    assert status["doing"] == "both collections are searched; 200 of 400 records are re-embedded"
+    assert (status["done"], status["workers"], status["eta"]) == (200, [], None)
+    assert status["rate"] > 0
+    assert "waiting for a worker" in status["held_back"]
+
+
 def test_search_explains_its_legs_and_both_distances(half: Project) -> None:
     found = half.json("search", "any words", "--explain", "--limit", "5", "--field", "label")
 
     assert [leg["model"] for leg in found["legs"]] == ["v2", "v1"]
     assert [leg["embedder"] for leg in found["legs"]] == ["v2", "v1"]
+    planned = half.json("status")["prediction"]["calibrated"]
+    assert [leg["calibrated"] for leg in found["legs"]] == [planned, planned] == [True, True]
+    assert all(hit["raw"] != hit["distance"] for hit in found["hits"])
     assert len(found["hits"]) == 5
     assert {hit["leg"] for hit in found["hits"]} <= {leg["collection"] for leg in found["legs"]}
     assert [hit["distance"] for hit in found["hits"]] == sorted(hit["distance"] for hit in found["hits"])

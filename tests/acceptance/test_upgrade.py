@@ -335,8 +335,9 @@ def test_an_adopted_collection_is_emptied_only_with_consent(project: Project) ->
     other.ask("model", "add", "v2", "--embedder", "models:v2")
     other.ask("gallery", "add", "mine", "--model", "v1", "--collection", old, "--source", "call:models:items")
     refused = other.ask(*NAIVE, code=2)
-    assert "--execute" in refused.stderr
+    assert "run the same command with --execute to agree" in refused.stderr
     assert collections(project) == {"v1": 400}
+    assert other.json("status")["upgrade"] is None
     other.ask(*NAIVE, "--execute")
     assert other.json("status")["phase"] == "cut over"
 

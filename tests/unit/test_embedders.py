@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rmvdb import embedders
+from rmvdb import catalog, embedders
 from rmvdb.embedders import TorchEmbedder, embed_checked
 from rmvdb.errors import ItemError, ModelError, UsageError
 from rmvdb.types import Item, Vectors
@@ -393,29 +393,29 @@ def test_probes_are_the_same_for_ever() -> None:
 
 def test_probes_tell_one_model_from_another() -> None:
     def of(module: torch.nn.Module) -> Vectors:
-        vectors = embedders.probe_vectors(TorchEmbedder(module, pixels, device="cpu"), dim=4, kind="image")
-        assert vectors is not None
-        return vectors
+        return embedders.probe_vectors(TorchEmbedder(module, pixels, device="cpu"), dim=4, kind="image")
 
     first = of(small_net())
     assert embedders.same_model(first, of(small_net()))
     assert embedders.same_model(first, first * np.float32(1 + 1e-4))
     assert not embedders.same_model(first, of(small_net(seed=1)))
     assert not embedders.same_model(first, first * 2)
+    turned = np.roll(np.eye(4, dtype=np.float32), 1, axis=0) * np.array([[1], [-1], [1], [-1]], np.float32)  # every vector by 90°
+    a_step_of_training = first + np.float32(0.05) * first @ turned  # a cosine distance of about 1e-3
+    assert not embedders.same_model(first, a_step_of_training)
     assert not embedders.same_model(first, -first)
     assert not embedders.same_model(first, first[:, :3])
 
 
 def test_the_kind_of_probe_is_found_by_trying() -> None:
     images = TorchEmbedder(small_net(), pixels, device="cpu")
-    found = embedders.probe_vectors(images, dim=4)
-    declared = embedders.probe_vectors(images, dim=4, kind="image")
+    kind, found = catalog.probe(images, kind=None)
+    assert kind == "image"
     assert found is not None
-    assert declared is not None
-    np.testing.assert_array_equal(found, declared)
-    assert embedders.probe_vectors(Words(), dim=3) is not None
+    np.testing.assert_array_equal(found, embedders.probe_vectors(images, dim=4, kind="image"))
+    assert catalog.probe(Words(), kind=None)[0] == "text"
     features = TorchEmbedder(torch.nn.Linear(2, 2), torch.as_tensor, device="cpu")
-    assert embedders.probe_vectors(features, dim=2) is None
+    assert catalog.probe(features, kind=None) == (None, None)
 
 
 def test_an_embedder_that_fails_on_its_own_kind_is_broken() -> None:
