@@ -687,7 +687,7 @@ def upgrade(
             report.show(lambda: terminal.print_plan(found))
             row = conductor.begin(question, found, app.worker(), until=until, cutover=not no_cutover, execute=execute)
         else:
-            _refuse_another_way(row, method, options["order"])
+            _refuse_another_way(row, method, options)
             report.say(f"going on with upgrade {row.id} by {row.method} in {row.order} order: {row.phase}")
             app.registry.set_upgrade(row.id, plan=row.plan | {"until": until, "cutover": not no_cutover})
             if execute:
@@ -708,9 +708,13 @@ def _begun(app: App, gallery: str, from_version: str, to_version: str) -> Upgrad
     return row if from_version in sources and to_version in _names(app, row.to_version) else None
 
 
-def _refuse_another_way(row: UpgradeRow, method: str, order: str | None) -> None:
+#: What is asked of an upgrade, besides method and order, only where it begins.
+_FROM_THE_START = ("labels", "side", "query_log", "instant_rollback", "paper", "tune")
+
+
+def _refuse_another_way(row: UpgradeRow, method: str, options: dict[str, Any]) -> None:
     """An upgrade goes on as it began: UsageError where something else is asked for."""
-    question = row.plan["question"]
+    question, order = row.plan["question"], options["order"]
     for name, asked, known in (
         ("method", None if method == AUTO else method, (question["method"], row.method)),
         ("order", order, (question["order"], row.order)),
@@ -719,6 +723,12 @@ def _refuse_another_way(row: UpgradeRow, method: str, order: str | None) -> None
             raise errors.UsageError(
                 f"Upgrade {row.id} was begun by the {name} {known[1]}, not {asked}; leave --{name} out to go on, or end it "
                 "first: rmvdb rollback"
+            )
+    for name in _FROM_THE_START:
+        if options[name] and options[name] != question[name]:
+            raise errors.UsageError(
+                f"Upgrade {row.id} was begun {'with another' if question[name] else 'without'} --{name.replace('_', '-')}; "
+                "leave it out to go on, or end it first: rmvdb rollback"
             )
 
 

@@ -148,7 +148,8 @@ def print_plan(found: Plan) -> None:
         if told["choice"]:
             click.echo(f"method: {told['choice']}")
         click.echo(f"{told['verdict']}: {told['reason']}")
-    time_needed = f", about {_duration(cost['seconds'])} to embed" if "seconds" in cost else ""
+    kept = "; how long it takes is not known, since the sample was embedded before"
+    time_needed = f", about {_duration(cost['seconds'])} to embed" if "seconds" in cost else kept
     copy = f"{_size(cost['copy_bytes'])} of a copy of the old ones, " if "copy_bytes" in cost else ""
     click.echo(
         f"cost: {_size(cost['vector_bytes'])} of new vectors, {copy}{_size(cost['archive_bytes'])} of archive{time_needed}"

@@ -98,6 +98,15 @@ def test_two_commands_do_not_conduct_the_same_upgrade(project: Project) -> None:
         first.communicate(timeout=60)
 
 
+def test_an_upgrade_that_goes_on_is_not_said_to_be_what_it_was_not_begun_as(project: Project) -> None:
+    begun = tuple(word for word in NAIVE if word not in ("--labels", "label"))
+    project.ask(*begun, "--until", "0.5")
+    for option in (("--instant-rollback",), ("--labels", "label"), ("--tune",)):
+        refused(project, *begun, *option, code=2, saying=f"Upgrade 1 was begun without {option[0]}; leave it out to go on")
+    assert project.json("status")["done"] == 200
+    project.ask(*begun)
+
+
 def test_a_version_is_what_it_is_said_to_be(project: Project) -> None:
     add = ("model", "add", "w", "--embedder", "models:v2")
     refused(project, *add, "--dim", "7", code=2, saying="gives vectors of dimension 20, not 7; correct --dim or leave it out")

@@ -32,7 +32,7 @@ from rmvdb.errors import (
 )
 from rmvdb.registry import Contents, Opened, Registry, pack_ids, schema_from_json, schema_to_json, unpack_ids
 from rmvdb.tables import KEPT, BatchRow, GalleryRow, Table, UpgradeRow
-from rmvdb.types import BatchState, Field, IdType, Leg, Metric, Phase, Schema
+from rmvdb.types import BatchState, Field, IdType, Leg, Metric, Phase, Progress, Schema
 from tests.support.postgres import PASSWORD, Postgres
 
 TIMES = {"max_age": 5.0, "longest_search": 5.0, "staleness": 1.0}
@@ -1248,6 +1248,12 @@ def test_progress_counts_what_is_in_the_new_collection(registry: Registry, upgra
         BatchState.COPIED: (1, 2),
         BatchState.PENDING: (1, 4),
     }
+
+
+def test_no_time_left_is_told_before_one_percent() -> None:
+    assert Progress(done=9, total=1000, rate=5.0).eta is None
+    assert Progress(done=10, total=1000, rate=5.0).eta == 198.0
+    assert Progress(done=500, total=1000, rate=None).eta is None
 
 
 def test_progress_ends_at_one_when_the_last_record_is_moved(registry: Registry, upgrade: UpgradeRow) -> None:
