@@ -221,6 +221,17 @@ def test_weights_that_changed_since_they_were_registered_are_refused(project: Pr
     assert project.ask("doctor", code=1).stdout.count("FAIL") == 1
 
 
+def test_an_upgrade_that_would_lower_the_quality_is_not_begun(project: Project) -> None:
+    project.ask("model", "add", "stranger", "--embedder", "models:stranger")
+    models = project.folder / "models.py"  # without v1 queries cannot be embedded by both models until one is enough
+    models.write_text(models.read_text().replace("def v1():", "def gone():"))
+    worse = ("--from", "v1", "--to", "stranger", "--labels", "label", "--method", "identity", "--order", "random")
+    assert project.json("plan", *worse)["prediction"]["verdict"] == "refuse"
+    refused(project, "upgrade", *worse, code=1, saying="identity would start below")
+    status = project.json("status")
+    assert (status["upgrade"], status["epoch"]) == (None, 1)
+
+
 def test_a_source_that_knows_nothing_stops_the_upgrade(project: Project) -> None:
     project.fault(missing=IDS)
     refused(project, *NAIVE, code=1, saying="has an item of none of 400 records, such as 1", process=True)
