@@ -237,6 +237,16 @@ def test_a_source_that_knows_nothing_stops_the_upgrade(project: Project) -> None
     refused(project, *NAIVE, code=1, saying="has an item of none of 400 records, such as 1", process=True)
 
 
+def test_a_source_that_forgot_everything_since_stops_the_backfill_and_sets_no_record_aside(project: Project) -> None:
+    project.ask(*NAIVE, "--sample", "80", "--detach")
+    project.fault(missing=IDS)
+    refused(project, *NAIVE, code=1, saying="mend the source (rmvdb gallery show says which), then run the same command again")
+    assert project.json("status")["quarantined"] == 0
+    project.fault()
+    project.ask(*NAIVE)
+    everything_is_found(project)
+
+
 def test_a_collection_dropped_or_replaced_behind_our_back_is_noticed(project: Project) -> None:
     from rmvdb.types import IdType, Index, Metric, Schema
 

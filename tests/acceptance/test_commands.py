@@ -64,6 +64,23 @@ def test_half_is_told_as_half_and_no_time_is_left_where_nobody_works(half: Proje
     assert "waiting for a worker" in status["held_back"]
 
 
+def test_verify_names_every_kind_of_difference(half: Project) -> None:
+    new = "things_v2_u1"
+    with contextlib.closing(app.load(half.folder)) as opened:
+        assert half.json("verify")["problems"] == 0
+        lost, other, turned, *_ = next(opened.store.scan(new, fields=None, vector=True))
+        opened.store.delete(new, [lost.id])
+        opened.store.upsert(new, [replace(other, fields={"label": 99}), replace(turned, vector=-turned.vector)])
+        opened.store.upsert(new, [replace(lost, id=5000)])
+    said = half.ask("verify", "--sample", "400", code=1).stdout
+    assert f"differs: record {lost.id} was moved and is not in {new}" in said
+    assert f"differs: record {other.id} has other fields in {new} than it had when it was moved" in said
+    assert f"differs: record {turned.id} embedded again lies 2.0e+00 from the stored vector" in said
+    assert f"differs: record 5000 is in {new} though it was neither moved nor written there" in said
+    assert "differences" in half.ask(*NAIVE, code=1).stderr
+    assert half.json("status")["phase"] == "serving both"
+
+
 def test_search_explains_its_legs_and_both_distances(half: Project) -> None:
     found = half.json("search", "any words", "--explain", "--limit", "5", "--field", "label")
 
