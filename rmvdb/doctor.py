@@ -42,6 +42,8 @@ def examine(app: App) -> Iterator[Finding]:
     found = engine.detail if engine.ok else ""
     for version in app.registry.versions():
         yield _look(f"model {version.name}", lambda version=version: _model(app, version))  # type: ignore[misc]
+    if not app.registry.galleries():
+        yield _look("index", lambda: _new_index(app, found))
     for name in app.settings.indexes.keys() - {gallery.name for gallery in app.registry.galleries()}:
         yield _look(f"indexes.{name}", lambda name=name: app.registry.gallery(name).name)  # type: ignore[misc]
     for gallery in app.registry.galleries():
@@ -84,6 +86,14 @@ def _index(app: App, gallery: GalleryRow, engine: str) -> str:
     chosen = app.settings.index_for(gallery.name)
     held = app.registry.version(app.registry.plan(gallery.name).legs[0].model)
     index_rules.check(chosen, dim=held.dim, metric=Metric(held.metric).stored, engine=engine)
+    return f"{chosen.type} for new collections"
+
+
+def _new_index(app: App, engine: str) -> str:
+    chosen = app.settings.index.value()
+    vectors: set[tuple[int | None, Metric | None]] = {(row.dim, Metric(row.metric).stored) for row in app.registry.versions()}
+    for dim, metric in vectors or {(None, None)}:
+        index_rules.check(chosen, dim=dim, metric=metric, engine=engine)
     return f"{chosen.type} for new collections"
 
 

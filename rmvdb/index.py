@@ -180,10 +180,10 @@ _HAS: Mapping[str, tuple[str, ...]] = {
 _NO_DEFAULT_IN_2_3 = ("nlist", "M", "efConstruction")
 
 
-def check(index: Index, *, dim: int, metric: Metric, engine: str) -> None:
+def check(index: Index, *, dim: int | None, metric: Metric | None, engine: str) -> None:
     """Raises ConfigError, naming the parameter and what it may be, for an index that the engine would refuse.
 
-    `engine` is what `VectorStore.version` gives, "" where nobody knows.
+    `engine` is what `VectorStore.version` gives, "" where nobody knows; `dim` and `metric` are None where there is no vector yet.
     """
     kind = _kind(index.type)
     _check_engine(index.type, engine)
@@ -193,8 +193,9 @@ def check(index: Index, *, dim: int, metric: Metric, engine: str) -> None:
     for name in needed:
         if name in kind.build and name not in index.params:
             raise ConfigError(f"{index.type} index: params.{name} must be given; it is {kind.build[name]}")
-    _check_rules(index, kind, dim)
-    if metric not in kind.metrics:
+    if dim is not None:
+        _check_rules(index, kind, dim)
+    if metric not in (None, *kind.metrics):
         raise ConfigError(
             f"{index.type} index: Milvus' GPU indexes do not support {metric}; "
             "normalise the vectors and compare them by IP, or take another index"

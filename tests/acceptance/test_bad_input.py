@@ -326,6 +326,14 @@ def test_an_index_for_a_gallery_that_is_not_there_is_named_by_doctor(project: Pr
     assert "No gallery is called 'thing'; did you mean 'things'?" in found[0]
 
 
+@pytest.mark.parametrize(("kind", "saying"), [("HNWS", "did you mean 'HNSW'?"), ("HNSW", "has no index of type HNSW")])
+def test_doctor_looks_at_the_index_before_there_is_a_gallery(tmp_path: Path, kind: str, saying: str) -> None:
+    project = Project(tmp_path / "new", index=kind)
+    project.ask("init")
+    assert saying in project.ask("doctor", code=1).stdout
+    project.stop_engine()
+
+
 def test_an_index_that_the_engine_lacks_is_refused_before_anything_is_made(project: Project) -> None:
     saying = r"milvus-lite 2.5.1 has no index of type HNSW; write one that it has into index.type: AUTOINDEX, FLAT, IVF_FLAT"
     collections = project.json("gallery", "show")["collections"]
