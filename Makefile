@@ -38,7 +38,7 @@ demo: setup
 stress: setup
 	$(BIN)/python -m tests.stress $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ENGINE),--engine $(ENGINE)) \
 		$(if $(REGISTRY),--registry $(REGISTRY)) $(if $(RECORDS),--records $(RECORDS)) $(if $(SEED),--seed $(SEED)) \
-		$(if $(INSTANT),--instant-rollback)
+		$(if $(INSTANT),--instant-rollback) $(if $(METHOD),--method $(METHOD))
 
 clean:
 	rm -rf .venv build dist demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

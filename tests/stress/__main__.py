@@ -18,7 +18,7 @@ from tests.support.milvus_server import unavailable
 from tests.support.project import Project
 
 COUNTED = ("searches", "writes", "failed_writes", "excused", "kills", "suspensions", "restarts", "checkpoints")
-COUNTED += ("upgrades", "rollbacks", "instant", "scheduled")
+COUNTED += ("upgrades", "rollbacks", "instant", "lifted", "scheduled")
 WRONG = ("lost", "duplicated", "stale_reads", "resurrected", "failed_searches")
 
 
@@ -35,7 +35,7 @@ def main() -> int:
     for engine, registry in pairs:
         seconds = options.seconds / len(pairs)
         again = f"--engine {engine} --registry {registry} --seconds {seconds:g} --records {options.records} --seed {options.seed}"
-        again += " --instant-rollback" * options.instant_rollback
+        again += " --instant-rollback" * options.instant_rollback + f" --method {options.method}" * bool(options.method)
         print(f"== {engine} and {registry}: python -m tests.stress {again}", flush=True)
         counts = run(engine, registry, seconds=seconds, options=options)
         if any(counts[name] for name in WRONG):
@@ -64,6 +64,7 @@ def run(engine: str, registry: str, *, seconds: float, options: argparse.Namespa
             seconds=seconds,
             seed=options.seed,
             instant_rollback=options.instant_rollback,
+            method=options.method,
             say=say,
         )
         try:
@@ -89,6 +90,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--engine", nargs="*", choices=("lite", "server"), default=["lite", "server"])
     parser.add_argument("--registry", nargs="*", choices=("sqlite", "postgres"), default=["sqlite", "postgres"])
     parser.add_argument("--instant-rollback", action="store_true", help="every upgrade keeps the original whole")
+    parser.add_argument("--method", choices=("naive", "rqt", "mcl", "fct"), help="of every upgrade [the seed chooses]")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="repeats a run's choices [random]")
     return parser.parse_args()
 

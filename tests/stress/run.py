@@ -22,7 +22,7 @@ import numpy as np
 
 import rmvdb
 from rmvdb.errors import EngineUnavailable
-from rmvdb.types import Record
+from rmvdb.types import Phase, Record
 from tests.stress.application import SHARDS, fields
 from tests.stress.engines import Part
 from tests.stress.models import TEXT
@@ -66,6 +66,8 @@ class Run:
     seed: int
     #: Every upgrade keeps the original whole, not only those that the seed chooses.
     instant_rollback: bool
+    #: Of every upgrade, not the one that the seed chooses.
+    method: str | None
     say: Callable[[str], None]
     verdict: Verdict = field(default_factory=Verdict)
     kills: int = 0
@@ -73,8 +75,9 @@ class Run:
     suspensions: int = 0
     upgrades: int = 0
     rollbacks: int = 0
-    #: Of the upgrades: those that keep the original whole, those that follow a schedule over t.
+    #: Of the upgrades: those that keep the original whole, those of them that lift its copy, those that follow a schedule over t.
     instant: int = 0
+    lifted: int = 0
     scheduled: int = 0
     checkpoints: int = 0
     failed_writes: int = 0
@@ -181,6 +184,7 @@ class Run:
     def _drive(self) -> None:
         try:
             chosen = random.Random(f"{self.seed} upgrades")
+            self.lifts = random.Random(f"{self.seed} lifts")  # of its own: the other choices of a seed stay what they were
             held, other = "a", "b"
             while not self.over.is_set():
                 held, other = self._upgrade(held, other, chosen)
@@ -190,6 +194,7 @@ class Run:
     def _upgrade(self, held: str, other: str, chosen: random.Random) -> tuple[str, str]:
         """One upgrade, to its end or back; the version held afterwards comes first."""
         method = chosen.choice(("naive", "rqt", "rqt", "mcl"))
+        method = self.method or ("fct" if self.lifts.random() < 0.2 else method)
         ending = chosen.choice(("clean up", "clean up", "roll back on the way", "roll back at the end"))
         share = chosen.uniform(0.05, 0.8)
         begin = ["upgrade", "--from", held, "--to", other, "--labels", "label", "--order", "random", "--sample", "1500"]
@@ -214,6 +219,7 @@ class Run:
     def _count(self, ending: str) -> None:
         row = self.app.registry.upgrades(self.app.registry.gallery("things").id)[-1]
         self.instant += bool(row.original)
+        self.lifted += bool(row.lift)
         self.scheduled += "later" in row.plan
         kinds = ["keeps the original"] * bool(row.original) + ["follows a schedule"] * ("later" in row.plan)
         self.say(f"{row.from_version} → {row.to_version}: {', '.join([str(row.method), *kinds])}; to {ending}")
@@ -460,9 +466,11 @@ class Run:
 
     def _compare_collections(self, now: float) -> None:
         plan = self.app.registry.plan("things")
+        upgrade = self.app.registry.active_upgrade(self.app.registry.gallery("things").id)
+        lifted = upgrade is not None and upgrade.in_place and upgrade.phase in (Phase.PLANNED, Phase.SERVING_BOTH)
         found: dict[int, int] = {}
         for leg in reversed(plan.legs):  # the one that is emptied first: what leaves it is in the next one
-            exact = leg is plan.legs[0] and leg.write_with is None
+            exact = leg is plan.legs[0] and leg.write_with is None and not lifted
             for page in self.app.store.scan(leg.collection, fields=["edition"], vector=exact):
                 held = {int(record.id): record.fields["edition"] for record in page}
                 self._compare_leg(leg.collection, held, now)
@@ -512,6 +520,7 @@ class Run:
             "upgrades": self.upgrades,
             "rollbacks": self.rollbacks,
             "instant": self.instant,
+            "lifted": self.lifted,
             "scheduled": self.scheduled,
             "checkpoints": self.checkpoints,
             "excused": self.excused,
