@@ -23,9 +23,11 @@ NEW = 1_000_000
 SHARDS = 40
 
 
-def fields(models: Any, id: int, edition: int) -> dict[str, int]:
-    """The scalar fields of a record; its label is the class of the item that the models make of it."""
-    return {"edition": edition, "shard": id % SHARDS, "label": (models.label(id) + edition) % models.CLASSES}
+def fields(models: Any, id: int, edition: int) -> dict[str, Any]:
+    """The scalar fields of a record; its label is the class of the item that the models make of it, and its hint the side
+    information without which neither model's vectors tell enough of the other's to be lifted."""
+    hint = [round(float(part), 3) for part in models.latent(id, edition)]
+    return {"edition": edition, "shard": id % SHARDS, "label": (models.label(id) + edition) % models.CLASSES, "hint": hint}
 
 
 class Application:

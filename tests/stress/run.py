@@ -200,7 +200,8 @@ class Run:
         begin = ["upgrade", "--from", held, "--to", other, "--labels", "label", "--order", "random", "--sample", "1500"]
         if chosen.random() < 0.4 or self.instant_rollback:
             begin.append("--instant-rollback")
-        if not self._command(*begin, "--method", method, "--detach", refusal="would start below"):
+        side = ["--side", "hint"] * (method == "fct")
+        if not self._command(*begin, "--method", method, *side, "--detach", refusal="would start below"):
             self._command(*begin, "--method", "naive", "--detach")
         self._count(ending)
         self.deployed = min(self.deployed, time.monotonic())
