@@ -305,7 +305,7 @@ def check_vectors(registry: Registry, store: VectorStore, encoder: Encoder, gall
             return f"no vector could be compared: {exc}; rmvdb doctor compares them where it is"
     if not compared:
         return "no vector could be compared"
-    return f"{counted(compared, 'record, embedded again, is', 'records, embedded again, are')} what is stored"
+    return f"{compared} of its records, embedded again, {'is' if compared == 1 else 'are'} what is stored"
 
 
 def _loads(encoder: Encoder, version: VersionRow) -> bool:
