@@ -192,8 +192,12 @@ class MilvusStore:
         def finish(client: MilvusClient) -> None:
             found = _vector_index(client, name, field)
             if not found:
-                client.create_index(name, index_params(schema, index), **_ONCE)
-            elif found.get("metric_type") != schema.metric.value:
+                try:
+                    client.create_index(name, index_params(schema, index), **_ONCE)
+                except _foreign_errors():
+                    if not (found := _vector_index(client, name, field)):  # nobody else was faster
+                        raise
+            if found and found.get("metric_type") != schema.metric.value:
                 raise AlreadyExists(
                     f"Collection {name!r} exists with metric {found.get('metric_type')}; drop it or take its name"
                 )
