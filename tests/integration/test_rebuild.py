@@ -308,15 +308,29 @@ def test_stopped_while_it_waits_it_has_changed_nothing(gallery: Gallery) -> None
 
 def test_a_conductor_stays_one_while_the_manifest_cannot_be_written(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upgrade, "BATON", 1.0)
-    keep, failed = gallery.registry._keeper, threading.Event()
+    keep = gallery.registry._keeper
 
     def full(_: object) -> None:
-        gallery.registry._keeper = keep
-        failed.set()
         raise errors.DiskFull("no space")
 
     with gallery.conductor()._baton(gallery.upgrade, gallery.worker()):
         gallery.registry._keeper = full
+        time.sleep(2.5)
+        gallery.registry._keeper = keep
+        assert not gallery.registry.lead(gallery.upgrade.id, "another", 1.0)
+
+
+def test_a_conductor_stays_one_though_a_heartbeat_fails(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upgrade, "BATON", 1.0)
+    real, failed = gallery.registry.keep_leading, threading.Event()
+
+    def away(*_: object) -> bool:
+        gallery.registry.keep_leading = real  # type: ignore[method-assign]
+        failed.set()
+        raise errors.RegistryError("away")
+
+    with gallery.conductor()._baton(gallery.upgrade, gallery.worker()):
+        gallery.registry.keep_leading = away  # type: ignore[method-assign, assignment]
         assert failed.wait(2)
         time.sleep(1.5)
         assert not gallery.registry.lead(gallery.upgrade.id, "another", 1.0)
