@@ -163,18 +163,7 @@ class Planner:
         if question.method is Method.FCT:
             self._encoder.embedder(legs[0].embedder)  # the original is kept current by it; ModelError where it cannot be loaded
         sizes, held_out = _sizes(question.sample, counts)
-        logged = self._logged(question, legs[0])
-        sample = self._sampler.sample(
-            question.to_version,
-            legs,
-            sizes,
-            seen,
-            report,
-            seed=question.seed,
-            logged=logged,
-            labels=question.labels,
-            side=question.side,
-        )
+        sample = self._sample(question, legs, sizes, seen, report)
         order, confidence = self._confidence(question, legs, classifiers, sample)
         told = None
         # Else nothing is to be trained, and there is too little to measure on.
@@ -209,7 +198,26 @@ class Planner:
         methods = _possible(methods, legs, unable)
         counts = [self._store.count(leg.collection) for leg in legs]
         sizes, held_out = _sizes(question.sample, counts)
-        sample = self._sampler.sample(
+        sample = self._sample(question, legs, sizes, seen, report, queries)
+        able = [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
+        names = orders or [*able, *([TRAFFIC] if self._traffic() else [])]
+        confidences = {name: self._confidence(replace(question, order=name), legs, classifiers, sample)[1] for name in names}
+        trial = self._trial(question, legs, Metric(to.metric), sample, confidences, held_out, report)
+        if Method.NAIVE in unable:
+            unable.add(Method.FCT)  # which keeps the original current by v1's embedder
+        found = comparison.compare(trial, methods, unable=unable)
+        return replace(found, skipped=sample.skipped, unlabelled=sample.unlabelled)
+
+    def _sample(
+        self,
+        question: Question,
+        legs: Sequence[Leg],
+        sizes: Sequence[int],
+        seen: Set[Id],
+        report: Report,
+        queries: Sequence[Query] = (),
+    ) -> Sample:
+        return self._sampler.sample(
             question.to_version,
             legs,
             sizes,
@@ -221,14 +229,6 @@ class Planner:
             labels=question.labels,
             side=question.side,
         )
-        able = [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
-        names = orders or [*able, *([TRAFFIC] if self._traffic() else [])]
-        confidences = {name: self._confidence(replace(question, order=name), legs, classifiers, sample)[1] for name in names}
-        trial = self._trial(question, legs, Metric(to.metric), sample, confidences, held_out, report)
-        if Method.NAIVE in unable:
-            unable.add(Method.FCT)  # which keeps the original current by v1's embedder
-        found = comparison.compare(trial, methods, unable=unable)
-        return replace(found, skipped=sample.skipped, unlabelled=sample.unlabelled)
 
     def _logged(self, question: Question, newest: Leg) -> list[Item]:
         """What is logged, at most as many as records are sampled; PlanRefused where the model in service cannot embed it.

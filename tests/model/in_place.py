@@ -5,7 +5,6 @@
 | copying, differ, mend | Mirror.copy, Mirror.finish: what it lifts |
 | read, compare, remove | Backfill.copy, Backfill.retire: nothing leaves |
 | work, quiet: unmade | Conductor._list_late: Conductor._remade |
-| agree | Mirror.agree: what a client deleted stays out |
 
 A value that is still lifted is the value and `LIFTED`; it shows the same record, further away.
 """
@@ -106,17 +105,6 @@ class InPlace(Mirrored):
             yield s.put("conductors", c, at="found", waits=())
         else:
             yield from super()._quiet(s, c, me)
-
-    def _agree(self, s: State, c: int, _: Conductor) -> Iterator[State]:
-        searched, kept = s.held[NEW], s.held[ORIGINAL]
-        if not self._idle(s):
-            return
-        if kept and not searched and self.has("what others inserted into the original is taken in"):
-            yield self._by_hand(s, UNREAD)
-        elif searched and not kept and self.has("what others deleted from the original is taken out"):
-            yield self._by_hand(s, ABSENT)
-        else:
-            yield s.put("conductors", c, at="found" if self._unmade(s) else "verify")
 
     def _verify(self, s: State, c: int, me: Conductor) -> Iterator[State]:
         for then in super()._verify(s._replace(moved=own(s.moved)), c, me):

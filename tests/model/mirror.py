@@ -119,7 +119,11 @@ class Mirrored(Protocol):
         elif searched and not kept and self.has("what others deleted from the original is taken out"):
             yield self._by_hand(s, ABSENT)
         else:
-            yield s.put("conductors", c, at="found" if s.held[COPY] else "verify")
+            yield s.put("conductors", c, at="found" if self._unmade(s) else "verify")
+
+    def _unmade(self, s: State) -> bool:
+        """Something is left to be embedded."""
+        return s.held[COPY] != ABSENT
 
     def _serve(self, s: State, c: int, _: Conductor) -> Iterator[State]:
         if self._may_change(s):
