@@ -59,6 +59,8 @@ class Plans:
         self._ready, self._trouble = 0, ""
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        #: When the registry last could not be asked, and why.
+        self._failure: tuple[float, errors.RegistryError] | None = None
         #: The plan, and when it was asked for; in one, since another thread may be replacing them.
         self._held = self._ask(0)
         self._thread = threading.Thread(target=self._keep_asking, name=f"rmvdb-plans-{gallery}", daemon=True)
@@ -66,27 +68,41 @@ class Plans:
 
     def current(self) -> ServingPlan:
         """The plan in force, at most `max_age` seconds old; StalePlan when the registry cannot be asked."""
-        plan, asked = self._held
-        if time.monotonic() - asked <= plan.max_age:
-            return plan
+        if fresh := self._fresh():
+            return fresh
+        since = time.monotonic()
         try:
-            return self.refresh()
+            with self._lock:  # of many searches that find it too old one asks, and all hear the answer
+                if self._failure and self._failure[0] >= since:
+                    raise self._failure[1]
+                return self._fresh() or self._renewed()
         except errors.RegistryError as exc:
-            age = time.monotonic() - asked
+            plan, asked = self._held
             raise errors.StalePlan(
-                f"The serving plan of {self._gallery!r} is {age:.0f} s old, {plan.max_age:g} s are allowed; "
+                f"The serving plan of {self._gallery!r} is {time.monotonic() - asked:.0f} s old, {plan.max_age:g} s are allowed; "
                 f"searching on could miss records: {exc}"
             ) from exc
 
     def refresh(self) -> ServingPlan:
         """Ask the registry now."""
         with self._lock:
-            before = self._held[0].epoch
+            return self._renewed()
+
+    def _fresh(self) -> ServingPlan | None:
+        plan, asked = self._held
+        return plan if time.monotonic() - asked <= plan.max_age else None
+
+    def _renewed(self) -> ServingPlan:
+        before = self._held[0].epoch
+        try:
             self._held = self._ask(before)
-            if (epoch := self._held[0].epoch) != before:
-                with contextlib.suppress(errors.RegistryError):
-                    self._held = self._ask(epoch)  # at once: writes wait to hear that this client serves by it
-            return self._held[0]
+        except errors.RegistryError as exc:
+            self._failure = time.monotonic(), exc
+            raise
+        if (epoch := self._held[0].epoch) != before:
+            with contextlib.suppress(errors.RegistryError):
+                self._held = self._ask(epoch)  # at once: writes wait to hear that this client serves by it
+        return self._held[0]
 
     def close(self) -> None:
         """Stop asking, and tell the registry that nobody need wait for this client, and what was found last."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,11 +17,13 @@ import numpy as np
 import pytest
 
 from rmvdb import errors
-from rmvdb.client import Client
+from rmvdb.client import Client, Plans
 from rmvdb.faiss_store import FaissStore
+from rmvdb.latency import Latency
 from rmvdb.protocols import always
 from rmvdb.registry import unpack_ids
 from rmvdb.tables import BatchRow
+from rmvdb.traffic import Traffic
 from rmvdb.types import BatchState, Id, Phase, Record
 from tests.support.inprocess import TIMES, Gallery, make, vector
 
@@ -417,3 +420,35 @@ def test_a_client_leaves_though_the_disk_of_the_registry_is_full(gallery: Galler
     monkeypatch.setattr(gallery.registry, "leave", full)
     client.close()
     assert closed == ["closed"]
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_of_many_searches_that_find_their_plan_too_old_one_asks_and_all_hear_the_answer(
+    planned: Gallery, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    registry, asked = planned.registry, []
+    plans = Plans("texts", registry=registry, prepare=lambda _: None, name="one", latency=Latency(), traffic=Traffic(0))
+    plans._stop.set()
+    plans._thread.join()  # nobody else asks
+    time.sleep(plans.current().max_age)
+
+    def refresh(*args: Any, **kwargs: Any) -> Any:
+        asked.append(time.monotonic())
+        time.sleep(0.2)
+        if away:
+            raise errors.RegistryError("the database is away")
+        return type(registry).refresh(registry, *args, **kwargs)
+
+    monkeypatch.setattr(registry, "refresh", refresh)
+    together = threading.Barrier(20)
+
+    def current(_: int) -> object:
+        together.wait()
+        try:
+            return plans.current().epoch
+        except errors.StalePlan as exc:
+            return str(exc).endswith("the database is away")
+
+    with ThreadPoolExecutor(20) as pool:
+        assert set(pool.map(current, range(20))) == ({True} if away else {plans._held[0].epoch})
+    assert len(asked) == 1
