@@ -46,6 +46,8 @@ class Recipe:
     temperature: float | None = None
     #: Where it ends in hyperbolic space: the clipping norm.
     zeta: float | None = None
+    #: How much longer than usual the normals of its classifier begin there.
+    steepness: float = 1.0
     #: The model that it shall be comparable with.
     after: Recipe | None = None
     epochs: int = 60
@@ -173,7 +175,8 @@ class Workshop:
             return Model(module=module.to(self._device))
         classifier: nn.Module = nn.Linear(DIM, classes, bias=False)
         if recipe.zeta is not None:
-            module, classifier = nn.Sequential(module, lorentz.Lift(zeta=recipe.zeta)), hbct.Classifier(DIM, classes)
+            module = nn.Sequential(module, lorentz.Lift(zeta=recipe.zeta))
+            classifier = hbct.Classifier(DIM, classes, steepness=recipe.steepness)
         return Model(module=module.to(self._device), classifier=classifier.to(self._device))
 
     @torch.inference_mode()

@@ -31,6 +31,8 @@ class Scale:
     #: Of the old model and of the new ones.
     backbones: tuple[str, str]
     epochs: int
+    #: How much longer than usual the normals of hyperbolic classifiers begin: few epochs would not let them grow.
+    steepness: float = 1.0
     sizes: Sizes = field(default_factory=Sizes)
     #: How ψ and ρ are trained, but for the seed.
     settings: Settings = field(default_factory=Settings)
@@ -77,7 +79,8 @@ class Scale:
         return replace(recipe, taught=str(number), backbone=backbone)
 
     def _recipe(self, name: str, taught: Literal["old", "new"], **rest: object) -> Recipe:
-        return Recipe(name=name, taught=taught, backbone=self.backbones[taught == "new"], epochs=self.epochs, **rest)
+        kept = {"backbone": self.backbones[taught == "new"], "epochs": self.epochs, "steepness": self.steepness}
+        return Recipe(name=name, taught=taught, **kept, **rest)
 
 
 def chosen(device: torch.device, *, wider: bool) -> Scale:
@@ -87,5 +90,6 @@ def chosen(device: torch.device, *, wider: bool) -> Scale:
     return Scale(
         backbones=("small", "small-wide" if wider else "small"),
         epochs=8,
+        steepness=16.0,
         sizes=Sizes(taught=16_000, searched=1_500),
     )

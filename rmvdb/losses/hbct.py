@@ -27,11 +27,16 @@ class Classifier(nn.Module):
     (‖w‖/√K) arcsinh( √K (cosh(√K a)⟨w, h_space⟩ − sinh(√K a)‖w‖h_time) / ‖w‖ ).
     """
 
-    def __init__(self, dim: int, classes: int, *, curvature: float = 1.0) -> None:
-        """`dim` is d, without the time."""
+    def __init__(self, dim: int, classes: int, *, curvature: float = 1.0, steepness: float = 1.0) -> None:
+        """`dim` is d, without the time. The normals begin `steepness` times as long as is usual.
+
+        A point that is clipped to ζ has no logit above about ‖w‖ζ: all classes begin level, and the normals have to grow before
+        any can be told apart. In 200 epochs they do; a training of a few begins with longer ones, which weigh less the pull
+        towards an old model.
+        """
         super().__init__()
         self.curvature = curvature
-        self.normal = nn.Parameter(torch.empty(classes, dim).uniform_(-1, 1) / math.sqrt(dim))
+        self.normal = nn.Parameter(torch.empty(classes, dim).uniform_(-1, 1) * steepness / math.sqrt(dim))
         self.shift = nn.Parameter(torch.empty(classes).uniform_(-1, 1) / math.sqrt(dim))
 
     def forward(self, h: Tensor) -> Tensor:
