@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from sqlalchemy import event, text
 
-from rmvdb import registry as registry_room
 from rmvdb import schema
 from rmvdb.errors import (
     AlreadyExists,
@@ -30,7 +29,7 @@ from rmvdb.errors import (
     UsageError,
     WrongPhase,
 )
-from rmvdb.registry import Contents, Opened, Registry, pack_ids, schema_from_json, schema_to_json, unpack_ids
+from rmvdb.registry import Contents, Opened, Registry, pack_ids, plans, schema_from_json, schema_to_json, unpack_ids
 from rmvdb.tables import KEPT, BatchRow, GalleryRow, Table, UpgradeRow
 from rmvdb.types import BatchState, Field, IdType, Leg, Metric, Phase, Progress, Schema
 from tests.support.postgres import PASSWORD, Postgres
@@ -714,7 +713,7 @@ def test_an_epoch_waits_for_claims_and_then_new_ones_wait_for_it(
 
 def test_nobody_else_waits_for_a_write_that_takes_long(registry: Registry, gallery: GalleryRow) -> None:
     opened(registry, [7], client="killed", lasting=2.0)
-    time.sleep(registry_room.LONG + 0.1)
+    time.sleep(plans.LONG + 0.1)
     epoch = registry.announce("photos", [NEW, OLD], TIMES)
     waiting = registry.activate("photos", epoch)
     registry.close_intents(opened(registry, [8], client="alive"))

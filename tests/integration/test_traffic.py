@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rmvdb import registry as registry_room
 from rmvdb import traffic
 from rmvdb.client import Client
 from rmvdb.errors import PlanRefused, RegistryUnavailable
 from rmvdb.planning import Question
 from rmvdb.registry import Registry, unpack_ids
+from rmvdb.registry import traffic as registered
 from rmvdb.tables import GalleryRow
 from rmvdb.training import Method
 from rmvdb.types import Id
@@ -72,7 +72,7 @@ def test_counts_of_all_clients_add_up_and_of_one_gallery_only(registry: Registry
 def test_only_so_many_records_are_kept_the_most_found_ones(
     registry: Registry, photos: GalleryRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry_room, "MOST_FOUND", 100)
+    monkeypatch.setattr(registered, "MOST_FOUND", 100)
     for start in range(0, 600, 60):
         registry.add_traffic("photos", dict.fromkeys(range(start, start + 60), 1) | dict.fromkeys(range(1000, 1020), 5))
         assert len(registry.traffic(photos.id)) <= 100
@@ -84,8 +84,8 @@ def test_only_so_many_records_are_kept_the_most_found_ones(
 
 
 def test_what_was_found_long_ago_weighs_less(registry: Registry, photos: GalleryRow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_room, "HALF_LIFE", 0.1)
-    monkeypatch.setattr(registry_room, "FADING_SINCE", registry.now())
+    monkeypatch.setattr(registered, "HALF_LIFE", 0.1)
+    monkeypatch.setattr(registered, "FADING_SINCE", registry.now())
     registry.add_traffic("photos", {1: 20, 2: 1})
     time.sleep(0.8)
     registry.add_traffic("photos", {3: 1})
