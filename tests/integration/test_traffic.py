@@ -20,7 +20,7 @@ from rmvdb.registry import traffic as registered
 from rmvdb.tables import GalleryRow
 from rmvdb.training import Method
 from rmvdb.types import Id
-from tests.integration.test_registry import add_gallery
+from tests.integration.registry.test_intents import add_gallery
 from tests.support.inprocess import Gallery, make, vector
 
 QUESTION = Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE, order="traffic")
