@@ -1,4 +1,4 @@
-"""What clients write while others copy: announced before, and done or given up after."""
+"""Writes of clients: announced record by record before they are made, done or given up after."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Opened:
 
 
 class Intents(Database):
-    """Writes of clients, announced record by record."""
+    """Intents, and what they say to workers and to other writers."""
 
     @transaction
     def open_intents(
