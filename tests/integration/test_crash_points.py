@@ -17,14 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmvdb import registry as registry_room
 from rmvdb import schema
 from rmvdb import upgrade as upgrade_room
 from rmvdb import writing as writing_room
 from rmvdb.backfill import Backfill
 from rmvdb.client import Client
 from rmvdb.errors import WrongPhase
-from rmvdb.registry import Registry
+from rmvdb.registry import Registry, plans
 from rmvdb.types import Id, IdType, Index, Metric, Phase, Record, Schema
 from rmvdb.upgrade import Conductor
 from tests.support.inprocess import DIMS, TIMES, vector
@@ -369,7 +368,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _impatient() -> Iterator[None]:
     """Waits that are made for people, shortened; what they wait for is the same."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry_room, "CLOSING", 0.3)
+        patch.setattr(plans, "CLOSING", 0.3)
         patch.setattr(upgrade_room, "BATON", 0.8)
         patch.setattr(writing_room, "WRITE_LASTS", 5.0)
         yield

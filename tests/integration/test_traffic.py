@@ -11,25 +11,16 @@ from typing import Any
 
 import pytest
 
-from rmvdb import registry as registry_room
 from rmvdb import traffic
 from rmvdb.client import Client
 from rmvdb.errors import PlanRefused, RegistryUnavailable
 from rmvdb.planning import Question
-from rmvdb.registry import Registry, unpack_ids
-from rmvdb.tables import GalleryRow
+from rmvdb.registry import unpack_ids
 from rmvdb.training import Method
 from rmvdb.types import Id
-from tests.integration.test_registry import add_gallery
 from tests.support.inprocess import Gallery, make, vector
 
 QUESTION = Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE, order="traffic")
-
-
-@pytest.fixture
-def photos(registry: Registry) -> GalleryRow:
-    """A gallery in a registry of each kind."""
-    return add_gallery(registry)
 
 
 @pytest.fixture
@@ -52,64 +43,6 @@ def wait_until_found(gallery: Gallery) -> dict[str, float]:
     while not found(gallery) and time.monotonic() < end:
         time.sleep(0.02)
     return found(gallery)
-
-
-# --- the registry -----------------------------------------------------------------------------------------------------
-
-
-def test_counts_of_all_clients_add_up_and_of_one_gallery_only(registry: Registry, photos: GalleryRow) -> None:
-    other = add_gallery(registry, "other")
-    registry.add_traffic("photos", {1: 2, 2: 1})
-    registry.add_traffic("photos", {2: 4, "a'b\n": 1})
-    registry.add_traffic("other", {1: 7})
-    known = registry.traffic(photos.id)
-
-    assert sorted(known, key=known.__getitem__) == ["a'b\n", "1", "2"]
-    assert known["2"] == pytest.approx(5 * known["a'b\n"], rel=1e-4)
-    assert list(registry.traffic(other.id)) == ["1"]
-
-
-def test_only_so_many_records_are_kept_the_most_found_ones(
-    registry: Registry, photos: GalleryRow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry_room, "MOST_FOUND", 100)
-    for start in range(0, 600, 60):
-        registry.add_traffic("photos", dict.fromkeys(range(start, start + 60), 1) | dict.fromkeys(range(1000, 1020), 5))
-        assert len(registry.traffic(photos.id)) <= 100
-    known = registry.traffic(photos.id)
-
-    assert len(known) >= 90
-    assert {str(id) for id in range(1000, 1020)} <= set(known)
-    assert not {str(id) for id in range(60)} & set(known)  # of two that were found once the older one goes
-
-
-def test_what_was_found_long_ago_weighs_less(registry: Registry, photos: GalleryRow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_room, "HALF_LIFE", 0.1)
-    monkeypatch.setattr(registry_room, "FADING_SINCE", registry.now())
-    registry.add_traffic("photos", {1: 20, 2: 1})
-    time.sleep(0.8)
-    registry.add_traffic("photos", {3: 1})
-    known = registry.traffic(photos.id)
-
-    assert known["3"] > known["1"] > known["2"]
-
-
-def test_clients_that_tell_at_once_neither_wait_for_each_other_nor_lose_a_count(registry: Registry, photos: GalleryRow) -> None:
-    def tell(number: int) -> None:
-        for turn in range(5):
-            ids = range(200) if (number + turn) % 2 else reversed(range(200))
-            registry.add_traffic("photos", dict.fromkeys(ids, 1))
-
-    threads = [threading.Thread(target=tell, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    weights = registry.traffic(photos.id)
-    registry.add_traffic("photos", {"one": 1})
-
-    assert len(weights) == 200
-    assert min(weights.values()) == pytest.approx(20 * registry.traffic(photos.id)["one"], rel=1e-4)
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------

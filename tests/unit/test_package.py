@@ -13,6 +13,7 @@ import pytest
 
 import rmvdb
 from rmvdb import cli
+from rmvdb.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -187,3 +188,9 @@ def test_every_module_says_what_it_is() -> None:
     silent = [path.name for path in (ROOT / "rmvdb").rglob("*.py") if not path.read_text().lstrip().startswith('"""')]
 
     assert silent == []
+
+
+def test_no_two_rooms_of_the_registry_have_a_method_of_one_name() -> None:
+    names = [name for room in Registry.__bases__ for name in vars(room) if not name.startswith("__")]
+
+    assert sorted(names) == sorted(set(names))

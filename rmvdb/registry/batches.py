@@ -1,0 +1,108 @@
+"""The work list of an upgrade, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import and_, delete, func, select
+from sqlalchemy.orm import Session
+
+from rmvdb.registry import queries
+from rmvdb.registry.clock import clock
+from rmvdb.registry.packing import unpack_ids
+from rmvdb.registry.session import Database, transaction
+from rmvdb.tables import BatchRow, QuarantineRow, UpgradeRow
+from rmvdb.types import BatchState, Id, Progress
+
+#: Batches whose records are found in the new collection.
+MOVED = (BatchState.COPIED, BatchState.REMOVING, BatchState.RETIRED)
+
+
+class Batches(Database):
+    """The batches of an upgrade in their order."""
+
+    @transaction
+    def add_batches(
+        self,
+        s: Session,
+        /,
+        upgrade_id: int,
+        batches: Sequence[tuple[Sequence[Id], Mapping[str, Any] | None]],
+        *,
+        first: int,
+        baton: int | None = None,
+    ) -> None:
+        """Append batches (ids, origin) to the work list, priorities counting from `first`; none is added twice.
+
+        WrongPhase where the upgrade has ended, UpgradeRunning where another one has the baton by now: whoever makes its list
+        does not know yet.
+        """
+        queries.refuse_ended(s, upgrade_id)
+        queries.refuse_overtaken(s, upgrade_id, baton)
+        for priority, (ids, origin) in enumerate(batches, start=first):
+            there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
+            if s.scalar(there) is None:
+                s.add(queries.new_batch(upgrade_id, priority, ids, origin))
+
+    @transaction
+    def add_late(self, s: Session, /, upgrade_id: int, ids: Sequence[Id]) -> None:
+        """Put records behind every batch, but for those that a batch holds which is not retired: in two batches at once, one
+        would find them gone because of the other. WrongPhase where the upgrade has ended."""
+        queries.refuse_ended(s, upgrade_id)
+        s.execute(select(UpgradeRow.id).where(UpgradeRow.id == upgrade_id).with_for_update())
+        held = _listed(s, upgrade_id)
+        if late := [id for id in ids if id not in held]:
+            s.add(queries.new_batch(upgrade_id, queries.last_priority(s, upgrade_id) + 1, late, None))
+
+    @transaction
+    def discard_list(self, s: Session, /, upgrade_id: int, *, baton: int | None = None) -> None:
+        """Forget the batches nobody has begun, so that the list can be made again; UpgradeRunning as in `add_batches`."""
+        queries.refuse_overtaken(s, upgrade_id, baton)
+        s.execute(delete(BatchRow).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state == BatchState.PENDING))
+
+    @transaction
+    def next_priority(self, s: Session, /, upgrade_id: int) -> int:
+        """The first priority that is behind every batch."""
+        return queries.last_priority(s, upgrade_id) + 1
+
+    @transaction
+    def listed_ids(self, s: Session, /, upgrade_id: int) -> set[Id]:
+        """The ids of every batch that is not retired."""
+        return _listed(s, upgrade_id)
+
+    @transaction
+    def batches(
+        self, s: Session, /, upgrade_id: int, *, after: int = 0, limit: int = 200, state: BatchState | None = None
+    ) -> Sequence[BatchRow]:
+        """Batches by row id, a page at a time."""
+        page = select(BatchRow).where(BatchRow.upgrade_id == upgrade_id, BatchRow.id > after).order_by(BatchRow.id).limit(limit)
+        return s.scalars(page if state is None else page.where(BatchRow.state == state)).all()
+
+    @transaction
+    def counts(self, s: Session, /, upgrade_id: int) -> dict[BatchState, tuple[int, int]]:
+        """Batches and records by state."""
+        grouped = (
+            select(BatchRow.state, func.count(), func.sum(BatchRow.count))
+            .where(BatchRow.upgrade_id == upgrade_id)
+            .group_by(BatchRow.state)
+        )
+        return {BatchState(state): (batches, int(records)) for state, batches, records in s.execute(grouped)}
+
+    @transaction
+    def progress(self, s: Session, /, upgrade_id: int, *, window: float = 60.0) -> Progress:
+        """How far the work list is, and how fast it went over the last `window` seconds."""
+        mine = BatchRow.upgrade_id == upgrade_id
+        total = s.scalar(select(func.sum(BatchRow.count)).where(mine)) or 0
+        done = s.scalar(select(func.sum(BatchRow.count)).where(mine, BatchRow.state.in_(MOVED))) or 0
+        begun = s.scalar(select(func.sum(BatchRow.count)).where(mine, BatchRow.state.in_(queries.COPYING))) or 0
+        stuck = s.scalar(select(func.count()).select_from(QuarantineRow).where(QuarantineRow.upgrade_id == upgrade_id)) or 0
+        recent = and_(mine, BatchRow.copied_at > clock() - window)
+        moved, since = s.execute(select(func.sum(BatchRow.count), clock() - func.min(BatchRow.copied_at)).where(recent)).one()
+        rate = float(moved) / max(float(since), 1.0) if moved and since else None
+        return Progress(done=int(done), total=int(total) + stuck, begun=int(begun), quarantined=stuck, rate=rate)
+
+
+def _listed(s: Session, upgrade_id: int) -> set[Id]:
+    rows = s.scalars(select(BatchRow.ids).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state != BatchState.RETIRED))
+    return {id for packed in rows for id in unpack_ids(packed)}

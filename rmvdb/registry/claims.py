@@ -1,0 +1,132 @@
+"""Which worker is at which batch, and what it makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, case, delete, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from rmvdb import errors
+from rmvdb.registry import queries
+from rmvdb.registry.clock import clock, now
+from rmvdb.registry.packing import key, pack_ids, unpack_ids
+from rmvdb.registry.session import Database, transaction
+from rmvdb.tables import BatchRow, GalleryRow, QuarantineRow, UpgradeRow, WorkerRow
+from rmvdb.types import BatchState, Id, Phase
+
+#: A claim under which nothing was written, nor under one before it.
+_UNWRITTEN = and_(BatchRow.state == BatchState.CLAIMED, BatchRow.archive.is_(None), BatchRow.copied_at.is_(None))
+
+
+class Claims(Database):
+    """Claims on batches, and the workers that hold them."""
+
+    @transaction
+    def claim(
+        self, s: Session, /, upgrade_id: int, worker: str, *, lease: float, longest_call: float, grace: float, copy: bool
+    ) -> BatchRow | None:
+        """Take the first batch that has work: its grace is over, it was begun and left, or (`copy`) it is fresh; a pause lets no
+        fresh one begin. None while an epoch changes."""
+        # Locked first, so that no upgrade ends and no epoch changes between a look and the claim.
+        gallery = s.scalars(queries.gallery_of(upgrade_id).with_for_update(read=True, of=GalleryRow)).one()
+        upgrade = s.get_one(UpgradeRow, upgrade_id)
+        if queries.closing(s, gallery) or upgrade.phase == Phase.ENDED:
+            return None
+        free = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until + longest_call < clock())
+        due = and_(BatchRow.state == BatchState.COPIED, BatchRow.copied_at + grace <= clock(), free)
+        work = [due, and_(BatchRow.state.in_(queries.BEGUN), free)]
+        if copy and not upgrade.paused:
+            work.append(BatchRow.state == BatchState.PENDING)
+        chosen = (
+            select(BatchRow)
+            .where(BatchRow.upgrade_id == upgrade_id, or_(*work))
+            .order_by(BatchRow.state != BatchState.REMOVING, BatchRow.state != BatchState.COPIED, BatchRow.priority)
+            .limit(1)
+            .with_for_update(skip_locked=True)
+        )
+        row = s.scalar(chosen)
+        if row is not None:
+            row.worker, row.token, row.lease_until = worker, row.token + 1, now(s) + lease
+            if row.state in (BatchState.PENDING, BatchState.WRITING):
+                row.state = BatchState.CLAIMED
+        return row
+
+    @transaction
+    def renew(self, s: Session, /, worker: str, upgrade_id: int | None, *, lease: float, note: str = "") -> set[int]:
+        """A worker's heartbeat: it lives, and so do its claims, whose ids come back; one whose lease has run out stays lost.
+
+        RegistryError where the upgrade is not known: a registry that was lost must let the claims of its workers run out.
+        """
+        if upgrade_id is not None and s.get(UpgradeRow, upgrade_id) is None:
+            raise errors.RegistryError(f"The registry at {self.shown_url} has no upgrade {upgrade_id}; rmvdb registry rebuild")
+        mine = update(BatchRow).where(BatchRow.worker == worker, BatchRow.lease_until > clock())
+        held = set(s.scalars(mine.values(lease_until=clock() + lease).returning(BatchRow.id)))
+        values = {"upgrade_id": upgrade_id, "note": note, "seen_at": clock()}
+        if not s.execute(update(WorkerRow).where(WorkerRow.id == worker).values(**values)).rowcount:  # type: ignore[attr-defined]
+            s.execute(insert(WorkerRow).values(id=worker, **values))
+        return held
+
+    @transaction
+    def retire_worker(self, s: Session, /, worker: str) -> None:
+        """A worker that ends leaves, and its claims with it."""
+        _let_go(s, BatchRow.worker == worker)
+        s.execute(delete(WorkerRow).where(WorkerRow.id == worker))
+
+    @transaction
+    def workers(self, s: Session, /, upgrade_id: int, *, within: float) -> Sequence[WorkerRow]:
+        """The workers at this upgrade that gave a heartbeat within so many seconds."""
+        return s.scalars(select(WorkerRow).where(WorkerRow.upgrade_id == upgrade_id, WorkerRow.seen_at > clock() - within)).all()
+
+    @transaction
+    def advance(self, s: Session, /, batch: BatchRow, state: BatchState, **values: Any) -> None:
+        """Move a claimed batch on within its claim; LeaseLost when somebody else has it by now."""
+        _move(s, batch, state, **values)
+
+    @transaction
+    def copied(self, s: Session, /, batch: BatchRow, *, again: Sequence[Id], aside: Mapping[Id, str]) -> None:
+        """End the claim on a batch, which waits for its grace: `again` was left to a client, `aside` leaves it for quarantine."""
+        left = [id for id in unpack_ids(batch.ids) if id not in aside]
+        ended = {"copied_at": clock(), "lease_until": None, "worker": None}
+        _move(s, batch, BatchState.COPIED, ids=pack_ids(left), count=len(left), again=pack_ids(again), **ended)
+        _set_aside(s, batch.upgrade_id, aside)
+
+    @transaction
+    def hand_back(self, s: Session, /, batch: BatchRow) -> None:
+        """Give up a claim; does nothing where somebody else has it by now."""
+        _let_go(s, and_(BatchRow.id == batch.id, BatchRow.token == batch.token))
+
+    @transaction
+    def retire(self, s: Session, /, batch: BatchRow, *, moved: int, again: Sequence[Id]) -> None:
+        """End a batch; the ids in `again` become a batch of their own at the same place in the order, begun already."""
+        mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token)
+        if s.scalar(select(BatchRow.state).where(mine)) == BatchState.RETIRED:
+            return  # repeated, because the answer of the first try was lost
+        _move(s, batch, BatchState.RETIRED, count=moved, lease_until=None, worker=None)
+        if again:
+            # Not a fresh one: what it holds is in the new collection, too, and not what it is in the old one.
+            begun = {"state": BatchState.CLAIMED, "copied_at": batch.copied_at, "archive": batch.archive}
+            s.add(queries.new_batch(batch.upgrade_id, batch.priority, again, batch.origin, **begun))
+
+
+def _move(s: Session, batch: BatchRow, state: BatchState, **values: Any) -> None:
+    """Change a claimed batch under its fencing token."""
+    mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token)
+    if not s.execute(update(BatchRow).where(mine).values(state=state, **values)).rowcount:  # type: ignore[attr-defined]
+        raise errors.LeaseLost(f"Batch {batch.id} was taken over by another worker; nothing of it was changed here since")
+
+
+def _let_go(s: Session, mine: ColumnElement[bool]) -> None:
+    """End claims: what nothing was written of is free at once, the rest when its lease has run out, for a call of it that failed
+    may still arrive. No heartbeat keeps that lease."""
+    s.execute(update(BatchRow).where(mine, _UNWRITTEN).values(state=BatchState.PENDING))
+    unwritten = BatchRow.state.in_((BatchState.PENDING, BatchState.CLAIMED, BatchState.COPIED))
+    s.execute(update(BatchRow).where(mine).values(worker=None, lease_until=case((unwritten, None), else_=BatchRow.lease_until)))
+
+
+def _set_aside(s: Session, upgrade_id: int, reasons: Mapping[Id, str]) -> None:
+    for id, reason in reasons.items():
+        mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record == key(id))
+        s.execute(delete(QuarantineRow).where(mine))
+        s.add(QuarantineRow(upgrade_id=upgrade_id, record=key(id), reason=reason[:2000], at=now(s)))

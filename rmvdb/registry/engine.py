@@ -1,0 +1,123 @@
+"""How SQLite and PostgreSQL are connected to, and what their failures mean."""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DisconnectionError, InterfaceError, OperationalError
+
+from rmvdb import errors, files
+from rmvdb.addresses import without_password
+
+#: A server that vanished without a word is noticed within seconds.
+_POSTGRES = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
+#: What SQLite calls a file that is busy, locked, unreadable or not to be opened just now.
+_SQLITE_AWAY = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+)
+#: What PostgreSQL says when another try cannot help.
+_REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry")
+
+
+class Away(Exception):
+    """The database cannot be reached, or is locked; worth another try."""
+
+
+def parsed_url(url: str) -> URL:
+    """The database's URL in its parts; ConfigError, without its password, for one that has none."""
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError):
+        raise errors.ConfigError(
+            f"registry.url = {without_password(url)!r} cannot be read; write postgresql://user:password@host:5432/database, with "
+            "%40, %3A and %2F for @, : and / in the password"
+        ) from None  # its text may have a part of the password
+
+
+def make_engine(url: str) -> Engine:
+    """How every connection to this database is made, and its failures translated."""
+    if make_url(url).get_backend_name() != "sqlite":
+        try:
+            engine = create_engine(url, pool_pre_ping=True, connect_args=_POSTGRES)
+        except ModuleNotFoundError as exc:
+            raise errors.RegistryError(f"PostgreSQL needs {exc.name}; install it: pip install 'rmvdb[postgres]'") from exc
+    else:
+        engine = create_engine(url, connect_args={"timeout": 5})
+        if (database := make_url(url).database) and database != ":memory:":
+            files.make_folder(Path(database).parent, "home, or registry.url,")
+            event.listen(engine, "connect", lambda _, record: record.info.update(file=_file_at(database)))
+            event.listen(engine, "checkout", functools.partial(_leave_removed_file, database))
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_immediate)
+    event.listen(engine, "handle_error", _translate, retval=True)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # SQLAlchemy says BEGIN itself, below
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _leave_removed_file(database: str, _: Any, record: Any, __: Any) -> None:
+    # SQLite would go on reading and writing a file that has no name any more, while others have made a new one.
+    if record.info["file"] != _file_at(database):
+        raise DisconnectionError(f"{database} is not the file that was opened")  # the pool opens it again
+
+
+def _file_at(database: str) -> tuple[int, int] | None:
+    try:
+        found = Path(database).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _begin_immediate(connection: Connection) -> None:
+    # SQLite's stand-in for row locks: whoever begins holds the database, so a read and the write that follows see one state.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _translate(context: Any) -> Exception | None:
+    failure = context.original_exception
+    words = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
+    if (
+        "no such table" in words
+        or "no such column" in words
+        or "UndefinedTable" in type(failure).__name__
+        or "UndefinedColumn" in type(failure).__name__
+    ):
+        return errors.SchemaOutdated(
+            "The registry's tables are missing or old; run: rmvdb db upgrade, or rmvdb registry rebuild if it was lost"
+        )
+    if "disk is full" in words or "No space left" in words:
+        return errors.DiskFull("The disk that holds the registry is full; free some space, then run the same command again")
+    if _is_away(context, words):
+        away = Away(words)
+        away.__cause__ = failure
+        return away
+    if type(failure) is sqlite3.DatabaseError or isinstance(context.sqlalchemy_exception, OperationalError):
+        return errors.RegistryError(f"The registry refused: {words}; mend registry.url or the database it names")
+    return None
+
+
+def _is_away(context: Any, words: str) -> bool:
+    failure = context.original_exception
+    if isinstance(failure, sqlite3.Error):
+        return getattr(failure, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF in _SQLITE_AWAY
+    known = context.is_disconnect or isinstance(context.sqlalchemy_exception, OperationalError | InterfaceError)
+    return known and not any(refusal in words for refusal in _REFUSALS)

@@ -1,0 +1,140 @@
+"""Galleries and their collections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import and_, delete, select, update
+from sqlalchemy.orm import Session
+
+from rmvdb import errors
+from rmvdb.registry import queries
+from rmvdb.registry.clock import clock, now
+from rmvdb.registry.packing import schema_to_json
+from rmvdb.registry.session import Database, transaction
+from rmvdb.tables import ClientRow, CollectionRow, GalleryRow, IntentRow, PhaseRow, PlanRow, TrafficRow, UpgradeRow, VersionRow
+from rmvdb.types import Leg, Metric, Phase, Schema
+
+
+class Galleries(Database):
+    """Galleries and their collections."""
+
+    @transaction
+    def add_gallery(
+        self,
+        s: Session,
+        /,
+        *,
+        name: str,
+        model: str,
+        schema: Schema,
+        adopted: bool,
+        source: str | None,
+        search: Mapping[str, Any],
+        times: Mapping[str, float],
+    ) -> GalleryRow:
+        """Register a gallery of one collection, which alone serves it at epoch 1; AlreadyExists if a name is taken."""
+        if s.scalar(select(GalleryRow).where(GalleryRow.name == name)):
+            raise errors.AlreadyExists(f"Gallery {name!r} exists; see it with: rmvdb gallery show {name}")
+        if holder := s.scalar(select(CollectionRow).where(CollectionRow.name == schema.collection)):
+            raise errors.AlreadyExists(
+                f"Collection {schema.collection!r} belongs to gallery {s.get_one(GalleryRow, holder.gallery_id).name!r} already"
+            )
+        version = queries.named(s, VersionRow, "model version", model)
+        gallery = GalleryRow(name=name, id_type=schema.id_type, source=source, epoch=1, created_at=now(s))
+        s.add(gallery)
+        s.flush()
+        s.add(_collection(gallery, model, schema, search, adopted=adopted, at=now(s)))
+        leg = Leg(
+            collection=schema.collection,
+            model=model,
+            metric=Metric(version.metric),
+            embedder=version.base or model,
+            transforms=(version.head,) if version.head else (),
+        )
+        s.add(queries.new_plan(gallery, gallery.epoch, [leg], times, at=now(s)))
+        return gallery
+
+    @transaction
+    def gallery(self, s: Session, /, name: str) -> GalleryRow:
+        """One gallery; UnknownName offers the nearest."""
+        return queries.named(s, GalleryRow, "gallery", name, hint="make one: rmvdb gallery add NAME --model VERSION")
+
+    @transaction
+    def set_source(self, s: Session, /, gallery: str, source: str) -> None:
+        """Change where a gallery's items come from."""
+        queries.named(s, GalleryRow, "gallery", gallery).source = source
+
+    @transaction
+    def galleries(self, s: Session, /) -> Sequence[GalleryRow]:
+        """All galleries, oldest first."""
+        return s.scalars(select(GalleryRow).order_by(GalleryRow.id)).all()
+
+    @transaction
+    def refuse_used(self, s: Session, /, gallery: str) -> None:
+        """UpgradeRunning where the gallery is in an upgrade, UsageError where a client serves it."""
+        _refuse_used(s, queries.named(s, GalleryRow, "gallery", gallery))
+
+    @transaction
+    def remove_gallery(self, s: Session, /, gallery: str) -> None:
+        """Forget a gallery with its plans, upgrades and history; raises what `refuse_used` does."""
+        row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
+        _refuse_used(s, row)
+        upgrades = s.scalars(select(UpgradeRow.id).where(UpgradeRow.gallery_id == row.id)).all()
+        queries.forget_work(s, upgrades)
+        s.execute(delete(PhaseRow).where(PhaseRow.upgrade_id.in_(upgrades)))
+        for table in (UpgradeRow, IntentRow, PlanRow, CollectionRow, ClientRow, TrafficRow):
+            s.execute(delete(table).where(table.gallery_id == row.id))
+        s.delete(row)
+
+    @transaction
+    def add_collection(self, s: Session, /, gallery_id: int, *, model: str, schema: Schema, search: Mapping[str, Any]) -> None:
+        """Register a collection that rmvdb made; the same again is no error."""
+        if s.scalar(select(CollectionRow).where(CollectionRow.name == schema.collection)) is None:
+            s.add(_collection(s.get_one(GalleryRow, gallery_id), model, schema, search, adopted=False, at=now(s)))
+
+    @transaction
+    def collection(self, s: Session, /, name: str) -> CollectionRow:
+        """One collection's row."""
+        return queries.named(s, CollectionRow, "collection", name)
+
+    @transaction
+    def collections(self, s: Session, /, gallery_id: int) -> Sequence[CollectionRow]:
+        """The collections of a gallery, dropped ones too, oldest first."""
+        return s.scalars(select(CollectionRow).where(CollectionRow.gallery_id == gallery_id).order_by(CollectionRow.id)).all()
+
+    @transaction
+    def allow_removal(self, s: Session, /, name: str) -> None:
+        """Note that its owner agreed to removals from an adopted collection."""
+        s.execute(update(CollectionRow).where(CollectionRow.name == name).values(removal_allowed=True))
+
+    @transaction
+    def mark_dropped(self, s: Session, /, name: str) -> None:
+        """Note that a collection is gone."""
+        s.execute(update(CollectionRow).where(CollectionRow.name == name).values(dropped_at=clock()))
+
+
+def _collection(
+    gallery: GalleryRow, model: str, schema: Schema, search: Mapping[str, Any], *, adopted: bool, at: float
+) -> CollectionRow:
+    return CollectionRow(
+        gallery_id=gallery.id,
+        name=schema.collection,
+        model=model,
+        schema=schema_to_json(schema),
+        search=dict(search),
+        adopted=adopted,
+        created_at=at,
+    )
+
+
+def _refuse_used(s: Session, gallery: GalleryRow) -> None:
+    on = and_(UpgradeRow.gallery_id == gallery.id, UpgradeRow.phase != Phase.ENDED)
+    if upgrade := s.scalar(select(UpgradeRow).where(on)):
+        raise errors.UpgradeRunning(
+            f"Gallery {gallery.name!r} is in upgrade {upgrade.id} from {upgrade.from_version} to {upgrade.to_version} "
+            f"({upgrade.phase}); end it first: rmvdb cleanup, or rmvdb rollback"
+        )
+    if client := s.scalar(queries.live_clients(s, gallery).limit(1)):
+        raise errors.UsageError(f"Gallery {gallery.name!r} is served by client {client.id}; close it first, then try again")

@@ -1,0 +1,128 @@
+"""Serving plans, and how the next one comes into force."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import and_, func, select
+from sqlalchemy.orm import Session
+
+from rmvdb import errors
+from rmvdb.registry import queries
+from rmvdb.registry.clock import clock, now
+from rmvdb.registry.packing import leg_from_json
+from rmvdb.registry.session import Database, transaction
+from rmvdb.tables import BatchRow, GalleryRow, IntentRow, PlanRow, UpgradeRow
+from rmvdb.types import Leg, ServingPlan
+
+#: Seconds for which new writes and claims wait while an epoch changes; renewed by every try, so a dead conductor holds nobody up.
+CLOSING = 5.0
+#: Seconds after which a write counts as long, and for which an epoch lets others write on while it waits for the long ones.
+LONG, LINGER = 1.0, 60.0
+
+
+class Plans(Database):
+    """Serving plans and their epochs."""
+
+    @transaction
+    def plan(self, s: Session, /, gallery: str) -> ServingPlan:
+        """The serving plan in force."""
+        row = queries.named(s, GalleryRow, "gallery", gallery)
+        return queries.plan(s, row, row.epoch)
+
+    @transaction
+    def announce(
+        self,
+        s: Session,
+        /,
+        gallery: str,
+        legs: Sequence[Leg],
+        times: Mapping[str, float],
+        *,
+        upgrade: int | None = None,
+        unless: str | None = None,
+        after: int | None = None,
+    ) -> int:
+        """Write the next plan and let the clients prepare for it; the epoch it will have. The same legs again: the same epoch.
+
+        `upgrade` is the one that asks: WrongPhase where it has ended, for another decides what is served by now; WrongPhase, too,
+        where the collection `unless` is served first already, or another epoch than `after` is in force.
+        """
+        row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
+        queries.refuse_ended(s, upgrade)
+        if queries.plan(s, row, row.epoch).legs[0].collection == unless:
+            raise errors.WrongPhase(f"Collection {unless!r} is served already; see rmvdb status")
+        if after not in (None, row.epoch):
+            raise errors.WrongPhase(f"Gallery {gallery!r} is served differently since; run the same command again")
+        if row.next_epoch and _legs(s, row, row.next_epoch) == list(legs):
+            return row.next_epoch
+        if _legs(s, row, row.epoch) == list(legs):
+            row.next_epoch, row.closing_until = None, None
+            return row.epoch
+        newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == row.id)) or 0
+        row.next_epoch = newest + 1
+        s.add(queries.new_plan(row, row.next_epoch, legs, times, at=now(s)))
+        return row.next_epoch
+
+    @transaction
+    def activate(self, s: Session, /, gallery: str, epoch: int, *, force: bool = False, upgrade: int | None = None) -> list[str]:
+        """Put the announced plan in force, or say who is not ready: an epoch changes only when older writes and claims have ended
+        and every live client can serve the next plan (`force` leaves the clients out)."""
+        row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
+        queries.refuse_ended(s, upgrade)
+        if row.epoch == epoch:
+            return []
+        if row.next_epoch != epoch:
+            announced = f", which is {row.next_epoch}" if row.next_epoch else "; none is"
+            raise errors.WrongPhase(f"Plan epoch {epoch} of gallery {gallery!r} is not the announced one{announced}")
+        if waiting := ([] if force else _unready(s, row, epoch)):
+            return waiting
+        if row.rebuilding:
+            return ["its registry is being rebuilt"]
+        if waiting := _claimed(s, row) or _lingering(s, row, epoch):
+            return waiting
+        # From here on new writes and claims wait, so that the open ones come to an end under steady load.
+        row.closing_until = now(s) + CLOSING
+        if waiting := _writing(s, row):
+            return waiting
+        row.epoch, row.next_epoch, row.closing_until = epoch, None, None
+        return []
+
+
+def _legs(s: Session, gallery: GalleryRow, epoch: int) -> list[Leg]:
+    """Legs and mirrors, as they were announced."""
+    return [leg_from_json(leg) for leg in queries.row_of_plan(s, gallery, epoch).legs]
+
+
+def _unready(s: Session, gallery: GalleryRow, epoch: int) -> list[str]:
+    return [
+        f"client {row.id} cannot serve epoch {epoch} yet{': ' + row.trouble if row.trouble else ''}"
+        for row in s.scalars(queries.live_clients(s, gallery))
+        if row.ready < epoch
+    ]
+
+
+def _claimed(s: Session, gallery: GalleryRow) -> list[str]:
+    upgrades = select(UpgradeRow.id).where(UpgradeRow.gallery_id == gallery.id)
+    claims = and_(BatchRow.upgrade_id.in_(upgrades), BatchRow.lease_until > clock())
+    return [
+        f"worker {row.worker} is at batch {row.id}" if row.worker else f"a call that failed may still arrive for batch {row.id}"
+        for row in s.scalars(select(BatchRow).where(claims).limit(5))
+    ]
+
+
+def _writing(s: Session, gallery: GalleryRow, *, before: float | None = None) -> list[str]:
+    open_writes = and_(IntentRow.gallery_id == gallery.id, ~IntentRow.done, IntentRow.deadline > clock())
+    if before is not None:
+        open_writes = and_(open_writes, IntentRow.opened_at < before)
+    return [f"{row.client} is writing record {row.record}" for row in s.scalars(select(IntentRow).where(open_writes).limit(5))]
+
+
+def _lingering(s: Session, gallery: GalleryRow, epoch: int) -> list[str]:
+    """Writes that take long, as those of a killed client do until their deadline: nobody else's write waits for them.
+
+    But not for ever: where every write takes long, an epoch would never change.
+    """
+    announced = s.scalar(select(PlanRow.created_at).where(PlanRow.gallery_id == gallery.id, PlanRow.epoch == epoch)) or 0.0
+    at = now(s)
+    return _writing(s, gallery, before=at - LONG) if at < announced + LINGER else []

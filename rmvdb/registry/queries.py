@@ -1,0 +1,122 @@
+"""What several rooms ask of a row, write into one, or refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import Select, delete, func, select
+from sqlalchemy.orm import Session
+
+from rmvdb import errors
+from rmvdb.registry.clock import clock, now
+from rmvdb.registry.packing import leg_from_json, leg_to_json, pack_ids
+from rmvdb.tables import BatchRow, ClientRow, CollectionRow, GalleryRow, IntentRow, PlanRow, QuarantineRow, UpgradeRow, VersionRow
+from rmvdb.types import BatchState, Id, Leg, Phase, ServingPlan
+
+T = TypeVar("T")
+Named = TypeVar("Named", VersionRow, GalleryRow, CollectionRow)
+#: Batches that a worker is copying, or has left at it: another one goes on.
+COPYING = (BatchState.CLAIMED, BatchState.WRITING)
+#: Batches that a worker is at, or has left.
+BEGUN = (*COPYING, BatchState.REMOVING)
+#: Of a gallery's row, by whoever changes its epoch or begins a write; in the way of another one and of `{"read": True}`.
+FOR_CHANGE = {"key_share": True}
+
+
+def named(
+    s: Session, table: type[Named], kind: str, name: str, *, hint: str = "", lock: Mapping[str, Any] | None = None
+) -> Named:
+    """The row of that name, locked where `lock` says how; UnknownName offers the nearest."""
+    found = select(table).where(table.name == name)
+    if lock:
+        found = found.with_for_update(**lock)
+    row = s.scalar(found)
+    if row is None:
+        raise errors.UnknownName(kind, name, s.scalars(select(table.name)), hint=hint)
+    return row
+
+
+def gallery_of(upgrade_id: int) -> Select[GalleryRow]:
+    """The gallery that an upgrade is of."""
+    return select(GalleryRow).join(UpgradeRow, UpgradeRow.gallery_id == GalleryRow.id).where(UpgradeRow.id == upgrade_id)
+
+
+def closing(s: Session, gallery: GalleryRow) -> bool:
+    """Whether new writes and claims wait: an epoch changes, or the gallery's work is not whole yet."""
+    return gallery.rebuilding or (gallery.closing_until is not None and gallery.closing_until > now(s))
+
+
+def live_clients(s: Session, gallery: GalleryRow) -> Select[ClientRow]:
+    """A client seen longer ago than its plan's maximum age asks again before it searches, so nobody needs to wait for it."""
+    max_age = plan(s, gallery, gallery.epoch).max_age
+    return select(ClientRow).where(ClientRow.gallery_id == gallery.id, ClientRow.seen_at > clock() - max_age)
+
+
+def plan(s: Session, gallery: GalleryRow, epoch: int) -> ServingPlan:
+    """The plan of that epoch, as clients serve by it."""
+    row = row_of_plan(s, gallery, epoch)
+    legs = [leg_from_json(leg) for leg in row.legs]
+    return ServingPlan(
+        gallery=gallery.name,
+        epoch=row.epoch,
+        legs=tuple(leg for leg in legs if leg.searched),
+        mirrors=tuple(leg for leg in legs if not leg.searched),
+        max_age=row.max_age,
+        longest_search=row.longest_search,
+        staleness=row.staleness,
+    )
+
+
+def row_of_plan(s: Session, gallery: GalleryRow, epoch: int) -> PlanRow:
+    """The same as it is written, legs and mirrors in one list."""
+    return s.scalars(select(PlanRow).where(PlanRow.gallery_id == gallery.id, PlanRow.epoch == epoch)).one()
+
+
+def new_plan(gallery: GalleryRow, epoch: int, legs: Sequence[Leg], times: Mapping[str, float], *, at: float) -> PlanRow:
+    """A plan to be added; `times` are its columns of seconds."""
+    return PlanRow(gallery_id=gallery.id, epoch=epoch, legs=[leg_to_json(leg) for leg in legs], created_at=at, **times)
+
+
+def refuse_ended(s: Session, upgrade_id: int | None) -> None:
+    """Nobody goes on with an upgrade that somebody else has ended: WrongPhase."""
+    if upgrade_id is not None and s.scalar(select(UpgradeRow.phase).where(UpgradeRow.id == upgrade_id)) == Phase.ENDED:
+        raise errors.WrongPhase(f"Upgrade {upgrade_id} has ended; see what took its place: rmvdb history")
+
+
+def refuse_overtaken(s: Session, upgrade_id: int, baton: int | None) -> None:
+    """Nobody goes on with a baton that another has taken: UpgradeRunning. Locked, so that none is taken before the commit."""
+    row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
+    if baton not in (None, row.baton):
+        raise errors.UpgradeRunning(
+            f"{row.conductor or 'Another process'} took upgrade {upgrade_id} over while this one was suspended; "
+            "watch it with rmvdb status --watch"
+        )
+
+
+def forget_work(s: Session, upgrades: Sequence[int]) -> None:
+    """Their work lists, intents and quarantine."""
+    for table in (BatchRow, IntentRow, QuarantineRow):
+        s.execute(delete(table).where(table.upgrade_id.in_(upgrades)))
+
+
+def new_batch(upgrade_id: int, priority: int, ids: Sequence[Id], origin: Mapping[str, Any] | None, **begun: Any) -> BatchRow:
+    """A batch to be added, fresh but for what `begun` says of it."""
+    return BatchRow(
+        upgrade_id=upgrade_id,
+        priority=priority,
+        ids=pack_ids(ids),
+        count=len(ids),
+        origin=dict(origin) if origin else None,
+        **{"state": BatchState.PENDING} | begun,
+    )
+
+
+def last_priority(s: Session, upgrade_id: int) -> int:
+    """Of the batch behind every other one; 0 where there is none."""
+    return s.scalar(select(func.max(BatchRow.priority)).where(BatchRow.upgrade_id == upgrade_id)) or 0
+
+
+def chunks(values: Sequence[T], size: int) -> Iterable[Sequence[T]]:
+    """In order, so many at a time: no database takes a statement of any length."""
+    return (values[start : start + size] for start in range(0, len(values), size))

@@ -1,0 +1,80 @@
+"""The contents handed out, and a registry that was lost made again from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, insert, select
+from sqlalchemy.orm import Session
+
+from rmvdb import errors
+from rmvdb.registry import kept, queries
+from rmvdb.registry.clock import now
+from rmvdb.registry.kept import Contents
+from rmvdb.registry.packing import key, leg_from_json
+from rmvdb.registry.session import Database, transaction
+from rmvdb.tables import KEPT, BatchRow, GalleryRow, IntentRow, PhaseRow, PlanRow, UpgradeRow
+from rmvdb.types import BatchState, Id, Phase
+
+
+class Restoring(Database):
+    """What the manifest holds, and a lost registry made again from it."""
+
+    @transaction
+    def contents(self, s: Session, /) -> Contents:
+        """What the manifest holds; `restore` takes it back."""
+        return kept.contents(s)
+
+    @transaction
+    def restore(self, s: Session, /, contents: Contents) -> None:
+        """Fill an empty registry, AlreadyExists for another one; every gallery is `rebuilding` until `rebuilt` is called.
+
+        Each gallery is served by the plan that was in force, at an epoch after every one that a client may have seen.
+        """
+        if any(s.execute(select(table).limit(1)).first() for table in KEPT):
+            raise errors.AlreadyExists(
+                f"The registry at {self.shown_url} is not empty; remove its file, or drop its tables, to have it rebuilt"
+            )
+        for table in KEPT:
+            kept.put_back(s, table, contents.get(table.__tablename__, ()))
+        for gallery in s.scalars(select(GalleryRow)):
+            newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == gallery.id)) or 0
+            served = queries.row_of_plan(s, gallery, gallery.epoch)
+            times = {name: getattr(served, name) for name in ("max_age", "longest_search", "staleness")}
+            s.add(queries.new_plan(gallery, newest + 1, [leg_from_json(leg) for leg in served.legs], times, at=now(s)))
+            gallery.epoch, gallery.next_epoch, gallery.rebuilding = newest + 1, None, True
+        for upgrade in s.scalars(select(UpgradeRow).where(UpgradeRow.phase != Phase.ENDED)):
+            upgrade.listed = upgrade.phase == Phase.CUT_OVER
+            s.add(PhaseRow(upgrade_id=upgrade.id, at=now(s), phase=upgrade.phase, note="brought back by registry rebuild"))
+
+    @transaction
+    def add_copied(
+        self, s: Session, /, upgrade_id: int, ids: Sequence[Id], archive: Mapping[str, Any], *, retired: bool, priority: int
+    ) -> None:
+        """Note a batch that was copied, now, or `retired` too, and the file with what its records were; none is noted twice."""
+        there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
+        if s.scalar(there) is None:
+            row = queries.new_batch(upgrade_id, priority, ids, None)
+            row.archive, row.copied_at = dict(archive), None if retired else now(s)
+            row.state, row.remove = (BatchState.RETIRED, row.ids) if retired else (BatchState.COPIED, None)
+            s.add(row)
+
+    @transaction
+    def add_written(self, s: Session, /, upgrade_id: int, ids: Sequence[Id]) -> None:
+        """Note that clients wrote these records in the upgrade, as done intents that end now."""
+        gallery, at = s.scalars(queries.gallery_of(upgrade_id)).one(), now(s)
+        same = {"gallery_id": gallery.id, "upgrade_id": upgrade_id, "kind": "upsert", "done": True, "epoch": gallery.epoch}
+        same |= {"client": "rebuilt", "opened_at": at, "deadline": at, "done_at": at}
+        if ids:
+            s.execute(insert(IntentRow), [same | {"record": key(id)} for id in ids])
+
+    @transaction
+    def forget_work(self, s: Session, /, upgrade_id: int) -> None:
+        """Forget the work list, intents and quarantine of an upgrade, so that they can be made again."""
+        queries.forget_work(s, [upgrade_id])
+
+    @transaction
+    def rebuilt(self, s: Session, /, gallery_id: int) -> None:
+        """The work of a gallery is whole again: writes, claims and conductors go on."""
+        s.get_one(GalleryRow, gallery_id).rebuilding = False

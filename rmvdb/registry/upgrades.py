@@ -1,0 +1,195 @@
+"""Upgrades, their history, and who conducts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from sqlalchemy import and_, or_, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from rmvdb import errors
+from rmvdb.registry import queries
+from rmvdb.registry.clock import clock, now
+from rmvdb.registry.session import Database, transaction
+from rmvdb.tables import GalleryRow, IntentRow, PhaseRow, UpgradeRow
+from rmvdb.types import Phase
+
+#: Gives those columns of a new upgrade that depend on its number.
+Details: TypeAlias = Callable[[int], Mapping[str, Any]]
+
+
+class Upgrades(Database):
+    """Upgrades, their history, and the baton of whoever conducts one."""
+
+    @transaction
+    def add_upgrade(self, s: Session, /, details: Details = lambda _: {}, **values: Any) -> UpgradeRow:
+        """Register an upgrade; UpgradeRunning while the gallery has one that has not ended."""
+        try:
+            row = _new_upgrade(s, values, details)
+        except IntegrityError as exc:
+            s.rollback()
+            raise errors.UpgradeRunning(
+                "Another upgrade of this gallery has not ended; see it with: rmvdb status, then cutover, cleanup or rollback"
+            ) from exc
+        s.add(PhaseRow(upgrade_id=row.id, at=now(s), phase=row.phase, note="registered"))
+        return row
+
+    @transaction
+    def supersede(
+        self, s: Session, /, ended: int, details: Details = lambda _: {}, *, epoch: int, note: str, **values: Any
+    ) -> UpgradeRow:
+        """End one upgrade and register the one that takes its place, in one transaction; what it announced is taken back.
+
+        WrongPhase where it has ended or is being cleaned up, or where another plan is in force than that of `epoch`: what was
+        decided is out of date.
+        """
+        # Locked before anything is looked at: whoever conducts the upgrade that ends may be about to change the plan.
+        gallery = s.scalars(queries.gallery_of(ended).with_for_update(key_share=True, of=GalleryRow)).one()
+        before = s.get_one(UpgradeRow, ended, with_for_update=True)
+        heir = and_(or_(UpgradeRow.undoes == ended, UpgradeRow.supersedes == ended), UpgradeRow.phase != Phase.ENDED)
+        if there := s.scalar(select(UpgradeRow).where(heir, UpgradeRow.to_version == values["to_version"])):
+            return there  # repeated, because the answer of the first try was lost
+        queries.refuse_ended(s, ended)
+        if before.phase == Phase.CLEANING_UP:
+            raise errors.WrongPhase(f"Upgrade {ended} is {before.phase}; there is no way back from there")
+        if gallery.epoch != epoch:
+            raise errors.WrongPhase(f"Gallery {gallery.name!r} is served differently since; run the same command again")
+        gallery.next_epoch, gallery.closing_until = None, None
+        before.phase, before.ended_at = Phase.ENDED, now(s)
+        s.flush()  # one active upgrade per gallery: the old one ends first
+        row = _new_upgrade(s, values, details)
+        s.add(PhaseRow(upgrade_id=ended, at=now(s), phase=Phase.ENDED, note=note))
+        s.add(PhaseRow(upgrade_id=row.id, at=now(s), phase=row.phase, note=f"takes the place of upgrade {ended}"))
+        return row
+
+    @transaction
+    def active_upgrade(self, s: Session, /, gallery_id: int) -> UpgradeRow | None:
+        """The upgrade of this gallery that has not ended."""
+        return s.scalar(select(UpgradeRow).where(UpgradeRow.gallery_id == gallery_id, UpgradeRow.phase != Phase.ENDED))
+
+    @transaction
+    def upgrade(self, s: Session, /, upgrade_id: int) -> UpgradeRow:
+        """One upgrade as it is now."""
+        return s.get_one(UpgradeRow, upgrade_id)
+
+    @transaction
+    def upgrades(self, s: Session, /, gallery_id: int | None = None) -> Sequence[UpgradeRow]:
+        """Upgrades, ended ones too, oldest first."""
+        every = select(UpgradeRow).order_by(UpgradeRow.id)
+        return s.scalars(every if gallery_id is None else every.where(UpgradeRow.gallery_id == gallery_id)).all()
+
+    @transaction
+    def set_upgrade(
+        self, s: Session, /, upgrade_id: int, *, note: str = "", was: Phase | None = None, baton: int | None = None, **values: Any
+    ) -> None:
+        """Change attributes; a changed phase or a note goes into the history. WrongPhase for the phase of one that has ended.
+
+        Nothing changes where `was` is given and the upgrade is in another phase: somebody else was faster. UpgradeRunning where
+        another has taken the baton that is given.
+        """
+        row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
+        queries.refuse_overtaken(s, upgrade_id, baton)
+        if was is not None and row.phase not in (was, Phase.ENDED):
+            return
+        changed = values.get("phase", row.phase) != row.phase
+        if changed:
+            queries.refuse_ended(s, upgrade_id)
+        for name, value in values.items():
+            setattr(row, name, value)
+        if values.get("phase") == Phase.ENDED:
+            row.ended_at = now(s)
+        if changed or note:
+            s.add(PhaseRow(upgrade_id=upgrade_id, at=now(s), phase=row.phase, note=note))
+
+    @transaction
+    def refuse_ended(self, s: Session, /, upgrade_id: int) -> None:
+        """WrongPhase where the upgrade has ended: another has taken its place, or undone it."""
+        queries.refuse_ended(s, upgrade_id)
+
+    @transaction
+    def begin_clean_up(self, s: Session, /, upgrade_id: int) -> None:
+        """From here on there is no way back; WrongPhase where the upgrade is not cut over (any more)."""
+        row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
+        queries.refuse_ended(s, upgrade_id)
+        if row.phase not in (Phase.CUT_OVER, Phase.CLEANING_UP):
+            raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
+        if row.phase == Phase.CUT_OVER:
+            row.phase = Phase.CLEANING_UP
+            s.add(PhaseRow(upgrade_id=upgrade_id, at=now(s), phase=row.phase, note="no way back from here"))
+
+    @transaction
+    def abandon(self, s: Session, /, upgrade_id: int, *, note: str) -> bool:
+        """End an upgrade that nothing is served by, and take back what it announced; False where it is served already.
+
+        The one that it superseded goes on.
+        """
+        upgrade = s.get_one(UpgradeRow, upgrade_id)
+        gallery = s.get_one(GalleryRow, upgrade.gallery_id, with_for_update=True)
+        if upgrade.phase != Phase.PLANNED or upgrade.new_collection == queries.plan(s, gallery, gallery.epoch).legs[0].collection:
+            return False
+        gallery.next_epoch, gallery.closing_until = None, None
+        _end(s, [upgrade_id], note=note, resume=upgrade.supersedes)
+        return True
+
+    @transaction
+    def end(self, s: Session, /, upgrade_id: int, *others: int, note: str, resume: int | None = None) -> None:
+        """End an upgrade for good. Its work list and intents go, and those of the `others` that ended before; histories stay.
+
+        `resume`: the upgrade that goes on from where it was superseded; the writes announced since are its own from here on.
+        """
+        _end(s, (upgrade_id, *others), note=note, resume=resume)
+
+    @transaction
+    def history(self, s: Session, /, upgrade_id: int) -> Sequence[PhaseRow]:
+        """What happened to an upgrade, in order."""
+        return s.scalars(select(PhaseRow).where(PhaseRow.upgrade_id == upgrade_id).order_by(PhaseRow.id)).all()
+
+    @transaction
+    def lead(self, s: Session, /, upgrade_id: int, worker: str, seconds: float) -> int | None:
+        """Become the one process that makes batches and changes phases: the baton, a fencing token; None while another has it."""
+        free = or_(UpgradeRow.conductor.is_(None), UpgradeRow.conductor == worker, UpgradeRow.conductor_until < clock())
+        values = {"conductor": worker, "conductor_until": clock() + seconds, "baton": UpgradeRow.baton + 1}
+        taken = update(UpgradeRow).where(UpgradeRow.id == upgrade_id, free).values(**values)
+        return s.scalar(taken.returning(UpgradeRow.baton))
+
+    @transaction
+    def keep_leading(self, s: Session, /, upgrade_id: int, baton: int, seconds: float) -> bool:
+        """Hold the baton for longer, with `seconds=0` hand it back; False where another has it by now."""
+        row = s.get(UpgradeRow, upgrade_id, with_for_update=True)
+        if row is None or row.baton != baton:
+            return False
+        row.conductor, row.conductor_until = (row.conductor, now(s) + seconds) if seconds else (None, None)
+        return True
+
+    @transaction
+    def refuse_overtaken(self, s: Session, /, upgrade_id: int, baton: int | None) -> None:
+        """UpgradeRunning where another has taken the baton."""
+        queries.refuse_overtaken(s, upgrade_id, baton)
+
+
+def _new_upgrade(s: Session, values: Mapping[str, Any], details: Details) -> UpgradeRow:
+    row = UpgradeRow(**{"old_collections": [], "new_collection": ""} | dict(values), created_at=now(s))
+    s.add(row)
+    s.flush()
+    for name, value in details(row.id).items():
+        setattr(row, name, value)
+    return row
+
+
+def _end(s: Session, ended: Sequence[int], *, note: str, resume: int | None) -> None:
+    """The first of these ends now, the others ended before it."""
+    if resume is not None:
+        s.execute(update(IntentRow).where(IntentRow.upgrade_id.in_(ended)).values(upgrade_id=resume))
+    queries.forget_work(s, ended)
+    row = s.get_one(UpgradeRow, ended[0])
+    if row.phase == Phase.ENDED:
+        return  # repeated, because the answer of the first try was lost
+    row.phase, row.ended_at = Phase.ENDED, now(s)
+    s.add(PhaseRow(upgrade_id=row.id, at=now(s), phase=Phase.ENDED, note=note))
+    s.flush()  # one active upgrade per gallery: this one ends first
+    if resume is not None:
+        again = s.get_one(UpgradeRow, resume)
+        again.phase, again.ended_at, again.paused = Phase.SERVING_BOTH, None, False
+        s.add(PhaseRow(upgrade_id=resume, at=now(s), phase=again.phase, note=f"goes on after upgrade {row.id}"))

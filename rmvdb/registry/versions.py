@@ -1,0 +1,79 @@
+"""Model versions, and the files that rmvdb made for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Select, or_, select
+from sqlalchemy.orm import Session
+
+from rmvdb import errors
+from rmvdb.registry import queries
+from rmvdb.registry.clock import now
+from rmvdb.registry.session import Database, transaction
+from rmvdb.tables import ArtifactRow, CollectionRow, GalleryRow, UpgradeRow, VersionRow
+
+
+class Versions(Database):
+    """Model versions and artifacts."""
+
+    @transaction
+    def add_version(self, s: Session, /, **values: Any) -> VersionRow:
+        """Register a model version; the same again is no error, another one of that name is AlreadyExists."""
+        there = s.scalar(select(VersionRow).where(VersionRow.name == values["name"]))
+        if there is None:
+            there = VersionRow(**values, created_at=now(s))
+            s.add(there)
+            s.flush()
+        elif differing := [name for name in values if name != "probes" and getattr(there, name) != values[name]]:
+            raise errors.AlreadyExists(
+                f"Model version {there.name!r} is registered with another {differing[0]}; choose another name"
+            )
+        return there
+
+    @transaction
+    def version(self, s: Session, /, name: str) -> VersionRow:
+        """One model version; UnknownName offers the nearest."""
+        return queries.named(
+            s, VersionRow, "model version", name, hint="register one: rmvdb model add NAME --embedder package.module:object"
+        )
+
+    @transaction
+    def versions(self, s: Session, /) -> Sequence[VersionRow]:
+        """All model versions, oldest first."""
+        return s.scalars(select(VersionRow).order_by(VersionRow.id)).all()
+
+    @transaction
+    def remove_version(self, s: Session, /, name: str) -> None:
+        """Forget a model version; UsageError where a gallery, its history, or another version has need of it."""
+        row = queries.named(s, VersionRow, "model version", name)
+        if gallery := s.scalar(_galleries_with(name)):
+            raise errors.UsageError(
+                f"Model version {name!r} is part of gallery {gallery!r} or its history; forget that first: "
+                f"rmvdb gallery remove {gallery}"
+            )
+        needs = or_(VersionRow.base == name, VersionRow.compatible_with == name)
+        if other := s.scalar(select(VersionRow.name).where(needs)):
+            raise errors.UsageError(f"Model version {other!r} refers to {name!r}; forget that first: rmvdb model remove {other}")
+        s.delete(row)
+
+    @transaction
+    def add_artifact(self, s: Session, /, *, sha256: str, kind: str, suffix: str, size: int) -> None:
+        """Register a file; the same again is no error."""
+        if s.get(ArtifactRow, sha256) is None:
+            s.add(ArtifactRow(sha256=sha256, kind=kind, suffix=suffix, size=size, created_at=now(s)))
+
+    @transaction
+    def artifact(self, s: Session, /, sha256: str) -> ArtifactRow:
+        """One artifact's row."""
+        row = s.get(ArtifactRow, sha256)
+        if row is None:
+            raise errors.ArtifactError(f"Artifact {sha256} is not in the registry; restore the registry from its backup")
+        return row
+
+
+def _galleries_with(version: str) -> Select[str]:
+    held = select(CollectionRow.gallery_id).where(CollectionRow.model == version)
+    upgraded = select(UpgradeRow.gallery_id).where(or_(UpgradeRow.from_version == version, UpgradeRow.to_version == version))
+    return select(GalleryRow.name).where(or_(GalleryRow.id.in_(held), GalleryRow.id.in_(upgraded))).limit(1)

@@ -1,0 +1,104 @@
+"""The work list, and how far it is."""
+
+from __future__ import annotations
+
+import time
+
+from rmvdb.registry import Registry, unpack_ids
+from rmvdb.tables import UpgradeRow
+from rmvdb.types import BatchState, Progress
+from tests.support.photos import at_once, claim, claimed
+
+
+def test_a_list_made_again_after_a_crash_has_every_batch_once(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
+    registry.add_batches(upgrade.id, [([1], None), ([2], None), ([3], None)], first=1)
+
+    assert [unpack_ids(batch.ids) for batch in registry.batches(upgrade.id)] == [[1], [2], [3]]
+    assert registry.next_priority(upgrade.id) == 4
+
+
+def test_a_list_can_be_made_again_without_what_has_begun(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None), ([2], None), ([3, 4], None)], first=1)
+    registry.retire(claimed(registry, upgrade), moved=1, again=[])
+    claimed(registry, upgrade)
+    before = registry.listed_ids(upgrade.id)
+    registry.discard_list(upgrade.id)
+
+    assert before == {2, 3, 4}
+    assert registry.listed_ids(upgrade.id) == {2}
+    assert registry.next_priority(upgrade.id) == 3
+
+
+def test_late_records_are_listed_once_behind_everything(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
+    registry.retire(claimed(registry, upgrade), moved=1, again=[])
+    at_once(6, lambda _: registry.add_late(upgrade.id, [1, 2, 3]))
+
+    assert [(row.priority, unpack_ids(row.ids)) for row in registry.batches(upgrade.id, state=BatchState.PENDING)] == [
+        (2, [2]),
+        (3, [1, 3]),
+    ]
+
+
+def test_batches_are_read_a_page_at_a_time(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([number], None) for number in range(5)], first=1)
+    claimed(registry, upgrade)
+    page = registry.batches(upgrade.id, limit=2)
+    rest = registry.batches(upgrade.id, after=page[-1].id)
+    pending = registry.batches(upgrade.id, state=BatchState.PENDING)
+
+    assert [unpack_ids(batch.ids) for batch in [*page, *rest]] == [[0], [1], [2], [3], [4]]
+    assert len(pending) == 4
+
+
+def test_progress_counts_what_is_in_the_new_collection(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1, 2, 3, 4], None), ([5, 6], None), ([7, 8, 9, 10], None)], first=1)
+    empty = registry.progress(upgrade.id)
+    registry.advance(claimed(registry, upgrade), BatchState.WRITING)
+    writing = registry.progress(upgrade.id)
+    registry.copied(claimed(registry, upgrade), again=[], aside={})
+    copied = registry.progress(upgrade.id)
+
+    assert (empty.done, empty.total, empty.rate, empty.t) == (0, 10, None, 0.0)
+    assert writing.done == 0
+    assert (copied.done, copied.total, copied.t) == (2, 10, 0.2)
+    assert copied.rate is not None
+    assert 0 < copied.rate <= 2
+    assert copied.eta is not None
+    assert registry.counts(upgrade.id) == {
+        BatchState.WRITING: (1, 4),
+        BatchState.COPIED: (1, 2),
+        BatchState.PENDING: (1, 4),
+    }
+
+
+def test_no_time_left_is_told_before_one_percent() -> None:
+    assert Progress(done=9, total=1000, rate=5.0).eta is None
+    assert Progress(done=10, total=1000, rate=5.0).eta == 198.0
+    assert Progress(done=500, total=1000, rate=None).eta is None
+
+
+def test_progress_ends_at_one_when_the_last_record_is_moved(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1, 2], None), ([3, 4], None)], first=1)
+    registry.retire(claimed(registry, upgrade), moved=1, again=[2])
+    after_one = registry.progress(upgrade.id)
+    while batch := claim(registry, upgrade):
+        registry.retire(batch, moved=batch.count, again=[])
+    end = registry.progress(upgrade.id)
+
+    assert (after_one.done, after_one.total) == (1, 4)
+    assert (end.done, end.total, end.t) == (4, 4, 1.0)
+
+
+def test_progress_has_no_rate_when_nothing_moved_lately(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
+    registry.copied(claimed(registry, upgrade), again=[], aside={})
+    time.sleep(0.2)
+
+    assert registry.progress(upgrade.id, window=0.1).rate is None
+
+
+def test_an_empty_gallery_is_done(registry: Registry, upgrade: UpgradeRow) -> None:
+    assert registry.progress(upgrade.id).t == 1.0
+    assert registry.counts(upgrade.id) == {}

@@ -1,0 +1,240 @@
+"""Workers and their claims."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import text
+
+from rmvdb.errors import LeaseLost
+from rmvdb.registry import Registry, pack_ids, unpack_ids
+from rmvdb.tables import UpgradeRow
+from rmvdb.types import BatchState
+from tests.support.photos import at_once, claim, claimed, opened
+
+
+def test_nothing_is_claimed_of_an_upgrade_that_ends_meanwhile(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    with ThreadPoolExecutor(1) as pool:
+        with registry.engine.begin() as connection:
+            locked = "" if registry.url.get_backend_name() == "sqlite" else "FOR UPDATE"
+            connection.execute(text(f"SELECT id FROM galleries {locked}"))
+            claiming = pool.submit(claim, registry, upgrade)
+            time.sleep(0.3)
+            connection.execute(text("UPDATE upgrades SET phase = 'ended'"))
+        claimed_ = claiming.result()
+
+    assert claimed_ is None
+
+
+def test_batches_are_claimed_in_order_each_once(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([5, 6], None), ([7], {"path": "a.parquet"})], first=1)
+    registry.add_batches(upgrade.id, [([1], None)], first=0)
+    order = [claimed(registry, upgrade) for _ in range(3)]
+
+    assert [unpack_ids(batch.ids) for batch in order] == [[1], [5, 6], [7]]
+    assert [batch.origin for batch in order] == [None, None, {"path": "a.parquet"}]
+    assert {(batch.state, batch.worker, batch.token) for batch in order} == {("claimed", "w1", 1)}
+    assert claim(registry, upgrade) is None
+
+
+def test_many_workers_claim_each_batch_once(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([number], None) for number in range(60)], first=1)
+
+    def work(number: int) -> list[int]:
+        mine = []
+        while batch := claim(registry, upgrade, f"w{number}"):
+            mine.append(batch.id)
+        return mine
+
+    taken = [batch for mine in at_once(6, work) for batch in mine]
+
+    assert sorted(taken) == [batch.id for batch in registry.batches(upgrade.id)]
+
+
+def test_a_batch_goes_its_way(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1, 2, 3], None)], first=1)
+    batch = claimed(registry, upgrade)
+    registry.advance(batch, BatchState.CLAIMED, archive={"path": "a.parquet"})
+    registry.advance(batch, BatchState.WRITING)
+    registry.copied(batch, again=[], aside={})
+    waiting = claim(registry, upgrade, "w2", grace=60.0)
+    due = claimed(registry, upgrade, "w2")
+    registry.advance(due, BatchState.REMOVING, remove=pack_ids([1, 2]), again=pack_ids([3]))
+    registry.retire(due, moved=2, again=[3])
+    first, requeued = registry.batches(upgrade.id)
+
+    assert waiting is None
+    assert due.id == batch.id
+    assert (first.state, first.count, first.worker, first.archive) == ("retired", 2, None, {"path": "a.parquet"})
+    assert unpack_ids(first.remove) == [1, 2]
+    assert (requeued.state, requeued.priority, unpack_ids(requeued.ids)) == ("claimed", first.priority, [3])
+
+
+def test_a_batch_whose_grace_is_over_comes_before_a_fresh_one(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
+    first = claimed(registry, upgrade)
+    registry.advance(first, BatchState.WRITING)
+    registry.copied(first, again=[], aside={})
+
+    assert claimed(registry, upgrade).id == first.id
+
+
+def test_a_worker_that_may_not_copy_only_ends_what_is_copied(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
+    first = claimed(registry, upgrade)
+    registry.copied(first, again=[], aside={})
+    due = claimed(registry, upgrade, copy=False)
+    none = claim(registry, upgrade, copy=False)
+
+    assert due.id == first.id
+    assert none is None
+
+
+@pytest.mark.parametrize("held_up", ["until", "pause"])
+def test_what_was_begun_is_finished_though_nothing_fresh_may_begin(registry: Registry, upgrade: UpgradeRow, held_up: str) -> None:
+    registry.add_batches(upgrade.id, [([1, 2], None), ([3], None), ([4], None), ([5], None)], first=1)
+    copied = claimed(registry, upgrade)
+    written, _ = (claimed(registry, upgrade, "dead", lease=0.05) for _ in range(2))
+    registry.advance(written, BatchState.WRITING, archive={"photos_1": {"path": "a.parquet"}})
+    registry.copied(copied, again=[], aside={})
+    registry.retire(claimed(registry, upgrade), moved=1, again=[2])  # changed in the old collection after it was copied
+    time.sleep(0.1)
+    registry.set_upgrade(upgrade.id, paused=held_up == "pause")
+    begun = [unpack_ids(claimed(registry, upgrade, copy=held_up == "pause").ids) for _ in range(3)]
+    none = claim(registry, upgrade, copy=held_up == "pause")
+    registry.retire_worker("w1")
+    still = [unpack_ids(claimed(registry, upgrade, copy=held_up == "pause").ids) for _ in range(2)]
+
+    assert (begun, none) == ([[2], [3], [4]], None)
+    assert still == [[2], [3]]  # of the third nothing was written
+    assert claim(registry, upgrade, copy=held_up == "pause") is None
+
+
+@pytest.mark.parametrize("state", [BatchState.CLAIMED, BatchState.WRITING, BatchState.COPIED, BatchState.REMOVING])
+def test_a_dead_workers_batch_is_taken_over_and_its_token_is_worthless(
+    registry: Registry, upgrade: UpgradeRow, state: BatchState
+) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    batch = claimed(registry, upgrade, "dead", lease=0.2)
+    if state == BatchState.COPIED:
+        registry.copied(batch, again=[], aside={})
+        batch = claimed(registry, upgrade, "dead", lease=0.2)
+    else:
+        registry.advance(batch, state)
+    early = claim(registry, upgrade, "w2", longest_call=0.2)
+    time.sleep(0.3)
+    still_early = claim(registry, upgrade, "w2", longest_call=60)
+    taken = claimed(registry, upgrade, "w2")
+
+    assert (early, still_early) == (None, None)
+    assert (taken.id, taken.worker, taken.token) == (batch.id, "w2", batch.token + 1)
+    with pytest.raises(LeaseLost, match=f"Batch {batch.id} was taken over by another worker"):
+        registry.advance(batch, BatchState.WRITING)
+    with pytest.raises(LeaseLost, match=f"Batch {batch.id} was taken over by another worker"):
+        registry.retire(batch, moved=1, again=[])
+
+
+def test_a_batch_that_was_being_written_is_begun_again(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    registry.advance(claimed(registry, upgrade, "dead", lease=0.05), BatchState.WRITING)
+    time.sleep(0.1)
+
+    assert claimed(registry, upgrade, "w2").state == BatchState.CLAIMED
+
+
+def test_a_heartbeat_keeps_claims_alive(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    batch = claimed(registry, upgrade, "w1", lease=0.5)
+    for _ in range(4):
+        time.sleep(0.2)
+        assert registry.renew("w1", upgrade.id, lease=0.5) == {batch.id}
+
+    assert claim(registry, upgrade, "w2") is None
+    assert [row.id for row in registry.workers(upgrade.id, within=60)] == ["w1"]
+    assert registry.workers(upgrade.id, within=0) == []
+
+
+def test_a_heartbeat_does_not_revive_a_lease_that_has_run_out(registry: Registry, upgrade: UpgradeRow) -> None:
+    """From then on clients write without asking that worker: what it would write could be older than theirs."""
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    registry.advance(claimed(registry, upgrade, "suspended", lease=0.1), BatchState.WRITING)
+    time.sleep(0.2)
+    held = registry.renew("suspended", upgrade.id, lease=60)
+
+    assert held == set()
+    assert not registry.blocked(opened(registry, [1]), [1])
+    assert claim(registry, upgrade, "w2") is not None
+
+
+def test_what_a_worker_leaves_is_free_at_once_where_nothing_of_it_was_written(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
+    registry.copied(claimed(registry, upgrade), again=[], aside={})
+    compared, fresh = claimed(registry, upgrade), claimed(registry, upgrade)
+    registry.renew("w1", upgrade.id, lease=60)
+    registry.retire_worker("w1")
+    free = {claimed(registry, upgrade, "w2").id for _ in range(2)}
+
+    assert free == {fresh.id, compared.id}
+    assert registry.workers(upgrade.id, within=60) == []
+
+
+def test_a_worker_that_ends_frees_at_once_what_it_wrote_nothing_of(registry: Registry, upgrade: UpgradeRow) -> None:
+    """A call of the others, which failed, may still arrive: they are free when their lease has run out."""
+    registry.add_batches(upgrade.id, [([1], None), ([2], None), ([3], None)], first=1)
+    fresh, written, copied = (claimed(registry, upgrade, lease=1.0) for _ in range(3))
+    registry.advance(written, BatchState.WRITING)
+    registry.advance(copied, BatchState.REMOVING)
+    registry.renew("w1", upgrade.id, lease=1.0)
+    registry.retire_worker("w1")
+    free = claimed(registry, upgrade, "w2").id
+    early = claim(registry, upgrade, "w2")
+    time.sleep(1.1)
+    late = [claimed(registry, upgrade, "w2").id for _ in range(2)]
+
+    assert (free, early, late) == (fresh.id, None, [copied.id, written.id])
+    assert registry.workers(upgrade.id, within=60) == []
+
+
+@pytest.mark.parametrize("state", [BatchState.WRITING, BatchState.REMOVING])
+@pytest.mark.parametrize("leaves", ["worker", "batch"])
+def test_what_a_worker_leaves_half_written_is_free_when_its_lease_has_run_out(
+    registry: Registry, upgrade: UpgradeRow, state: BatchState, leaves: str
+) -> None:
+    """A call of it that failed may still arrive; until then clients wait, and its own heartbeat does not hold it."""
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    batch = claimed(registry, upgrade, lease=0.6)
+    registry.advance(batch, state, gone=pack_ids([1]))
+    write = opened(registry, [1])
+    registry.retire_worker("w1") if leaves == "worker" else registry.hand_back(batch)
+    during = registry.blocked(write, [1]), claim(registry, upgrade, "w2"), registry.renew("w1", upgrade.id, lease=60)
+    time.sleep(0.7)
+
+    assert during == (True, None, set())
+    assert not registry.blocked(write, [1])
+    assert claimed(registry, upgrade, "w2").id == batch.id
+
+
+def test_a_worker_whose_clock_is_wrong_takes_nothing_over(
+    registry: Registry, upgrade: UpgradeRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    claimed(registry, upgrade, "w1", lease=60)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 86400)
+    ahead = claim(registry, upgrade, "w2")
+    monkeypatch.setattr(time, "time", lambda: now - 86400)
+    behind = claim(registry, upgrade, "w2")
+
+    assert (ahead, behind) == (None, None)
+
+
+def test_a_batch_ended_twice_because_its_answer_was_lost_lists_its_rest_once(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
+    batch = claimed(registry, upgrade)
+    for _ in range(2):
+        registry.retire(batch, moved=1, again=[2])
+
+    assert [row.count for row in registry.batches(upgrade.id)] == [1, 1]

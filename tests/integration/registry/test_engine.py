@@ -1,0 +1,80 @@
+"""SQLite and PostgreSQL as they are connected to: their clock, and what they say when something is wrong."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from rmvdb import schema
+from rmvdb.errors import DiskFull, RegistryError, SchemaOutdated
+from rmvdb.registry import Registry
+from tests.support.photos import add_gallery, opened
+
+
+def test_the_clock_is_the_databases_and_counts_seconds_since_1970(registry: Registry) -> None:
+    before = registry.now()
+    time.sleep(0.05)
+    passed = registry.now() - before
+
+    assert abs(before - time.time()) < 60
+    assert 0.04 < passed < 5
+
+
+def test_a_file_that_was_removed_is_not_written_to_any_more(sqlite_url: str, tmp_path: Path) -> None:
+    schema.upgrade(sqlite_url)
+    registry = Registry(sqlite_url)
+    add_gallery(registry)
+    for path in tmp_path.glob("registry.sqlite*"):
+        path.unlink()
+    with pytest.raises(SchemaOutdated):
+        registry.galleries()
+    schema.upgrade(sqlite_url)
+
+    assert registry.galleries() == []
+    registry.close()
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("part", ["database", "user"])
+def test_a_wrong_address_is_refused_at_once(postgres_url: str, part: str) -> None:
+    wrong = Registry(postgres_url)
+    change = {"database": {"database": "nowhere"}, "user": {"username": "nobody"}}[part]
+    there = Registry(wrong.url.set(**change).render_as_string(hide_password=False))
+    began = time.monotonic()
+
+    with pytest.raises(RegistryError, match=r'"(nowhere|nobody)" does not exist; mend registry.url'):
+        there.galleries()
+
+    assert time.monotonic() - began < 5
+    there.close()
+    wrong.close()
+
+
+def test_a_password_among_the_parameters_is_hidden_too() -> None:
+    registry = Registry("postgresql+psycopg://me@localhost/rmvdb?password=hidden-word&sslmode=require")
+
+    assert registry.shown_url == "postgresql+psycopg://me@localhost/rmvdb?password=***&sslmode=require"
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "registry.sqlite"
+    file.write_bytes(b"something else entirely, and long enough to be looked at" * 100)
+    registry = Registry(f"sqlite:///{file}")
+
+    with pytest.raises(RegistryError, match="file is not a database"):
+        registry.galleries()
+
+
+def test_a_full_disk_says_so(sqlite_url: str) -> None:
+    schema.upgrade(sqlite_url)
+    registry = Registry(sqlite_url)
+    add_gallery(registry)
+    event.listen(registry.engine, "begin", lambda connection: connection.exec_driver_sql("PRAGMA max_page_count=1"))
+
+    with pytest.raises(DiskFull, match="free some space, then run the same command again"):
+        opened(registry, list(range(5000)))
+
+    registry.close()

@@ -1,0 +1,47 @@
+"""Records that could not be moved."""
+
+from __future__ import annotations
+
+from rmvdb.registry import Registry, unpack_ids
+from rmvdb.tables import UpgradeRow
+from rmvdb.types import BatchState
+from tests.support.photos import claimed, set_aside
+
+
+def test_a_quarantined_record_counts_as_not_moved(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
+    registry.copied(claimed(registry, upgrade), again=[], aside={2: "cannot be read"})
+    due = claimed(registry, upgrade, grace=0.0)
+    registry.copied(due, again=[], aside={2: "x" * 5000})
+    registry.retire(due, moved=1, again=[])
+    progress = registry.progress(upgrade.id)
+
+    assert [(row.record, len(row.reason)) for row in registry.quarantined(upgrade.id)] == [("2", 2000)]
+    assert (progress.done, progress.total, progress.quarantined) == (1, 2, 1)
+
+
+def test_a_released_record_is_tried_again_or_dropped(registry: Registry, upgrade: UpgradeRow) -> None:
+    set_aside(registry, upgrade, dict.fromkeys((1, 2, 3), "cannot be read"))
+    registry.retire(claimed(registry, upgrade, grace=0.0), moved=0, again=[])
+    registry.release(upgrade.id, [1, 2], again=True)
+    registry.release(upgrade.id, [3], again=False)
+
+    assert registry.quarantined(upgrade.id) == []
+    assert registry.listed_ids(upgrade.id) == {1, 2}
+
+
+def test_a_quarantined_record_leaves_its_batch(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
+    registry.copied(claimed(registry, upgrade), again=[], aside={2: "cannot be read"})
+
+    assert unpack_ids(claimed(registry, upgrade).ids) == [1]
+    assert registry.listed_ids(upgrade.id) == {1}
+
+
+def test_a_record_released_twice_is_listed_once(registry: Registry, upgrade: UpgradeRow) -> None:
+    set_aside(registry, upgrade, {1: "cannot be read"})
+    registry.retire(claimed(registry, upgrade, grace=0.0), moved=0, again=[])
+    for _ in range(2):
+        registry.release(upgrade.id, [1], again=True)
+
+    assert [unpack_ids(row.ids) for row in registry.batches(upgrade.id, state=BatchState.PENDING)] == [[1]]

@@ -1,0 +1,135 @@
+"""A call among others, and while the database is away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import text
+
+from rmvdb import schema
+from rmvdb.errors import RegistryUnavailable
+from rmvdb.registry import Registry
+from rmvdb.tables import GalleryRow
+from rmvdb.types import BatchState
+from tests.support.photos import OLD, add_gallery, add_upgrade, at_once, claim, shape
+from tests.support.postgres import PASSWORD, Postgres
+
+
+@pytest.mark.parametrize("what", ["version", "artifact", "client", "worker", "collection"])
+def test_eight_that_register_the_same_at_once_register_it_once(registry: Registry, gallery: GalleryRow, what: str) -> None:
+    register: dict[str, Callable[[], object]] = {
+        "version": lambda: registry.add_version(name="v2", embedder="models:new", dim=8, metric="COSINE"),
+        "artifact": lambda: registry.add_artifact(sha256="c" * 64, kind="reverse", suffix=".st", size=1),
+        "client": lambda: registry.refresh("photos", client="c1", ready=1, trouble=""),
+        "worker": lambda: registry.renew("w1", None, lease=1.0),
+        "collection": lambda: registry.add_collection(gallery.id, model="v1", schema=shape("photos_2"), search={}),
+    }
+
+    at_once(8, lambda _: register[what]())
+
+    assert len(registry.versions()) == (2 if what == "version" else 1)
+    assert len(registry.clients(gallery.id)) == (1 if what == "client" else 0)
+    assert len(registry.collections(gallery.id)) == (2 if what == "collection" else 1)
+
+
+@pytest.fixture
+def far_registry(stoppable_postgres: Postgres) -> Iterator[Registry]:
+    """A registry with a gallery on a server that can be stopped."""
+    url = stoppable_postgres.database()
+    schema.upgrade(url)
+    registry = Registry(url, patience=20)
+    add_gallery(registry)
+    yield registry
+    registry.close()
+
+
+@pytest.mark.postgres
+def test_a_database_that_restarts_is_waited_for(far_registry: Registry, stoppable_postgres: Postgres) -> None:
+    stoppable_postgres.stop()
+    restart = threading.Timer(1.0, stoppable_postgres.start)
+    restart.start()
+    began = time.monotonic()
+    plan = far_registry.plan("photos")
+    waited = time.monotonic() - began
+    restart.join()
+
+    assert plan.legs == (OLD,)
+    assert 0.5 < waited < 15
+
+
+@pytest.mark.postgres
+def test_a_database_that_stays_away_is_named_without_its_password(far_registry: Registry, stoppable_postgres: Postgres) -> None:
+    impatient = Registry(far_registry.url.render_as_string(hide_password=False), patience=0.5)
+    stoppable_postgres.stop()
+    began = time.monotonic()
+
+    with pytest.raises(RegistryUnavailable, match=r"The registry at postgresql\+psycopg://postgres:\*\*\*@") as caught:
+        impatient.galleries()
+
+    assert time.monotonic() - began < 5
+    assert "did not answer for 0.5 s" in str(caught.value)
+    assert "run the same command again" in str(caught.value)
+    said = [str(caught.value)]
+    cause = caught.value.__cause__
+    while cause is not None:
+        said.append(str(cause))
+        cause = cause.__cause__ or cause.__context__
+    assert not [sentence for sentence in said if PASSWORD in sentence]
+    stoppable_postgres.start()
+    assert [row.name for row in impatient.galleries()] == ["photos"]
+    impatient.close()
+
+
+@pytest.mark.postgres
+def test_work_goes_on_while_the_database_restarts_under_it(far_registry: Registry, stoppable_postgres: Postgres) -> None:
+    upgrade = add_upgrade(far_registry, far_registry.gallery("photos"))
+    far_registry.add_batches(upgrade.id, [([number], None) for number in range(200)], first=1)
+    half = threading.Event()
+
+    def work(number: int) -> list[int]:
+        mine = []
+        while batch := claim(far_registry, upgrade, f"w{number}"):
+            far_registry.retire(batch, moved=1, again=[])
+            mine.append(batch.id)
+            if len(mine) == 10:
+                half.set()
+        return mine
+
+    with ThreadPoolExecutor(3) as pool:
+        workers = [pool.submit(work, number) for number in range(3)]
+        half.wait()
+        stoppable_postgres.stop()
+        stoppable_postgres.start()
+        taken = [batch for worker in workers for batch in worker.result()]
+
+    assert len(taken) == len(set(taken))
+    # A claim whose commit was not answered is nobody's until its lease has run out; none is lost.
+    assert far_registry.counts(upgrade.id)[BatchState.RETIRED][0] >= 197
+
+
+def test_a_locked_file_is_waited_for(sqlite_url: str) -> None:
+    schema.upgrade(sqlite_url)
+    registry = Registry(sqlite_url, patience=20)
+    with ThreadPoolExecutor(1) as pool:
+        with registry.engine.begin():
+            waiting = pool.submit(registry.versions)
+            time.sleep(0.5)
+            early = waiting.done()
+        versions = waiting.result()
+    registry.close()
+
+    assert not early
+    assert versions == []
+
+
+def test_a_registry_survives_a_process_that_dies_in_a_transaction(registry: Registry, gallery: GalleryRow) -> None:
+    connection = registry.engine.connect()
+    connection.execute(text("UPDATE galleries SET epoch = 99"))
+    connection.invalidate()
+    connection.close()
+
+    assert registry.plan("photos").epoch == 1

@@ -1,0 +1,222 @@
+"""Upgrades: one at a time, one in another's place, one conductor."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rmvdb.errors import UpgradeRunning, WrongPhase
+from rmvdb.registry import Registry, unpack_ids
+from rmvdb.tables import GalleryRow, UpgradeRow
+from rmvdb.types import Phase
+from tests.support.photos import NEW, NEWEST, OLD, TIMES, add_gallery, add_upgrade, at_once, opened, set_aside, supersede
+
+
+def test_a_gallery_has_one_upgrade_at_a_time(registry: Registry, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
+    with pytest.raises(UpgradeRunning, match="Another upgrade of this gallery has not ended"):
+        add_upgrade(registry, gallery)
+    active = registry.active_upgrade(gallery.id)
+
+    assert active is not None
+    assert active.id == upgrade.id
+
+
+def test_what_depends_on_the_number_of_an_upgrade_is_registered_with_it_or_nothing_is(
+    registry: Registry, gallery: GalleryRow
+) -> None:
+    def crash(number: int) -> dict[str, Any]:
+        raise ZeroDivisionError(number)
+
+    registry.add_version(name="v2", embedder="models:new", dim=8, metric="COSINE")
+    with pytest.raises(ZeroDivisionError):
+        add_upgrade(registry, gallery, details=crash)
+    none = registry.upgrades()
+    row = add_upgrade(registry, gallery, details=lambda number: {"new_collection": f"u{number}", "plan": {"number": number}})
+    found = registry.upgrade(row.id)
+
+    assert none == []
+    assert (found.new_collection, found.plan) == (f"u{row.id}", {"number": row.id})
+
+
+def test_of_eight_that_begin_an_upgrade_at_once_one_does(registry: Registry, gallery: GalleryRow) -> None:
+    registry.add_version(name="v2", embedder="models:new", dim=8, metric="COSINE")
+
+    def begin(_: int) -> str:
+        try:
+            add_upgrade(registry, gallery)
+        except UpgradeRunning:
+            return "refused"
+        return "begun"
+
+    assert Counter(at_once(8, begin)) == {"begun": 1, "refused": 7}
+
+
+def test_the_next_upgrade_begins_when_the_last_has_ended(registry: Registry, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
+    registry.set_upgrade(upgrade.id, phase=Phase.ENDED)
+    none = registry.active_upgrade(gallery.id)
+    second = add_upgrade(registry, gallery, undoes=upgrade.id)
+    other = add_gallery(registry, "pictures")
+    third = add_upgrade(registry, other)
+
+    assert none is None
+    assert registry.upgrade(upgrade.id).ended_at is not None
+    assert registry.upgrade(second.id).undoes == upgrade.id
+    assert [row.id for row in registry.upgrades(gallery.id)] == [upgrade.id, second.id]
+    assert [row.id for row in registry.upgrades()] == [upgrade.id, second.id, third.id]
+
+
+def test_an_upgrade_takes_the_place_of_another_at_one_stroke(
+    registry: Registry, gallery: GalleryRow, upgrade: UpgradeRow
+) -> None:
+    heir = supersede(registry, upgrade)
+    again = supersede(registry, upgrade)  # the answer of the first was lost
+    active = registry.active_upgrade(gallery.id)
+
+    assert active is not None
+    assert active.id == heir.id == again.id
+    assert (heir.supersedes, heir.old_collections) == (upgrade.id, ["photos_2", "photos_1"])
+    assert registry.history(upgrade.id)[-1].note == "superseded"
+    assert [each.note for each in registry.history(heir.id)] == [f"takes the place of upgrade {upgrade.id}"]
+
+
+def test_an_upgrades_columns_may_depend_on_its_number(registry: Registry, upgrade: UpgradeRow) -> None:
+    heir = supersede(registry, upgrade, details=lambda number: {"new_collection": f"photos_u{number}"})
+
+    assert registry.upgrade(heir.id).new_collection == f"photos_u{heir.id}"
+
+
+def test_of_eight_that_take_the_place_of_one_upgrade_one_does(registry: Registry, upgrade: UpgradeRow) -> None:
+    for number in range(8):
+        registry.add_version(name=f"w{number}", embedder="models:w", dim=8, metric="COSINE")
+
+    def begin(number: int) -> str:
+        try:
+            return supersede(registry, upgrade, to_version=f"w{number}").to_version
+        except WrongPhase:
+            return "refused"
+
+    assert Counter(at_once(8, begin)).most_common(1) == [("refused", 7)]
+
+
+def test_no_upgrade_takes_the_place_of_one_that_is_just_changing_what_is_served(registry: Registry, upgrade: UpgradeRow) -> None:
+    seen = registry.plan("photos").epoch
+    registry.activate("photos", registry.announce("photos", [NEW], TIMES, upgrade=upgrade.id))
+
+    with pytest.raises(WrongPhase, match="'photos' is served differently since; run the same command again"):
+        supersede(registry, upgrade, epoch=seen)
+    assert registry.upgrade(upgrade.id).phase == Phase.SERVING_BOTH
+
+
+def test_an_upgrade_that_has_ended_changes_nothing_more(registry: Registry, upgrade: UpgradeRow) -> None:
+    """Its conductor may be in the middle of a step when another upgrade takes its place."""
+    announced = registry.announce("photos", [NEW], TIMES, upgrade=upgrade.id)
+    supersede(registry, upgrade)
+
+    with pytest.raises(WrongPhase, match=f"Plan epoch {announced} of gallery 'photos' is not the announced one; none is"):
+        registry.activate("photos", announced)
+    ended = f"Upgrade {upgrade.id} has ended; see what took its place: rmvdb history"
+    with pytest.raises(WrongPhase, match=ended):
+        registry.announce("photos", [NEW], TIMES, upgrade=upgrade.id)
+    with pytest.raises(WrongPhase, match=ended):
+        registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER)
+    with pytest.raises(WrongPhase, match=ended):
+        registry.add_batches(upgrade.id, [([1], None)], first=1)
+    with pytest.raises(WrongPhase, match=ended):
+        registry.add_late(upgrade.id, [1])
+    assert [leg.collection for leg in registry.plan("photos").legs] == ["photos_2", "photos_1"]
+
+
+def test_an_upgrade_goes_on_with_the_writes_made_while_another_had_its_place(
+    registry: Registry, gallery: GalleryRow, upgrade: UpgradeRow
+) -> None:
+    registry.set_upgrade(upgrade.id, paused=True)
+    registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
+    registry.close_intents(opened(registry, [1]))
+    heir = supersede(registry, upgrade)
+    registry.set_upgrade(heir.id, phase=Phase.SERVING_BOTH)
+    registry.activate("photos", registry.announce("photos", [NEWEST, NEW, OLD], TIMES, upgrade=heir.id))
+    registry.add_batches(heir.id, [([1, 2], None)], first=1)
+    registry.close_intents(opened(registry, [2]))
+    registry.end(heir.id, note="given up", resume=upgrade.id)
+    registry.end(heir.id, note="given up", resume=upgrade.id)  # the answer of the first was lost
+    active = registry.active_upgrade(gallery.id)
+
+    assert active is not None
+    assert (active.id, active.phase, active.paused, active.ended_at) == (upgrade.id, Phase.SERVING_BOTH, False, None)
+    assert [row.record for row in registry.written(upgrade.id)] == ["1", "2"]
+    assert registry.listed_ids(upgrade.id) == {1, 2}
+    assert registry.batches(heir.id) == []
+    assert [each.note for each in registry.history(upgrade.id)][1:] == ["superseded", f"goes on after upgrade {heir.id}"]
+    assert registry.history(heir.id)[-1].note == "given up"
+
+
+def test_phases_and_notes_make_the_history(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.set_upgrade(upgrade.id, paused=True, rate=50.0)
+    registry.set_upgrade(upgrade.id, reason="the disk is full", note="stopped")
+    registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, plan={"until": 0.5})
+    row = registry.upgrade(upgrade.id)
+
+    assert [(each.phase, each.note) for each in registry.history(upgrade.id)] == [
+        ("serving both", "registered"),
+        ("serving both", "stopped"),
+        ("cut over", ""),
+    ]
+    assert (row.phase, row.paused, row.rate, row.reason, row.plan) == ("cut over", True, 50.0, "the disk is full", {"until": 0.5})
+
+
+def test_one_process_conducts_until_it_hands_over_or_falls_silent(registry: Registry, upgrade: UpgradeRow) -> None:
+    first = registry.lead(upgrade.id, "w1", 60)
+    assert first is not None
+    assert registry.keep_leading(upgrade.id, first, 60)
+    assert registry.lead(upgrade.id, "w2", 60) is None
+    assert registry.keep_leading(upgrade.id, first, 0)
+    second = registry.lead(upgrade.id, "w2", 0.05)
+    time.sleep(0.1)
+    third = registry.lead(upgrade.id, "w3", 60)
+    assert second is not None
+    assert third is not None
+    assert first < second < third
+    assert not registry.keep_leading(upgrade.id, second, 60)
+
+
+def test_of_eight_that_would_conduct_one_does(registry: Registry, upgrade: UpgradeRow) -> None:
+    batons = at_once(8, lambda number: registry.lead(upgrade.id, f"w{number}", 60))
+    assert len([baton for baton in batons if baton is not None]) == 1
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_who_was_overtaken_makes_no_work_list(registry: Registry, gallery: GalleryRow, *, still: bool) -> None:
+    """Not after the one that overtook it has ended, either, when the baton is free again."""
+    upgrade = add_upgrade(registry, gallery)
+    first = registry.lead(upgrade.id, "first", 0.0001)
+    time.sleep(0.01)
+    second = registry.lead(upgrade.id, "second", 10.0)
+    assert second is not None
+    registry.add_batches(upgrade.id, [([1], None)], first=1, baton=second)
+    if not still:
+        registry.keep_leading(upgrade.id, second, 0)
+    who = "second" if still else "Another process"
+    for step in (
+        lambda: registry.discard_list(upgrade.id, baton=first),
+        lambda: registry.add_batches(upgrade.id, [([2], None)], first=2, baton=first),
+        lambda: registry.set_upgrade(upgrade.id, listed=True, baton=first),
+    ):
+        with pytest.raises(UpgradeRunning, match=f"{who} took upgrade {upgrade.id} over while this one was suspended"):
+            step()
+    assert [unpack_ids(row.ids) for row in registry.batches(upgrade.id)] == [[1]]
+    assert not registry.upgrade(upgrade.id).listed
+
+
+def test_clean_up_keeps_the_history_only(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    registry.close_intents(opened(registry, [1]))
+    set_aside(registry, upgrade, {1: "cannot be read"})
+    registry.end(upgrade.id, note="cleaned up")
+
+    assert registry.batches(upgrade.id) == []
+    assert registry.written(upgrade.id) == []
+    assert registry.quarantined(upgrade.id) == []
+    assert [each.note for each in registry.history(upgrade.id)] == ["registered", "cleaned up"]
