@@ -1,4 +1,4 @@
-"""What the command line prints: sentences, tables, progress; and how it is stopped."""
+"""What the command line prints: sentences, tables, progress; what it asks; and how it is stopped."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rmvdb import errors
 from rmvdb.plural import counted
 
 if TYPE_CHECKING:
@@ -36,6 +37,17 @@ def stoppable() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def agree(question: str, done: str, command: str) -> None:
+    """Ask; NeedsConsent for a no, and where nobody is there to answer."""
+    try:
+        agreed = click.confirm(question)
+    except click.Abort:
+        click.echo()
+        agreed = False
+    if not agreed:
+        raise errors.NeedsConsent(f"Nothing was {done}; run {command} to agree")
 
 
 class Reporter:

@@ -1,0 +1,74 @@
+"""What commands work on: the app of this call, the upgrade that a gallery is in, the conductor that carries it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from rmvdb import errors, terminal
+from rmvdb.plural import counted
+
+if TYPE_CHECKING:
+    from rmvdb.app import App
+    from rmvdb.tables import UpgradeRow
+    from rmvdb.upgrade import Conductor
+
+
+def open_app() -> App:
+    """The app of this call's configuration, closed when the command ends; ConfigError where nothing of rmvdb is."""
+    from rmvdb import app
+
+    root = click.get_current_context().find_root()
+    opened = app.load(root.obj)
+    root.call_on_close(opened.close)
+    if root.invoked_subcommand not in ("db", "registry", "doctor"):
+        opened.refuse_nowhere()
+    return opened
+
+
+def active_upgrade(gallery: str | None) -> tuple[App, UpgradeRow]:
+    """The app, and the upgrade that the gallery is in; WrongPhase where it is in none."""
+    app = open_app()
+    name = app.gallery_name(gallery)
+    row = app.registry.active_upgrade(app.registry.gallery(name).id)
+    if row is None:
+        raise errors.WrongPhase(f"Gallery {name!r} is in no upgrade; begin one: rmvdb upgrade --from OLD --to NEW")
+    return app, row
+
+
+@contextmanager
+def conducting(app: App, gallery: str | None) -> Iterator[tuple[Conductor, terminal.Reporter]]:
+    """A conductor that Ctrl-C stops, and what it reports to."""
+    with terminal.stoppable() as stop, terminal.progress() as report:
+        yield app.conductor(gallery, say=report.say, report=report, stop=stop), report
+
+
+def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: terminal.Reporter, *, detach: bool, force: bool) -> None:
+    """Carry an upgrade on, or leave that to workers, and say how far it is; Stopped where Ctrl-C came between."""
+    from rmvdb.status import both
+
+    if detach:
+        conductor.launch(row, app.worker(), force=force)
+        report.say("deployed; the backfill waits for a worker: rmvdb worker")
+        return
+    row = conductor.advance(row, app.worker(), force=force)
+    if conductor.stop.is_set():
+        raise errors.Stopped("Stopped; the same command goes on from here")
+    if row.phase == "ended":
+        raise errors.WrongPhase(f"Upgrade {row.id} has ended meanwhile; see what took its place: rmvdb history")
+    if row.phase == "cut over":
+        report.say(what_now(row))
+    elif row.phase == "serving both":
+        now = app.registry.progress(row.id)
+        report.say(
+            f"{now.done} of {counted(now.total, 'record is', 'records are')} re-embedded (t = {now.t:.2f}); {both(row.searched)}"
+        )
+
+
+def what_now(row: UpgradeRow) -> str:
+    """What is left to do once an upgrade is cut over."""
+    back = "; until then rmvdb rollback leads back" if row.undoes is None else ""
+    return f"rmvdb cleanup drops {' and '.join(row.leaving)}{back}"

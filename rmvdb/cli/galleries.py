@@ -1,0 +1,201 @@
+"""`rmvdb gallery`: the galleries."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmvdb import errors, terminal
+from rmvdb.cli.context import open_app
+from rmvdb.cli.options import json_option
+from rmvdb.plural import counted
+
+if TYPE_CHECKING:
+    from rmvdb.app import App
+    from rmvdb.tables import CollectionRow, GalleryRow
+
+
+@click.group()
+def gallery() -> None:
+    """Galleries."""
+
+
+@gallery.command("add")
+@click.argument("name")
+@click.option("--model", "version", required=True, help="The model version that makes, or made, its vectors.")
+@click.option("--collection", help="Adopt this existing Milvus collection as it is [default: create one].")
+@click.option(
+    "--source", metavar="SPEC", help="Where items come from: folder:photos/{id}.jpg, field:NAME, call:MODULE:F, sql:URL#SELECT …"
+)
+@click.option("--id-type", type=click.Choice(["INT64", "VARCHAR"]), help="Of a created collection [default: INT64].")
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="NAME:TYPE",
+    help="A typed scalar field; others are dynamic. VARCHAR(200), INT64 …",
+)
+def gallery_add(
+    name: str,
+    version: str,
+    collection: str | None,
+    source: str | None,
+    id_type: str | None,
+    fields: tuple[str, ...],
+) -> None:
+    """Create a gallery, or adopt an existing collection without rewriting it.
+
+    \b
+    Example:
+      rmvdb gallery add photos --model v1 --source "folder:photos/{id}.jpg"
+      rmvdb gallery add photos --model v1 --collection my_photos --source "folder:photos/{id}.jpg"
+    """
+    from rmvdb import catalog, sources
+    from rmvdb.types import IdType
+
+    app = open_app()
+    row = catalog.add_gallery(
+        app.registry,
+        app.store,
+        app.encoder,
+        name=name,
+        model=version,
+        collection=collection,
+        id_type=IdType(id_type) if id_type else None,
+        fields=[_field(each) for each in fields],
+        source=source,
+        loaded_source=sources.load(source, base=app.base) if source else None,
+        chosen_index=app.settings.index_for(name),
+        times=app.times,
+    )
+    held = app.registry.collections(row.id)[-1]
+    whose = "adopted" if held.adopted else "made by rmvdb"
+    click.echo(f"gallery {row.name}: collection {held.name} ({whose}), model version {held.model}")
+    chosen = app.settings.index_for(name)
+    if held.adopted and chosen.search and not held.search:
+        click.echo(
+            f"  its index is of type {app.store.index(held.name).type} and index.search for {chosen.type}: it is searched with "
+            "Milvus' own search parameters"
+        )
+
+
+@gallery.command("list")
+@json_option
+def gallery_list(as_json: bool) -> None:
+    """List the galleries.
+
+    \b
+    Example:
+      rmvdb gallery list
+    """
+    app = open_app()
+    rows = [
+        {
+            "name": row.name,
+            "model": (plan := app.registry.plan(row.name)).legs[0].model,
+            "collections": [leg.collection for leg in plan.legs],
+            "epoch": plan.epoch,
+            "source": row.source,
+        }
+        for row in app.registry.galleries()
+    ]
+    terminal.print_rows(rows, as_json)
+
+
+@gallery.command("show")
+@click.argument("name", required=False)
+@json_option
+def gallery_show(name: str | None, as_json: bool) -> None:
+    """Show a gallery: its collections, its records, its source.
+
+    \b
+    Example:
+      rmvdb gallery show photos
+    """
+    app = open_app()
+    row = app.registry.gallery(app.gallery_name(name))
+    collections = [
+        {
+            "name": each.name,
+            "model": each.model,
+            "records": app.store.count(each.name),
+            "adopted": each.adopted,
+            "dim": each.schema["dim"],
+            "metric": each.schema["metric"],
+            "search": each.search,
+        }
+        for each in _collections(app, row)
+    ]
+    shown = {"name": row.name, "source": row.source, "id_type": row.id_type, "epoch": row.epoch}
+    if as_json:
+        terminal.print_json(shown | {"collections": collections})
+        return
+    click.echo("  ".join(f"{key}: {'none' if value is None else value}" for key, value in shown.items()))
+    terminal.print_rows(collections, as_json=False)
+
+
+@gallery.command("source")
+@click.argument("name")
+@click.argument("spec")
+def gallery_source(name: str, spec: str) -> None:
+    """Say where a gallery's items come from; a few are embedded and compared with the vectors that are stored.
+
+    \b
+    Example:
+      rmvdb gallery source photos "folder:photos/{id}.jpg"
+    """
+    from rmvdb import catalog, sources
+
+    app = open_app()
+    row, source = app.registry.gallery(name), sources.load(spec, base=app.base)
+    compared = catalog.check_vectors(app.registry, app.store, app.encoder, row, source)
+    app.registry.set_source(name, spec)
+    click.echo(f"gallery {name}: items come from {spec}; {compared}")
+
+
+@gallery.command("remove")
+@click.argument("name")
+@click.option("--drop", is_flag=True, help="Drop the collections that rmvdb made, too; one that was adopted always stays.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def gallery_remove(name: str, drop: bool, yes: bool) -> None:
+    """Forget a gallery and its history; its collections stay, unless --drop is given. It asks.
+
+    \b
+    Example:
+      rmvdb gallery remove photos
+    """
+    from rmvdb import catalog
+
+    app = open_app()
+    row = app.registry.gallery(name)
+    app.registry.refuse_used(name)
+    going = [each.name for each in _collections(app, row) if drop and not each.adopted]
+    what = f" and drop {' and '.join(going)} with {counted(sum(map(app.store.count, going)), 'record')}" if going else ""
+    if not yes:
+        terminal.agree(f"Forget gallery {name}{what}? Nothing brings it back", "forgotten", "rmvdb gallery remove --yes")
+    left = catalog.remove_gallery(app.registry, app.store, row, drop=drop)
+    stays = f"; {' and '.join(left)} {'stays' if len(left) == 1 else 'stay'} in the engine" if left else ""
+    click.echo(f"gallery {name} is forgotten{stays}")
+
+
+def _collections(app: App, row: GalleryRow) -> list[CollectionRow]:
+    return [each for each in app.registry.collections(row.id) if each.dropped_at is None and app.store.exists(each.name)]
+
+
+FIELDS = ("BOOL", "INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE", "VARCHAR", "JSON")
+
+
+def _field(text: str) -> Any:
+    from rmvdb.types import Field
+
+    match = re.fullmatch(r"(\w+):(\w+)(?:\((\d+)\))?", text)
+    if match is None:
+        raise errors.UsageError(f"--field {text!r} is no field; write NAME:TYPE, such as label:INT64 or caption:VARCHAR(500)")
+    name, kind, length = match.groups()
+    if (kind := kind.upper()) not in FIELDS:
+        raise errors.UnknownName(f"type of --field {name}", kind, FIELDS)
+    if length is not None and not (kind == "VARCHAR" and 1 <= int(length) <= 65_535):
+        raise errors.UsageError(f"--field {text!r} cannot be that long; only VARCHAR has a length, from 1 to 65535")
+    return Field(name=name, type=kind, params={"max_length": int(length or 512)} if kind == "VARCHAR" else {})

@@ -1,0 +1,110 @@
+"""`rmvdb model`: the model versions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from rmvdb import errors, terminal
+from rmvdb.cli.context import open_app
+from rmvdb.cli.options import json_option
+
+
+@click.group()
+def model() -> None:
+    """Model versions."""
+
+
+@model.command("add")
+@click.argument("name")
+@click.option(
+    "--embedder", required=True, metavar="PACKAGE.MODULE:OBJECT", help="An object with embed(items), or what makes one."
+)
+@click.option("--options", default="{}", help="Keyword arguments for what makes it, as JSON.")
+@click.option(
+    "--classifier", metavar="PACKAGE.MODULE:OBJECT", help="An object with scores(vectors), for --order classification-score."
+)
+@click.option(
+    "--metric",
+    type=click.Choice(["COSINE", "IP", "L2", "LORENTZ"]),
+    default="COSINE",
+    show_default=True,
+    help="How vectors compare; LORENTZ: points (time, space) of a hyperboloid, kept in an IP collection.",
+)
+@click.option("--dim", type=click.IntRange(min=1), help="Dimension [default: measured].")
+@click.option("--kind", type=click.Choice(["image", "text"]), help="What its items are [default: found out].")
+@click.option(
+    "--compatible-with", metavar="VERSION", help="The version whose vectors its own were trained to be comparable with."
+)
+def model_add(
+    name: str,
+    embedder: str,
+    options: str,
+    classifier: str | None,
+    metric: str,
+    dim: int | None,
+    kind: Any,
+    compatible_with: str | None,
+) -> None:
+    """Register a model version: it is loaded, probed and fingerprinted.
+
+    \b
+    Example:
+      rmvdb model add v2 --embedder app.models:v2 --classifier app.models:v2_head
+    """
+    from rmvdb import catalog
+    from rmvdb.types import Metric
+
+    row = catalog.add_version(
+        open_app().registry,
+        name=name,
+        spec=embedder,
+        options=_json_object(options, "--options"),
+        classifier=classifier,
+        metric=Metric(metric),
+        dim=dim,
+        kind=kind,
+        compatible_with=compatible_with,
+    )
+    weights = f", weights {row.fingerprint[:12]}" if row.fingerprint else ""
+    declared = f", compatible with {row.compatible_with}" if row.compatible_with else ""
+    click.echo(f"model version {row.name}: {row.dim} dimensions, {row.metric}{weights}{declared}")
+
+
+@model.command("list")
+@json_option
+def model_list(as_json: bool) -> None:
+    """List the model versions.
+
+    \b
+    Example:
+      rmvdb model list --json
+    """
+    names = ("name", "dim", "metric", "embedder", "classifier", "base", "compatible_with", "fingerprint")
+    rows = [{name: getattr(row, name) for name in names} for row in open_app().registry.versions()]
+    terminal.print_rows(rows, as_json)
+
+
+@model.command("remove")
+@click.argument("name")
+def model_remove(name: str) -> None:
+    """Forget a model version that no gallery has, nor had.
+
+    \b
+    Example:
+      rmvdb model remove v2
+    """
+    open_app().registry.remove_version(name)
+    click.echo(f"model version {name} is forgotten")
+
+
+def _json_object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as exc:
+        raise errors.UsageError(f'{option} {text!r} is not JSON ({exc.msg}); write {{"name": value}}') from exc
+    if not isinstance(value, dict):
+        raise errors.UsageError(f'{option} {text!r} is not an object; write {{"name": value}}')
+    return value

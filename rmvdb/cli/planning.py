@@ -1,0 +1,115 @@
+"""Commands that look ahead and change nothing: `simulate`, `plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rmvdb import errors, terminal
+from rmvdb.cli.context import open_app
+from rmvdb.cli.options import METHODS, ORDERS, json_option, make_question, plan_options, sample_options
+
+
+def _some(kind: str, known: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
+    """What reads an option that takes some of these names, with commas between them, or `all`."""
+
+    def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, ...]:
+        if value is None:
+            return ()
+        names = known if value == "all" else tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+        if unknown := [name for name in names if name not in known]:
+            raise errors.UnknownName(kind, unknown[0], known)
+        return names
+
+    return read
+
+
+@click.command()
+@sample_options(2000, "--query-log")
+@click.option(
+    "--methods",
+    metavar="NAMES",
+    callback=_some("method", METHODS),
+    default="all",
+    show_default=True,
+    help=f"Some of {','.join(METHODS)}, or all.",
+)
+@click.option(
+    "--orders",
+    metavar="NAMES",
+    callback=_some("order", ORDERS),
+    help=f"Some of {','.join(ORDERS)}, or all [default: all that can be given].",
+)
+@click.option(
+    "--queries", "file", metavar="FILE", help='Queries with known answers, a line each: {"item": "a text", "answers": [7, 42]}.'
+)
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw the curves into this file, too.")
+@json_option
+def simulate(
+    gallery: str | None,
+    methods: tuple[str, ...],
+    orders: tuple[str, ...],
+    file: str | None,
+    png: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Compare every method and order on a sample, with what others do, and recommend one. Changes nothing.
+
+    A query should find the records of its --labels; or the answers that --queries gives, which are put into the sample (an item
+    is the file of that name, else a text); or, without both, what lies nearest by the new model.
+
+    \b
+    Example:
+      rmvdb simulate --from v1 --to v2 --labels category --png curves.png
+      rmvdb simulate --from v1 --to v2 --queries judged.jsonl --methods naive,rqt,rm
+    """
+    from rmvdb import sources
+    from rmvdb.methods import Method
+
+    if png is not None:
+        from rmvdb import picture
+
+        picture.check(png)
+    app = open_app()
+    name = app.gallery_name(gallery)
+    with terminal.progress(quiet=as_json) as report:
+        conductor = app.conductor(name, report=report)
+        found = conductor.simulate(
+            conductor.resolve(make_question(name, options)),
+            methods=[Method(method) for method in methods],
+            orders=orders,
+            queries=sources.queries(Path(file)) if file else (),
+        ).to_json()
+    if png is not None:
+        picture.draw(found, png)
+    if as_json:
+        terminal.print_json(found)
+    else:
+        terminal.print_comparison(found)
+
+
+@click.command()
+@plan_options
+@json_option
+def plan(gallery: str | None, as_json: bool, again: bool, method: str, **options: Any) -> None:
+    """Train into a cache and show what an upgrade would do: held-out quality, curve, cost. Changes nothing.
+
+    \b
+    Example:
+      rmvdb plan --from v1 --to v2 --labels category
+    """
+    app = open_app()
+    name = app.gallery_name(gallery)
+    with terminal.progress(quiet=as_json) as report:
+        conductor = app.conductor(name, report=report)
+        found = conductor.plan(conductor.resolve(make_question(name, options, method=method)), again=again)
+    if as_json:
+        from dataclasses import asdict
+
+        terminal.print_json(asdict(found))
+    else:
+        terminal.print_plan(found)

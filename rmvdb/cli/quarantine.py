@@ -1,0 +1,84 @@
+"""`rmvdb quarantine`: the records that could not be re-embedded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmvdb import errors, terminal
+from rmvdb.cli.context import active_upgrade
+from rmvdb.cli.options import gallery_option, json_option
+from rmvdb.plural import counted
+
+if TYPE_CHECKING:
+    from rmvdb.app import App
+    from rmvdb.tables import UpgradeRow
+
+
+@click.group()
+def quarantine() -> None:
+    """Records that could not be re-embedded."""
+
+
+@quarantine.command("list")
+@gallery_option
+@json_option
+def quarantine_list(gallery: str | None, as_json: bool) -> None:
+    """List the quarantined records and why each is.
+
+    \b
+    Example:
+      rmvdb quarantine list
+    """
+    app, row = active_upgrade(gallery)
+    terminal.print_rows([{"id": each.record, "reason": each.reason} for each in app.registry.quarantined(row.id)], as_json)
+
+
+@quarantine.command("retry")
+@gallery_option
+@click.argument("ids", nargs=-1)
+def quarantine_retry(gallery: str | None, ids: tuple[str, ...]) -> None:
+    """Put records (all, if none is named) back on the work list, once their items are mended.
+
+    \b
+    Example:
+      rmvdb quarantine retry
+    """
+    app, row = active_upgrade(gallery)
+    chosen = _quarantined(app, row, ids)
+    app.registry.release(row.id, chosen, again=True)
+    click.echo(
+        f"{counted(len(chosen), 'record is', 'records are')} on the work list again; rmvdb upgrade or rmvdb worker goes on"
+    )
+
+
+@quarantine.command("drop")
+@gallery_option
+@click.argument("ids", nargs=-1)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def quarantine_drop(gallery: str | None, ids: tuple[str, ...], yes: bool) -> None:
+    """Delete quarantined records (all, if none is named) from the gallery. It asks.
+
+    \b
+    Example:
+      rmvdb quarantine drop 17 42
+    """
+    app, row = active_upgrade(gallery)
+    chosen = _quarantined(app, row, ids)
+    if chosen and not yes:
+        terminal.agree(
+            f"Delete {counted(len(chosen), 'record')} from the gallery for good?", "deleted", "rmvdb quarantine drop --yes"
+        )
+    with app.client(gallery) as client:
+        client.delete(chosen)
+    app.registry.release(row.id, chosen, again=False)
+    click.echo(f"{counted(len(chosen), 'record is', 'records are')} deleted")
+
+
+def _quarantined(app: App, row: UpgradeRow, ids: tuple[str, ...]) -> list[Any]:
+    known = [each.record for each in app.registry.quarantined(row.id)]
+    if unknown := sorted(set(ids) - set(known)):
+        raise errors.UnknownName("quarantined record", unknown[0], known)
+    numbers = app.registry.collection(row.old_collections[0]).schema["id_type"] == "INT64"
+    return [int(each) if numbers else each for each in ids or known]

@@ -1,0 +1,162 @@
+"""Commands while an upgrade runs: `pause`, `resume`, `throttle`, `status`, `history`, `worker`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+import click
+
+from rmvdb import errors, terminal
+from rmvdb.cli.context import active_upgrade, open_app
+from rmvdb.cli.options import gallery_option, json_option
+
+
+@click.command()
+@gallery_option
+def pause(gallery: str | None) -> None:
+    """Let no further batch begin; what is in hand is finished. Searches go on as they are.
+
+    \b
+    Example:
+      rmvdb pause
+    """
+    _set(gallery, "paused", paused=True)
+
+
+@click.command()
+@gallery_option
+def resume(gallery: str | None) -> None:
+    """Go on after a pause.
+
+    \b
+    Example:
+      rmvdb resume
+    """
+    _set(gallery, "no longer paused", paused=False)
+
+
+class AtLeastZero(click.FloatRange):
+    """A number that is one: infinity and nan are no limit and no share."""
+
+    def __init__(self, *, max: float | None = None) -> None:
+        super().__init__(min=0, max=max)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number to limit by; 0 lifts the limit", param, ctx)
+        return number
+
+
+@click.command()
+@gallery_option
+@click.option("--rate", type=AtLeastZero(), help="Records a second that each worker stays below.")
+@click.option("--nice", type=AtLeastZero(max=1), help="Share of its time, 0 to 1, in which each worker copies.")
+@click.option("--p99-ms", type=AtLeastZero(), help="Milliseconds; no batch begins while the p99 of a client's searches is above.")
+def throttle(gallery: str | None, rate: float | None, nice: float | None, p99_ms: float | None) -> None:
+    """Limit the backfill, at once and for every worker; 0 lifts a limit, one that is not named stays as it is.
+
+    Only beginning to copy is held back: what is in hand is finished, and what is copied leaves the old collection.
+
+    \b
+    Example:
+      rmvdb throttle --rate 200
+      rmvdb throttle --nice 0.5 --p99-ms 80
+      rmvdb throttle --rate 0
+    """
+    asked = {name: value for name, value in (("rate", rate), ("nice", nice), ("p99_ms", p99_ms)) if value is not None}
+    if not asked:
+        raise errors.UsageError("Nothing to limit was named; give --rate, --nice or --p99-ms, with 0 to lift a limit")
+    _set(gallery, ", ".join(f"{name} {f'{value:g}' if value else 'lifted'}" for name, value in asked.items()), **asked)
+
+
+def _set(gallery: str | None, words: str, **values: Any) -> None:
+    app, row = active_upgrade(gallery)
+    if row.phase in ("cut over", "cleaning up"):
+        raise errors.WrongPhase(f"The upgrade is {row.phase}: no batch is left to hold back")
+    app.registry.set_upgrade(row.id, note=words, **values)
+    click.echo(f"upgrade {row.from_version} → {row.to_version}: {words}")
+
+
+@click.command()
+@gallery_option
+@click.option("--watch", is_flag=True, help="Repeat every second until the upgrade is cut over, or Ctrl-C.")
+@json_option
+def status(gallery: str | None, watch: bool, as_json: bool) -> None:
+    """Show how far the upgrade is, who works on it, and why it is not faster.
+
+    \b
+    Example:
+      rmvdb status --watch
+      rmvdb status --json
+    """
+    import time
+
+    from rmvdb.status import status as read
+
+    app = open_app()
+    row = app.registry.gallery(app.gallery_name(gallery))
+    while True:
+        now = read(app.registry, app.registry.gallery(row.name))
+        if as_json:
+            click.echo(json.dumps(now.to_json()))
+        else:
+            if watch and sys.stdout.isatty():
+                click.clear()
+            terminal.print_status(now)
+        if not watch or now.phase in ("", "cut over", "cleaning up", "ended"):
+            return
+        time.sleep(1)
+
+
+@click.command()
+@gallery_option
+@json_option
+def history(gallery: str | None, as_json: bool) -> None:
+    """Show what happened to the gallery's upgrades, and when.
+
+    \b
+    Example:
+      rmvdb history
+    """
+    import datetime as dt
+
+    app = open_app()
+    rows = [
+        {
+            "at": dt.datetime.fromtimestamp(event.at, tz=dt.UTC).isoformat(timespec="seconds"),
+            "upgrade": upgrade.id,
+            "from": upgrade.from_version,
+            "to": upgrade.to_version,
+            "phase": event.phase,
+            "note": event.note,
+        }
+        for upgrade in app.registry.upgrades(app.registry.gallery(app.gallery_name(gallery)).id)
+        for event in app.registry.history(upgrade.id)
+    ]
+    terminal.print_rows(rows, as_json)
+
+
+@click.command()
+@click.option("--gallery", "-g", "galleries", multiple=True, help="Which galleries [default: all].")
+@click.option("--window", metavar="CRON", help="Work for an hour from each firing: '0 1-6 * * *' is 01:00 to 07:00.")
+def worker(galleries: tuple[str, ...], window: str | None) -> None:
+    """Stay, and work on every upgrade: backfill, complete, verify, cut over. Ctrl-C ends it after the batches in hand.
+
+    \b
+    Example:
+      rmvdb worker --window "0 1-6 * * *"
+    """
+    from rmvdb.scheduler import Scheduler, Window
+
+    app = open_app()
+    for name in galleries:
+        app.registry.gallery(name)
+    scheduler = Scheduler(app, galleries=galleries, window=Window(window), say=lambda words: click.echo(words))
+    with terminal.stoppable() as stop:
+        click.echo("worker started; Ctrl-C ends it")
+        scheduler.run(stop)
+    click.echo("worker ended")

@@ -1,0 +1,75 @@
+"""`rmvdb search`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rmvdb import errors, terminal
+from rmvdb.cli.context import open_app
+from rmvdb.cli.options import gallery_option, json_option
+
+if TYPE_CHECKING:
+    from rmvdb.app import App
+
+
+@click.command()
+@gallery_option
+@click.argument("item")
+@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="How many hits.")
+@click.option("--filter", "expression", default="", help="A Milvus filter expression.")
+@click.option("--field", "fields", multiple=True, help="A field to show; * shows all.")
+@click.option("--explain", is_flag=True, help="Show the legs, and raw and calibrated distances.")
+@json_option
+def search(
+    gallery: str | None,
+    item: str,
+    limit: int,
+    expression: str,
+    fields: tuple[str, ...],
+    explain: bool,
+    as_json: bool,
+) -> None:
+    """Search with a file or a text.
+
+    \b
+    Example:
+      rmvdb search query.jpg --limit 5 --explain
+    """
+    app = open_app()
+    with app.client(gallery) as client:
+        hits = client.search(_item(app, item, client.plan.embedders), limit=limit, filter=expression, output_fields=fields)
+        legs = [
+            {
+                "collection": leg.collection,
+                "model": leg.model,
+                "embedder": leg.embedder,
+                "transforms": len(leg.transforms),
+                "calibrated": leg.calibration is not None,
+            }
+            for leg in client.plan.legs
+        ]
+    rows = [
+        {"id": hit.id, "distance": round(hit.distance, 6)}
+        | ({"raw": round(hit.raw, 6), "leg": hit.leg} if explain else {})
+        | ({"fields": dict(hit.fields)} if fields else {})
+        for hit in hits
+    ]
+    if as_json:
+        terminal.print_json({"legs": legs, "hits": rows} if explain else {"hits": rows})
+        return
+    if explain:
+        terminal.print_rows(legs, as_json=False)
+    terminal.print_rows(rows, as_json=False)
+
+
+def _item(app: App, text: str, versions: Iterable[str]) -> Path | str:
+    """The file of that name, else a text: UsageError where a model embeds pictures, so that it must be a file."""
+    if Path(text).is_file():
+        return Path(text)
+    if pictures := [name for name in versions if app.registry.version(name).probe_kind == "image"]:
+        raise errors.UsageError(f"There is no file {text!r}, and {pictures[0]} embeds pictures; name a file that holds one")
+    return text

@@ -1,0 +1,109 @@
+"""`rmvdb upgrade`: begin an upgrade, or go on with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmvdb import errors, terminal
+from rmvdb.cli.context import conducting, go_on, open_app
+from rmvdb.cli.options import AUTO, force_option, make_question, plan_options
+
+if TYPE_CHECKING:
+    from rmvdb.app import App
+    from rmvdb.tables import UpgradeRow
+
+
+@click.command()
+@plan_options
+@click.option("--until", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Stop at this share of the gallery.")
+@click.option("--no-cutover", is_flag=True, help="Leave both collections in service at the end.")
+@click.option("--detach", is_flag=True, help="Plan and deploy, then leave the backfill to workers.")
+@click.option("--execute", is_flag=True, help="Agree that records leave a collection that rmvdb did not make.")
+@force_option
+def upgrade(
+    gallery: str | None,
+    again: bool,
+    method: str,
+    until: float,
+    no_cutover: bool,
+    detach: bool,
+    execute: bool,
+    force: bool,
+    **options: Any,
+) -> None:
+    """Plan, deploy, backfill and cut over; Ctrl-C stops it, the same command goes on.
+
+    It takes the place of an upgrade that is unfinished, and goes on from where that one is.
+
+    \b
+    Example:
+      rmvdb upgrade --from v1 --to v2
+      rmvdb upgrade --from v1 --to v2 --method rm --labels category --until 0.5
+    """
+    app = open_app()
+    name = app.gallery_name(gallery)
+    with conducting(app, name) as (conductor, report):
+        row = _begun(app, name, options["from_version"], options["to_version"])
+        if row is None:
+            if _is_done(app, name, options["from_version"], options["to_version"]):
+                report.say(f"gallery {name} holds {options['to_version']} already")
+                return
+            question = conductor.resolve(make_question(name, options, method=method))
+            found = conductor.plan(question, again=again)
+            report.show(lambda: terminal.print_plan(found))
+            row = conductor.begin(question, found, app.worker(), until=until, cutover=not no_cutover, execute=execute)
+        else:
+            _refuse_another_way(row, method, options)
+            report.say(f"going on with upgrade {row.id} by {row.method} in {row.order} order: {row.phase}")
+            app.registry.set_upgrade(row.id, plan=row.plan | {"until": until, "cutover": not no_cutover})
+            if execute:
+                for collection in row.old_collections:
+                    app.registry.allow_removal(collection)
+            row = app.registry.upgrade(row.id)
+        go_on(app, conductor, row, report, detach=detach, force=force)
+
+
+def _begun(app: App, gallery: str, from_version: str, to_version: str) -> UpgradeRow | None:
+    """The upgrade that this command goes on with, where the gallery is in it."""
+    row = app.registry.active_upgrade(app.registry.gallery(gallery).id)
+    app.registry.version(from_version)
+    app.registry.version(to_version)
+    if row is None or row.undoes is not None:
+        return None
+    sources = set().union(*(_names(app, leg["model"]) for leg in row.plan["before"]))
+    return row if from_version in sources and to_version in _names(app, row.to_version) else None
+
+
+#: What is asked of an upgrade, besides method and order, only where it begins.
+_FROM_THE_START = ("labels", "side", "query_log", "instant_rollback", "paper", "tune")
+
+
+def _refuse_another_way(row: UpgradeRow, method: str, options: dict[str, Any]) -> None:
+    """An upgrade goes on as it began: UsageError where something else is asked for."""
+    question, order = row.plan["question"], options["order"]
+    for name, asked, known in (
+        ("method", None if method == AUTO else method, (question["method"], row.method)),
+        ("order", order, (question["order"], row.order)),
+    ):
+        if asked not in (None, *known):
+            raise errors.UsageError(
+                f"Upgrade {row.id} was begun by the {name} {known[1]}, not {asked}; leave --{name} out to go on, or end it "
+                "first: rmvdb rollback"
+            )
+    for name in _FROM_THE_START:
+        if options[name] and options[name] != question[name]:
+            raise errors.UsageError(
+                f"Upgrade {row.id} was begun {'with another' if question[name] else 'without'} --{name.replace('_', '-')}; "
+                "leave it out to go on, or end it first: rmvdb rollback"
+            )
+
+
+def _names(app: App, version: str) -> set[str]:
+    return {version, app.registry.version(version).base or version}
+
+
+def _is_done(app: App, gallery: str, from_version: str, to_version: str) -> bool:
+    legs = app.registry.plan(gallery).legs
+    return len(legs) == 1 and from_version != to_version and to_version in _names(app, legs[0].model)
