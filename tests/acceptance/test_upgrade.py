@@ -17,7 +17,7 @@ import pytest
 import rmvdb.app
 from rmvdb.milvus import MilvusStore
 from rmvdb.types import Id, Index
-from rmvdb.upgrade import LEAST_BATCH
+from rmvdb.upgrade.listing import LEAST_BATCH
 from tests.acceptance.conftest import IDS, NAIVE, TRAINED, UPGRADE
 from tests.support.project import Project
 

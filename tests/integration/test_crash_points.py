@@ -18,14 +18,13 @@ import numpy as np
 import pytest
 
 from rmvdb import schema
-from rmvdb import upgrade as upgrade_room
 from rmvdb import writing as writing_room
 from rmvdb.backfill import Backfill
 from rmvdb.client import Client
 from rmvdb.errors import WrongPhase
 from rmvdb.registry import Registry, plans
 from rmvdb.types import Id, IdType, Index, Metric, Phase, Record, Schema
-from rmvdb.upgrade import Conductor
+from rmvdb.upgrade import Conductor, backfilling, baton
 from tests.support.inprocess import DIMS, TIMES, vector
 from tests.support.mortal import Killed, Process, World, version_of
 
@@ -156,7 +155,7 @@ def move_half_and_leave_a_batch(process: Process) -> None:
         time.sleep(0.05)
         batch = process.registry.claim(row.id, "gone", lease=30.0, longest_call=0.0, grace=60.0, copy=True)
     conductor = process.conductor()
-    conductor._backfill(row).copy(conductor.task(row), batch, lambda: None)
+    backfilling.each_batch(conductor, row).copy(conductor.task(row), batch, lambda: None)
 
 
 def supersede(process: Process) -> None:
@@ -369,7 +368,7 @@ def _impatient() -> Iterator[None]:
     """Waits that are made for people, shortened; what they wait for is the same."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "CLOSING", 0.3)
-        patch.setattr(upgrade_room, "BATON", 0.8)
+        patch.setattr(baton, "BATON", 0.8)
         patch.setattr(writing_room, "WRITE_LASTS", 5.0)
         yield
 

@@ -25,6 +25,7 @@ from rmvdb.registry import unpack_ids
 from rmvdb.tables import BatchRow
 from rmvdb.traffic import Traffic
 from rmvdb.types import BatchState, Id, Phase, Record
+from rmvdb.upgrade import completing
 from tests.support.inprocess import TIMES, Gallery, make, vector
 
 
@@ -375,7 +376,7 @@ def test_a_late_record_that_two_conductors_find_is_listed_once(gallery: Gallery)
     gallery.source.of[50] = "t50"
     gallery.store.upsert(gallery.task.old[0], [Record(id=50, vector=vector("v1", "t50"), fields={"n": 0})])
     for _ in range(2):
-        assert gallery.conductor()._list_late(gallery.upgrade, gallery.task.old[0]) == 1
+        assert completing._list_late(gallery.conductor(), gallery.upgrade, gallery.task.old[0]) == 1
     pending = gallery.registry.batches(gallery.upgrade.id, state=BatchState.PENDING)
     assert [unpack_ids(batch.ids) for batch in pending] == [[50]]
     drive(gallery)

@@ -28,7 +28,7 @@ from rmvdb.status import status
 from rmvdb.tables import UpgradeRow
 from rmvdb.throttle import Limits
 from rmvdb.types import Id, Phase, Record
-from rmvdb.upgrade import _each_once
+from rmvdb.upgrade import cleaning_up, deploying, mirroring
 from rmvdb.writing import Writes
 from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import UNLIMITED, Gallery, TextEmbedder, make, vector
@@ -224,7 +224,9 @@ def test_what_comes_into_the_original_after_cut_over_is_not_dropped(gallery: Gal
     expect_original(gallery)
 
 
-def test_neither_an_insertion_under_way_nor_one_cut_off_keeps_from_cleaning_up(gallery: Gallery) -> None:
+def test_neither_an_insertion_under_way_nor_one_cut_off_keeps_from_cleaning_up(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row, half, rest = go_on(gallery, begin(gallery)), threading.Event(), threading.Event()
 
     def after(call: str, collection: str) -> None:
@@ -247,9 +249,8 @@ def test_neither_an_insertion_under_way_nor_one_cut_off_keeps_from_cleaning_up(g
     gallery.store.after = after
     with gallery.client() as client, pytest.raises(KeyboardInterrupt):
         client.upsert([{"id": 77, "item": "cut off", "n": 9}])
-    conductor = gallery.conductor()
-    conductor._wait_since = under_way  # type: ignore[method-assign, assignment]
-    conductor.clean_up(row)
+    monkeypatch.setattr(cleaning_up, "_wait_since", under_way)
+    gallery.conductor().clean_up(row)
     writer.join()
     expect_holds(gallery, row.new_collection, "v2")
 
@@ -348,7 +349,7 @@ def copying(gallery: Gallery, row: UpgradeRow, *, limits: Limits = UNLIMITED) ->
 
 @pytest.fixture
 def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmvdb.upgrade.COPIED_AT_ONCE", 10)
+    monkeypatch.setattr(mirroring, "COPIED_AT_ONCE", 10)
 
 
 @pytest.mark.usefixtures("_small_pages")
@@ -451,19 +452,19 @@ def test_who_was_suspended_while_it_copied_stops(gallery: Gallery, served: bool)
         else:
             gallery.registry.lead(row.id, "second", 10.0)
 
-    first._holds = baton = gallery.registry.lead(row.id, "first", 10.0)
+    first.baton = baton = gallery.registry.lead(row.id, "first", 10.0)
     first.report = taken_over
     assert baton is not None
     with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
         first.deploy(row)
     assert gallery.registry.upgrade(row.id).phase == (Phase.SERVING_BOTH if served else Phase.PLANNED)
     with pytest.raises(errors.WrongPhase if served else errors.UpgradeRunning):
-        first._copy_original(row, force=False)
+        deploying._copy_original(first, row, force=False)
 
 
 def test_who_was_suspended_while_it_wrote_a_page_does_not_say_how_far_the_copy_is(gallery: Gallery) -> None:
     row, first = begin(gallery), gallery.conductor()
-    first._holds = baton = gallery.registry.lead(row.id, "first", 10.0)
+    first.baton = baton = gallery.registry.lead(row.id, "first", 10.0)
     assert baton is not None
 
     def taken_over(*_: object) -> None:
@@ -598,7 +599,7 @@ def test_agreeing_takes_out_nothing_that_a_client_put_back_meanwhile(gallery: Ga
     row = go_on(gallery, begin(gallery, until=1.0))
     gallery.store.delete(ORIGINAL, [2, 3])
     gallery.source.of.pop(3)
-    mirror, real, done = gallery.conductor()._mirror(row), Writes.announced, threading.Event()
+    mirror, real, done = mirroring.mirror(gallery.conductor(), row), Writes.announced, threading.Event()
 
     def announced(self: Writes, kind: str, ids: list[int], **options: object) -> object:
         if kind == "delete" and not done.is_set():
@@ -609,7 +610,7 @@ def test_agreeing_takes_out_nothing_that_a_client_put_back_meanwhile(gallery: Ga
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Writes, "announced", announced)
-        assert mirror.agree(_each_once(row.new_collection, *row.old_collections)) == 1
+        assert mirror.agree(mirroring.beside(row)) == 1
     expect_holds(gallery, row.new_collection, "v2")
     assert gallery.conductor().verify(gallery.registry.upgrade(row.id)).ok
 

@@ -235,7 +235,7 @@ def test_a_conductor_that_is_suspended_while_it_lists_lists_no_record_twice(gall
     row, first = gallery.upgrade, gallery.conductor()
     gallery.registry.set_upgrade(row.id, listed=False, plan=row.plan | {"until": 0.25, "cutover": False})
     unlisted = gallery.registry.upgrade(row.id)
-    first._holds = gallery.registry.lead(row.id, "first", 0.001)
+    first.baton = gallery.registry.lead(row.id, "first", 0.001)
     time.sleep(0.01)
 
     def overtaken(*_: object) -> None:

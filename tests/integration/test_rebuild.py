@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmvdb import errors, upgrade
+from rmvdb import errors
 from rmvdb.archive import Archive
 from rmvdb.client import Client
 from rmvdb.manifest import Manifest
 from rmvdb.rebuild import Rebuild
 from rmvdb.status import status
 from rmvdb.types import BatchState, Id, Phase, Record
+from rmvdb.upgrade import baton
 from tests.support.inprocess import Crash, Gallery, crash_at, drive, make, vector
 
 #: Text and field `n` of every record that the gallery should hold.
@@ -307,13 +308,13 @@ def test_stopped_while_it_waits_it_has_changed_nothing(gallery: Gallery) -> None
 
 
 def test_a_conductor_stays_one_while_the_manifest_cannot_be_written(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upgrade, "BATON", 1.0)
+    monkeypatch.setattr(baton, "BATON", 1.0)
     keep = gallery.registry._keeper
 
     def full(_: object) -> None:
         raise errors.DiskFull("no space")
 
-    with gallery.conductor()._baton(gallery.upgrade, gallery.worker()):
+    with baton.held(gallery.conductor(), gallery.upgrade, gallery.worker()):
         gallery.registry._keeper = full
         time.sleep(2.5)
         gallery.registry._keeper = keep
@@ -321,7 +322,7 @@ def test_a_conductor_stays_one_while_the_manifest_cannot_be_written(gallery: Gal
 
 
 def test_a_conductor_stays_one_though_a_heartbeat_fails(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upgrade, "BATON", 1.0)
+    monkeypatch.setattr(baton, "BATON", 1.0)
     real, failed = gallery.registry.keep_leading, threading.Event()
 
     def away(*_: object) -> bool:
@@ -329,7 +330,7 @@ def test_a_conductor_stays_one_though_a_heartbeat_fails(gallery: Gallery, monkey
         failed.set()
         raise errors.RegistryError("away")
 
-    with gallery.conductor()._baton(gallery.upgrade, gallery.worker()):
+    with baton.held(gallery.conductor(), gallery.upgrade, gallery.worker()):
         gallery.registry.keep_leading = away  # type: ignore[method-assign, assignment]
         assert failed.wait(2)
         time.sleep(1.5)

@@ -17,7 +17,7 @@ A step is one call that leaves the process, in the order of the code; between tw
 | reader: asks, looks, ends | Plans.refresh: Registry.refresh; Client._merged: store.search of each leg; Client._timely |
 | conductor: deploy, serve | Conductor.deploy, Conductor.cut_over: Registry.activate |
 | work, where it switches | Conductor._switch: Registry.activate |
-| work, found, quiet | Conductor.complete: Conductor._list_late: Registry.add_late; Conductor._outwait_writes |
+| work, found, quiet | Conductor.complete: completing._list_late: Registry.add_late; completing._outwait_writes |
 | verify | Conductor.verify |
 | order, back | Conductor.roll_back: Registry.supersede; Registry.activate, Conductor.list_work |
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import re
 
 import pytest
 
+from rmvdb import upgrade
 from tests.model import in_place, lease, mirror, protocol
 from tests.model.checker import check
 from tests.model.in_place import InPlace
@@ -197,10 +199,13 @@ def test_the_tables_name_code_that_is_there() -> None:
         "Registry": "registry", "Backfill": "backfill", "Worker": "backfill", "Client": "client", "Plans": "client",
         "Conductor": "upgrade", "Writes": "writing", "Mirror": "mirror",
     }  # fmt: skip
-    named = {name for module in MODELS for name in re.findall(r"\b([A-Z]\w+)\.(\w+)", str(module.__doc__))}
+    steps = [room.name for room in pkgutil.iter_modules(upgrade.__path__)]
+    owners = "|".join(["[A-Z]\\w+", *steps])
+    named = {name for module in MODELS for name in re.findall(rf"\b({owners})\.(\w+)", str(module.__doc__))}
     assert len(named) > 30
-    for owner, method in named:
-        assert hasattr(getattr(importlib.import_module(f"rmvdb.{rooms[owner]}"), owner), method), f"{owner}.{method}"
+    for owner, name in named:
+        room = importlib.import_module(f"rmvdb.upgrade.{owner}" if owner in steps else f"rmvdb.{rooms[owner]}")
+        assert hasattr(room if owner in steps else getattr(room, owner), name), f"{owner}.{name}"
 
 
 def test_a_repeated_call_whose_first_try_arrives_last_is_not_guarded_against() -> None:

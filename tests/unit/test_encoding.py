@@ -12,7 +12,7 @@ from rmvdb.encoding import Chain, Encoder
 from rmvdb.errors import Mismatch
 from rmvdb.transforms import Config, Network, Transform
 from rmvdb.types import Item, Leg, Metric, ServingPlan, Vectors
-from rmvdb.upgrade import _led
+from rmvdb.upgrade.legs import led
 
 DIMS = {"v1": 4, "v2": 5, "v3": 6}
 #: ρ of v2, ψ from v2 to v1, ρ of v3, ψ from v3 to v2.
@@ -69,7 +69,7 @@ def encoder(embedders: Loaded) -> Encoder:
 
 def served(*old: Leg) -> ServingPlan:
     """v3 over these legs."""
-    legs = (V3, *(_led(leg, old[0], V3, "psi32") for leg in old))
+    legs = (V3, *(led(leg, old[0], V3, "psi32") for leg in old))
     return ServingPlan(gallery="g", epoch=1, legs=legs, max_age=1, longest_search=1, staleness=0)
 
 

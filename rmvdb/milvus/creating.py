@@ -1,0 +1,123 @@
+"""Making collections and taking them away, and what schemas and indexes are in pymilvus' own form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rmvdb.errors import AlreadyExists, EngineError, RmvdbError
+from rmvdb.milvus.connection import Engine
+from rmvdb.milvus.describing import dim_of, exists, read, vector_index
+from rmvdb.milvus.driver import ONCE, foreign_errors, pymilvus
+from rmvdb.milvus.session import Session
+from rmvdb.types import IdType, Index, Schema
+
+if TYPE_CHECKING:
+    from rmvdb.milvus.driver import MilvusClient
+
+
+def create(session: Session, schema: Schema, index: Index) -> None:
+    """Make the collection with its index, loaded; finishes one that was left half made, AlreadyExists for another schema."""
+    name, engine = schema.collection, session.engine()
+    made = not exists(session, name) and _make(session, schema, engine)
+    if not made:
+        _same(schema, read(session, name))
+    try:
+        _finish(session, schema, index)
+    except RmvdbError:
+        if made:
+            drop(session, name)
+        raise
+
+
+def drop(session: Session, collection: str) -> None:
+    """Remove the collection and its records; does nothing where there is none."""
+    session.schemas.pop(collection, None)
+    if exists(session, collection):
+        session.run(collection, lambda client: client.drop_collection(collection, **ONCE))
+
+
+def move_aliases(session: Session, collection: str, target: str) -> list[str]:
+    """Let every other name of the collection stand for the target; tells them, none where the engine has no aliases."""
+    found = sorted(read(session, collection).get("aliases", ())) if exists(session, collection) else []
+
+    def move(client: MilvusClient) -> None:
+        for alias in found:
+            client.alter_alias(target, alias, **ONCE)
+
+    session.run(target, move)
+    return found
+
+
+def _make(session: Session, schema: Schema, engine: Engine) -> bool:
+    """Whether this call made it; False where another one was faster."""
+    try:
+        session.run(
+            schema.collection,
+            # For the other programs that will read it; every call of rmvdb names its own level.
+            lambda client: client.create_collection(
+                schema.collection, schema=_engine_schema(schema, engine), consistency_level="Bounded", **ONCE
+            ),
+        )
+    except EngineError:
+        if not exists(session, schema.collection):
+            raise
+        return False
+    return True
+
+
+def _finish(session: Session, schema: Schema, index: Index) -> None:
+    name, field = schema.collection, schema.vector_field
+
+    def finish(client: MilvusClient) -> None:
+        found = vector_index(client, name, field)
+        if not found:
+            try:
+                client.create_index(name, index_params(schema, index), **ONCE)
+            except foreign_errors():
+                if not (found := vector_index(client, name, field)):  # nobody else was faster
+                    raise
+        if found and found.get("metric_type") != schema.metric.value:
+            raise AlreadyExists(f"Collection {name!r} exists with metric {found.get('metric_type')}; drop it or take its name")
+        client.load_collection(name, **ONCE)
+
+    session.run(name, finish)
+
+
+def _engine_schema(schema: Schema, engine: Engine) -> Any:
+    types = pymilvus().DataType
+    made = pymilvus().MilvusClient.create_schema(auto_id=False, enable_dynamic_field=schema.dynamic)
+    length = {"max_length": schema.id_max_length} if schema.id_type is IdType.VARCHAR else {}
+    made.add_field(schema.id_field, types[schema.id_type.value], is_primary=True, **length)
+    made.add_field(schema.vector_field, types.FLOAT_VECTOR, dim=schema.dim)
+    for field in schema.fields:
+        params = dict(field.params)
+        if not engine.partition_keys:
+            params.pop("is_partition_key", None)
+        if "element_type" in params:
+            params["element_type"] = types[params["element_type"]]
+        made.add_field(field.name, types[field.type], **params)
+    return made
+
+
+def index_params(schema: Schema, index: Index) -> Any:
+    """The index in pymilvus' own form: exactly the parameters of `index`."""
+    params = pymilvus().MilvusClient.prepare_index_params()
+    params.add_index(
+        field_name=schema.vector_field,
+        index_name=schema.vector_field,
+        index_type=index.type,
+        metric_type=schema.metric.value,
+        # pymilvus would send True; Milvus 2.4 takes "true" and "false" only.
+        params={name: str(value).lower() if isinstance(value, bool) else value for name, value in index.params.items()},
+    )
+    return params
+
+
+def _same(schema: Schema, raw: Mapping[str, Any]) -> None:
+    """AlreadyExists where the collection is not what the schema says; lengths and such differ between engines."""
+    found = {field["name"]: (field["type"].name, dim_of(field)) for field in raw["fields"]}
+    wanted: dict[str, tuple[str, int]] = {field.name: (field.type, 0) for field in schema.fields}
+    wanted |= {schema.id_field: (schema.id_type.value, 0), schema.vector_field: ("FLOAT_VECTOR", schema.dim)}
+    if found != wanted or bool(raw.get("enable_dynamic_field")) != schema.dynamic:
+        raise AlreadyExists(f"Collection {schema.collection!r} exists with another schema; drop it or take another name")

@@ -1,0 +1,183 @@
+"""Records by id, all of them page by page, and how many there are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rmvdb.filters import INT64_BOUNDS, between, both, checked_id, ids_in
+from rmvdb.milvus.describing import schema_of
+from rmvdb.milvus.driver import ONCE
+from rmvdb.milvus.rows import MESSAGE, WINDOW, output_of, record_of, weight_of
+from rmvdb.milvus.session import Session, level
+from rmvdb.types import Id, IdType, Record, Schema
+
+if TYPE_CHECKING:
+    from rmvdb.milvus.driver import MilvusClient
+
+#: The most rows of one call, and the rows of the first one, when it is not known what they weigh.
+_ROWS, _FEW = 1_000, 100
+
+
+def get(
+    session: Session,
+    collection: str,
+    ids: Sequence[Id],
+    *,
+    fields: Sequence[str] | None = None,
+    vector: bool = False,
+    strong: bool = True,
+) -> list[Record]:
+    """The records of these ids that exist, each once, in the order asked; `fields=None` gives all of them."""
+    schema = schema_of(session, collection)
+    wanted = list(dict.fromkeys(checked_id(id, schema) for id in ids))
+    output = [*output_of(schema, fields), *([schema.vector_field] if vector else [])]
+    kind = (collection, *output)
+    found: dict[Id, Record] = {}
+    start = 0
+    while start < len(wanted):
+        part = wanted[start : start + _rows_at_once(session, schema, kind)]
+        rows = _query(session, schema, ids_in(schema.id_field, part), output=output, strong=strong)
+        found |= {row[schema.id_field]: record_of(schema, fields, row) for row in rows}
+        if rows:
+            session.weights[kind] = max(1, sum(weight_of(schema, row) for row in rows) // len(rows))
+        start += len(part)
+    return [found[id] for id in wanted if id in found]
+
+
+def scan(
+    session: Session,
+    collection: str,
+    *,
+    filter: str = "",
+    fields: Sequence[str] | None = (),
+    vector: bool = False,
+    after: Id | None = None,
+    upto: Id | None = None,
+    page: int = 1000,
+) -> Iterator[list[Record]]:
+    """Every record in ascending id order, each once, in pages, with `after < id <= upto`; strong; bounded by the page.
+
+    Up to 16,384 ids are read ahead, a range of them at a time that is proven whole; their records come page by page.
+    """
+    schema = schema_of(session, collection)
+    bare = not vector and fields is not None and not fields
+    for window in _windows(session, schema, session.readable(filter, schema), after, upto):
+        for start in range(0, len(window.ids), page):
+            ids = window.ids[start : start + page]
+            records = [Record(id=id) for id in ids] if bare else get(session, collection, ids, fields=fields, vector=vector)
+            if records:
+                yield records
+
+
+def count(session: Session, collection: str, *, filter: str = "") -> int:
+    """How many distinct ids match, at strong consistency.
+
+    Exact up to 16,384 ids. Above, `count(*)` is believed if the first 16,384 ids stand for as many rows; else, since the
+    collection has duplicated keys, every id is read.
+    """
+    schema = schema_of(session, collection)
+    filter = session.readable(filter, schema)
+    windows = _windows(session, schema, filter, None, None)
+    first = next(windows, _NOTHING)
+    if first.last:
+        return len(first.ids)
+    if first.rows == len(first.ids):
+        return _rows(session, schema, filter, None, None)
+    return len(first.ids) + sum(len(window.ids) for window in windows)
+
+
+def _rows_at_once(session: Session, schema: Schema, kind: tuple[str, ...]) -> int:
+    """How many rows of these fields fit into one answer, from what the last ones weighed; a few where none was seen."""
+    if kind[1:] == (schema.id_field,):
+        return _ROWS
+    weight = session.weights.get(kind, MESSAGE // _FEW)
+    return max(1, min(_ROWS, MESSAGE // weight))
+
+
+class _Window(NamedTuple):
+    #: Every id of a range, ascending.
+    ids: list[Id]
+    #: How many rows they stand for.
+    rows: int
+    #: Whether no id follows.
+    last: bool
+
+
+_NOTHING = _Window([], 0, last=True)
+
+
+def _windows(session: Session, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> Iterator[_Window]:
+    """Whole ranges of ids, ascending.
+
+    No engine promises which rows a limited query gives, so what it gave is believed once `count(*)` of the range it
+    spans agrees; else a range that is small enough to be given whole is looked for.
+    """
+    while True:
+        window = _window(session, schema, filter, after, upto)
+        if window.ids:
+            yield window
+            after = window.ids[-1]
+        if window.last:
+            return
+
+
+def _window(session: Session, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> _Window:
+    ids = _ids(session, schema, filter, after, upto)
+    if len(ids) < WINDOW:
+        rows = _rows(session, schema, filter, after, upto) if ids else 0
+        if rows <= WINDOW:
+            return _Window(ids, rows, last=True)
+    while True:
+        end = ids[-1]
+        rows = _rows(session, schema, filter, after, end)
+        if rows <= len(ids) or len(ids) == 1:
+            return _Window(ids, rows, last=False)
+        if rows <= WINDOW:
+            return _Window(_ids(session, schema, filter, after, end), rows, last=False)
+        # Aim at four fifths of a window: the ids at hand are a sample of those in the range.
+        end = ids[min(len(ids) - 2, len(ids) * WINDOW * 4 // (rows * 5))]
+        ids = _ids(session, schema, filter, after, end) or ids[:1]
+
+
+def _ids(session: Session, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> list[Id]:
+    within = between(schema.id_field, after, upto) or _every(schema)
+    rows = _query(session, schema, both(filter, within), output=[schema.id_field], filter=filter)
+    return sorted({row[schema.id_field] for row in rows})
+
+
+def _rows(session: Session, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> int:
+    within = between(schema.id_field, after, upto)
+    rows = _query(session, schema, both(filter, within), output=["count(*)"], filter=filter)
+    return int(rows[0]["count(*)"]) if rows else 0
+
+
+def _every(schema: Schema) -> str:
+    """An expression that holds for every id: a query must have one."""
+    return f'{schema.id_field} >= ""' if schema.id_type is IdType.VARCHAR else f"{schema.id_field} >= {INT64_BOUNDS[0] + 1}"
+
+
+def _query(
+    session: Session,
+    schema: Schema,
+    expression: str,
+    *,
+    output: list[str],
+    strong: bool = True,
+    filter: str = "",
+) -> list[dict[str, Any]]:
+    # Without a limit a server loses records where keys are duplicated; for count(*) it may not be given.
+    limit = {} if output == ["count(*)"] else {"limit": WINDOW}
+    call = functools.partial(
+        _ask, collection=schema.collection, expression=expression, output=output, level=level(strong), limit=limit
+    )
+    with session.gate(alone=False):
+        return session.run(schema.collection, call, filter=filter)
+
+
+def _ask(
+    client: MilvusClient, *, collection: str, expression: str, output: list[str], level: str, limit: dict[str, int]
+) -> list[dict[str, Any]]:
+    found = client.query(collection, filter=expression, output_fields=output, consistency_level=level, **limit, **ONCE)
+    return list(found)

@@ -1,0 +1,149 @@
+"""From a question to its answer: which upgrade is meant, what it would do. Nothing is changed but caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rmvdb import catalog, errors
+from rmvdb.comparison import Comparison
+from rmvdb.methods import Method
+from rmvdb.planning import Plan, Planner, Question
+from rmvdb.protocols import Classifier
+from rmvdb.registry import unpack_ids
+from rmvdb.tables import UpgradeRow, VersionRow
+from rmvdb.types import Id, Leg, Phase, Query
+from rmvdb.upgrade import serving
+from rmvdb.upgrade.lead import Lead
+
+#: What makes a copy, without and with h.
+_COPIES = ("--instant-rollback", "--method fct")
+
+
+def resolve(lead: Lead, question: Question) -> Question:
+    """The question with `from` as the newest version that the gallery holds, and the collections that it would empty.
+
+    Raises UsageError for a pair that cannot be, UpgradeRunning while the gallery is in an upgrade that cannot be superseded.
+    """
+    if lead.registry.version(question.from_version).name == lead.registry.version(question.to_version).name:
+        raise errors.UsageError(f"An upgrade leads to another version; --from and --to both say {question.to_version!r}")
+    legs = lead.registry.plan(lead.gallery.name).legs
+    superseded(lead, legs)
+    lifts = question.method is Method.FCT  # a copy of the original, which is kept whole beside it
+    if (lifts or question.instant_rollback) and len(legs) > 1:
+        raise errors.UsageError(
+            f"Gallery {lead.gallery.name!r} lies in {len(legs)} collections, and {_COPIES[lifts]} copies one; "
+            "end the upgrade that is on, or leave the option out"
+        )
+    if question.side and question.method not in (None, Method.FCT):
+        raise errors.UsageError(f"Only the method fct uses side information, not {question.method}; leave --side out")
+    held = {name: leg.model for leg in reversed(legs) for name in (leg.model, lead.registry.version(leg.model).base) if name}
+    if question.to_version in held:
+        raise errors.UsageError(
+            f"Gallery {lead.gallery.name!r} holds vectors of {question.to_version!r} already; rmvdb rollback leads back"
+        )
+    if question.from_version not in held:
+        raise errors.Mismatch(
+            f"Gallery {lead.gallery.name!r} holds vectors of {legs[0].model!r}, not of {question.from_version!r}; "
+            f"use --from {legs[0].model}"
+        )
+    return replace(
+        question,
+        from_version=legs[0].model,
+        old=tuple(leg.collection for leg in legs),
+        instant_rollback=question.instant_rollback or lifts,
+    )
+
+
+def plan(lead: Lead, question: Question, *, again: bool = False) -> Plan:
+    """What the upgrade would do; changes nothing but the cache of plans and embeddings."""
+    legs, to = _looked_at(lead, question)
+    for version in (to, lead.registry.version(legs[0].model)) if question.instant_rollback else (to,):
+        serving.check_index(lead, version)
+    return planner(lead).plan(
+        question,
+        legs,
+        to,
+        classifiers=_classifiers(lead, legs),
+        seen=_trained_on(lead),
+        again=again,
+        report=lead.report,
+    )
+
+
+def simulate(
+    lead: Lead,
+    question: Question,
+    *,
+    methods: Sequence[Method] = tuple(Method),
+    orders: Sequence[str] = (),
+    queries: Sequence[Query] = (),
+) -> Comparison:
+    """What every method and order (none: all that can be given) would do; changes nothing but the cache of embeddings."""
+    legs, to = _looked_at(lead, question)
+    return planner(lead).compare(
+        question,
+        legs,
+        to,
+        classifiers=_classifiers(lead, legs),
+        methods=methods,
+        orders=orders,
+        queries=queries,
+        seen=_trained_on(lead),
+        report=lead.report,
+    )
+
+
+def _looked_at(lead: Lead, question: Question) -> tuple[Sequence[Leg], VersionRow]:
+    """The legs in force and the version to come, once it is sure that they are what the registry says."""
+    legs = old_legs(lead, question)
+    to = lead.registry.version(question.to_version)
+    for leg in legs:
+        catalog.check_unchanged(lead.store, lead.registry.collection(leg.collection))
+    catalog.check_model(to, lead.hands.encoder.embedder(to.base or to.name))
+    return legs, to
+
+
+def _classifiers(lead: Lead, legs: Sequence[Leg]) -> list[Classifier | None]:
+    return [lead.hands.classifier(lead.registry.version(leg.model)) for leg in legs]
+
+
+def _trained_on(lead: Lead) -> set[Id]:
+    """The records that any upgrade of this gallery was trained on."""
+    plans = [row.plan for row in lead.registry.upgrades(lead.gallery.id)]
+    files = {plan["trained_on"] for plan in plans if plan.get("trained_on")}
+    return {id for file in files for id in unpack_ids(lead.hands.artifacts.get(file))}
+
+
+def superseded(lead: Lead, legs: Sequence[Leg]) -> UpgradeRow | None:
+    """The unfinished upgrade whose place another may take, where there is one; UpgradeRunning where none may."""
+    row = lead.registry.active_upgrade(lead.gallery.id)
+    goes_on = row is not None and row.phase == Phase.SERVING_BOTH and row.undoes is None and not row.original
+    if row is None or (goes_on and len(legs) > 1):
+        return row
+    what = "a roll back" if row.undoes else "an upgrade"
+    raise errors.UpgradeRunning(
+        f"Gallery {lead.gallery.name!r} is in {what} from {row.from_version} to {row.to_version} ({row.phase}); "
+        "end it first: rmvdb cleanup, or rmvdb rollback"
+    )
+
+
+def old_legs(lead: Lead, question: Question) -> tuple[Leg, ...]:
+    """The legs in force, newest first; Mismatch where they are not those that the question was resolved for."""
+    legs = lead.registry.plan(lead.gallery.name).legs
+    if question.old != tuple(leg.collection for leg in legs):
+        raise errors.Mismatch(f"Gallery {lead.gallery.name!r} is served differently since; run the same command again")
+    return legs
+
+
+def planner(lead: Lead) -> Planner:
+    """What samples, trains and predicts for this gallery."""
+    return Planner(
+        store=lead.store,
+        encoder=lead.hands.encoder,
+        artifacts=lead.hands.artifacts,
+        source=lead.hands.source,
+        cache=lead.hands.cache,
+        folder=lead.hands.folder / "plans",
+        traffic=lambda: lead.registry.traffic(lead.gallery.id),
+    )

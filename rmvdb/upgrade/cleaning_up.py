@@ -1,0 +1,76 @@
+"""The end of an upgrade: what it emptied is dropped, and there is no way back any more."""
+
+from __future__ import annotations
+
+from rmvdb import errors
+from rmvdb.plural import counted
+from rmvdb.tables import UpgradeRow
+from rmvdb.types import Phase
+from rmvdb.upgrade import mirroring, serving
+from rmvdb.upgrade.lead import Lead
+
+
+def clean_up(lead: Lead, upgrade: UpgradeRow) -> None:
+    """Drop the old collections, the archive, the work list and the intents; there is no way back from here.
+
+    After a roll back of an upgrade that had superseded another, that other one goes on.
+    """
+    if upgrade.phase == Phase.CUT_OVER:
+        _wait_since(lead, upgrade, Phase.CUT_OVER)
+        _refuse_late(lead, upgrade)
+    lead.registry.begin_clean_up(upgrade.id)
+    if upgrade.original and upgrade.undoes is None:
+        serving.serve(lead, upgrade, "alone")
+    dropped = upgrade.leaving
+    for collection in dropped:
+        lead.store.drop(collection)
+        lead.registry.mark_dropped(collection)
+    done = _ended_with(lead, upgrade)
+    for each in done:
+        lead.hands.archive.clear(lead.gallery.name, str(each.id))
+    note = f"{' and '.join(dropped)} and the archive are gone"
+    resume = done[-1].supersedes if upgrade.undoes else None
+    lead.registry.end(*(each.id for each in done), note=note, resume=resume)
+    say_ended(lead, note, resume)
+
+
+def _refuse_late(lead: Lead, upgrade: UpgradeRow) -> None:
+    there = [collection for collection in upgrade.leaving if lead.store.exists(collection)]  # another clean-up may be further
+    if upgrade.original:  # a roll back leaves what it leads back from as it is
+        late = {each: mirroring.late_records(lead, upgrade) for each in there if each == upgrade.original}
+    else:
+        late = {collection: lead.store.count(collection) for collection in there}
+    if found := next(filter(late.get, late), None):
+        collection, left = found, late[found]
+        raise errors.WrongPhase(
+            f"{counted(left, 'record')} came into {collection!r} after cut-over; write such records through rmvdb's client, "
+            "remove them there, then clean up again"
+        )
+
+
+def _ended_with(lead: Lead, upgrade: UpgradeRow) -> list[UpgradeRow]:
+    """The upgrade and those that are over with it: what it undid, or whose place it took, and so on."""
+    ended = [upgrade]
+    if upgrade.undoes is not None:
+        return [upgrade, lead.registry.upgrade(upgrade.undoes)]
+    while (before := ended[-1].supersedes) is not None:
+        ended.append(lead.registry.upgrade(before))
+    return ended
+
+
+def say_ended(lead: Lead, note: str, resume: int | None) -> None:
+    """Say it, and which upgrade goes on."""
+    lead.say(note)
+    if resume is not None:
+        row = lead.registry.upgrade(resume)
+        lead.say(f"the upgrade from {row.from_version} to {row.to_version} is on again: rmvdb upgrade, or rmvdb rollback")
+
+
+def _wait_since(lead: Lead, upgrade: UpgradeRow, phase: Phase) -> None:
+    """One grace lies between a phase and what it makes unsafe for searches that began before it."""
+    since = max((row.at for row in lead.registry.history(upgrade.id) if row.phase == phase), default=0.0)
+    grace = lead.registry.plan(lead.gallery.name).grace
+    while (left := since + grace - lead.registry.now()) > 0:
+        lead.say(f"waiting {left:.0f} s for searches that began before")
+        lead.stop.wait(left)
+        lead.check_stop()

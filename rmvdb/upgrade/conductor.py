@@ -1,0 +1,173 @@
+"""The conductor: deploy → list → backfill → complete → verify → cut over → clean up, and the way back.
+
+Each step looks at the phase, acts, records what it did, and can be run again after a crash at any line.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+from rmvdb import errors
+from rmvdb.backfill import Worker
+from rmvdb.plural import counted
+from rmvdb.status import only
+from rmvdb.tables import UpgradeRow
+from rmvdb.types import Phase
+from rmvdb.upgrade import (
+    asking,
+    backfilling,
+    baton,
+    beginning,
+    cleaning_up,
+    completing,
+    deploying,
+    listing,
+    rolling_back,
+    serving,
+)
+from rmvdb.upgrade.lead import Lead
+from rmvdb.verify import Report, Verify
+
+log = logging.getLogger(__name__)
+
+
+class Conductor(Lead):
+    """Upgrades one gallery, by the steps of the other rooms."""
+
+    #: What each step changes outside this process, in order. Tests kill it before and after each of these calls.
+    CALLS: ClassVar = {
+        "begin": ("registry.add_upgrade",),
+        "deploy": (
+            "store.create new",
+            "registry.add_collection",
+            "registry.announce",
+            "registry.activate",
+            "registry.set_upgrade serving both",
+        ),
+        # Where the original is kept: before the others of `deploy`.
+        "copy": (
+            "store.create old",
+            "registry.open_intents",
+            "store.upsert old",
+            "registry.withdraw_intents",
+            "registry.set_upgrade copying",
+        ),
+        "list": ("registry.discard_list", "registry.add_batches", "registry.set_upgrade listed"),
+        "switch": ("registry.announce", "registry.activate", "registry.set_upgrade plan"),
+        "cut over": ("registry.announce", "registry.activate", "store.move_aliases new", "registry.set_upgrade cut over"),
+        "clean up": (
+            "registry.begin_clean_up",
+            "store.drop old",
+            "registry.mark_dropped",
+            "archive.clear",
+            "registry.end",
+        ),
+        "supersede": ("registry.set_upgrade paused", "registry.supersede"),
+        "roll back": ("registry.supersede",),
+        "back to the original": (
+            "registry.supersede",
+            "registry.announce",
+            "registry.activate",
+            "store.move_aliases new",
+            "registry.set_upgrade cut over",
+        ),
+    }
+
+    # A function of a lead is a method here: these are the steps, and the rooms where they are.
+    resolve, plan, simulate = asking.resolve, asking.plan, asking.simulate
+    begin = beginning.begin
+    deploy = deploying.deploy
+    list_work = listing.list_work
+    task, backfill = backfilling.task, backfilling.backfill
+    complete = completing.complete
+    clean_up = cleaning_up.clean_up
+    roll_back = rolling_back.roll_back
+
+    def advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> UpgradeRow:
+        """Go on with an upgrade from wherever it stands until it is cut over, `until` is reached, or it is stopped."""
+        with baton.leading(self, upgrade, worker):
+            self._advance(upgrade, worker, force=force)
+        return self.registry.upgrade(upgrade.id)
+
+    def launch(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
+        """Deploy, and leave the rest to workers; returns once it is deployed, though a worker may have been faster."""
+        while self.registry.upgrade(upgrade.id).phase == Phase.PLANNED:
+            try:
+                with baton.leading(self, upgrade, worker):
+                    self.deploy(self.registry.upgrade(upgrade.id), force=force)
+            except errors.UpgradeRunning as exc:
+                log.info("%s", exc)
+                self.stop.wait(1.0)
+                self.check_stop()
+
+    def _advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool) -> None:
+        self.deploy(upgrade, force=force)
+        upgrade = self.registry.upgrade(upgrade.id)
+        if upgrade.phase != Phase.SERVING_BOTH:
+            return
+        self.list_work(upgrade)
+        upgrade = self.registry.upgrade(upgrade.id)
+        if upgrade.plan.get("switch") is not None:
+            upgrade = self._switch(upgrade, worker, force=force)
+        self.backfill(upgrade, worker)
+        wanted = upgrade.plan["cutover"] and upgrade.plan["until"] >= 1.0  # a share of it may be all: batches are whole
+        if wanted and not backfilling.unfinished(self, upgrade) and not self.stop.is_set():
+            self.cut_over(upgrade, worker, force=force)
+
+    def _switch(self, upgrade: UpgradeRow, worker: Worker, *, force: bool) -> UpgradeRow:
+        """From the planned share on, let the new model alone embed the queries; until there each model does for its own leg."""
+        at, plan = upgrade.plan["switch"], upgrade.plan
+        if self.backfill(upgrade, worker, until=min(at, plan["until"])).t < at:
+            return upgrade  # stopped, or not meant to go so far
+        serving.serve(self, upgrade, "later", force=force)
+        note = f"from t = {at:g} on the new model alone embeds the queries"
+        self.registry.set_upgrade(upgrade.id, plan=plan | {"serving": plan["later"], "switch": None}, note=note)
+        self.say(note)
+        return self.registry.upgrade(upgrade.id)
+
+    def verify(self, upgrade: UpgradeRow, *, sample: int = 200) -> Report:
+        """Compare the new collection with what it was filled from."""
+        check = Verify(
+            registry=self.registry,
+            store=self.store,
+            encoder=self.hands.encoder,
+            source=self.hands.source,
+            archive=self.hands.archive,
+        )
+        return check.run(self.task(upgrade), sample=sample, progress=lambda done, total: self.report("verifying", done, total))
+
+    def cut_over(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
+        """Move what is left, complete, verify, then serve the new collection alone."""
+        if upgrade.phase == Phase.CUT_OVER:
+            self.say(f"cut over already: {only([leg.collection for leg in self.registry.plan(self.gallery.name).legs])}")
+            return
+        if upgrade.phase != Phase.SERVING_BOTH or not upgrade.listed:
+            raise errors.WrongPhase(f"The upgrade is {upgrade.phase}; run rmvdb upgrade until its backfill is done")
+        if backfilling.unfinished(self, upgrade):
+            now = self.registry.progress(upgrade.id)
+            if upgrade.plan["until"] < 1.0:
+                raise errors.WrongPhase(
+                    f"The backfill was asked to stop at {now.done} of {counted(now.total, 'record')}; "
+                    "run rmvdb upgrade without --until"
+                )
+            self.say(f"{now.total - now.done} of {counted(now.total, 'record is', 'records are')} left to move")
+            self.backfill(upgrade, worker)
+        completing.refuse_quarantined(self, upgrade)
+        self.complete(upgrade, worker)
+        completing.refuse_quarantined(self, upgrade)
+        self.say("verifying")
+        report = self.verify(upgrade)
+        if not report.ok:
+            raise errors.VerifyFailed(
+                f"{counted(report.problems, 'difference')}, such as: {report.examples[0]}; "
+                "both collections stay in service: rmvdb verify"
+            )
+        serving.serve(self, upgrade, "final", force=force)
+        serving.move_aliases(self, upgrade)
+        searched = only([upgrade.new_collection])
+        note = f"verified {counted(report.records, 'record')}; {searched}"
+        self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, was=Phase.SERVING_BOTH, note=note)
+        self.say(
+            f"{'rolled back' if upgrade.undoes else 'cut over'}: {counted(report.records, 'record')} verified, {searched} now"
+        )

@@ -1,0 +1,90 @@
+"""What every step of an upgrade is handed: who leads it, with which hands, and who hears of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rmvdb import errors
+from rmvdb.archive import Archive, EmbeddingCache
+from rmvdb.artifacts import Artifacts
+from rmvdb.backfill import Worker
+from rmvdb.encoding import Encoder
+from rmvdb.protocols import Classifier, Source, VectorStore
+from rmvdb.registry import Registry
+from rmvdb.sampling import Report
+from rmvdb.tables import GalleryRow, VersionRow
+from rmvdb.types import Index
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hands:
+    """What a conductor works with."""
+
+    registry: Registry
+    store: VectorStore
+    encoder: Encoder
+    artifacts: Artifacts
+    archive: Archive
+    source: Source | None
+    #: The embeddings kept for a model version.
+    cache: Callable[[str], EmbeddingCache]
+    classifier: Callable[[VersionRow], Classifier | None]
+    #: The index of new collections.
+    index: Index
+    #: max_age, longest_search, staleness of every plan, in seconds.
+    times: Mapping[str, float]
+    #: Most records in a batch, and in a page of what is read.
+    batch: int
+    #: Seconds that one call of the store may take.
+    longest_call: float
+    #: Where plans are kept, and where orders are sorted.
+    folder: Path
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+class Lead:
+    """Who leads the upgrades of one gallery; the rooms beside this one are functions of a lead.
+
+    `say` hears each step in a sentence, `report` how far a long one is; `stop` is set to end both.
+    """
+
+    def __init__(
+        self,
+        gallery: str,
+        hands: Hands,
+        *,
+        say: Callable[[str], None] = _silent,
+        report: Report = lambda *_: None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self.hands, self.say, self.report = hands, say, report
+        self.stop = stop or threading.Event()
+        #: The baton that it leads by, and the worker for whom, while it does.
+        self.baton: int | None = None
+        self.worker: Worker | None = None
+        self.registry, self.store = hands.registry, hands.store
+        self.gallery: GalleryRow = self.registry.gallery(gallery)
+        if self.gallery.rebuilding:
+            raise errors.RegistryError(
+                f"The work on gallery {gallery!r} is being rebuilt; wait until rmvdb registry rebuild has ended, or run it again"
+            )
+
+    def check_stop(self) -> None:
+        """Raises Stopped once it shall stop."""
+        if self.stop.is_set():
+            raise errors.Stopped("Stopped; the same command goes on from here")
+
+    def can_load(self, version: str) -> bool:
+        """Whether the embedder of a version can be loaded; says what that means where it cannot."""
+        try:
+            self.hands.encoder.embedder(self.hands.encoder.chain(version).embedder)
+        except errors.ModelError as exc:
+            self.say(f"the embedder of {version} cannot be loaded ({exc}); records written since keep ψ's vector")
+            return False
+        return True

@@ -1,0 +1,100 @@
+"""The work list: which records are moved, in batches, and in which order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rmvdb.ordering import ordered
+from rmvdb.planning import Question
+from rmvdb.registry import leg_from_json, unpack_ids
+from rmvdb.tables import BatchRow, UpgradeRow
+from rmvdb.types import BatchState, Id, Leg
+from rmvdb.upgrade import asking
+from rmvdb.upgrade.lead import Lead
+
+#: Batches put on the work list in one transaction.
+LISTED_AT_ONCE = 50
+#: Batches that a gallery is split into at least: they move as a whole, so quality rises, and `--until` is met, in such steps.
+STEPS = 50
+#: Unless batches would be smaller than this: each costs some 25 ms on Milvus Lite, whatever is in it.
+LEAST_BATCH = 20
+
+
+def list_work(lead: Lead, upgrade: UpgradeRow) -> None:
+    """Make the work list: batches in the order of their confidence, or of the archive for a roll back.
+
+    The oldest collection goes first: its records are searched with the poorest queries, and gain most.
+    """
+    if upgrade.listed:
+        return
+    lead.registry.discard_list(upgrade.id, baton=lead.baton)  # of a listing that was interrupted
+    first = lead.registry.next_priority(upgrade.id)
+    work = _undone(lead, upgrade) if upgrade.undoes else _in_order(lead, upgrade)
+    for batches in _chunks(work, LISTED_AT_ONCE):
+        lead.check_stop()
+        lead.registry.add_batches(upgrade.id, batches, first=first, baton=lead.baton)
+        first += len(batches)
+    lead.registry.set_upgrade(upgrade.id, listed=True, note="the work list is made", baton=lead.baton)
+
+
+def _in_order(lead: Lead, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], None]]:
+    begun = lead.registry.listed_ids(upgrade.id)
+    lead.hands.folder.mkdir(parents=True, exist_ok=True)
+    counted = [(leg, lead.store.count(leg.collection)) for leg in map(leg_from_json, reversed(upgrade.plan["before"]))]
+    batch = min(lead.hands.batch, max(LEAST_BATCH, sum(count for _, count in counted) // STEPS))
+    for leg in (leg for leg, count in counted if count):
+        for ids in _ordered(lead, upgrade, leg, begun, batch=batch):
+            yield ids, None
+
+
+def _ordered(lead: Lead, upgrade: UpgradeRow, leg: Leg, begun: set[Id], *, batch: int) -> Iterator[list[Id]]:
+    question = Question(**upgrade.plan["question"])
+    classifier = lead.hands.classifier(lead.registry.version(leg.model))
+    name, order = asking.planner(lead).order(question, leg, classifier)
+    lead.say(f"listing the records of {leg.collection} in {name} order")
+    return ordered(
+        lead.store,
+        leg.collection,
+        order,
+        batch=batch,
+        folder=lead.hands.folder,
+        leave_out=lambda ids: begun.intersection(ids) | newer(lead, upgrade, leg.collection, ids),
+        fields=[question.labels] if question.labels else [],
+        progress=lambda done, total: lead.report(f"listing {leg.collection}", done, total),
+    )
+
+
+def newer(lead: Lead, upgrade: UpgradeRow, collection: str, ids: Sequence[Id]) -> set[Id]:
+    """Those of these records that a newer old collection holds, too: each is listed once, where clients are shown it."""
+    before = itertools.takewhile(lambda each: each != collection, () if upgrade.lift else upgrade.old_collections)
+    return {record.id for each in before for record in lead.store.get(each, ids, fields=())}
+
+
+def _undone(lead: Lead, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], Mapping[str, Any]]]:
+    """For a roll back: what each batch moved and the file with its old vectors; each id once, the last reading first."""
+    assert upgrade.undoes is not None  # noqa: S101 (the caller looked)
+    seen = lead.registry.listed_ids(upgrade.id)
+    rows: list[tuple[int, BatchRow]] = []
+    after = 0
+    while page := lead.registry.batches(upgrade.undoes, after=after):
+        rows += [(row.id, row) for row in page if row.archive is not None]
+        after = page[-1].id
+    for _, row in sorted(rows, key=lambda each: each[0], reverse=True):
+        decided = row.state in (BatchState.RETIRED, BatchState.REMOVING)
+        moved = [id for id in unpack_ids(row.remove if decided else row.ids) if id not in seen]
+        seen.update(moved)
+        if moved and row.archive is not None:
+            yield moved, row.archive
+
+
+def _chunks(work: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    chunk: list[Any] = []
+    for each in work:
+        chunk.append(each)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -1,0 +1,61 @@
+"""The original that is kept whole for an instant roll back, and the collections beside it that must agree with it."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Sequence
+
+import numpy as np
+
+from rmvdb.mirror import Mirror
+from rmvdb.registry import key
+from rmvdb.sampling import vectors_of
+from rmvdb.tables import UpgradeRow
+from rmvdb.types import Id, Record, Vectors
+from rmvdb.upgrade.lead import Lead
+from rmvdb.writing import Writes
+
+#: Records of the original that are copied under one announcement.
+COPIED_AT_ONCE = 500
+
+
+def beside(upgrade: UpgradeRow) -> list[str]:
+    """The collections beside the original, each once: that of an upgrade in place is its old and its new one."""
+    return list(dict.fromkeys([upgrade.new_collection, *upgrade.old_collections]))
+
+
+def mirror(lead: Lead, upgrade: UpgradeRow) -> Mirror:
+    """The original, with a hand that writes into what is beside it as a client would."""
+    name = f"{upgrade.id}:{uuid.uuid4().hex[:8]}"
+    writes = Writes(lead.gallery.name, registry=lead.registry, name=name, longest_call=lead.hands.longest_call)
+    assert upgrade.original is not None  # noqa: S101 (the caller looked)
+    lift = functools.partial(_lifted, lead, upgrade.lift, upgrade.plan["question"]["side"]) if upgrade.lift else None
+    done = functools.partial(last_done, lead, upgrade)
+    return Mirror(upgrade.original, store=lead.store, writes=writes, done=done, page=COPIED_AT_ONCE, lift=lift)
+
+
+def agree(lead: Lead, upgrade: UpgradeRow) -> None:
+    """Let what is beside the original hold what it holds, once more."""
+    mirror(lead, upgrade).agree(beside(upgrade))
+
+
+def last_done(lead: Lead, upgrade: UpgradeRow, ids: Sequence[Id]) -> dict[Id, str]:
+    """What the last write that is done was, of those of these records that a client wrote during the upgrade."""
+    kinds = lead.registry.last_done(upgrade.id, ids)
+    return {id: kinds[key(id)] for id in ids if key(id) in kinds}
+
+
+def late_records(lead: Lead, upgrade: UpgradeRow) -> int:
+    """How many records other programs put there; the insertion of a client that was killed in it is none of them."""
+    late = 0
+    for ids in mirror(lead, upgrade).unknown([upgrade.new_collection]):
+        announced = lead.registry.announced(upgrade.id, ids).values()
+        late += len(ids) - sum(not intent.done for intent in announced)
+    return late
+
+
+def _lifted(lead: Lead, lift: str, side: str | None, records: Sequence[Record]) -> Vectors:
+    """What h makes of records of the original, (n, d_new)."""
+    known = [record.fields.get(side) if side else None for record in records]
+    return lead.hands.encoder.lift(lift, np.stack(vectors_of(records)), known)

@@ -1,0 +1,88 @@
+"""The way back: an upgrade in the other direction, whose vectors come from the archive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rmvdb import errors
+from rmvdb.methods import Method
+from rmvdb.registry import leg_from_json
+from rmvdb.tables import UpgradeRow
+from rmvdb.types import Phase
+from rmvdb.upgrade import cleaning_up, deploying, serving
+from rmvdb.upgrade.lead import Lead
+from rmvdb.upgrade.legs import to_json
+from rmvdb.upgrade.mirroring import beside
+
+
+def roll_back(lead: Lead, upgrade: UpgradeRow) -> UpgradeRow | None:
+    """Begin the upgrade back, whose vectors come from the archive; None where nothing had been deployed."""
+    if upgrade.undoes is not None:
+        raise errors.WrongPhase("This is a roll back already; let it end, clean up, then upgrade again")
+    if upgrade.phase == Phase.PLANNED:
+        if _abandon(lead, upgrade):
+            return None
+        deploying.deploy(lead, upgrade)  # its plan is in force already: only its phase does not say so yet
+        upgrade = lead.registry.upgrade(upgrade.id)
+    if upgrade.original:
+        return _back_to_original(lead, upgrade)
+    new, *old = (leg_from_json(leg) for leg in upgrade.plan["serving"])
+    final = upgrade.plan["before"]
+    stand_in = old[0].beyond(new) or ()
+    if lead.can_load(old[0].model):
+        old[0] = replace(old[0], write_with=old[0].model)  # what is written there while rolling back is v1's own, not ψ's
+    elif upgrade.method != Method.NAIVE:  # the new model goes on embedding the queries
+        final = to_json(old if len(old) > 1 else [replace(old[0], calibration=None)])
+    lead.say(f"rolling back to {upgrade.from_version}")
+    return _undo(
+        lead,
+        upgrade,
+        old_collections=[upgrade.new_collection],
+        new_collection=upgrade.old_collections[0],
+        order="archive",
+        # The collection that records leave comes last: who reads one after the other reads there first.
+        plan={"until": 1.0, "cutover": True, "serving": to_json([*old, new]), "final": final, "stand_in": stand_in},
+    )
+
+
+def _back_to_original(lead: Lead, upgrade: UpgradeRow) -> UpgradeRow:
+    lead.say(f"rolling back to {upgrade.from_version}, which {upgrade.original} was kept for")
+    return _undo(
+        lead,
+        upgrade,
+        old_collections=beside(upgrade),
+        new_collection=upgrade.original,
+        order="none",
+        plan={"until": 1.0, "cutover": True, "original": upgrade.plan["original"]},
+    )
+
+
+def _undo(lead: Lead, upgrade: UpgradeRow, **values: Any) -> UpgradeRow:
+    return lead.registry.supersede(
+        upgrade.id,
+        epoch=lead.registry.plan(lead.gallery.name).epoch,
+        note=f"a roll back to {upgrade.from_version} takes its place",
+        gallery_id=lead.gallery.id,
+        from_version=upgrade.to_version,
+        to_version=upgrade.from_version,
+        undoes=upgrade.id,
+        phase=Phase.PLANNED,
+        method=upgrade.method,
+        **values,
+    )
+
+
+def _abandon(lead: Lead, upgrade: UpgradeRow) -> bool:
+    note, made = "nothing had been deployed; the upgrade is given up", [upgrade.new_collection]
+    if upgrade.original and lead.registry.plan(lead.gallery.name).legs[0].collection != upgrade.new_collection:
+        serving.serve(lead, upgrade, "untouched")  # no client writes to the copy any more
+        made = beside(upgrade)
+    if not lead.registry.abandon(upgrade.id, note=note):
+        return False
+    for collection in made:
+        if lead.store.exists(collection) and serving.is_ours(lead, collection):
+            lead.store.drop(collection)
+            lead.registry.mark_dropped(collection)
+    cleaning_up.say_ended(lead, note, upgrade.supersedes)
+    return True

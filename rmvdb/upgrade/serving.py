@@ -1,0 +1,68 @@
+"""Which collections there are, and which of them are searched: made, put in force at a new epoch, found by their aliases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rmvdb import catalog, errors, index
+from rmvdb.registry import leg_from_json, schema_from_json
+from rmvdb.tables import UpgradeRow, VersionRow
+from rmvdb.types import Metric
+from rmvdb.upgrade.lead import Lead
+
+
+def check_index(lead: Lead, version: VersionRow) -> None:
+    """ConfigError where a collection of this version cannot have the index that new ones shall have."""
+    metric = Metric(version.metric).stored
+    index.check(lead.hands.index, dim=version.dim, metric=metric, engine=lead.store.version())
+
+
+def create(lead: Lead, collection: str, model: str, *, like: str) -> None:
+    """Make a collection for vectors of that model and everything else as in `like`, and register it; again after a crash, too."""
+    old, version = schema_from_json(lead.registry.collection(like).schema), lead.registry.version(model)
+    schema = replace(old, collection=collection, dim=version.dim, metric=Metric(version.metric).stored)
+    check_index(lead, version)
+    lead.say(f"creating collection {schema.collection} ({schema.dim} dimensions, {schema.metric}, {lead.hands.index.type})")
+    lead.store.create(schema, lead.hands.index)
+    if lead.store.count(collection) and collection not in _known(lead):  # in this order: it is known before it is filled
+        raise catalog.foreign(collection, "give the upgrade up with rmvdb rollback")
+    lead.registry.add_collection(lead.gallery.id, model=model, schema=schema, search=lead.hands.index.search)
+
+
+def _known(lead: Lead) -> set[str]:
+    return {row.name for row in lead.registry.collections(lead.gallery.id)}
+
+
+def is_ours(lead: Lead, collection: str) -> bool:
+    """Whether it is known, or empty as one that was made and not registered."""
+    try:
+        return collection in _known(lead) or not lead.store.count(collection)
+    except errors.EngineError:  # not loaded, or not there
+        return False
+
+
+def serve(lead: Lead, upgrade: UpgradeRow, which: str, *, force: bool = False, after: int | None = None) -> int:
+    """Put the serving plan of that name in the upgrade's plan in force, once everybody is ready for it; its epoch.
+
+    WrongPhase where another epoch than `after` was in force.
+    """
+    legs = [leg_from_json(leg) for leg in upgrade.plan[which]]
+    served = upgrade.new_collection if which == "copying" else None
+    name, times = lead.gallery.name, lead.hands.times
+    epoch = lead.registry.announce(name, legs, times, upgrade=upgrade.id, unless=served, after=after)
+    told = ""
+    while waiting := lead.registry.activate(lead.gallery.name, epoch, force=force, upgrade=upgrade.id):
+        if waiting[0] != told:
+            told = waiting[0]
+            lead.say(f"epoch {epoch} waits: {told}")
+        lead.check_stop()
+        lead.stop.wait(0.1)
+    return epoch
+
+
+def move_aliases(lead: Lead, upgrade: UpgradeRow) -> None:
+    """Other programs find the records by the names that they know."""
+    moved = [alias for each in upgrade.leaving for alias in lead.store.move_aliases(each, upgrade.new_collection)]
+    if moved:
+        what = f"the alias {moved[0]} now stands" if len(moved) == 1 else f"the aliases {', '.join(moved)} now stand"
+        lead.say(f"{what} for {upgrade.new_collection}")
