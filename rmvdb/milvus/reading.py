@@ -173,7 +173,8 @@ def _query(
         _ask, collection=schema.collection, expression=expression, output=output, level=level(strong), limit=limit
     )
     with session.gate(alone=False):
-        return session.run(schema.collection, call, filter=filter)
+        # A long reading would begin again at its first page.
+        return session.run(schema.collection, call, filter=filter, patient=strong)
 
 
 def _ask(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-#: How often a call that got no answer is sent again.
+#: How often a call that got no answer is sent again, where somebody waits for it.
 _SILENCES = 1
 #: What the refusal of a filter says.
 _FILTER_TEXT = re.compile(r"expr|predicate|parse|column \d+|PhyFilterBits|Cannot find field", re.IGNORECASE)
@@ -99,8 +99,19 @@ class Session:
         """The filter in words that this engine knows."""
         return without_not(closed(filter), schema) if self.engine().lite2 else closed(filter)
 
-    def run(self, collection: str, call: Callable[[MilvusClient], _T], *, filter: str = "", permit: Permit = always) -> _T:
-        """Run one call, again while the engine is unavailable and `permit` allows it, and translate what it raises."""
+    def run(
+        self,
+        collection: str,
+        call: Callable[[MilvusClient], _T],
+        *,
+        filter: str = "",
+        permit: Permit = always,
+        patient: bool = False,
+    ) -> _T:
+        """Run one call, again while the engine is unavailable and `permit` allows it, and translate what it raises.
+
+        `patient`: an engine that is silent is unavailable, too; else it is asked once more.
+        """
         foreign, silences = foreign_errors(), itertools.count()
 
         def attempt() -> _T:
@@ -112,7 +123,7 @@ class Session:
             except foreign as exc:
                 loading = client and code_of(exc) == NOT_LOADED and is_loading(client, collection)
                 # Repeated, no call changes anything more. A server that recovers may swallow the first one.
-                silent = status_of(exc) == "DEADLINE_EXCEEDED" and (permit is not always or next(silences) < _SILENCES)
+                silent = status_of(exc) == "DEADLINE_EXCEEDED" and (patient or permit is not always or next(silences) < _SILENCES)
                 if not (is_passing(exc) or loading or silent):
                     raise
                 if client and (status_of(exc) or code_of(exc) in BROKEN):
