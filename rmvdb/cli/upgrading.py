@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from rmvdb import errors, terminal
 from rmvdb.cli.context import conducting, go_on, open_app
@@ -77,7 +78,7 @@ def _begun(app: App, gallery: str, from_version: str, to_version: str) -> Upgrad
 
 
 #: What is asked of an upgrade, besides method and order, only where it begins.
-_FROM_THE_START = ("labels", "side", "query_log", "instant_rollback", "paper", "tune")
+_FROM_THE_START = ("labels", "sample", "seed", "side", "query_log", "instant_rollback", "paper", "tune")
 
 
 def _refuse_another_way(row: UpgradeRow, method: str, options: dict[str, Any]) -> None:
@@ -93,9 +94,11 @@ def _refuse_another_way(row: UpgradeRow, method: str, options: dict[str, Any]) -
                 "first: rmvdb rollback"
             )
     for name in _FROM_THE_START:
-        if options[name] and options[name] != question[name]:
+        given = click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if given and options[name] != (known := question[name]):
+            how = "without" if known is None or known is False else "with another"
             raise errors.UsageError(
-                f"Upgrade {row.id} was begun {'with another' if question[name] else 'without'} --{name.replace('_', '-')}; "
+                f"Upgrade {row.id} was begun {how} --{name.replace('_', '-')}; "
                 "leave it out to go on, or end it first: rmvdb rollback"
             )
 
