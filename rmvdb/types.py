@@ -1,4 +1,4 @@
-"""The words of DESIGN.md as values: frozen, keyword-only, numpy at the borders."""
+"""What every room speaks of, as values: frozen, keyword-only, numpy at the borders."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def mcl(d_old: Tensor, d_new: Tensor, same: Tensor, *, temperature: float = 1.0,
 
 
 def hardest_half(d: Tensor, allowed: Tensor, *, farthest: bool) -> Tensor:
-    """Footnote 2, as read in METHODS: of the allowed k of each anchor, the farther (or nearer) half, rounded up; (B, B) bool.
+    """Footnote 2, of the allowed k of each anchor, the farther (or nearer) half, rounded up; (B, B) bool.
 
     Everything at the distance where the half ends is kept.
     """

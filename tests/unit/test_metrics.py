@@ -184,7 +184,7 @@ def test_the_area_is_the_trapezoids():
 def test_gain_is_0_for_the_old_model_and_1_for_the_new_one():
     assert metrics.gain(0.2, old=0.2, new=0.4) == 0
     assert metrics.gain(0.4, old=0.2, new=0.4) == 1
-    assert metrics.gain(41.4, old=21.6, new=47.4) == pytest.approx(0.77, abs=0.005)  # METHODS: printed as 78 %
+    assert metrics.gain(41.4, old=21.6, new=47.4) == pytest.approx(0.77, abs=0.005)  # the paper prints 78 %
     assert math.isnan(metrics.gain(0.4, old=0.2, new=0.2))
 
 
