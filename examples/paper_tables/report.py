@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ HEADS = {
         "published, in the same order",
     ),
 }
-HEADS["updates"] = ("model", "CMC@1 self", "P_com in the galleries of models 0, 1 …")
+HEADS["updates"] = ("model", "CMC@1 trained alone", "self", "in the galleries of models 0, 1 …", "P_com there (–: undefined)")
 #: What tells a kind of table by its rows.
 SIGNS = {"backfill": "curve", "updates": "p_com", "compatible": "self_cmc"}
 SMALL = "**Small**: a network of four convolutions on a CPU, by the same protocol; not to be set beside a table of full scale."
@@ -104,8 +105,17 @@ def _compared(row: Row, setting: str) -> list[list[str]]:
 
 def _updates(row: Row, setting: str) -> list[list[str]]:
     """A line for each model but the first; the gallery of an earlier model in each column."""
-    later = enumerate(row["p_com"], start=1)
-    return [[f"{row['method']} {step}", _share(row["self_cmc"][step]), " ".join(map(_share, line))] for step, line in later]
+    own, alone = row["self_cmc"], row["alone_cmc"]
+    return [
+        [
+            f"{row['method']} {step}",
+            _share(alone[step]),
+            _share(own[step]),
+            " ".join(map(_share, cross)),
+            " ".join(map(_share, gone)),
+        ]
+        for step, (cross, gone) in enumerate(zip(row["cross_cmc"], row["p_com"], strict=True), start=1)
+    ]
 
 
 def _notes(found: dict[str, Any], kind: str) -> list[str]:
@@ -133,7 +143,9 @@ def _hundred(share: float) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    if value is None:
+        return ""
+    return "–" if math.isnan(value) else f"{value:.3f}"
 
 
 CELLS = {"backfill": _areas, "compatible": _compared, "updates": _updates}

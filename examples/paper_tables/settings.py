@@ -132,7 +132,7 @@ def compatibility(upgrade: Upgrade, settings: Settings) -> Rows:
 
 
 def sequence(upgrade: Upgrade, settings: Settings) -> Rows:
-    """HBCT's Figure 5: P_com of CMC@1, queries of a later model (rows) in the gallery of an earlier one (columns)."""
+    """HBCT's Figure 5: CMC@1 and its P_com, queries of a later model (rows) in the gallery of an earlier one (columns)."""
     steps = range(len(upgrade.task.steps))
     ground = upgrade.ordered(np.zeros(len(upgrade.task.gallery)))
     for space, names in SEQUENCE.items():
@@ -146,8 +146,12 @@ def sequence(upgrade: Upgrade, settings: Settings) -> Rows:
         for name in names:
             chain = [alone[0], *(f"{name} {step}" for step in steps[1:])]
             own = [first(model, model) for model in chain]
-            matrix = [[metrics.p_com(first(chain[i], chain[j]), old=own[j], alone=ideal[i]) for j in range(i)] for i in steps[1:]]
-            yield {"method": name, "self_cmc": own, "alone_cmc": ideal, "p_com": matrix}
+            cross = [[first(chain[i], chain[j]) for j in range(i)] for i in steps[1:]]
+            gone = [
+                [metrics.p_com(found, old=own[j], alone=ideal[i]) for j, found in enumerate(row)]
+                for i, row in enumerate(cross, start=1)
+            ]
+            yield {"method": name, "self_cmc": own, "alone_cmc": ideal, "cross_cmc": cross, "p_com": gone}
 
 
 def _searched(upgrade: Upgrade, queries: str, gallery: str) -> tuple[np.ndarray, np.ndarray]:
