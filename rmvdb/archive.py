@@ -32,6 +32,8 @@ pq: Any = pyarrow.parquet
 _log = logging.getLogger(__name__)
 #: Bytes of the digest of a vector.
 _DIGEST = 16
+#: In a file of embeddings: what making them took.
+_SECONDS = b"seconds"
 #: Embeddings in one file of the cache.
 _A_FILE = 8192
 #: Where an embedding is: the id and the digest of the old vector that its record had.
@@ -132,14 +134,20 @@ class EmbeddingCache:
         self.folder = folder / files.file_name(model)
         self._lock = threading.Lock()
         self._found: dict[_Key, Vectors] | None = None
+        #: Of what was found: the records whose seconds are known, and these.
+        self._timed, self._seconds = 0, 0.0
 
-    def put(self, ids: Sequence[Id], old: Vectors | Sequence[Vectors], new: Vectors) -> None:
-        """Keep `new` (n, dim), the embeddings of records whose old vectors are `old`, of any dimension. Raises DiskFull."""
+    def put(self, ids: Sequence[Id], old: Vectors | Sequence[Vectors], new: Vectors, *, seconds: float | None = None) -> None:
+        """Keep `new` (n, dim), the embeddings of records whose old vectors are `old`, of any dimension. Raises DiskFull.
+
+        `seconds` is what all of them took.
+        """
         if not len(ids) == len(old) == len(new):
             raise ArtifactError(f"{len(ids)} ids, {len(old)} old and {len(new)} new vectors cannot be kept together")
         for start in range(0, len(ids), _A_FILE):
             part = slice(start, start + _A_FILE)
-            self._put_file(ids[part], old[part], new[part])
+            took = None if seconds is None else seconds * len(ids[part]) / len(ids)
+            self._put_file(ids[part], old[part], new[part], took)
 
     def get(self, ids: Sequence[Id], old: Iterable[Vectors]) -> dict[Id, Vectors]:
         """The embeddings (dim,) of those ids whose record still has that old vector."""
@@ -147,41 +155,48 @@ class EmbeddingCache:
         keys = zip(ids, map(_digest, old), strict=True)
         return {key[0]: found[key] for key in keys if key in found}
 
+    @property
+    def per_second(self) -> float | None:
+        """How many records a second were embedded, over all that are kept; None where that is not known."""
+        self._load()
+        return self._timed / self._seconds if self._seconds else None
+
     def clear(self) -> None:
         """Forget every embedding of this model."""
         with self._lock:
             files.remove(self.folder)
-            self._found = None
+            self._found, self._timed, self._seconds = None, 0, 0.0
 
-    def _put_file(self, ids: Sequence[Id], old: Vectors | Sequence[Vectors], new: Vectors) -> None:
+    def _put_file(self, ids: Sequence[Id], old: Vectors | Sequence[Vectors], new: Vectors, seconds: float | None) -> None:
         digests = pa.array([_digest(vector) for vector in old], pa.binary(_DIGEST))
-        data = _parquet(pa.table({"id": _id_column(ids), "old": digests, "vector": _vector_column(list(new))}))
+        table = pa.table({"id": _id_column(ids), "old": digests, "vector": _vector_column(list(new))})
+        if seconds is not None:
+            table = table.replace_schema_metadata({_SECONDS: str(seconds)})
+        data = _parquet(table)
         files.durable_write(self.folder / f"{files.sha256(data)}.parquet", data)
         with self._lock:
             if self._found is not None:
-                self._found.update(_entries(data))
+                self._add(self._found, data)
 
     def _load(self) -> dict[_Key, Vectors]:
         with self._lock:
             if self._found is None:
-                self._found = {}
+                found: dict[_Key, Vectors] = {}
                 for path in sorted(self.folder.glob("*.parquet")):
-                    self._found.update(_read_cached(path))
+                    try:
+                        self._add(found, files.verified_read(path, path.stem))
+                    except ArtifactError as exc:
+                        log = {"action": "cache-skip", "file": str(path)}
+                        _log.warning("Embeddings are computed again: %s", exc, extra=log)
+                self._found = found
             return self._found
 
-
-def _read_cached(path: Path) -> dict[_Key, Vectors]:
-    try:
-        return dict(_entries(files.verified_read(path, path.stem)))
-    except ArtifactError as exc:
-        _log.warning("Embeddings are computed again: %s", exc, extra={"action": "cache-skip", "file": str(path)})
-        return {}
-
-
-def _entries(data: bytes) -> Iterable[tuple[_Key, Vectors]]:
-    table = pq.read_table(io.BytesIO(data))
-    keys = zip(table["id"].to_pylist(), table["old"].to_pylist(), strict=True)
-    return ((key, vector) for key, vector in zip(keys, _column_vectors(table), strict=True) if vector is not None)
+    def _add(self, found: dict[_Key, Vectors], data: bytes) -> None:
+        table = pq.read_table(io.BytesIO(data))
+        keys = zip(table["id"].to_pylist(), table["old"].to_pylist(), strict=True)
+        found.update((key, vector) for key, vector in zip(keys, _column_vectors(table), strict=True) if vector is not None)
+        if seconds := (table.schema.metadata or {}).get(_SECONDS):
+            self._timed, self._seconds = self._timed + len(table), self._seconds + float(seconds)
 
 
 def _digest(vector: Vectors) -> bytes:

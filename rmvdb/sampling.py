@@ -116,9 +116,7 @@ class Sampler:
         records = [record for _, record in home.values()]
         if side:
             side_of(records, side)
-        started = time.monotonic()
-        new, fresh = self._embed_all(to_version, records, functools.partial(report, "embedding the sample"))
-        per_second = fresh / max(time.monotonic() - started, 1e-9) if fresh else None
+        new = self._embed_all(to_version, records, functools.partial(report, "embedding the sample"))
         asked = {at: self._asked(leg, held[at], records, report) for at, leg in enumerate(legs) if not at or _own(leg, legs[0])}
         usable = [id for id in home if all(id in found for found in (new, *asked.values()))]
         if not usable:
@@ -133,7 +131,7 @@ class Sampler:
             new=np.stack([new[id] for id in usable]),
             skipped=len(records) - len(usable),
             unlabelled=drawn - sum(map(len, held)),
-            per_second=per_second,
+            per_second=self._cache(to_version).per_second,
             queries=self._queries(to_version, legs, queries, usable, sorted(asked), report) if queries else None,
             logged=self._logged(to_version, legs[0], logged, report) if logged else None,
         )
@@ -200,26 +198,22 @@ class Sampler:
         """What this leg is asked with for each of these records: its own vector where the leg holds it, else a new one."""
         own = {record.id: record.vector for record in held if record.vector is not None}
         others = [record for record in records if record.id not in own]
-        raw, _ = self._embed_all(leg.embedder, others, functools.partial(report, f"embedding the sample by {leg.embedder}"))
+        raw = self._embed_all(leg.embedder, others, functools.partial(report, f"embedding the sample by {leg.embedder}"))
         if raw:
             own |= zip(raw, self._encoder.apply(leg.transforms, np.stack(list(raw.values()))), strict=True)
         return own
 
-    def _embed_all(
-        self, version: str, records: Sequence[Record], report: Callable[[int, int], None]
-    ) -> tuple[dict[Id, Vectors], int]:
-        """Raw vectors of a version by id, of the records that have one, and how many of them were not known before."""
+    def _embed_all(self, version: str, records: Sequence[Record], report: Callable[[int, int], None]) -> dict[Id, Vectors]:
+        """Raw vectors of a version by id, of the records that have one."""
         found: dict[Id, Vectors] = {}
-        fresh = 0
         for start in range(0, len(records), CHUNK):
             report(start, len(records))
             chunk = records[start : start + CHUNK]
             known = self._cache(version).get([record.id for record in chunk], vectors_of(chunk))
             made = self._embedded(version, [record for record in chunk if record.id not in known])
-            fresh += len(made)
             found |= known | made
         report(len(records), len(records))
-        return found, fresh
+        return found
 
     def _embedded(self, version: str, records: Sequence[Record]) -> dict[Id, Vectors]:
         """Raw new vectors by id, kept so that the backfill need not compute them again."""
@@ -227,6 +221,7 @@ class Sampler:
             return {}
         if self._source is None:
             raise errors.SourceError("The gallery has no source to re-embed from; give it one: rmvdb gallery source NAME SPEC")
+        started = time.monotonic()
         items = self._source.load(records)
         there = [record for record in records if record.id in items]
         if not there:
@@ -239,7 +234,7 @@ class Sampler:
         )
         good = [at for at in range(len(there)) if at not in bad]
         ids = [there[at].id for at in good]
-        self._cache(version).put(ids, vectors_of([there[at] for at in good]), vectors[good])
+        self._cache(version).put(ids, vectors_of([there[at] for at in good]), vectors[good], seconds=time.monotonic() - started)
         return dict(zip(ids, vectors[good], strict=True))
 
 

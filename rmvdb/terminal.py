@@ -160,7 +160,7 @@ def print_plan(found: Plan) -> None:
         if told["choice"]:
             click.echo(f"method: {told['choice']}")
         click.echo(f"{told['verdict']}: {told['reason']}")
-    kept = "; how long it takes is not known, since the sample was embedded before"
+    kept = "; how long it takes is not known"
     time_needed = f", about {_duration(cost['seconds'])} to embed" if "seconds" in cost else kept
     copy = f"{_size(cost['copy_bytes'])} of a copy of the old ones, " if "copy_bytes" in cost else ""
     click.echo(

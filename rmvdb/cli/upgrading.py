@@ -95,8 +95,8 @@ def _refuse_another_way(row: UpgradeRow, method: str, options: dict[str, Any]) -
             )
     for name in _FROM_THE_START:
         given = click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and options[name] != (known := question[name]):
-            how = "without" if known is None or known is False else "with another"
+        if given and options[name] != (before := question[name]):
+            how = "without" if before is None or before is False else "with another"
             raise errors.UsageError(
                 f"Upgrade {row.id} was begun {how} --{name.replace('_', '-')}; "
                 "leave it out to go on, or end it first: rmvdb rollback"

@@ -101,6 +101,8 @@ def test_the_new_gallery_is_what_an_offline_reindex_would_have_given(planned: Pr
 
 
 def test_an_embedding_made_for_the_plan_is_not_made_again(project: Project) -> None:
+    first, again = (project.json("plan", *NAIVE[1:], *more)["cost"] for more in ((), ("--again",)))
+    assert first["seconds"] == again["seconds"] > 0  # nor is it forgotten how long it took
     project.ask(*NAIVE, "--no-cutover")
     asked = [each for each in project.calls("v2") if each != "probe"]
     assert sorted(asked, key=int) == sorted(map(str, IDS), key=int)

@@ -159,6 +159,17 @@ OLD = np.arange(12, dtype=np.float32).reshape(3, 4)
 NEW = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 
+def test_how_long_embeddings_took_is_known_to_this_process_and_the_next(tmp_path: Path) -> None:
+    cache = EmbeddingCache(tmp_path, model="v2")
+    cache.put([1], OLD[:1], NEW[:1])  # nobody knows
+    assert cache.per_second is None
+    cache.put([1, 2, 3], OLD, NEW, seconds=0.5)
+    cache.put([4], OLD[:1], NEW[:1], seconds=1.5)
+    assert cache.per_second == EmbeddingCache(tmp_path, model="v2").per_second == 2.0
+    cache.clear()
+    assert cache.per_second is None
+
+
 @pytest.mark.parametrize("ids", [[1, 2, 3], ["a", "b", "c"]])
 def test_a_kept_embedding_is_found_by_this_process_and_the_next(tmp_path: Path, ids: list[Id]) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
