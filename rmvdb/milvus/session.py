@@ -139,11 +139,13 @@ class Session:
         try:
             return retrying(attempt)
         except _NotNowError as exc:
-            text = text_of(exc.__cause__ or exc)
+            cause = exc.__cause__ or exc
+            if status_of(cause) == "DEADLINE_EXCEEDED":
+                raise self._translated(cause, collection, filter) from cause
             way_out = "see that it runs and that the address is right"
             raise EngineUnavailable(
-                f"Milvus at {self._connection.place} cannot be reached ({text}); {way_out}"
-            ) from exc.__cause__
+                f"Milvus at {self._connection.place} cannot be reached ({text_of(cause)}); {way_out}"
+            ) from cause
         except foreign as exc:
             if code_of(exc) == MISSING:
                 self.schemas.pop(collection, None)

@@ -191,6 +191,12 @@ def test_who_reads_all_of_it_waits_for_an_engine_that_is_silent_for_a_while(path
     assert [each.id for page in store.scan("c", page=3, vector=True) for each in page] == list(range(10))
     assert time.monotonic() - began > 6.0
     assert processes(path)["server"] == server
+    impatient = MilvusStore(lambda: store._connection.place, timeout=2.0, patience=1.0)
+    assert impatient.count("c") == 10
+    os.kill(server, signal.SIGSTOP)
+    with pytest.raises(EngineUnavailable, match=r"gave no answer within 2 s; look at its load|Fail connecting"):
+        impatient.count("c")
+    os.kill(server, signal.SIGCONT)
     store.close()
 
 
