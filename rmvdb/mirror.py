@@ -7,7 +7,8 @@ a roll back, and whole after it. A copy may be *lifted*: its records are the ori
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,8 @@ from rmvdb.writing import Writes
 
 #: Passes after which what other programs go on changing in the original is left to `agree`.
 PASSES = 5
+#: Ids that are looked at side by side: as many as Milvus gives at once.
+RANGE = 16_384
 #: How far two liftings of one vector may lie apart, as a share of its length: the products of a page are summed as they come.
 NOISE = 1e-4
 
@@ -102,8 +105,8 @@ class Mirror:
 
         What was written since is left alone: the copy has the new model's own vector, and is not told to embed it again.
         """
-        for start in range(0, len(ids), self._page):
-            self._mend(target, ids[start : start + self._page], leave_out=self._done)
+        for page in self._pages(ids):
+            self._mend(target, page, leave_out=self._done)
 
     def agree(self, legs: Sequence[str]) -> int:
         """Bring into the last of these legs what only the original holds, and take out of all what it does not hold; how many.
@@ -112,29 +115,47 @@ class Mirror:
         deleted, and another program put back, stays out.
         """
         changed = 0
-        for ids in self._ids(self._original):
-            strange = self._absent(ids, *reversed(legs))
-            done = self._done(strange) if strange else {}
-            if strange := [id for id in strange if done.get(id) != "delete"]:
-                changed += self._take_in(strange, legs)
-        for leg in reversed(legs):
-            for ids in self._ids(leg):
-                if gone := self._absent(ids, self._original):
+        for ids, held in self._side_by_side(legs):
+            for strange in self._pages(ids - held):
+                done = self._done(strange)
+                if strange := [id for id in strange if done.get(id) != "delete"]:
+                    changed += self._take_in(strange, legs)
+            for gone in self._pages(held - ids):
+                if gone := self._absent(gone, self._original):
                     changed += self._take_out(gone, legs)
         return changed
 
     def unknown(self, legs: Sequence[str]) -> Iterator[list[Id]]:
         """The records that only the original holds while nobody writes them, a page at a time."""
-        for ids in self._ids(self._original):
-            if strange := self._absent(ids, *reversed(legs)):
+        for ids, held in self._side_by_side(legs):
+            for strange in self._pages(ids - held):
                 with self._writes.alone_at(strange):
                     gone = self._absent(strange, self._original)
                     strange = [id for id in self._absent(strange, *reversed(legs)) if id not in gone]
                 yield strange
 
-    def _ids(self, collection: str, *, after: Id | None = None) -> Iterator[list[Id]]:
-        for page in self._store.scan(collection, after=after, page=self._page):
-            yield [record.id for record in page]
+    def _side_by_side(self, legs: Sequence[str]) -> Iterator[tuple[set[Id], set[Id]]]:
+        """What the original holds and what any of these legs does, range after range of ids until all are looked at.
+
+        The original is read first and the leg that records leave next: a record is on its way only out of what was read before.
+        """
+        after: Id | None = None
+        for ids in itertools.chain(self._ids(self._original, page=RANGE), [[]]):
+            upto = ids[-1] if ids else None
+            pages = (self._ids(leg, after=after, upto=upto, page=RANGE) for leg in reversed(legs))
+            yield set(ids), {id for page in itertools.chain.from_iterable(pages) for id in page}
+            after = upto
+
+    def _pages(self, ids: Collection[Id]) -> Iterator[list[Id]]:
+        rest = list(ids)
+        for start in range(0, len(rest), self._page):
+            yield rest[start : start + self._page]
+
+    def _ids(
+        self, collection: str, *, after: Id | None = None, upto: Id | None = None, page: int | None = None
+    ) -> Iterator[list[Id]]:
+        for records in self._store.scan(collection, after=after, upto=upto, page=page or self._page):
+            yield [record.id for record in records]
 
     def _absent(self, ids: Sequence[Id], *collections: str) -> list[Id]:
         """Those that none of these collections holds; the one that records leave is to be named first."""

@@ -122,6 +122,8 @@ def _doing(row: UpgradeRow, now: Progress, unfinished: bool, plan: ServingPlan) 
         return f"{both(legs)}; the work list is not made yet"
     if unfinished:
         return f"{both(legs)}; {now.done} of {counted(now.total, 'record is', 'records are')} re-embedded"
+    if row.verifying:
+        return f"every listed record is moved; {row.verifying['fields_compared']} of {counted(now.total, 'record')} verified"
     return "every listed record is moved; not verified, not cut over"
 
 

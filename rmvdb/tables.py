@@ -183,6 +183,8 @@ class UpgradeRow(Table):
     #: How far the copy of the original is, a `mirror.Position`, and the epoch in which that counts: what is written in another
     #: one does not reach the copy.
     copying: Mapped[dict[str, Any] | None]
+    #: How far the comparison before cut-over is, a `verify.Position`.
+    verifying: Mapped[dict[str, Any] | None]
     #: The work list is complete.
     listed: Mapped[bool] = mapped_column(default=False)
     #: The process that makes batches and changes phases, and how long it may.
@@ -343,4 +345,4 @@ class WorkerRow(Table):
 #: the collections and the archive, clients and workers tell of themselves, and what is found is counted anew.
 KEPT: tuple[type[Table], ...] = (ArtifactRow, VersionRow, GalleryRow, CollectionRow, PlanRow, UpgradeRow, PhaseRow)
 #: Columns of these tables that hold for seconds only, or without which a step begins anew.
-PASSING = frozenset({"closing_until", "rebuilding", "conductor", "conductor_until", "copying"})
+PASSING = frozenset({"closing_until", "rebuilding", "conductor", "conductor_until", "copying", "verifying"})

@@ -1,16 +1,16 @@
 """Is the new gallery the old one, re-embedded?
 
 Expected ids = archive ∪ done upserts − done deletes; fields equal; a sample re-embedded within 1e-5 cosine. Of a record whose
-writer was killed half-way nothing is expected. Bounded memory but for eight bytes a record, by which ids are compared as sets.
+writer was killed half-way nothing is expected. Bounded memory but for a few bytes a record, by which ids are compared as sets.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ from rmvdb.types import BatchState, Id, Record
 TOLERANCE = 1e-5
 #: Problems that a report names; the rest it counts.
 NAMED = 20
+#: Records that are compared at once, whatever their batches hold.
+AT_ONCE = 1_000
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,6 +60,26 @@ class Report:
         return asdict(self) | {"ok": self.ok}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """How far a comparison has come in which everything agreed."""
+
+    #: The last batch whose records were compared, and how many batches that makes.
+    batch: int = 0
+    batches: int = 0
+    fields_compared: int = 0
+    embedded_again: int = 0
+
+
+class _Batch(NamedTuple):
+    id: int
+    #: What it read, by old collection.
+    archive: Mapping[str, Any]
+    #: The ids that it took out of the old collections, packed, and eight bytes of each.
+    removed: bytes
+    hashes: npt.NDArray[np.uint64]
+
+
 class Verify:
     """Compares the collection that an upgrade filled with what it was filled from."""
 
@@ -67,40 +89,68 @@ class Verify:
         self._registry, self._store, self._encoder = registry, store, encoder
         self._source, self._archive = source, archive
 
-    def run(self, task: Task, *, sample: int = 200, progress: Callable[[int, int], None] = lambda *_: None) -> Report:
-        """Compare every id and field, and a sample of the vectors; never raises for a difference, the report says it."""
-        report = Report()
+    def run(
+        self,
+        task: Task,
+        *,
+        sample: int = 200,
+        progress: Callable[[int, int], None] = lambda *_: None,
+        begun: Position | None = None,
+        keep: Callable[[Position], None] = lambda _: None,
+    ) -> Report:
+        """Compare every id and field, and a sample of the vectors; never raises for a difference, the report says it.
+
+        It goes on from where one that was interrupted had `begun`, and tells `keep` how far it is while nothing differs.
+        """
+        batches = list(self._retired(task))
+        at = _valid(begun, batches)
+        report = Report(fields_compared=at.fields_compared, embedded_again=at.embedded_again)
         total = self._registry.progress(task.upgrade).total
-        moved = [np.empty(0, np.uint64)]
+        newest = _newest(batches)
         differing: dict[Id, float] = {}
-        for archived in self._moved(task):
-            moved.append(hashes([record.id for record in archived]))
+        for part in _parts(batches[at.batches :]):
+            archived = [record for batch in part for record in self._moved(batch, newest)]
             differing |= self._compare(task, archived, report, sample=sample, of=total)
             report.fields_compared += len(archived)
+            at = Position(
+                batch=part[-1].id,
+                batches=at.batches + len(part),
+                fields_compared=report.fields_compared,
+                embedded_again=report.embedded_again,
+            )
+            if report.ok and not differing:
+                keep(at)
             progress(report.fields_compared, total)
-        self._compare_ids(task, np.unique(np.concatenate(moved)), report)
+        self._compare_ids(task, np.unique(np.concatenate([hashes([]), *(batch.hashes for batch in batches)])), report)
         for id, distance in self._unwritten(task, differing).items():
             report.complain(f"record {id!r} embedded again lies {distance:.1e} from the stored vector")
         return report
 
-    def _moved(self, task: Task) -> Iterator[list[Record]]:
-        """The records that batches took out of the old collections, as they were read."""
+    def _retired(self, task: Task) -> Iterator[_Batch]:
+        """What batches took out of the old collections, in the order in which they were listed."""
         after = 0
         while page := self._registry.batches(task.upgrade, after=after, limit=50, state=BatchState.RETIRED):
-            for batch in page:
-                left = set(unpack_ids(batch.remove))
-                for file in (batch.archive or {}).values():
-                    yield [each for each in self._archive.read(ArchiveFile(**file)) if each.id in left]
+            for row in page:
+                if row.archive and row.remove is not None:
+                    yield _Batch(row.id, row.archive, row.remove, hashes(unpack_ids(row.remove)))
             after = page[-1].id
+
+    def _moved(self, batch: _Batch, newest: Mapping[int, int]) -> Iterator[Record]:
+        """The records that a batch took out, as they were read; but for those that a later one did again."""
+        left = {
+            id
+            for id, hash in zip(unpack_ids(batch.removed), batch.hashes.tolist(), strict=True)
+            if newest.get(hash, batch.id) == batch.id
+        }
+        for file in batch.archive.values():
+            yield from (each for each in self._archive.read(ArchiveFile(**file)) if each.id in left)
 
     def _compare(self, task: Task, archived: Sequence[Record], report: Report, *, sample: int, of: int) -> dict[Id, float]:
         """Complains of what differs but for vectors: those come back, with their distance."""
         ids = [record.id for record in archived]
         written = self._registry.announced(task.upgrade, ids)
         expected = {record.id: record for record in archived if key(record.id) not in written}
-        found: dict[Id, Record] = {}
-        for collection in reversed(task.new):
-            found |= {record.id: record for record in self._store.get(collection, list(expected), vector=True)}
+        found = self._stored(task, list(expected))
         since = self._registry.announced(task.upgrade, expected.keys())
         for id, record in expected.items():
             if key(id) in since:
@@ -110,8 +160,14 @@ class Verify:
             elif dict(found[id].fields) != dict(record.fields):
                 report.complain(f"record {id!r} has other fields in {' or '.join(task.new)} than it had when it was moved")
         share = min(1.0, sample / of) if of else 1.0
-        chosen = [found[id] for id in expected if id in found and _share(id) < share]
-        return self._embed_again(task, chosen, report)
+        chosen = self._stored(task, [id for id in expected if id in found and _share(id) < share], vector=True)
+        return self._embed_again(task, list(chosen.values()), report)
+
+    def _stored(self, task: Task, ids: Sequence[Id], *, vector: bool = False) -> dict[Id, Record]:
+        found: dict[Id, Record] = {}
+        for collection in reversed(task.new):
+            found |= {record.id: record for record in self._store.get(collection, ids, vector=vector)}
+        return found
 
     def _embed_again(self, task: Task, records: Sequence[Record], report: Report) -> dict[Id, float]:
         # A roll back puts back what was there; there is nothing to embed.
@@ -196,6 +252,32 @@ def hashes(ids: Sequence[Id]) -> npt.NDArray[np.uint64]:
     """Eight bytes of each id, by which ids are compared as sets."""
     digests = (hashlib.blake2b(key(id).encode(), digest_size=8).digest() for id in ids)
     return np.frombuffer(b"".join(digests), dtype=np.uint64)
+
+
+def _valid(begun: Position | None, batches: Sequence[_Batch]) -> Position:
+    """Where to go on: at the beginning, unless what was compared is still the first of these batches."""
+    before = [batch.id for batch in batches if begun and batch.id <= begun.batch]
+    return begun if begun and len(before) == begun.batches else Position()
+
+
+def _newest(batches: Sequence[_Batch]) -> dict[int, int]:
+    """Of what was moved more than once, since another program put it back: the last batch that did."""
+    moved = np.concatenate([hashes([]), *(batch.hashes for batch in batches)])
+    by = np.repeat([batch.id for batch in batches], [len(batch.hashes) for batch in batches])
+    different, times = np.unique(moved, return_counts=True)
+    again = np.isin(moved, different[times > 1])
+    return dict(zip(moved[again].tolist(), by[again].tolist(), strict=True))
+
+
+def _parts(batches: Sequence[_Batch]) -> Iterator[list[_Batch]]:
+    part: list[_Batch] = []
+    for batch in batches:
+        part.append(batch)
+        if sum(len(each.hashes) for each in part) >= AT_ONCE:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def _share(id: Id) -> float:

@@ -144,6 +144,7 @@ def upgrade() -> None:
         sa.Column("p99_ms", sa.Float(precision=53), nullable=True),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("copying", sa.JSON(), nullable=True),
+        sa.Column("verifying", sa.JSON(), nullable=True),
         sa.Column("listed", sa.Boolean(), nullable=False),
         sa.Column("conductor", sa.String(length=255), nullable=True),
         sa.Column("conductor_until", sa.Float(precision=53), nullable=True),

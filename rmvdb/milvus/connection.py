@@ -51,7 +51,7 @@ class Connection:
     def __init__(self, address: Callable[[], str], token: str, timeout: float) -> None:
         self._address = address
         self._token = token
-        self._timeout = timeout
+        self.timeout = timeout
         self._lock = threading.Lock()
         self._client: MilvusClient | None = None
         self._engine: Engine | None = None
@@ -66,7 +66,7 @@ class Connection:
         with self._lock:
             if self._client is None:
                 self.place = self._address()
-                self._client = _open(self.place, self._token, self._timeout)
+                self._client = _open(self.place, self._token, self.timeout)
                 self._engine = None
             return self._client
 

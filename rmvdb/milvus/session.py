@@ -65,7 +65,8 @@ class Session:
         gate: Gate = _open_gate,
     ) -> None:
         self._connection = Connection(address, token, timeout)
-        self._timeout = timeout
+        #: For what an engine was silent to and somebody waits for.
+        self._slow = Connection(address, token, max(timeout, patience))
         self._patience = patience
         self._staleness = staleness
         self.gate = gate
@@ -88,8 +89,9 @@ class Session:
         return " ".join(self.engine(fresh=True))
 
     def close(self) -> None:
-        """Close the connection; the next call opens another."""
+        """Close the connections; the next call opens another."""
         self._connection.drop()
+        self._slow.drop()
 
     def engine(self, *, fresh: bool = False) -> Engine:
         """Which engine it is."""
@@ -110,14 +112,16 @@ class Session:
     ) -> _T:
         """Run one call, again while the engine is unavailable and `permit` allows it, and translate what it raises.
 
-        `patient`: an engine that is silent is unavailable, too; else it is asked once more.
+        `patient`: an engine that is silent is unavailable, too, and has longer to answer from then on: what it is slow at, many
+        short calls only make slower. Else it is asked once more.
         """
-        foreign, silences = foreign_errors(), itertools.count()
+        foreign, silences, connection = foreign_errors(), itertools.count(), self._connection
 
         def attempt() -> _T:
+            nonlocal connection
             client = None
             try:
-                client = self._connection.get()
+                client = connection.get()
                 permit()
                 return call(client)
             except foreign as exc:
@@ -127,7 +131,9 @@ class Session:
                 if not (is_passing(exc) or loading or silent):
                     raise
                 if client and (status_of(exc) or code_of(exc) in BROKEN):
-                    self._connection.drop(client)
+                    connection.drop(client)
+                if silent and patient:
+                    connection = self._slow
                 raise _NotNowError from exc
 
         retrying = tenacity.Retrying(
@@ -141,7 +147,7 @@ class Session:
         except _NotNowError as exc:
             cause = exc.__cause__ or exc
             if status_of(cause) == "DEADLINE_EXCEEDED":
-                raise self._translated(cause, collection, filter) from cause
+                raise self._translated(cause, collection, filter, within=connection.timeout) from cause
             way_out = "see that it runs and that the address is right"
             raise EngineUnavailable(
                 f"Milvus at {self._connection.place} cannot be reached ({text_of(cause)}); {way_out}"
@@ -149,12 +155,12 @@ class Session:
         except foreign as exc:
             if code_of(exc) == MISSING:
                 self.schemas.pop(collection, None)
-            raise self._translated(exc, collection, filter) from exc
+            raise self._translated(exc, collection, filter, within=connection.timeout) from exc
 
-    def _translated(self, exc: BaseException, collection: str, filter: str) -> RmvdbError:
+    def _translated(self, exc: BaseException, collection: str, filter: str, *, within: float) -> RmvdbError:
         place, text = self._connection.place, text_of(exc)
         if status_of(exc) == "DEADLINE_EXCEEDED":
-            return EngineUnavailable(f"Milvus at {place} gave no answer within {self._timeout:g} s; look at its load and its log")
+            return EngineUnavailable(f"Milvus at {place} gave no answer within {within:g} s; look at its load and its log")
         if status_of(exc) in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
             return EngineError(f"Milvus at {place} refused the token ({text}); correct it")
         if code_of(exc) == MISSING:

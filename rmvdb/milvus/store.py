@@ -11,7 +11,7 @@ class MilvusStore(Session):
 
     `address` is asked again at each connection, because a Milvus Lite process may have moved. A call that finds the engine
     unavailable is repeated for `patience` seconds; one that gets no answer for `timeout` seconds is sent once more, a strong
-    reading for as long, a write with a permit as often as that allows.
+    reading with `patience` seconds to answer, a write with a permit as often as that allows.
     """
 
     # A function of a session is a method here: these are the verbs, and the rooms where they are.

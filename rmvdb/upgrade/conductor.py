@@ -25,9 +25,9 @@ from rmvdb.upgrade import (
     listing,
     rolling_back,
     serving,
+    verifying,
 )
 from rmvdb.upgrade.lead import Lead
-from rmvdb.verify import Report, Verify
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,13 @@ class Conductor(Lead):
         ),
         "list": ("registry.discard_list", "registry.add_batches", "registry.set_upgrade listed"),
         "switch": ("registry.announce", "registry.activate", "registry.set_upgrade plan"),
-        "cut over": ("registry.announce", "registry.activate", "store.move_aliases new", "registry.set_upgrade cut over"),
+        "cut over": (
+            "registry.set_upgrade verifying",
+            "registry.announce",
+            "registry.activate",
+            "store.move_aliases new",
+            "registry.set_upgrade cut over",
+        ),
         "clean up": (
             "registry.begin_clean_up",
             "store.drop old",
@@ -81,6 +87,7 @@ class Conductor(Lead):
     list_work = listing.list_work
     task, backfill = backfilling.task, backfilling.backfill
     complete = completing.complete
+    verify = verifying.verify
     clean_up = cleaning_up.clean_up
     roll_back = rolling_back.roll_back
 
@@ -126,17 +133,6 @@ class Conductor(Lead):
         self.say(note)
         return self.registry.upgrade(upgrade.id)
 
-    def verify(self, upgrade: UpgradeRow, *, sample: int = 200) -> Report:
-        """Compare the new collection with what it was filled from."""
-        check = Verify(
-            registry=self.registry,
-            store=self.store,
-            encoder=self.hands.encoder,
-            source=self.hands.source,
-            archive=self.hands.archive,
-        )
-        return check.run(self.task(upgrade), sample=sample, progress=lambda done, total: self.report("verifying", done, total))
-
     def cut_over(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
         """Move what is left, complete, verify, then serve the new collection alone."""
         if upgrade.phase == Phase.CUT_OVER:
@@ -156,13 +152,7 @@ class Conductor(Lead):
         completing.refuse_quarantined(self, upgrade)
         self.complete(upgrade, worker)
         completing.refuse_quarantined(self, upgrade)
-        self.say("verifying")
-        report = self.verify(upgrade)
-        if not report.ok:
-            raise errors.VerifyFailed(
-                f"{counted(report.problems, 'difference')}, such as: {report.examples[0]}; "
-                "both collections stay in service: rmvdb verify"
-            )
+        report = verifying.expect_verified(self, upgrade)
         serving.serve(self, upgrade, "final", force=force)
         serving.move_aliases(self, upgrade)
         searched = only([upgrade.new_collection])

@@ -292,6 +292,7 @@ BACK = (
     *(call for call in Conductor.CALLS["deploy"] if call.startswith("registry") and call != "registry.add_collection"),
     *Conductor.CALLS["list"],
     *Backfill.CALLS,
+    "registry.set_upgrade verifying",
     "store.move_aliases new",
     "registry.set_upgrade cut over",
 )

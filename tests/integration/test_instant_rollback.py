@@ -595,6 +595,22 @@ def test_what_a_client_deleted_stays_out_though_another_program_put_it_back(gall
         gallery.conductor().clean_up(row)
 
 
+def test_what_agrees_is_found_to_agree_range_by_range(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by asking for every page of records in every collection: on a server each question waits for its turn."""
+    row = go_on(gallery, begin(gallery, until=0.5))
+    monkeypatch.setattr("rmvdb.mirror.RANGE", 15)
+    mirror, gets = mirroring.mirror(gallery.conductor(), row), list[str]()
+    gallery.store.looked = lambda call, collection: gets.append(collection)
+    assert mirror.agree(mirroring.beside(row)) == 0
+    assert list(mirror.unknown(mirroring.beside(row))) == []
+    assert gets == []
+    gallery.store.delete(ORIGINAL, [3, 17, 40])  # one of each range
+    gallery.store.upsert(ORIGINAL, [Record(id=id, vector=vector("v1", f"t{id}"), fields={"n": id}) for id in (-1, 90)])
+    assert sorted(id for page in mirror.unknown(mirroring.beside(row)) for id in page) == [-1, 90]
+    assert mirror.agree(mirroring.beside(row)) == 5
+    assert mirror.agree(mirroring.beside(row)) == 0
+
+
 def test_agreeing_takes_out_nothing_that_a_client_put_back_meanwhile(gallery: Gallery) -> None:
     row = go_on(gallery, begin(gallery, until=1.0))
     gallery.store.delete(ORIGINAL, [2, 3])

@@ -20,6 +20,7 @@ from rmvdb import lite
 from rmvdb.errors import EngineError, EngineUnavailable
 from rmvdb.milvus import MilvusStore
 from rmvdb.types import IdType, Index, Metric, Record, Schema
+from tests.support.slow import slow
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes through /proc, which is Linux's")
 
@@ -198,6 +199,19 @@ def test_who_reads_all_of_it_waits_for_an_engine_that_is_silent_for_a_while(path
         impatient.count("c")
     os.kill(server, signal.SIGCONT)
     store.close()
+
+
+def test_who_reads_all_of_it_gives_a_slow_engine_longer(path: Path, tmp_path: Path) -> None:
+    """It would never answer many short calls, and have more to do by each."""
+    store_on(path).create(SCHEMA, Index(type="FLAT"))
+    store_on(path).upsert("c", [record(id) for id in range(10)])
+    with slow(address_of(path), tmp_path, method="Query", seconds=3.0) as (place, asked):
+        store = MilvusStore(lambda: place, timeout=2.0, patience=20.0)
+        assert [each.id for each in store.get("c", [1, 2])] == [1, 2]
+        assert len(asked) == 2
+        with pytest.raises(EngineUnavailable, match="gave no answer within 2 s"):
+            store.get("c", [1, 2], strong=False)
+        store.close()
 
 
 def test_no_server_is_left_behind_by_a_killed_owner(path: Path) -> None:

@@ -1,0 +1,161 @@
+"""The comparison before cut-over: what it goes on from, what it reads, and what is no difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmvdb import errors
+from rmvdb.registry import unpack_ids
+from rmvdb.status import status
+from rmvdb.tables import UpgradeRow
+from rmvdb.types import Phase, Record
+from rmvdb.upgrade import verifying
+from rmvdb.verify import Position
+from tests.support.inprocess import Gallery, make, vector
+
+
+@pytest.fixture
+def gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gallery]:
+    """Forty texts in batches of ten, all of them moved; a batch is compared at a time."""
+    monkeypatch.setattr("rmvdb.verify.AT_ONCE", 10)
+    made = make(tmp_path)
+    made.worker().run(made.task, made.backfill)
+    yield made
+    made.registry.close()
+
+
+def row(gallery: Gallery) -> UpgradeRow:
+    return gallery.registry.upgrade(gallery.upgrade.id)
+
+
+def interrupted(gallery: Gallery, *, after: int) -> None:
+    """Cut-over that is stopped when so many parts are compared."""
+    conductor = gallery.conductor()
+    parts = []
+
+    def report(what: str, done: int, total: int) -> None:
+        if what == "verifying":
+            parts.append(done)
+            if len(parts) == after:
+                conductor.stop.set()
+
+    conductor.report = report
+    with pytest.raises(errors.Stopped):
+        conductor.cut_over(row(gallery), gallery.worker())
+
+
+def read(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many records each file that is read from now on holds."""
+    files: list[int] = []
+    real = gallery.archive.read
+
+    def reading(file: Any) -> Any:
+        found = real(file)
+        files.append(len(found))
+        return found
+
+    monkeypatch.setattr(gallery.archive, "read", reading)
+    return files
+
+
+def test_it_goes_on_where_it_was_interrupted(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(gallery, after=3)
+    found = status(gallery.registry, gallery.registry.gallery("texts")).to_json()
+    assert found["doing"] == "every listed record is moved; 30 of 40 records verified"
+    files, said = read(gallery, monkeypatch), list[str]()
+    conductor = gallery.conductor()
+    conductor.say = said.append
+    conductor.cut_over(row(gallery), gallery.worker())
+    assert row(gallery).phase == Phase.CUT_OVER
+    assert files == [10]
+    assert "verifying, from where it stood" in said
+    assert gallery.conductor().verify(row(gallery)).embedded_again == 40  # who asks by hand has all compared
+
+
+def test_what_was_moved_since_is_compared_too(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(gallery, after=4)
+    gallery.source.of[90] = "late"
+    gallery.store.upsert(gallery.task.old[0], [Record(id=90, vector=vector("v1", "late"), fields={"n": 90})])
+    files = read(gallery, monkeypatch)
+    gallery.conductor().cut_over(row(gallery), gallery.worker())
+    assert row(gallery).phase == Phase.CUT_OVER
+    assert files[-1] == 1
+    gallery.expect_moved()
+
+
+def test_all_of_it_is_compared_again_after_a_difference(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(gallery, after=2)
+    new = gallery.task.new[0]
+    good = next(iter(gallery.store.get(new, [40], vector=True)))
+    gallery.store.delete(new, [40])
+    with pytest.raises(errors.VerifyFailed, match="40"):
+        gallery.conductor().cut_over(row(gallery), gallery.worker())
+    assert row(gallery).verifying is None
+    gallery.store.upsert(new, [good])
+    files = read(gallery, monkeypatch)
+    gallery.conductor().cut_over(row(gallery), gallery.worker())
+    assert files == [10, 10, 10, 10]
+
+
+def test_a_difference_that_was_seen_before_an_interruption_is_not_forgotten(gallery: Gallery) -> None:
+    first = gallery.registry.batches(gallery.upgrade.id)[0]
+    gallery.store.delete(gallery.task.new[0], unpack_ids(first.remove)[:1])
+    interrupted(gallery, after=2)
+    assert row(gallery).verifying is None
+    with pytest.raises(errors.VerifyFailed, match="was moved and is not in"):
+        gallery.conductor().cut_over(row(gallery), gallery.worker())
+
+
+def test_a_conductor_that_was_overtaken_does_not_say_how_far_it_is(gallery: Gallery) -> None:
+    first = gallery.conductor()
+    first.baton = gallery.registry.lead(gallery.upgrade.id, "first", 0.001)
+    gallery.registry.lead(gallery.upgrade.id, "second", 30.0)
+    with pytest.raises(errors.UpgradeRunning):
+        verifying.expect_verified(first, row(gallery))
+    assert row(gallery).verifying is None
+
+
+def test_a_position_counts_only_while_the_same_batches_lie_behind_it(gallery: Gallery) -> None:
+    ids = [batch.id for batch in gallery.registry.batches(gallery.upgrade.id)]
+    there = Position(batch=ids[1], batches=2, fields_compared=20, embedded_again=20)
+    other = Position(batch=ids[1], batches=1, fields_compared=10, embedded_again=10)
+    assert verify_from(gallery, there) == 2
+    assert verify_from(gallery, other) == 4
+
+
+def verify_from(gallery: Gallery, begun: Position) -> int:
+    """How many parts are compared."""
+    parts = list[Position]()
+    report = verifying._compare(gallery.conductor(), row(gallery), begun=begun, keep=parts.append)
+    assert report.ok
+    assert report.fields_compared == 40
+    return len(parts)
+
+
+def test_what_another_program_put_back_with_other_fields_is_moved_again_and_is_no_difference(gallery: Gallery) -> None:
+    """It was moved twice; the last reading counts."""
+    gallery.source.of[7] = "newer"
+    gallery.store.upsert(gallery.task.old[0], [Record(id=7, vector=vector("v1", "newer"), fields={"n": 99})])
+    found = gallery.conductor().advance(row(gallery), gallery.worker())
+    assert found.phase == Phase.CUT_OVER
+    gallery.expect_moved()
+    assert gallery.held()["new"][7].fields["n"] == 99
+
+
+def test_only_what_is_embedded_again_is_read_with_its_vector(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_vectors: list[bool] = []
+    real = gallery.store.get
+
+    def get(*args: Any, **options: Any) -> Any:
+        with_vectors.extend([options.get("vector", False)] * len(args[1]))
+        return real(*args, **options)
+
+    monkeypatch.setattr(gallery.store, "get", get)
+    report = gallery.conductor().verify(row(gallery), sample=10)
+    assert report.ok
+    assert sum(with_vectors) == report.embedded_again < 40
+    assert with_vectors.count(False) == 40
