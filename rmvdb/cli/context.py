@@ -35,8 +35,17 @@ def active_upgrade(gallery: str | None) -> tuple[App, UpgradeRow]:
     name = app.gallery_name(gallery)
     row = app.registry.active_upgrade(app.registry.gallery(name).id)
     if row is None:
-        raise errors.WrongPhase(f"Gallery {name!r} is in no upgrade; begin one: rmvdb upgrade --from OLD --to NEW")
+        raise errors.WrongPhase(f"Gallery {name!r} is in no upgrade{_last(app, name)}")
     return app, row
+
+
+def _last(app: App, name: str) -> str:
+    """What became of the one before, and which command begins another."""
+    past = app.registry.upgrades(app.registry.gallery(name).id)
+    if past and app.registry.plan(name).legs[0].collection == past[-1].new_collection:
+        back = f"--from {past[-1].to_version} --to {past[-1].from_version}"
+        return f": the last one was cleaned up, and only another leads back: rmvdb upgrade {back}"
+    return "; begin one: rmvdb upgrade --from OLD --to NEW"
 
 
 @contextmanager

@@ -53,8 +53,8 @@ def search(
             for leg in client.plan.legs
         ]
     rows = [
-        {"id": hit.id, "distance": round(hit.distance, 6)}
-        | ({"raw": round(hit.raw, 6), "leg": hit.leg} if explain else {})
+        {"id": hit.id, "distance": _shown(hit.distance)}
+        | ({"raw": _shown(hit.raw), "leg": hit.leg} if explain else {})
         | ({"fields": dict(hit.fields)} if fields else {})
         for hit in hits
     ]
@@ -64,6 +64,10 @@ def search(
     if explain:
         terminal.print_rows(legs, as_json=False)
     terminal.print_rows(rows, as_json=False)
+
+
+def _shown(distance: float) -> float:
+    return round(distance, 6) + 0.0  # not -0.0, though the cosine of a vector with itself may be a little above 1
 
 
 def _item(app: App, text: str, versions: Iterable[str]) -> Path | str:

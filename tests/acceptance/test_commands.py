@@ -34,6 +34,8 @@ def test_history_tells_every_phase_in_order(half: Project) -> None:
     assert [each["at"] for each in told] == sorted(each["at"] for each in told)
     assert {(each["from"], each["to"]) for each in told} == {("v1", "v2")}
     assert "verified 400 records" in half.ask("history").stdout
+    no_way_back = "in no upgrade: the last one was cleaned up, and only another leads back: rmvdb upgrade --from v2 --to v1"
+    assert no_way_back in half.ask("rollback", code=2).stderr
 
 
 def test_what_is_over_or_not_begun_is_not_told_as_done(half: Project) -> None:

@@ -26,8 +26,10 @@ def served(file: Path) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(_installed()), os.environ.get("PYTHONPATH")))))
         address = lite.address(file, idle=2.0)
-    yield address
-    lite.release(file)
+    try:
+        yield address
+    finally:
+        lite.release(file)
 
 
 def _installed() -> Path:

@@ -3,6 +3,7 @@
 import pytest
 
 from rmvdb import terminal
+from rmvdb.cli import searching
 
 
 def test_where_nobody_looks_no_cell_of_a_table_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
@@ -16,3 +17,9 @@ def test_where_nobody_looks_no_cell_of_a_table_is_cut_short(capsys: pytest.Captu
 def test_a_cell_reads_as_people_write(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.print_rows([{"of": ["a", "b"], "mine": True, "is": None, "has": {"label": 3}}], as_json=False)
     assert capsys.readouterr().out.splitlines()[1].split() == ["a,", "b", "yes", "label:", "3"]
+
+
+@pytest.mark.parametrize(("distance", "shown"), [(-1.2e-7, "0.0"), (0.12345678, "0.123457"), (-2.5, "-2.5")])
+def test_a_distance_of_nothing_has_no_sign(distance: float, shown: str) -> None:
+    """The cosine of a vector with itself may be a little above 1."""
+    assert str(searching._shown(distance)) == shown
