@@ -159,3 +159,10 @@ def test_only_what_is_embedded_again_is_read_with_its_vector(gallery: Gallery, m
     assert report.ok
     assert sum(with_vectors) == report.embedded_again < 40
     assert with_vectors.count(False) == 40
+
+
+def test_a_gallery_of_nothing_is_verified(tmp_path: Path) -> None:
+    empty = make(tmp_path, records=0)
+    found = empty.conductor().advance(row(empty), empty.worker())
+    assert found.phase == Phase.CUT_OVER
+    empty.registry.close()
