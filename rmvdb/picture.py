@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from rmvdb.errors import ConfigError, UsageError
 
 #: Colours that differ in lightness too, and markers, so that the picture can be read without them.
 COLOURS = ("#d1495b", "#edae49", "#8cb369", "#66a182", "#30638e", "#0b6e4f", "#555b6e", "#a5a58d", "#b298dc")
-MARKERS = "s^vD<o>px"
+#: One more, so that no two curves have both in common.
+MARKERS = "s^vD<o>pxP"
 #: What does not change with t: its label, its line, its colour.
 LEVELS = {
     "old": ("old model alone", "-.", "#8d99ae"),
@@ -34,22 +36,23 @@ def draw(found: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    best = {row["name"]: row for row in found["rows"] if row["best"]}
-    curves = [row for name, row in best.items() if name not in LEVELS]
+    best = [row for row in found["rows"] if row["best"]]
+    levels, curves = {row["name"]: row for row in best}, [row for row in best if row["name"] not in LEVELS]
+    chosen = found["recommended"]["method"], found["recommended"]["switch"]
     figure, axes = pyplot.subplots(1, 2, figsize=(12, 5.2), layout="constrained")
     for axis, (title, key) in zip(axes, (("mAP", "map"), ("CMC@1", "cmc")), strict=True):
         for name, (label, line, colour) in LEVELS.items():
-            if name in best:
-                axis.axhline(100 * best[name]["curve"][key][0], color=colour, linestyle=line, linewidth=1.4, label=label)
-        for row, colour, marker in zip(curves, COLOURS, MARKERS, strict=False):
+            if name in levels:
+                axis.axhline(100 * levels[name]["curve"][key][0], color=colour, linestyle=line, linewidth=1.4, label=label)
+        for row, colour, marker in zip(curves, itertools.cycle(COLOURS), itertools.cycle(MARKERS)):
             axis.plot(
                 row["curve"]["ts"],
                 [100 * value for value in row["curve"][key]],
                 color=colour,
                 marker=marker,
                 markersize=4,
-                linewidth=2.6 if row["name"] == found["recommended"]["method"] else 1.3,
-                label=f"{row['name']} ({row['order']})",
+                linewidth=2.6 if (row["name"], row["switch"]) == chosen else 1.3,
+                label=_label(row),
             )
         axis.set(title=title, xlabel="t, share of the gallery re-embedded", ylabel=f"{title} in percent", xlim=(-0.02, 1.02))
         axis.grid(alpha=0.25)
@@ -58,3 +61,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure.suptitle(f"{found['evaluated']} queries that nothing was fitted on; recommended: {found['recommended']['method']}")
     figure.savefig(path, dpi=150, format="png")
     pyplot.close(figure)
+
+
+def _label(row: dict[str, Any]) -> str:
+    since = f" from t = {row['switch']:g}" if row["switch"] is not None else ""
+    return f"{row['name']}{since} ({row['order']})"

@@ -152,11 +152,7 @@ class Planner:
         """
         if not again and (kept := self.kept(question)):
             return kept
-        if question.order == TRAFFIC and not self._traffic():
-            raise errors.PlanRefused(
-                f"No search of gallery {question.gallery!r} has been counted yet, as the order traffic needs; let applications "
-                "search for some minutes (search.traffic must not be 0), or choose another --order"
-            )
+        self._refuse_order(question.order, question, legs, classifiers)
         counts = [self._store.count(leg.collection) for leg in legs]
         if len(legs) > 1:
             _refuse_too_few(question, legs[0], counts[0])
@@ -165,13 +161,14 @@ class Planner:
         sizes, held_out = _sizes(question.sample, counts)
         sample = self._sample(question, legs, sizes, seen, report)
         order, confidence = self._confidence(question, legs, classifiers, sample)
-        told = None
-        # Else nothing is to be trained, and there is too little to measure on.
+        told = few = None
         if len(sample.rows(0)) >= prediction.LEAST_PAIRS or question.method is not Method.NAIVE:
             trial = self._trial(question, legs, Metric(to.metric), sample, {order: confidence}, held_out, report)
             told = self._told(trial, question.method, self._able(legs, to), declared=to.compatible_with == legs[0].model)
             told = comparison.tuned(trial, told) if question.tune else told
-        plan = self._written(question, legs, told, sample, order, counts)
+        elif sample.records:  # nothing is to be trained, and there is too little to measure on
+            few = self._few(question, legs, Metric(to.metric), sample)
+        plan = self._written(question, legs, told, few, sample, order, counts)
         data = json.dumps(asdict(plan)).encode()
         files.durable_write(self._pointer(question), self._artifacts.put(data, suffix="json").encode())
         return plan
@@ -196,6 +193,8 @@ class Planner:
         """
         unable = set(comparison.CANDIDATES) - set(self._able(legs, to))
         methods = _possible(methods, legs, unable)
+        for name in orders:
+            self._refuse_order(name, question, legs, classifiers)
         counts = [self._store.count(leg.collection) for leg in legs]
         sizes, held_out = _sizes(question.sample, counts)
         sample = self._sample(question, legs, sizes, seen, report, queries)
@@ -271,6 +270,19 @@ class Planner:
             name, records, classifier=classifier, label_field=question.labels, metric=leg.metric, seed=question.seed
         )
 
+    def _refuse_order(
+        self, name: str | None, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None]
+    ) -> None:
+        """What `order` would raise for this name, before anything is embedded."""
+        if name == TRAFFIC and not self._traffic():
+            raise errors.PlanRefused(
+                f"No search of gallery {question.gallery!r} has been counted yet, as the order traffic needs; let applications "
+                "search for some minutes (search.traffic must not be 0), or choose another --order"
+            )
+        if name not in (None, TRAFFIC) and (name not in ORDERS or not _can_be_given(name, question, legs, classifiers)):
+            for leg, classifier in zip(legs, classifiers, strict=True):
+                self.order(replace(question, order=name), leg, classifier, [])
+
     def _confidence(
         self, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None], sample: Sample
     ) -> tuple[str, npt.NDArray[np.float32]]:
@@ -324,26 +336,40 @@ class Planner:
         report: Report,
     ) -> prediction.Trial:
         return prediction.Trial(
-            Pairs(
-                old=sample.asked[0],
-                new=sample.new,
-                labels=np.array([str(each.fields[question.labels]) for each in sample.records]) if question.labels else None,
-                side=side_of(sample.records, question.side) if question.side else None,
-            ),
+            _pairs(question, sample),
             confidences=confidences,
             old_metric=legs[0].metric,
             new_metric=new_metric,
             settings=Settings.paper(seed=question.seed) if question.paper else Settings(seed=question.seed),
             seed=question.seed,
             seen=sample.seen,
-            behind=[self._behind(legs, at, sample) for at in range(1, len(legs))],
+            behind=self._behind(legs, sample),
             held_out=held_out,
             queries=sample.queries,
             logged=sample.logged,
             progress=report,
         )
 
-    def _behind(self, legs: Sequence[Leg], at: int, sample: Sample) -> simulate.Behind:
+    def _few(self, question: Question, legs: Sequence[Leg], new_metric: Metric, sample: Sample) -> simulate.Calibrations:
+        """How the legs of `naive` are merged; PlanRefused where nothing brings their distances to one scale."""
+        try:
+            return prediction.unmeasured(
+                _pairs(question, sample),
+                old_metric=legs[0].metric,
+                new_metric=new_metric,
+                behind=self._behind(legs, sample),
+            )
+        except errors.PlanRefused as exc:
+            metrics = " and ".join(dict.fromkeys([*(leg.metric.value for leg in legs), new_metric.value]))
+            raise errors.PlanRefused(
+                f"{counted(len(sample.records), 'record is', 'records are')} too few to bring distances of {metrics} to one "
+                "scale; write more, or add a gallery of the new model and fill it"
+            ) from exc
+
+    def _behind(self, legs: Sequence[Leg], sample: Sample) -> list[simulate.Behind]:
+        return [self._behind_at(legs, at, sample) for at in range(1, len(legs))]
+
+    def _behind_at(self, legs: Sequence[Leg], at: int, sample: Sample) -> simulate.Behind:
         held = sample.leg == at
         vectors = np.zeros((len(held), self._encoder.chain(legs[at].model).dim), dtype=np.float32)
         if held.any():
@@ -361,6 +387,7 @@ class Planner:
         question: Question,
         legs: Sequence[Leg],
         told: prediction.Prediction | None,
+        few: simulate.Calibrations | None,
         sample: Sample,
         order: str,
         counts: Sequence[int],
@@ -379,7 +406,7 @@ class Planner:
             head=kept(fitted.head),
             reverse=kept(fitted.reverse),
             lift=kept(fitted.lift),
-            calibrations=_put(put, told.calibrations if told else (None,) * (len(legs) + 1)),
+            calibrations=_put(put, told.calibrations if told else few or (None,) * (len(legs) + 1)),
             switch=told.switch if told else None,
             early=_put(put, told.early if told else ()),
             trained_on=put(trained_on, suffix="ids") if trained_on else None,
@@ -404,6 +431,15 @@ class Planner:
             **({"copy_bytes": held} if question.instant_rollback and question.method is not Method.FCT else {}),
             **seconds,
         }
+
+
+def _pairs(question: Question, sample: Sample) -> Pairs:
+    return Pairs(
+        old=sample.asked[0],
+        new=sample.new,
+        labels=np.array([str(each.fields[question.labels]) for each in sample.records]) if question.labels else None,
+        side=side_of(sample.records, question.side) if question.side else None,
+    )
 
 
 def _put(put: Callable[..., str], calibrations: Sequence[Calibration | None]) -> tuple[str | None, ...]:

@@ -386,9 +386,10 @@ class _Stage:
     def tuned(self, fitted: Fitted, fuse: Fuse | None) -> tuple[Calibrations, list[Curve]]:
         """Calibrations where they are worth it, and the curves then, none where there are too few pairs for one.
 
-        Fitted on one half, they must raise the curve on the other; distances of several metrics can't be compared without.
+        Fitted on one half, they must raise the curve on the other; distances of several metrics can't be compared without. What
+        is lifted lies in one collection with what is embedded, and is served as one leg, so there is nothing to calibrate.
         """
-        if fuse is None:
+        if fuse is None and fitted.lift is None:
             calibrations, curves = self._calibrated(fitted)
         else:
             calibrations, curves = self.check.uncalibrated, self._raw(fitted, fuse)
@@ -437,6 +438,13 @@ def _halves(queries: Queries, seed: int) -> tuple[Queries, Queries]:
         few = counted(len(known), "query with an answer in the sample is", "queries with an answer in the sample are")
         raise UsageError(f"{few} too few to choose and to measure by; give {LEAST_QUERIES} or more, or leave --queries out")
     return queries.take(known[::2]), queries.take(known[1::2])
+
+
+def unmeasured(pairs: Pairs, *, old_metric: Metric, new_metric: Metric, behind: Sequence[Behind]) -> Calibrations:
+    """How distances are merged, by every embedder, where there is too little to measure on: as they are, unless their metrics
+    differ. Raises PlanRefused where there is too little even for that."""
+    part = Part(pairs=pairs, confidence=np.zeros(len(pairs)), old_metric=old_metric, new_metric=new_metric, behind=tuple(behind))
+    return part.calibrations(Fitted()) if part.mixed(Fitted()) else part.uncalibrated
 
 
 def ends(measured: Curve, naive: Curve) -> tuple[Floats, Floats]:

@@ -13,13 +13,13 @@ from rmvdb.cli.context import open_app
 from rmvdb.cli.options import METHODS, ORDERS, json_option, make_question, plan_options, sample_options
 
 
-def _some(kind: str, known: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
-    """What reads an option that takes some of these names, with commas between them, or `all`."""
+def _some(kind: str, known: tuple[str, ...], every: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
+    """What reads an option that takes some of these names, with commas between them, or `all`, which stands for `every`."""
 
     def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, ...]:
         if value is None:
             return ()
-        names = known if value == "all" else tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+        names = every if value == "all" else tuple(dict.fromkeys(part.strip() for part in value.split(",")))
         if unknown := [name for name in names if name not in known]:
             raise errors.UnknownName(kind, unknown[0], known)
         return names
@@ -32,7 +32,7 @@ def _some(kind: str, known: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
 @click.option(
     "--methods",
     metavar="NAMES",
-    callback=_some("method", METHODS),
+    callback=_some("method", METHODS, METHODS),
     default="all",
     show_default=True,
     help=f"Some of {','.join(METHODS)}, or all.",
@@ -40,8 +40,8 @@ def _some(kind: str, known: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
 @click.option(
     "--orders",
     metavar="NAMES",
-    callback=_some("order", ORDERS),
-    help=f"Some of {','.join(ORDERS)}, or all [default: all that can be given].",
+    callback=_some("order", ORDERS, ()),
+    help=f"Some of {','.join(ORDERS)} [default: all that can be given].",
 )
 @click.option(
     "--queries", "file", metavar="FILE", help='Queries with known answers, a line each: {"item": "a text", "answers": [7, 42]}.'

@@ -57,6 +57,8 @@ def resolve(lead: Lead, question: Question) -> Question:
 
 def plan(lead: Lead, question: Question, *, again: bool = False) -> Plan:
     """What the upgrade would do; changes nothing but the cache of plans and embeddings."""
+    if question.side and question.method is None:
+        raise errors.UsageError("Only the method fct uses side information, and auto does not try it; add --method fct")
     legs, to = _looked_at(lead, question)
     for version in (to, lead.registry.version(legs[0].model)) if question.instant_rollback else (to,):
         serving.check_index(lead, version)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import rmvdb.app
 from tests.acceptance.test_upgrade import collections, searching
 from tests.support.project import Project
 
@@ -37,6 +40,8 @@ def test_a_lifted_gallery_is_searched_by_the_new_model_from_the_start(project: P
     with searching(project, IDS) as watch:
         out = project.run("upgrade", *FCT, "--until", "0.5", "--no-cutover").stdout
         [(original, copy)] = re.findall(r"lifting (\w+) into (\w+)$", out, re.MULTILINE)
+        expect_least_certain_first(project, original, copy)
+        embedded += len(IDS)
         with project.client() as client:
             legs, mirrors = client.plan.legs, client.plan.mirrors
             assert [(leg.collection, leg.embedder, leg.transforms, leg.metric) for leg in legs] == [(copy, "v2", (), "COSINE")]
@@ -58,9 +63,26 @@ def test_a_lifted_gallery_is_searched_by_the_new_model_from_the_start(project: P
     project.stop_engine()
 
 
+def expect_least_certain_first(project: Project, original: str, copy: str) -> None:
+    """Of the old model's classifier, by what the original holds; about half have the new model's own vector."""
+    models = project.models()
+    with contextlib.closing(rmvdb.app.load(project.folder)) as opened:
+        old = np.stack([record.vector for record in opened.store.get(original, IDS, vector=True)])
+        new = np.stack([record.vector for record in opened.store.get(copy, IDS, vector=True)])
+    certain = models.Classifier().scores(old).max(axis=1)
+    own = models.v2().embed([models.item(id) for id in IDS])
+    own /= np.linalg.norm(own, axis=1, keepdims=True)
+    new /= np.linalg.norm(new, axis=1, keepdims=True)
+    moved = (own * new).sum(axis=1) > 1 - 1e-5
+    assert 200 <= moved.sum() < 260
+    assert certain[moved].max() <= certain[~moved].min() + 1e-6
+
+
 def test_what_cannot_be_lifted_is_refused_in_a_sentence(project: Project) -> None:
     said = project.ask("plan", *FCT[:-1], "label", code=2).stderr
     assert "Side information is a list of as many numbers in every record" in said
+    said = project.ask("upgrade", *FCT[:6], "--side", "hint", code=2).stderr
+    assert "auto does not try it; add --method fct" in said
     said = project.ask("plan", *FCT[:6], "--method", "rm", "--side", "hint", code=2).stderr
     assert "Only the method fct uses side information, not rm" in said
     with project.client() as client:

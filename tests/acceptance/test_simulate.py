@@ -155,3 +155,17 @@ def test_without_the_old_models_embedder_naive_is_not_chosen(project: Project) -
     plan = project.json("plan", "--from", "v1", "--to", "v2", *LABELS, "--sample", "300")
     assert plan["method"] != "naive"
     assert Path(project.folder, ".rmvdb").exists()
+
+
+def test_all_orders_are_all_that_can_be_given_and_another_is_refused_at_once(project: Project) -> None:
+    told = project.json(*SIMULATE, "--methods", "naive", "--orders", "all", "--sample", "100")
+    assert {row["order"] for row in told["rows"] if row["name"] == "naive"} == {"cluster", "classification-score", "random"}
+    for order, saying in (
+        ("uncertainty", "of hyperbolic galleries"),
+        ("centroid", "needs the field of a record's class"),
+        ("traffic", "No search of gallery 'things' has been counted yet"),
+    ):
+        refused = project.ask(*SIMULATE, "--methods", "naive", "--orders", order, "--sample", "120", code=None)
+        assert refused.returncode in (1, 2)
+        assert saying in refused.stderr
+        assert "embedding the sample" not in refused.stdout + refused.stderr

@@ -16,7 +16,7 @@ import pytest
 
 import rmvdb.app
 from rmvdb.milvus import MilvusStore
-from rmvdb.types import Id, Index
+from rmvdb.types import Id, Index, Metric
 from rmvdb.upgrade.listing import LEAST_BATCH
 from tests.acceptance.conftest import IDS, NAIVE, TRAINED, UPGRADE
 from tests.support.project import Project
@@ -487,3 +487,20 @@ def write_one(project: Project, id: int) -> None:
     project.editions(**models.editions() | {str(id): 1})
     with project.client() as client:
         client.upsert([{"id": id, "item": models.item(id), "label": 50}])
+
+
+def test_a_small_gallery_of_another_metric_is_merged_on_one_scale(tmp_path: Path) -> None:
+    """Too few records to measure on; squared Euclidean distances beside cosine ones would put every old record last."""
+    ids = list(range(1, 51))
+    project = Project(tmp_path / "project", batch=20).prepare(ids, old_metric="L2", new_metric="COSINE")
+    project.ask(*NAIVE, "--until", "0.5", "--no-cutover")
+    with project.client() as client:
+        new, old = client.plan.legs
+        assert (old.metric, new.metric) == (Metric.L2, Metric.COSINE)
+        assert None not in (old.calibration, new.calibration)
+        found = [client.search(project.models().item(id), limit=10) for id in ids]
+    assert [hits[0].id for hits in found] == ids
+    share = project.json("status")["t"]
+    assert abs(sum(hit.leg == new.collection for hits in found for hit in hits) / 500 - share) < 0.2
+    few = Project(tmp_path / "few").prepare(ids[:3], old_metric="L2", new_metric="COSINE")
+    assert "3 records are too few to bring distances of L2 and COSINE to one scale" in few.ask(*NAIVE, code=1).stderr

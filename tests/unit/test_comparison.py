@@ -458,3 +458,16 @@ def test_with_labels_a_regression_beside_the_contrast_is_taken_where_it_is_worth
     assert told[None].merit == max(told[0.0].merit, told[1.0].merit)
     assert told[None].curve == told[tuned.get("pull", 0.0)].curve
     assert told[0.0].merit != told[1.0].merit
+
+
+@pytest.mark.parametrize("metric", [Metric.COSINE, Metric.L2])
+def test_what_is_lifted_is_measured_as_the_one_leg_that_it_is_served_as(metric):
+    """In one collection, whose distances nobody can tell apart by where a vector came from."""
+    made = trial(pairs(600), orders=("one",), old_metric=metric, new_metric=metric)
+    told = made.predict(Method.FCT)
+    assert told.calibrations == (None, None)
+    assert not told.calibrated
+    stage = made._stages["one"]
+    assert told.curve.map == stage.judge.curve(told.fitted).map
+    tuning = made.measure(Method.FCT, told.fitted, "one").tuning
+    assert [each.map for each in tuning] == [half.curve(told.fitted).map for half in stage.halves]
