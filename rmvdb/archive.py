@@ -60,7 +60,12 @@ class Reading:
     def is_copied_to(self, record: Record) -> bool:
         """Whether this is what the batch wrote, bit by bit, and not what somebody wrote there since."""
         vector = record.vector
-        return vector is not None and self.made == _digest(vector) and dict(record.fields) == dict(self.record.fields)
+        return vector is not None and self.made == _digest(vector) and same_fields(record.fields, self.record.fields)
+
+
+def same_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether fields agree: where they are not equal, as JSON writes them, so that a number that is none (NaN) is itself."""
+    return dict(one) == dict(other) or json.dumps(dict(one), sort_keys=True) == json.dumps(dict(other), sort_keys=True)
 
 
 class Archive:

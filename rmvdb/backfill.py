@@ -7,6 +7,7 @@ collections or in one of them, never in none, and running a batch again changes 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 import os
@@ -17,13 +18,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rmvdb import errors
-from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache, Reading
+from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache, Reading, same_fields
 from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.latency import ENOUGH, WINDOW
@@ -33,6 +34,7 @@ from rmvdb.registry import Registry, key, pack_ids, unpack_ids
 from rmvdb.tables import BatchRow, ClientRow
 from rmvdb.throttle import Limits, Throttle
 from rmvdb.types import BatchState, Id, Phase, Progress, Record, Vectors
+from rmvdb.uptime import uptime
 
 log = logging.getLogger(__name__)
 
@@ -145,9 +147,11 @@ class Backfill:
                 "--execute (rmvdb rollback puts them back)"
             )
         if batch.state == BatchState.REMOVING:
-            decision = Decision(remove=unpack_ids(batch.remove), gone=unpack_ids(batch.gone), again=unpack_ids(batch.again))
+            decided = Decision(remove=unpack_ids(batch.remove), gone=unpack_ids(batch.gone), again=unpack_ids(batch.again))
+            decision = self._decide_again(task, batch, decided)
         else:
-            decision = self._decide(task, batch)
+            decided, decision = None, self._decide(task, batch)
+        if decision != decided:
             packed = {name: pack_ids(getattr(decision, name)) for name in Decision.__slots__}
             self._registry.advance(batch, BatchState.REMOVING, **packed)
         announced = self._registry.intents(task.upgrade, decision.gone) if decision.gone else {}
@@ -288,6 +292,19 @@ class Backfill:
                 getattr(decision, bucket).append(id)
         return decision
 
+    def _decide_again(self, task: Task, batch: BatchRow, decided: Decision) -> Decision:
+        """Whoever had decided died, perhaps long ago: what is still there, and is not what was read, is moved again."""
+        if task.in_place:
+            return decided  # nothing leaves
+        was = {each.record.id: each for readings in self._readings(batch.archive).values() for each in readings}
+        held = [record for records in self._read(task, decided.remove).values() for record in records]
+        announced = self._registry.intents(task.upgrade, [record.id for record in held])
+        changed = {
+            each.id for each in held if key(each.id) not in announced and _fate(was.get(each.id), each, in_place=False) == "again"
+        }
+        left = [id for id in decided.remove if id not in changed]
+        return replace(decided, remove=left, again=[*decided.again, *(id for id in decided.remove if id in changed)])
+
 
 def _with_vectors(records: Sequence[Record], vectors: Mapping[Id, Vectors]) -> list[Record]:
     return [Record(id=each.id, vector=vectors[each.id], fields=each.fields) for each in records if each.id in vectors]
@@ -304,7 +321,7 @@ def _fate(was: Reading | None, now: Record | None, *, in_place: bool) -> str:
 
 def same(one: Record, other: Record) -> bool:
     """Whether two readings of a record agree, bit by bit."""
-    return dict(one.fields) == dict(other.fields) and np.array_equal(_vector(one), _vector(other), equal_nan=True)
+    return same_fields(one.fields, other.fields) and np.array_equal(_vector(one), _vector(other), equal_nan=True)
 
 
 def _vector(record: Record) -> Vectors:
@@ -330,6 +347,9 @@ class Worker:
         self._alive_until = float("-inf")
         #: How often a lease ran out before its heartbeat came.
         self._lapses = 0
+        #: In which order claims were made and heartbeats asked for, and the batches that a heartbeat still found to be its own.
+        self._turns = itertools.count(1)
+        self._held_by: tuple[int, set[int]] = 0, set()
 
     @property
     def note(self) -> str:
@@ -407,12 +427,11 @@ class Worker:
                 self._say(task, held if waiting else [])
             # To the end means to the end: a batch may come back when all seem copied.
             copy = until >= 1.0 or now.done + now.begun < until * now.total
-            # Before the claim, since its lease may run out before it is known here.
-            claimed, in_time = None, self._in_time(self._lapses)
+            claimed, lapses = None, self._lapses  # before the claim, since its lease may run out before it is known here
             if not stop.is_set() and len(at_work) < self._width:
                 claimed = self._claim(task, copy=copy and not row.paused)
             if claimed is not None:
-                at_work.add(pool.submit(self._work, task, backfill, claimed, in_time))
+                at_work.add(pool.submit(self._work, task, backfill, claimed, self._in_time(claimed, lapses)))
             elif not at_work and (stop.is_set() or row.phase == Phase.ENDED or not self._unfinished(task, copy=copy)):
                 now = self._registry.progress(task.upgrade)
                 progress(now)
@@ -467,13 +486,17 @@ class Worker:
             self._held = held
             self._registry.renew(self.name, task.upgrade, lease=self._lease, note=self.note)
 
-    def _in_time(self, lapses: int) -> Permit:
-        """A check that a claim made now is still this worker's for as long as the longest call."""
+    def _in_time(self, batch: BatchRow, lapses: int) -> Permit:
+        """A check that a claim made just now is still this worker's for as long as the longest call."""
+        claimed = next(self._turns)
 
         def check() -> None:
             # No call leaves later than its lease allows: whoever takes over waits for the lease and the longest call. A heartbeat
-            # that comes too late does not bring a claim back.
-            if lapses != self._lapses or time.monotonic() + self._longest_call > self._alive_until:
+            # that comes too late does not bring a claim back; and where the clocks of this machine and of the database do not go
+            # alike, the database decides, by what a later heartbeat still found to be this worker's.
+            asked, held = self._held_by
+            gone = asked > claimed and batch.id not in held
+            if gone or lapses != self._lapses or uptime() + self._longest_call > self._alive_until:
                 raise errors.LeaseLost(
                     "This worker was suspended or cut off for longer than its lease; its batch is left to others"
                 )
@@ -481,9 +504,9 @@ class Worker:
         return check
 
     def _renew(self, upgrade: int) -> None:
-        asked = time.monotonic()
-        self._registry.renew(self.name, upgrade, lease=self._lease, note=self.note)
-        if time.monotonic() > self._alive_until:  # by then, or else it kept nothing
+        turn, asked = next(self._turns), uptime()
+        self._held_by = turn, self._registry.renew(self.name, upgrade, lease=self._lease, note=self.note)
+        if uptime() > self._alive_until:  # by then, or else it kept nothing
             self._lapses += 1
         self._alive_until = asked + self._lease
 
@@ -491,5 +514,5 @@ class Worker:
         while not ended.wait(self._lease / 6):
             try:
                 self._renew(upgrade)
-            except errors.RegistryError as exc:
+            except errors.RmvdbError as exc:  # a full disk, too: there may be room for the next one
                 log.warning("No heartbeat: %s", exc, extra={"action": "heartbeat"})

@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from rmvdb.protocols import Permit, VectorStore
 from rmvdb.registry import Registry, Serving
 from rmvdb.traffic import Traffic
 from rmvdb.types import Hit, Id, Item, Leg, Metric, Record, ServingPlan, Vectors
+from rmvdb.uptime import uptime
 from rmvdb.writing import Writes
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Plans:
         """The plan in force, at most `max_age` seconds old; StalePlan when the registry cannot be asked."""
         if fresh := self._fresh():
             return fresh
-        since = time.monotonic()
+        since = uptime()
         try:
             with self._lock:  # of many searches that find it too old one asks, and all hear the answer
                 if self._failure and self._failure[0] >= since:
@@ -79,7 +79,7 @@ class Plans:
         except errors.RegistryError as exc:
             plan, asked = self._held
             raise errors.StalePlan(
-                f"The serving plan of {self._gallery!r} is {time.monotonic() - asked:.0f} s old, {plan.max_age:g} s are allowed; "
+                f"The serving plan of {self._gallery!r} is {uptime() - asked:.0f} s old, {plan.max_age:g} s are allowed; "
                 f"searching on could miss records: {exc}"
             ) from exc
 
@@ -90,14 +90,14 @@ class Plans:
 
     def _fresh(self) -> ServingPlan | None:
         plan, asked = self._held
-        return plan if time.monotonic() - asked <= plan.max_age else None
+        return plan if uptime() - asked <= plan.max_age else None
 
     def _renewed(self) -> ServingPlan:
         before = self._held[0].epoch
         try:
             self._held = self._ask(before)
         except errors.RegistryError as exc:
-            self._failure = time.monotonic(), exc
+            self._failure = uptime(), exc
             raise
         if (epoch := self._held[0].epoch) != before:
             with contextlib.suppress(errors.RegistryError):
@@ -116,10 +116,10 @@ class Plans:
             self._tell_found(self._traffic.take())
 
     def _ask(self, holds: int) -> tuple[ServingPlan, float]:
-        asked = time.monotonic()  # a plan's age counts from before the question: the answer can only be newer
+        asked = uptime()  # a plan's age counts from before the question: the answer can only be newer
         serving = self._tell(holds)
         if serving.next and self._ready < serving.next.epoch and self._can_serve(serving.next):
-            asked = time.monotonic()
+            asked = uptime()
             serving = self._tell(holds or serving.plan.epoch)
         return serving.plan, asked
 
@@ -312,10 +312,10 @@ class Client:
     def _timely(self, ask: Callable[[ServingPlan], R]) -> R:
         """The answer to a question, asked again where so much time passed that it may have missed a record on its move."""
         for _ in range(ATTEMPTS):
-            started = time.monotonic()  # before the plan's age is looked at
+            started = uptime()  # before the plan's age is looked at
             plan = self._plans.current()
             answer = ask(plan)
-            if time.monotonic() - started <= plan.longest_search or self._alone_since(plan):
+            if uptime() - started <= plan.longest_search or self._alone_since(plan):
                 return answer
         raise errors.EngineError(
             f"A search of {self.gallery!r} took longer than {plan.longest_search:g} s {ATTEMPTS} times; "
@@ -337,7 +337,7 @@ class Client:
         fields: Any,
         strong: bool,
     ) -> list[list[Hit]]:
-        strong = strong or time.monotonic() - self._wrote < plan.staleness + self._longest_call
+        strong = strong or uptime() - self._wrote < plan.staleness + self._longest_call
 
         def leg(each: Leg) -> list[list[Hit]]:
             asked, hyperbolic = queries[each.collection], each.metric is Metric.LORENTZ
@@ -481,4 +481,4 @@ class Client:
             if plan.epoch > self._plans.current().epoch:
                 self._plans.refresh()  # or this client would search by the plan before, which may not know where this is written
             yield plan, in_time
-            self._wrote = time.monotonic()
+            self._wrote = uptime()

@@ -113,8 +113,7 @@ class FaissStore:
 
     def upsert(self, collection: str, records: Sequence[Record], *, permit: Permit = always) -> None:
         """Write records (vectors required), replacing those of the same id; all or none."""
-        permit()
-        self._collection(collection).upsert(records)
+        self._collection(collection).upsert(records, permit)
 
     def delete(self, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
         """Remove the records of these ids; ids that are not there are no error."""
@@ -145,8 +144,9 @@ class _Collection:
         #: What is searched: unit vectors for COSINE, else the vectors themselves.
         self._keys = self._vectors
 
-    def upsert(self, records: Sequence[Record]) -> None:
+    def upsert(self, records: Sequence[Record], permit: Permit) -> None:
         checked = [(self._id(record.id), self._vector(record), self._stored(record)) for record in records]
+        permit()
         with self._lock:
             for id, vector, fields in checked:
                 row = self._row_for(id)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rmvdb.archive import same_fields
 from rmvdb.backfill import same
 from rmvdb.protocols import VectorStore
 from rmvdb.types import Id, Leg, Record, Vectors
@@ -187,7 +188,7 @@ class Mirror:
         if self._lift is None or wanted.vector is None or there.vector is None:
             return same(wanted, there)
         apart = float(np.linalg.norm(wanted.vector - there.vector))
-        return dict(wanted.fields) == dict(there.fields) and apart <= NOISE * float(np.linalg.norm(wanted.vector))
+        return same_fields(wanted.fields, there.fields) and apart <= NOISE * float(np.linalg.norm(wanted.vector))
 
     def _mend_in_turn(self, turn: Turn, target: str, ids: Sequence[Id]) -> int:
         with turn(len(ids)):

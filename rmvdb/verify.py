@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.archive import Archive, ArchiveFile
+from rmvdb.archive import Archive, ArchiveFile, same_fields
 from rmvdb.backfill import Task
 from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
@@ -75,8 +75,9 @@ class _Batch(NamedTuple):
     id: int
     #: What it read, by old collection.
     archive: Mapping[str, Any]
-    #: Eight bytes of each id that it took out of the old collections.
+    #: Eight bytes of each id that it took out of the old collections, and of each that it found gone, and took out of the new.
     removed: npt.NDArray[np.uint64]
+    gone: npt.NDArray[np.uint64]
 
 
 class Verify:
@@ -120,7 +121,8 @@ class Verify:
             if report.ok and not differing:
                 keep(at)
             progress(report.fields_compared, total)
-        self._compare_ids(task, np.unique(np.concatenate([hashes([]), *(batch.removed for batch in batches)])), report)
+        moved = (hash for batch in batches for hash in batch.removed.tolist() if newest.get(hash, batch.id) == batch.id)
+        self._compare_ids(task, np.unique(np.fromiter(moved, np.uint64)), report)
         for id, distance in self._unwritten(task, differing).items():
             report.complain(f"record {id!r} embedded again lies {distance:.1e} from the stored vector")
         return report
@@ -131,7 +133,7 @@ class Verify:
         while page := self._registry.batches(task.upgrade, after=after, limit=50, state=BatchState.RETIRED):
             for row in page:
                 if row.archive and row.remove is not None:
-                    yield _Batch(row.id, row.archive, hashes(unpack_ids(row.remove)))
+                    yield _Batch(row.id, row.archive, hashes(unpack_ids(row.remove)), hashes(unpack_ids(row.gone)))
             after = page[-1].id
 
     def _moved(self, batch: _Batch, newest: Mapping[int, int]) -> Iterator[Record]:
@@ -154,7 +156,7 @@ class Verify:
                 continue  # written while this was read
             if id not in found:
                 report.complain(f"record {id!r} was moved and is not in {' or '.join(task.new)}")
-            elif dict(found[id].fields) != dict(record.fields):
+            elif not same_fields(found[id].fields, record.fields):
                 report.complain(f"record {id!r} has other fields in {' or '.join(task.new)} than it had when it was moved")
         share = min(1.0, sample / of) if of else 1.0
         chosen = self._stored(task, [id for id in expected if id in found and _share(id) < share], vector=True)
@@ -258,13 +260,13 @@ def _valid(begun: Position | None, batches: Sequence[_Batch]) -> Position:
 
 
 def _newest(batches: Sequence[_Batch]) -> dict[int, int]:
-    """Of what was moved more than once, since another program put it back: the last batch that did."""
-    moved = np.concatenate([hashes([]), *(batch.removed for batch in batches)])
-    sizes = np.array([len(batch.removed) for batch in batches], np.int64)
-    by = np.repeat(np.array([batch.id for batch in batches], np.int64), sizes)
-    different, times = np.unique(moved, return_counts=True)
-    again = np.isin(moved, different[times > 1])
-    return dict(zip(moved[again].tolist(), by[again].tolist(), strict=True))
+    """Of what several batches had in hand, since another program put it back: the last one that took it out, or found it gone."""
+    hands = [np.concatenate([batch.removed, batch.gone]) for batch in batches]
+    had = np.concatenate([hashes([]), *hands])
+    by = np.repeat(np.array([batch.id for batch in batches], np.int64), np.array([len(each) for each in hands], np.int64))
+    different, times = np.unique(had, return_counts=True)
+    again = np.isin(had, different[times > 1])
+    return dict(zip(had[again].tolist(), by[again].tolist(), strict=True))
 
 
 def _parts(batches: Sequence[_Batch]) -> Iterator[list[_Batch]]:

@@ -16,6 +16,7 @@ from rmvdb.plural import counted
 from rmvdb.protocols import Permit
 from rmvdb.registry import Opened, Registry
 from rmvdb.types import Id, ServingPlan
+from rmvdb.uptime import uptime
 
 #: Seconds for which a write may go on after it was announced, and for which it waits for others at the same records.
 WRITE_LASTS = 30.0
@@ -61,11 +62,20 @@ class Writes:
             self._registry.withdraw_intents(opened)
             raise
 
+        asked = False
+
         def in_time() -> None:
-            if time.monotonic() - announced > WRITE_LASTS - self._longest_call:
+            nonlocal asked
+            asked = True
+            if uptime() - announced > WRITE_LASTS - self._longest_call:
                 raise self._too_late(ids)
 
-        yield opened, in_time
+        try:
+            yield opened, in_time
+        except BaseException:
+            if not asked:  # nothing has left: nobody needs to wait for it
+                self._registry.withdraw_intents(opened)
+            raise
 
     def _withdraw_all_but(self, opened: Opened, ids: Sequence[Id], kept: Collection[Id]) -> Opened:
         of = dict(zip(ids, opened.intents, strict=True))
@@ -79,23 +89,23 @@ class Writes:
 
     def _wait(self, opened: Opened, ids: Sequence[Id], announced: float) -> float:
         """Until nobody else is at these records; when the write was announced last, since a deadline must not pass meanwhile."""
-        began = time.monotonic()
+        began = uptime()
         while self._registry.blocked(opened, ids):
-            if time.monotonic() - began > WRITE_WAITS:
+            if uptime() - began > WRITE_WAITS:
                 raise errors.EngineError(
                     f"Others were at {counted(len(ids), 'record')} of {self._gallery!r} for over {WRITE_WAITS:g} s; "
                     "repeat the write"
                 )
             time.sleep(0.02)
-            if time.monotonic() - announced > WRITE_LASTS / 3:
-                announced = time.monotonic()
+            if uptime() - announced > WRITE_LASTS / 3:
+                announced = uptime()
                 self._registry.extend_intents(opened, lasting=WRITE_LASTS)
         return announced
 
     def _announce(self, kind: str, ids: Sequence[Id]) -> tuple[Opened, float]:
         writer = f"{self._name}#{next(self._numbers)}"
         while True:
-            started = time.monotonic()
+            started = uptime()
             opened = self._registry.open_intents(self._gallery, kind, ids, client=writer, lasting=WRITE_LASTS)
             if opened is not None:
                 return opened, started

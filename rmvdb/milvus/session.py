@@ -74,6 +74,8 @@ class Session:
         self.schemas: dict[str, Schema] = {}
         #: Rows written into each collection since its last flush.
         self.unflushed: dict[str, int] = {}
+        #: The collections whose schema pymilvus has seen.
+        self.introduced: set[str] = set()
         #: Bytes of a row of a collection and fields, as the last ones were.
         self.weights: dict[tuple[str, ...], int] = {}
 
@@ -155,6 +157,7 @@ class Session:
         except foreign as exc:
             if code_of(exc) == MISSING:
                 self.schemas.pop(collection, None)
+                self.introduced.discard(collection)
             raise self._translated(exc, collection, filter, within=connection.timeout) from exc
 
     def _translated(self, exc: BaseException, collection: str, filter: str, *, within: float) -> RmvdbError:

@@ -13,7 +13,7 @@ from rmvdb.milvus.driver import ONCE
 from rmvdb.milvus.rows import IDS, parts, row_of
 from rmvdb.milvus.session import Session
 from rmvdb.protocols import Permit, always
-from rmvdb.types import Id, Record
+from rmvdb.types import Id, IdType, Record, Schema
 
 if TYPE_CHECKING:
     from rmvdb.milvus.driver import MilvusClient
@@ -28,6 +28,8 @@ def upsert(session: Session, collection: str, records: Sequence[Record], *, perm
     # A key that stands twice in one call would be stored twice: the last one counts.
     rows = {row[schema.id_field]: row for row in (row_of(schema, record) for record in records)}
     _check_ids(session, rows)
+    if rows:
+        _let_pymilvus_know(session, schema)
     for part in parts(list(rows.values()), schema):
         write = functools.partial(_write, collection=collection, rows=part, whole=session.engine().lite3)
         with session.gate(alone=True):
@@ -53,6 +55,17 @@ def _check_ids(session: Session, ids: Any) -> None:
             f"Milvus Lite 2.5 cannot write or delete the id {bad!r}: quotes, line breaks and NUL break its SQL; "
             "use a Milvus server or rename the id"
         )
+
+
+def _let_pymilvus_know(session: Session, schema: Schema) -> None:
+    """pymilvus asks for the schema of a collection once in a process; in an upsert that would be a second call by one permit."""
+
+    def look(client: MilvusClient) -> None:
+        client.get(schema.collection, ["0"] if schema.id_type is IdType.VARCHAR else [0], output_fields=[], **ONCE)
+
+    if schema.collection not in session.introduced:
+        session.run(schema.collection, look)
+        session.introduced.add(schema.collection)
 
 
 def _written(session: Session, collection: str, rows: int) -> None:

@@ -12,7 +12,7 @@ from rmvdb.registry.claims import Claims
 from rmvdb.registry.clients import Clients, Serving
 from rmvdb.registry.engine import parsed_url
 from rmvdb.registry.galleries import Galleries
-from rmvdb.registry.intents import Intents, Opened
+from rmvdb.registry.intents import CONDUCTOR, Intents, Opened
 from rmvdb.registry.kept import Contents
 from rmvdb.registry.packing import key, leg_from_json, leg_to_json, pack_ids, schema_from_json, schema_to_json, unpack_ids
 from rmvdb.registry.plans import Plans
@@ -26,6 +26,7 @@ from rmvdb.registry.versions import Versions
 
 __all__ = [
     "BEGUN",
+    "CONDUCTOR",
     "Contents",
     "Opened",
     "Registry",

@@ -16,6 +16,9 @@ from rmvdb.registry.session import Database, transaction
 from rmvdb.tables import BatchRow, ClientRow, GalleryRow, IntentRow, UpgradeRow
 from rmvdb.types import BatchState, Id, IdType, Phase, ServingPlan
 
+#: How the name begins under which a conductor writes. That of a client begins with its host's, which has no blanks.
+CONDUCTOR = "upgrade "
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
@@ -118,8 +121,9 @@ class Intents(Database):
 
     @transaction
     def last_done(self, s: Session, /, upgrade_id: int, ids: Collection[Id]) -> dict[str, str]:
-        """By key, `upsert` or `delete`: what the last write that was done of each of these records was."""
-        return {row.record: row.kind for row in _intents_of(s, upgrade_id, ids, IntentRow.done.is_(True))}
+        """By key, `upsert` or `delete`: what the last write by a client that was done of each of these records was."""
+        by_client = and_(IntentRow.done, ~IntentRow.client.startswith(CONDUCTOR))
+        return {row.record: row.kind for row in _intents_of(s, upgrade_id, ids, by_client)}
 
     @transaction
     def written(self, s: Session, /, upgrade_id: int, *, after: int = 0, limit: int = 1000) -> Sequence[IntentRow]:

@@ -191,5 +191,5 @@ def _end(s: Session, ended: Sequence[int], *, note: str, resume: int | None) -> 
     s.flush()  # one active upgrade per gallery: this one ends first
     if resume is not None:
         again = s.get_one(UpgradeRow, resume)
-        again.phase, again.ended_at, again.paused = Phase.SERVING_BOTH, None, False
+        again.phase, again.ended_at, again.paused, again.verifying = Phase.SERVING_BOTH, None, False, None
         s.add(PhaseRow(upgrade_id=resume, at=now(s), phase=again.phase, note=f"goes on after upgrade {row.id}"))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rmvdb.mirror import Mirror
-from rmvdb.registry import key
+from rmvdb.registry import CONDUCTOR, key
 from rmvdb.sampling import vectors_of
 from rmvdb.tables import UpgradeRow
 from rmvdb.types import Id, Record, Vectors
@@ -27,7 +27,7 @@ def beside(upgrade: UpgradeRow) -> list[str]:
 
 def mirror(lead: Lead, upgrade: UpgradeRow) -> Mirror:
     """The original, with a hand that writes into what is beside it as a client would."""
-    name = f"{upgrade.id}:{uuid.uuid4().hex[:8]}"
+    name = f"{CONDUCTOR}{upgrade.id}:{uuid.uuid4().hex[:8]}"
     writes = Writes(lead.gallery.name, registry=lead.registry, name=name, longest_call=lead.hands.longest_call)
     assert upgrade.original is not None  # noqa: S101 (the caller looked)
     lift = functools.partial(_lifted, lead, upgrade.lift, upgrade.plan["question"]["side"]) if upgrade.lift else None

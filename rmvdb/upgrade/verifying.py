@@ -12,6 +12,9 @@ from rmvdb.upgrade import backfilling
 from rmvdb.upgrade.lead import Lead
 from rmvdb.verify import Position, Report, Verify
 
+#: Seconds for which what was compared counts, when a comparison that was interrupted goes on.
+COUNTS = 3600.0
+
 
 def verify(lead: Lead, upgrade: UpgradeRow, *, sample: int = 200) -> Report:
     """Compare all of it, now."""
@@ -20,19 +23,27 @@ def verify(lead: Lead, upgrade: UpgradeRow, *, sample: int = 200) -> Report:
 
 def expect_verified(lead: Lead, upgrade: UpgradeRow) -> Report:
     """Compare it, from where that was interrupted; VerifyFailed where anything differs."""
-    begun = lead.registry.upgrade(upgrade.id).verifying
+    begun = _begun(lead, upgrade)
     lead.say(f"verifying{', from where it stood' if begun else ''}")
+    since = begun[1] if begun else lead.registry.now()
 
     def keep(at: Position) -> None:
-        lead.registry.set_upgrade(upgrade.id, verifying=asdict(at), baton=lead.baton)
+        lead.registry.set_upgrade(upgrade.id, verifying=asdict(at) | {"since": since}, baton=lead.baton)
 
-    report = _compare(lead, upgrade, begun=Position(**begun) if begun else None, keep=keep)
+    report = _compare(lead, upgrade, begun=begun[0] if begun else None, keep=keep)
     if report.ok:
         return report
     lead.registry.set_upgrade(upgrade.id, verifying=None, baton=lead.baton)  # whatever is done about it, all is compared again
     raise errors.VerifyFailed(
         f"{counted(report.problems, 'difference')}, such as: {report.examples[0]}; both collections stay in service: rmvdb verify"
     )
+
+
+def _begun(lead: Lead, upgrade: UpgradeRow) -> tuple[Position, float] | None:
+    """Where one was interrupted, and since when it goes on."""
+    kept = dict(lead.registry.upgrade(upgrade.id).verifying or {})
+    since = kept.pop("since", 0.0)
+    return (Position(**kept), since) if kept and lead.registry.now() - since < COUNTS else None
 
 
 def _compare(

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 
 from rmvdb import errors
 from rmvdb.client import Client, Plans
@@ -305,8 +306,9 @@ def test_a_heartbeat_that_reaches_the_database_too_late_does_not_keep_a_claim(
         return renew(*args, **options)
 
     worker._renew(gallery.upgrade.id)
-    assert worker._claim(gallery.task, copy=True) is not None
-    in_time = worker._in_time(worker._lapses)
+    batch = worker._claim(gallery.task, copy=True)
+    assert batch is not None
+    in_time = worker._in_time(batch, worker._lapses)
     time.sleep(1.0)
     monkeypatch.setattr(gallery.registry, "renew", slow)
     worker._renew(gallery.upgrade.id)  # asked 0.2 s before the end of the lease, done 0.2 s after it
@@ -453,3 +455,90 @@ def test_of_many_searches_that_find_their_plan_too_old_one_asks_and_all_hear_the
     with ThreadPoolExecutor(20) as pool:
         assert set(pool.map(current, range(20))) == ({True} if away else {plans._held[0].epoch})
     assert len(asked) == 1
+
+
+# --- what an audit found ------------------------------------------------------------------------------------------------
+
+
+def test_a_heart_goes_on_beating_after_a_disk_that_was_full_for_a_moment(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, real, beats = gallery.worker(lease=0.9), gallery.registry.renew, list[str]()
+
+    def renew(*args: Any, **options: Any) -> set[int]:
+        beats.append(threading.current_thread().name)
+        if beats.count("rmvdb-heartbeat") == 1 and beats[-1] == "rmvdb-heartbeat":
+            raise errors.DiskFull("full for a moment")
+        return real(*args, **options)
+
+    monkeypatch.setattr(gallery.registry, "renew", renew)
+    gallery.encoder.embedder("v2").seconds = 0.5  # some heartbeats long
+    stop = threading.Event()
+    timer = threading.Timer(15.0, stop.set)
+    timer.start()
+    worker.run(gallery.task, gallery.backfill, stop=stop)
+    timer.cancel()
+    gallery.expect_moved()
+
+
+def test_a_claim_that_the_database_has_given_to_another_is_lost_whatever_the_clock_of_its_worker_says(gallery: Gallery) -> None:
+    """The machine was asleep, or the database's clock was set: what a heartbeat says decides."""
+    worker = gallery.worker(lease=5.0)
+    worker._renew(gallery.upgrade.id)
+    lapses = worker._lapses
+    batch = worker._claim(gallery.task, copy=True)
+    assert batch is not None
+    in_time = worker._in_time(batch, lapses)
+    worker._renew(gallery.upgrade.id)
+    in_time()
+    with gallery.registry.engine.begin() as connection:
+        connection.execute(text("UPDATE batches SET lease_until = lease_until - 60"))
+    worker._renew(gallery.upgrade.id)
+    with pytest.raises(errors.LeaseLost):
+        in_time()
+
+
+def test_what_another_program_changes_while_a_removal_waits_for_its_heir_is_moved_again(gallery: Gallery) -> None:
+    """Its worker died after it had decided; the record lies where it always was, for hours perhaps."""
+    copied(gallery)
+    batch = claimed(gallery, lease=0.1)
+    gallery.store.before = once("delete", gallery.task.old[0], killed)
+    with pytest.raises(Killed):
+        gallery.backfill.retire(gallery.task, batch, always)
+    gallery.store.before = lambda *_: None
+    gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "t3"), fields={"n": 7})])
+    gallery.store.delete(gallery.task.old[0], [4])  # as the first worker may have
+    time.sleep(0.7)
+    drive(gallery)
+    assert gallery.held()["new"][3].fields == {"n": 7}
+    gallery.expect_moved()
+    assert gallery.verify().ok
+
+
+def test_what_was_moved_put_back_copied_and_then_deleted_by_another_program_is_no_difference(gallery: Gallery) -> None:
+    drive(gallery)
+    gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "t3"), fields={"n": 7})])
+    completing._list_late(gallery.conductor(), gallery.upgrade, gallery.task.old[0])
+    copied(gallery)
+    remove(gallery, 3)
+    row = gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    assert row.phase == Phase.CUT_OVER
+    gallery.expect_moved()
+
+
+def test_a_number_that_is_none_does_not_differ_from_itself(gallery: Gallery) -> None:
+    """Else its record would be moved again for ever."""
+    gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "t3"), fields={"n": float("nan")})])
+    drive(gallery)
+    assert len(gallery.registry.batches(gallery.upgrade.id)) == 1
+    assert gallery.verify().ok
+
+
+def test_a_write_that_is_refused_before_it_left_keeps_nobody_waiting(gallery: Gallery) -> None:
+    with gallery.client() as one, gallery.client() as two:
+        with pytest.raises(errors.RmvdbError):
+            one.upsert([{"id": "3", "item": "x"}])  # a text where ids are numbers
+        assert not gallery.registry.open_writes(gallery.upgrade.gallery_id)
+        began = time.monotonic()
+        two.upsert([{"id": 3, "item": "y", "n": 2}])
+        assert time.monotonic() - began < 10.0

@@ -734,3 +734,17 @@ def test_it_keeps_one_collection_not_several(tmp_path: Path) -> None:
     with pytest.raises(errors.UsageError, match="lifts one collection, and the gallery lies in 2"):
         made.conductor().simulate(several, methods=[Method.FCT])
     made.registry.close()
+
+
+def test_what_another_program_deletes_and_inserts_again_is_found(gallery: Gallery) -> None:
+    """Though a look at the end of the backfill came between, and took it out of the copy."""
+    row = go_on(gallery, begin(gallery, until=0.9))
+    gallery.store.delete(ORIGINAL, [2])
+    mirroring.agree(gallery.conductor(), row)
+    assert 2 not in gallery.records(row.new_collection)
+    gallery.store.upsert(ORIGINAL, [Record(id=2, vector=vector("v1", "t2"), fields={"n": 5})])
+    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+    row = go_on(gallery, row)
+    assert row.phase == Phase.CUT_OVER
+    assert gallery.records(row.new_collection)[2].fields == {"n": 5}
+    gallery.conductor().clean_up(row)

@@ -214,6 +214,18 @@ def test_who_reads_all_of_it_gives_a_slow_engine_longer(path: Path, tmp_path: Pa
         store.close()
 
 
+def test_one_call_leaves_by_a_permit(path: Path, tmp_path: Path) -> None:
+    """pymilvus asks for a collection's schema before a process upserts into it; that is over when the permit is asked."""
+    store_on(path).create(SCHEMA, Index(type="FLAT"))
+    with slow(address_of(path), tmp_path, method="DescribeCollection", seconds=0.0) as (place, described):
+        store, permits = MilvusStore(lambda: place), list[float]()
+        store.upsert("c", [record(1)], permit=lambda: permits.append(time.monotonic()))
+        assert len(permits) == 1
+        assert described
+        assert max(described) < permits[0]
+        store.close()
+
+
 def test_no_server_is_left_behind_by_a_killed_owner(path: Path) -> None:
     address_of(path)
     os.kill(processes(path)["owner"], signal.SIGKILL)

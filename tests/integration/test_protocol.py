@@ -165,7 +165,9 @@ def test_what_another_program_changes_before_the_comparison_is_moved_again(galle
 def test_a_worker_that_was_suspended_for_longer_than_its_lease_writes_nothing_more(gallery: Gallery) -> None:
     worker = gallery.worker()
     worker._renew(gallery.upgrade.id)
-    still_mine = worker._in_time(worker._lapses)
+    batch = worker._claim(gallery.task, copy=True)
+    assert batch is not None
+    still_mine = worker._in_time(batch, worker._lapses)
     still_mine()
     threading.Event().wait(1.3)
     worker._renew(gallery.upgrade.id)  # a heartbeat that comes too late

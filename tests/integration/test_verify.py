@@ -166,3 +166,31 @@ def test_a_gallery_of_nothing_is_verified(tmp_path: Path) -> None:
     found = empty.conductor().advance(row(empty), empty.worker())
     assert found.phase == Phase.CUT_OVER
     empty.registry.close()
+
+
+def test_nothing_that_was_compared_before_a_third_version_counts_after_it(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took every record out of this collection, and a roll back put them there again."""
+    interrupted(gallery, after=3)
+    first, task = gallery.upgrade, gallery.task
+    gallery.supersede()
+    conductor = gallery.conductor()
+    conductor.backfill(row(gallery), gallery.worker())
+    back = conductor.roll_back(row(gallery))
+    assert back is not None
+    conductor.clean_up(conductor.advance(back, gallery.worker()))
+    gallery.upgrade, gallery.task = first, task
+    assert row(gallery).phase == Phase.SERVING_BOTH
+    assert row(gallery).verifying is None
+    gallery.store.upsert("texts_v2", [Record(id=1, vector=vector("v2", "t1"), fields={"n": 99})])
+    with pytest.raises(errors.VerifyFailed, match="other fields"):
+        gallery.conductor().advance(row(gallery), gallery.worker())
+
+
+def test_what_was_compared_long_ago_is_compared_again(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(gallery, after=3)
+    monkeypatch.setattr("rmvdb.upgrade.verifying.COUNTS", 0.0)
+    files = read(gallery, monkeypatch)
+    gallery.conductor().cut_over(row(gallery), gallery.worker())
+    assert files == [10, 10, 10, 10]
