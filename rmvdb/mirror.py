@@ -109,14 +109,15 @@ class Mirror:
         for page in self._pages(ids):
             self._mend(target, page, leave_out=self._done)
 
-    def agree(self, legs: Sequence[str]) -> int:
+    def agree(self, legs: Sequence[str], look: Callable[[], None] = lambda: None) -> int:
         """Bring into the last of these legs what only the original holds, and take out of all what it does not hold; how many.
 
         That is what other programs inserted and deleted there, and what clients that were killed had begun to. What a client
-        deleted, and another program put back, stays out.
+        deleted, and another program put back, stays out. `look` is called now and then, and may end it by raising.
         """
         changed = 0
         for ids, held in self._side_by_side(legs):
+            look()
             for strange in self._pages(ids - held):
                 done = self._done(strange)
                 if strange := [id for id in strange if done.get(id) != "delete"]:

@@ -224,7 +224,7 @@ def ordered(
             while chunk := list(islice(ids, batch)):
                 yield chunk
         except OSError as exc:
-            if exc.errno != errno.ENOSPC:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise DiskFull(
                 f"No space left in {folder} to sort the records of {collection}; free some, then run it again"

@@ -122,7 +122,9 @@ class Verify:
                 keep(at)
             progress(report.fields_compared, total)
         moved = (hash for batch in batches for hash in batch.removed.tolist() if newest.get(hash, batch.id) == batch.id)
-        self._compare_ids(task, np.unique(np.fromiter(moved, np.uint64)), report)
+        self._compare_ids(
+            task, np.unique(np.fromiter(moved, np.uint64)), report, look=lambda: progress(report.fields_compared, total)
+        )
         for id, distance in self._unwritten(task, differing).items():
             report.complain(f"record {id!r} embedded again lies {distance:.1e} from the stored vector")
         return report
@@ -196,12 +198,13 @@ class Verify:
                 return differing
             time.sleep(0.1)
 
-    def _compare_ids(self, task: Task, moved: npt.NDArray[np.uint64], report: Report) -> None:
+    def _compare_ids(self, task: Task, moved: npt.NDArray[np.uint64], report: Report, *, look: Callable[[], None]) -> None:
         upserted, deleted = self._written(task)
         expected = np.setdiff1d(np.union1d(moved, upserted), deleted)
         stored = [np.empty(0, np.uint64)]
         for collection in task.new:
             for page in self._store.scan(collection):
+                look()
                 stored.append(hashes([record.id for record in page]))
                 self._complain_of_strangers(task, collection, page, expected, report)
         present = np.unique(np.concatenate(stored))

@@ -64,6 +64,7 @@ def _list_late(lead: Lead, upgrade: UpgradeRow, collection: str) -> int:
     remade = _retired(lead, upgrade) if upgrade.in_place else None
     late = 0
     for page in lead.store.scan(collection, page=lead.hands.batch):
+        lead.check_stop()
         left = [record.id for record in page if key(record.id) not in aside]
         settled = listing.newer(lead, upgrade, collection, left) if remade is None else _remade(lead, upgrade, left, remade)
         if ids := [id for id in left if id not in settled]:

@@ -37,7 +37,7 @@ def mirror(lead: Lead, upgrade: UpgradeRow) -> Mirror:
 
 def agree(lead: Lead, upgrade: UpgradeRow) -> None:
     """Let what is beside the original hold what it holds, once more."""
-    mirror(lead, upgrade).agree(beside(upgrade))
+    mirror(lead, upgrade).agree(beside(upgrade), lead.check_stop)
 
 
 def last_done(lead: Lead, upgrade: UpgradeRow, ids: Sequence[Id]) -> dict[Id, str]:
