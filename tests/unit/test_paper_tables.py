@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -91,9 +92,9 @@ def test_a_folder_without_a_reader_is_named(tmp_path: Path) -> None:
         data.cifar100(tmp_path)
 
 
-def written(path: Path, value: int) -> None:
+def written(path: Path, colour: int | np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((20, 10, 3), value, dtype=np.uint8)).save(path)
+    Image.fromarray(np.broadcast_to(colour, (20, 10, 3)).astype(np.uint8)).save(path)
 
 
 def test_market1501_reads_identity_and_camera_from_names_and_leaves_junk_out(tmp_path: Path) -> None:
@@ -395,6 +396,49 @@ def test_five_updates_make_a_triangle_of_p_com(folder: Path, tiny: Scale, monkey
         assert [len(line) for line in row["p_com"]] == [len(line) for line in row["cross_cmc"]] == [1, 2, 3, 4]
         assert len(row["self_cmc"]) == len(row["alone_cmc"]) == 5
     assert found["backbones"] == ["small", "small-wide"]
+def market(root: Path) -> None:
+    """Twenty people learnt, twelve searched for, each seen by two cameras, and one picture of nobody."""
+    colours = np.random.default_rng(0).integers(40, 215, (112, 1, 1, 3))
+    for person, camera, shot in ((*each, shot) for each in product(range(1, 21), (1, 2)) for shot in range(3)):
+        written(root / "bounding_box_train" / f"{person:04}_c{camera}s1_00000{shot}_00.jpg", colours[person])
+    for person, camera in product(range(100, 112), (1, 2)):
+        for shot in range(2):
+            written(root / "bounding_box_test" / f"{person:04}_c{camera}s1_00000{shot}_00.jpg", colours[person])
+        written(root / "query" / f"{person:04}_c{camera}s1_000009_00.jpg", colours[person])
+    written(root / "bounding_box_test" / "0000_c1s1_000001_00.jpg", colours[0])
+
+
+def tiny_imagenet(root: Path) -> None:
+    """Six classes."""
+    colours = np.random.default_rng(0).integers(40, 215, (6, 1, 1, 3))
+    lines = []
+    for number, shot in product(range(6), range(12)):
+        written(root / "train" / f"n{number:02}" / "images" / f"n{number:02}_{shot}.JPEG", colours[number])
+        written(root / "val" / "images" / f"val_{number}_{shot}.JPEG", colours[number])
+        lines.append(f"val_{number}_{shot}.JPEG\tn{number:02}\t0\t0\t62\t62")
+    (root / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "lay_out", "last"),
+    [("market1501-extended-class", market, "bict"), ("tinyimagenet-ext-class", tiny_imagenet, "hbct")],
+)
+def test_tables_of_published_folders_are_made_too(
+    tmp_path: Path,
+    tiny: Scale,
+    setting: str,
+    lay_out: Callable[[Path], None],
+    last: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(data, "MARKET", (32, 16))
+    monkeypatch.setattr(data, "TINY", (32, 32))
+    lay_out(tmp_path)
+    found = made_table(setting, tmp_path, tiny)
+    assert [row["method"] for row in found["rows"]][:: len(found["rows"]) - 1] == ["old", last]
+    assert (tmp_path / "out" / f"{setting}.md").is_file()
+
+
     table = (folder / "out" / "cifar100-five-updates.md").read_text()
     assert "| hbct 4 |" in table
     assert "nan" not in table
