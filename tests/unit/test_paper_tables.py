@@ -265,7 +265,9 @@ def test_a_row_is_what_simulate_measures_in_one_piece(
     row = rows.row("naive", [found], found)
     summary = simulate.summary(whole, old=whole.map[0], new=whole.map[-1])
     assert (row.auc_map, row.auc_cmc, row.gain) == (summary.auc_map, summary.auc_cmc, summary.gain)
-    assert row.flips == max(metrics.negative_flips(whole.top1[0], now) for now in whole.top1)
+    flips = [metrics.negative_flips(whole.top1[0], now) for now in whole.top1]
+    assert row.flips_curve == pytest.approx(flips)
+    assert row.flips == max(flips)
     assert (row.seeds, row.spread["gain"]) == (1, 0.0)
 
 
@@ -278,6 +280,7 @@ def test_the_models_alone_gain_nothing_and_everything(legs: tuple[Legs, Ground, 
     assert several.gain == pytest.approx(0.5)
     assert several.spread["gain"] == pytest.approx(np.sqrt(0.5))
 
+    assert several.flips_curve == pytest.approx([(a + b) / 2 for a, b in zip(old.flips_curve, new.flips_curve, strict=True)])
 
 def test_calibration_is_kept_only_where_it_helps_the_other_half(legs: tuple[Legs, Ground, np.ndarray]) -> None:
     both, ground, _ = legs
@@ -355,7 +358,7 @@ def test_a_table_from_pictures_to_its_files(folder: Path, tiny: Scale) -> None:
     assert (found["scale"], found["backbones"], found["epochs"], found["seeds"]) == ("small", ["small"], 1, 2)
     for row in found["rows"]:
         assert {"auc_map", "auc_cmc", "gain", "flips"} <= set(row)
-        assert len(row["curve"]) == 11
+        assert len(row["curve"]) == len(row["flips_curve"]) == 11
     assert [row["seeds"] for row in found["rows"]] == [1, 1, 1, 2, 2, 2, 2, 2, 1, 1, 2, 2, 2]
     page = (folder / "out" / "cifar100-extended-class.md").read_text()
     assert "**Small**" in page
