@@ -25,6 +25,8 @@ def make(
     """Train what is missing, measure every row, and write the table; without a scale the one that suits the device."""
     chosen = SETTINGS[setting]
     scale = scale or scales.chosen(device, wider=chosen.wider)
+    made_by = {"scale": scale.name, "backbones": sorted(set(scale.backbones)), "device": _called(device)}
+    report.check(out / f"{setting}.json", made_by)
     task = chosen.split(chosen.read(folder), scale.sizes, kept=chosen.kept)
     workshop = Workshop(task, out / "embeddings", device=device, say=say)
     recipes = scale.recipes() if not task.steps else scale.sequence(len(task.steps))
@@ -35,12 +37,12 @@ def make(
     found = {
         "setting": setting,
         "about": chosen.about,
-        "scale": scale.name,
-        "backbones": sorted({recipe.backbone for recipe in workshop.used}),
+        **made_by,
+        "threads": workshop.threads,
         "epochs": scale.epochs,
+        "weights": workshop.weights,
         "seeds": max(row.get("seeds", 1) for row in rows),
         "seconds": round(workshop.seconds + measuring, 1),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "pictures": _counts(task),
         "rows": rows,
         "embeddings": workshop.files,
@@ -52,6 +54,10 @@ def make(
 def _counts(task: Task) -> dict[str, int]:
     parts = {"for the old model": task.old, "for the new one": task.new, "for ψ, ρ, h and calibrations": task.pairs}
     return {name: len(part) for name, part in {**parts, "searched": task.gallery}.items() if len(part)}
+
+
+def _called(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def _device(_: click.Context, __: click.Parameter, value: str) -> torch.device:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ DIM = 128
 SIMCLR = "simclr"
 #: Pixels by which a picture is shifted at most while a model learns.
 SHIFT = 4
+#: Fields of recipes that came when there were names already: they are in a name only where they differ from what was before them.
+LATER = ("steepness",)
 #: Called with a sentence.
 Say = Callable[[str], None]
 
@@ -54,6 +56,11 @@ class Recipe:
     lr: float = 0.1
     batch: int = 128
     seed: int = 0
+
+    @property
+    def method(self) -> str:
+        """Its name without the number of a step."""
+        return self.name.split()[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,20 +123,37 @@ class Workshop:
 
     def embedded(self, recipe: Recipe, part: Literal["pairs", "gallery", "queries"]) -> Embedded:
         """A part as that model sees it; raises ModelError where the training diverges."""
-        name = f"{recipe.name}-{part}-{_hash(self._key(recipe), self._prints[part])}"
+        name = self.name(recipe, part)
         self.used.add(recipe)
-        found = _read(self._folder / f"{name}.safetensors")
+        found = _read(self._folder / name)
         if found is None:
             found = self._embed(self.model(recipe), getattr(self._task, part))
-            _write(self._folder / f"{name}.safetensors", found)
-        self.files[f"{name}.safetensors"] = _note(self._folder / f"{name}.safetensors")["sha256"]
+            _write(self._folder / name, found)
+        self.files[name] = _note(self._folder / name)["sha256"]
         return Embedded(vectors=found["vectors"].numpy(), score=found["score"].numpy())
+
+    def name(self, recipe: Recipe, part: str) -> str:
+        """Of the file with those embeddings: another one where anything is other that they depend on."""
+        return f"{recipe.name}-{part}-{_hash(self._key(recipe), self._prints[part])}.safetensors"
+
+    @property
+    def weights(self) -> dict[str, tuple[float, float]]:
+        """Of the classification and of the pull, for each method that pulls a model towards the one before it."""
+        pulling = sorted((recipe for recipe in self.used if recipe.after), key=lambda recipe: recipe.name)
+        return {recipe.method: recipe.weights or compatible.Loss(recipe.loss).weights for recipe in pulling}
 
     @property
     def seconds(self) -> float:
         """How long the models that were asked for took to train, now or when they were."""
-        notes = (_note(self._folder / f"{self._weights_name(recipe)}.safetensors") for recipe in self.used)
-        return sum(note.get("seconds", 0.0) for note in notes)
+        return sum(note.get("seconds", 0.0) for note in self._notes())
+
+    @property
+    def threads(self) -> list[int]:
+        """The numbers of CPU threads, on which weights depend: of this process, and of those that trained what was asked for."""
+        return sorted({torch.get_num_threads(), *(note["threads"] for note in self._notes() if "threads" in note)})
+
+    def _notes(self) -> Iterator[dict[str, Any]]:
+        return (_note(self._folder / self._weights_name(recipe)) for recipe in self.used)
 
     def model(self, recipe: Recipe) -> Model:
         """The trained model."""
@@ -138,7 +162,7 @@ class Workshop:
         return self._trained[recipe]
 
     def _loaded(self, recipe: Recipe) -> Model | None:
-        found = _read(self._folder / f"{self._weights_name(recipe)}.safetensors")
+        found = _read(self._folder / self._weights_name(recipe))
         if found is None:
             return None
         model = self._fresh(recipe)
@@ -160,7 +184,8 @@ class Workshop:
         seconds = round(time.perf_counter() - began, 1)
         self.training += seconds
         self._say(f"trained {recipe.name} in {seconds:.0f} s")
-        _write(self._folder / f"{self._weights_name(recipe)}.safetensors", _whole(model).state_dict(), seconds=seconds)
+        note = {"seconds": seconds, "threads": torch.get_num_threads()}
+        _write(self._folder / self._weights_name(recipe), _whole(model).state_dict(), **note)
         return model
 
     def _reference(self, old: Model | None) -> Model | None:
@@ -189,11 +214,18 @@ class Workshop:
         return {"vectors": vectors.contiguous(), "score": score}
 
     def _key(self, recipe: Recipe) -> str:
-        parts = [asdict(recipe) | {"after": None}, self._prints[recipe.taught], self._task.shared]
+        parts = [_told(recipe), self._prints[recipe.taught], self._task.shared]
         return _hash(json.dumps(parts), "" if recipe.after is None else self._key(recipe.after))
 
     def _weights_name(self, recipe: Recipe) -> str:
-        return f"{recipe.name}-weights-{self._key(recipe)}"
+        return f"{recipe.name}-weights-{self._key(recipe)}.safetensors"
+
+
+def _told(recipe: Recipe) -> dict[str, Any]:
+    """The fields of a recipe that name its model, but for the model before it."""
+    usual = {field.name: field.default for field in fields(recipe)}
+    told = asdict(recipe) | {"after": None}
+    return {name: value for name, value in told.items() if name not in LATER or value != usual[name]}
 
 
 def _settings(recipe: Recipe) -> compatible.Settings:

@@ -43,17 +43,28 @@ HEADS = {
 HEADS["updates"] = ("model", "CMC@1 trained alone", "self", "in the galleries of models 0, 1 …", "P_com there (–: undefined)")
 #: What tells a kind of table by its rows.
 SIGNS = {"backfill": "curve", "updates": "p_com", "compatible": "self_cmc"}
-SMALL = "**Small**: a network of four convolutions on a CPU, by the same protocol; not to be set beside a table of full scale."
+#: Networks that no paper has a name for.
+NETWORKS = {"small": "a network of four convolutions", "small-wide": "a wider one"}
+
+
+def check(path: Path, found: dict[str, Any]) -> None:
+    """Raise NeedsConsent where a table is there of other networks or another device, or of full scale and this one is small."""
+    if not path.is_file():
+        return
+    there = json.loads(path.read_text())
+    lesser = there["scale"] == "full" and found["scale"] != "full"
+    if lesser or any(there[name] != found[name] for name in ("backbones", "device")):
+        raise NeedsConsent(
+            f"{path} is of {_made_by(there)} and this table would be of {_made_by(found)}; "
+            "name another --out, or take the file away"
+        )
 
 
 def write(found: dict[str, Any], folder: Path) -> tuple[Path, Path]:
-    """`<setting>.json` and `<setting>.md` into the folder; raises NeedsConsent rather than put small in the place of full."""
+    """`<setting>.json` and `<setting>.md` into the folder; raises NeedsConsent rather than take the place of another table."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{found['setting']}.json"
-    if path.is_file() and json.loads(path.read_text())["scale"] == "full" and found["scale"] != "full":
-        raise NeedsConsent(
-            f"{path} is of full scale and this table is {found['scale']}; name another --out, or take the file away"
-        )
+    check(path, found)
     path.write_text(json.dumps(finite(rounded(found)), indent=1) + "\n")
     path.with_suffix(".md").write_text(markdown(found))
     return path, path.with_suffix(".md")
@@ -64,7 +75,7 @@ def markdown(found: dict[str, Any]) -> str:
     kind = next(kind for kind, sign in SIGNS.items() if sign in found["rows"][0])
     cells = [line for row in found["rows"] for line in CELLS[kind](row, found["setting"])]
     about = found["about"][0].upper() + found["about"][1:]
-    lines = [f"# {found['setting']}", "", f"{about}.", *([SMALL] if found["scale"] == "small" else []), ""]
+    lines = [f"# {found['setting']}", "", f"{about}.", *_small(found), ""]
     lines += [_line(HEADS[kind]), _line(["---"] * len(HEADS[kind])), *map(_line, cells), "", *_notes(found, kind), ""]
     return "\n".join(lines)
 
@@ -75,7 +86,20 @@ def rounded(value: Any) -> Any:
         return {key: rounded(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(part) for part in value]
-    return round(value, 5) if isinstance(value, float) else value
+    return round(value, 5) + 0.0 if isinstance(value, float) else value  # −0.0 + 0.0 is 0.0
+
+
+def _small(found: dict[str, Any]) -> list[str]:
+    """What a table of small scale says first of all."""
+    if found["scale"] != "small":
+        return []
+    networks = " and ".join(NETWORKS.get(name, name) for name in found["backbones"])
+    where = "a CPU" if found["device"] == "CPU" else found["device"]
+    return [f"**Small**: {networks} on {where}, by the same protocol; not to be set beside a table of full scale."]
+
+
+def _made_by(found: dict[str, Any]) -> str:
+    return f"scale {found['scale']}, by {', '.join(found['backbones'])} on {found['device']}"
 
 
 def _areas(row: Row, setting: str) -> list[list[str]]:
@@ -86,7 +110,7 @@ def _areas(row: Row, setting: str) -> list[list[str]]:
         row["method"],
         _hundred(row["auc_map"]),
         _hundred(row["auc_cmc"]),
-        f"{100 * row['gain']:.0f} %",
+        f"{100 * row['gain']:z.0f} %",
         f"{100 * row['spread']['gain']:.1f}" if trained else "",
         _hundred(row["fall"]),
         _hundred(row["flips"]),
@@ -122,7 +146,8 @@ def _notes(found: dict[str, Any], kind: str) -> list[str]:
     sizes = ", ".join(f"{count:,} {name}" for name, count in found["pictures"].items())
     notes = [
         f"Scale: {found['scale']}; networks: {', '.join(found['backbones'])}; {found['epochs']} epochs; pictures: {sizes}.",
-        f"Trained and measured in {found['seconds']:.0f} s on {found['device']}; each model was trained once.",
+        f"Trained and measured in {found['seconds']:.0f} s on {_machine(found)}; each model was trained once.",
+        *_pulls(found),
     ]
     if kind != "backfill":
         return [*notes, "Shares of 1."]
@@ -134,18 +159,29 @@ def _notes(found: dict[str, Any], kind: str) -> list[str]:
     ]
 
 
+def _machine(found: dict[str, Any]) -> str:
+    threads = " and ".join(map(str, found["threads"]))
+    return f"{found['device']} by {threads} thread{'s' * (threads != '1')}"
+
+
+def _pulls(found: dict[str, Any]) -> list[str]:
+    """The weights of the losses, where models were trained to be comparable."""
+    pulls = "; ".join(f"{method} {own:g}, {pull:g}" for method, (own, pull) in found["weights"].items())
+    return [f"Weights of classification and pull: {pulls}."] if pulls else []
+
+
 def _line(cells: list[str] | tuple[str, ...]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
 def _hundred(share: float) -> str:
-    return f"{100 * share:.1f}"
+    return f"{100 * share:z.1f}"
 
 
 def _share(value: float | None) -> str:
     if value is None:
         return ""
-    return "–" if math.isnan(value) else f"{value:.3f}"
+    return "–" if math.isnan(value) else f"{value:z.3f}"
 
 
 CELLS = {"backfill": _areas, "compatible": _compared, "updates": _updates}

@@ -85,8 +85,9 @@ class Row:
     auc_map: float
     auc_cmc: float
     gain: float
-    #: The largest share of queries, over t, that are right by the old model and wrong then.
+    #: The share of queries that are right by the old model and wrong at t = 0, 0.1 … 1, and the largest of each training.
     flips: float
+    flips_curve: list[float]
     #: mAP and CMC@1 at t = 0, 0.1 … 1, and how far mAP lies below its own earlier height at most.
     curve: list[float]
     curve_cmc: list[float]
@@ -150,12 +151,13 @@ def row(method: str, curves: Sequence[Curve], base: Curve, *, calibrated: float 
     """A method's line from its curves, one a seed; `base` goes from the old model alone to the new one alone."""
     found = [simulate.summary(curve, old=base.map[0], new=base.map[-1]) for curve in curves]
     values = {name: [getattr(each, name) for each in found] for name in ("auc_map", "auc_cmc", "gain")}
-    flips = [max(metrics.negative_flips(base.top1[0], now) for now in curve.top1) for curve in curves]
+    flips = [[metrics.negative_flips(base.top1[0], now) for now in curve.top1] for curve in curves]
     means = {name: float(np.mean(each)) for name, each in values.items()}
     return Row(
         method=method,
         **means,
-        flips=float(np.mean(flips)),
+        flips=float(np.mean(np.max(flips, axis=1))),
+        flips_curve=np.mean(flips, axis=0).tolist(),
         curve=np.mean([each.map for each in found], axis=0).tolist(),
         curve_cmc=np.mean([each.cmc for each in found], axis=0).tolist(),
         fall=float(np.mean([each.largest_fall for each in found])),

@@ -36,8 +36,6 @@ class Scale:
     sizes: Sizes = field(default_factory=Sizes)
     #: How ψ and ρ are trained, but for the seed.
     settings: Settings = field(default_factory=Settings)
-    #: FCT's h.
-    lift_epochs: int = 80
 
     @property
     def name(self) -> Literal["full", "small"]:
@@ -50,11 +48,11 @@ class Scale:
         old = self._recipe("old", "old", seed=1)
         plain = self._recipe("new", "new", seed=2)
         curved = self._recipe("old-hyperbolic", "old", zeta=ZETAS[0], seed=1)
-        made = [old, plain, curved, self._recipe("new-hyperbolic", "new", zeta=ZETAS[1], seed=2)]
+        hyperbolic = self._recipe("new-hyperbolic", "new", zeta=ZETAS[1], seed=2)
+        made = [old, plain, curved, hyperbolic]
         made += [replace(plain, name=name, loss=name, weights=weights, after=old) for name, weights in LOSSES.items()]
         made.append(replace(plain, name="bict", loss="bct", weights=BICT, after=old))
-        hyperbolic = replace(plain, zeta=ZETAS[1], after=curved)
-        made += [replace(hyperbolic, name=name, loss=name) for name in ("hbct", "hbct-no-entail")]
+        made += [replace(hyperbolic, name=name, loss=name, after=curved) for name in ("hbct", "hbct-no-entail")]
         made.append(self._recipe("side", "old", loss=SIMCLR, seed=3))
         return {recipe.name: recipe for recipe in made}
 
@@ -79,8 +77,8 @@ class Scale:
         return replace(recipe, taught=str(number), backbone=backbone)
 
     def _recipe(self, name: str, taught: Literal["old", "new"], **rest: object) -> Recipe:
-        kept = {"backbone": self.backbones[taught == "new"], "epochs": self.epochs, "steepness": self.steepness}
-        return Recipe(name=name, taught=taught, **kept, **rest)
+        made = Recipe(name=name, taught=taught, backbone=self.backbones[taught == "new"], epochs=self.epochs, **rest)
+        return made if made.zeta is None else replace(made, steepness=self.steepness)
 
 
 def chosen(device: torch.device, *, wider: bool) -> Scale:

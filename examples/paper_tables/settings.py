@@ -12,6 +12,7 @@ import numpy as np
 from examples.paper_tables import data, tasks
 from examples.paper_tables.backfill import Plan, Upgrade
 from examples.paper_tables.data import DataSet
+from examples.paper_tables.models import DIM
 from examples.paper_tables.rows import measured, quality, row
 from examples.paper_tables.scales import SEQUENCE
 from examples.paper_tables.tasks import Task
@@ -24,6 +25,8 @@ from rmvdb.types import Metric, Record
 TRAINED = (Method.RQT, Method.CL_S, Method.CL_M, Method.MCL, Method.RM)
 #: HBCT's Table 1: each space with its own old model and its own new one trained alone.
 SPACES = {"": ("l2", "bct", "ract", "advbct", "hoc"), "-hyperbolic": ("hbct-no-entail", "hbct")}
+#: What the table is not as FCT has it: `training` makes h four times as wide as the new space.
+LIFTED = f"the hidden layers of h (fct, fct-side, bict) have a width of {4 * DIM}, FCT's of 2,048"
 #: The rows, one after the other; what each is a dictionary of is in `Row` and in `compatibility`.
 Rows = Iterator[dict[str, Any]]
 
@@ -184,13 +187,13 @@ def _confidences(upgrade: Upgrade) -> dict[str, list[np.ndarray]]:
 
 SETTINGS: dict[str, Setting] = {
     "cifar100-extended-class": Setting(
-        about="rank merge's Table 1: 50 → 100 classes, the same architecture",
+        about=f"rank merge's Table 1: 50 → 100 classes, the same architecture; {LIFTED}",
         read=data.cifar100,
         split=tasks.extended_class,
         rows=methods,
     ),
     "cifar100-extended-class-wider": Setting(
-        about="rank merge's Table A2: the same with a larger new model",
+        about=f"rank merge's Table A2: the same with a larger new model; {LIFTED}",
         read=data.cifar100,
         split=tasks.extended_class,
         rows=methods,
@@ -240,7 +243,7 @@ SETTINGS: dict[str, Setting] = {
         rows=identities,
     ),
     "market1501-extended-class": Setting(
-        about="rank merge's Table 1 on Market-1501", read=data.market1501, split=tasks.extended_class, rows=methods
+        about=f"rank merge's Table 1 on Market-1501; {LIFTED}", read=data.market1501, split=tasks.extended_class, rows=methods
     ),
     "tinyimagenet-ext-class": Setting(
         about="HBCT's Table 1 on TinyImageNet",

@@ -78,7 +78,7 @@ def hardest_half(d: Tensor, allowed: Tensor, *, farthest: bool) -> Tensor:
     """
     keys = (-d if farthest else d).detach().masked_fill(~allowed, torch.inf)  # (B, B): the hardest are the smallest
     # numpy sorts rows ten times as fast as torch does on a CPU, and this is most of a step's time.
-    ranked = torch.from_numpy(np.sort(keys.numpy(), axis=1))  # (B, B)
+    ranked = torch.from_numpy(np.sort(keys.cpu().numpy(), axis=1)).to(keys.device)  # (B, B)
     end = ((allowed.sum(1, keepdim=True) + 1) // 2 - 1).clamp_min(0)  # (B, 1)
     return allowed & (keys <= ranked.gather(1, end))
 

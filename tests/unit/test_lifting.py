@@ -83,13 +83,26 @@ def test_the_loss_is_half_of_the_squared_distance(metric):
     assert float(found) == pytest.approx(slow)
 
 
-def test_the_network_is_that_of_the_paper():
+def test_a_network_of_the_papers_width_has_the_papers_layers():
     """Branches d → 2d → 2 d_new, then 2048 → 2048 → d_new; all but the last with BatchNorm and ReLU."""
     config = Config(d_in=128, d_out=64, side=32, blocks=3, hidden=2048, branches=True)
     shapes = [(each.in_features, each.out_features) for each in Network(config).modules() if isinstance(each, torch.nn.Linear)]
     assert shapes == [(128, 256), (256, 128), (32, 64), (64, 128), (256, 2048), (2048, 2048), (2048, 64)]
     kinds = [type(each).__name__ for each in Network(config).modules() if isinstance(each, (torch.nn.BatchNorm1d, torch.nn.ReLU))]
     assert kinds == ["BatchNorm1d", "ReLU"] * 6
+
+
+def test_without_a_width_the_hidden_layers_are_four_times_the_new_dimension_wide():
+    """Not the paper's 2048: 512 for the 128 dimensions of its tables."""
+    some = pairs(40)
+    made = fit(
+        replace(some, new=some.new[:, :5]),
+        method=Method.FCT,
+        old_metric=Metric.COSINE,
+        new_metric=Metric.COSINE,
+        settings=Settings(least_steps=1),
+    ).lift
+    assert made.config == replace(made.config, d_in=6, side=6, d_out=5, blocks=3, hidden=20, branches=True, residual=False)
 
 
 @pytest.mark.parametrize("side", [0, 3])

@@ -114,6 +114,15 @@ def test_the_halves_are_the_farthest_positives_and_the_nearest_negatives():
     assert losses.hardest_half(d, allowed, farthest=False).tolist() == [[True, False, False, True, False]]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that torch can use")
+def test_the_halves_of_distances_on_a_gpu_are_the_same():
+    d = torch.rand(9, 9)
+    allowed = torch.rand(9, 9) < 0.7
+    found = losses.hardest_half(d.cuda(), allowed.cuda(), farthest=True)
+    assert found.is_cuda
+    assert torch.equal(found.cpu(), losses.hardest_half(d, allowed, farthest=True))
+
+
 def test_distances_far_apart_do_not_overflow():
     d = torch.tensor([[0.0, 1e6], [1e6, 0.0]])
     same = torch.eye(2, dtype=torch.bool)

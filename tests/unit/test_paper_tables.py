@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from rmvdb.errors import ItemError, NeedsConsent, UnknownName, UsageError
 from rmvdb.training import Fitted, Method, Settings
 from rmvdb.types import Metric
 
+RESULTS = Path(__file__).parents[2] / "results"
 CLASSES, EACH = 6, 40
 CPU = torch.device("cpu")
 #: A folder's reader of pictures that a small network can tell apart: each class has its own colours.
@@ -91,9 +93,9 @@ def test_a_folder_without_a_reader_is_named(tmp_path: Path) -> None:
         data.cifar100(tmp_path)
 
 
-def written(path: Path, value: int) -> None:
+def written(path: Path, colour: int | np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((20, 10, 3), value, dtype=np.uint8)).save(path)
+    Image.fromarray(np.broadcast_to(colour, (20, 10, 3)).astype(np.uint8)).save(path)
 
 
 def test_market1501_reads_identity_and_camera_from_names_and_leaves_junk_out(tmp_path: Path) -> None:
@@ -264,7 +266,9 @@ def test_a_row_is_what_simulate_measures_in_one_piece(
     row = rows.row("naive", [found], found)
     summary = simulate.summary(whole, old=whole.map[0], new=whole.map[-1])
     assert (row.auc_map, row.auc_cmc, row.gain) == (summary.auc_map, summary.auc_cmc, summary.gain)
-    assert row.flips == max(metrics.negative_flips(whole.top1[0], now) for now in whole.top1)
+    flips = [metrics.negative_flips(whole.top1[0], now) for now in whole.top1]
+    assert row.flips_curve == pytest.approx(flips)
+    assert row.flips == max(flips)
     assert (row.seeds, row.spread["gain"]) == (1, 0.0)
 
 
@@ -276,6 +280,7 @@ def test_the_models_alone_gain_nothing_and_everything(legs: tuple[Legs, Ground, 
     several = rows.row("rm", [base.held(0), base.held(-1)], base)
     assert several.gain == pytest.approx(0.5)
     assert several.spread["gain"] == pytest.approx(np.sqrt(0.5))
+    assert several.flips_curve == pytest.approx([(a + b) / 2 for a, b in zip(old.flips_curve, new.flips_curve, strict=True)])
 
 
 def test_calibration_is_kept_only_where_it_helps_the_other_half(legs: tuple[Legs, Ground, np.ndarray]) -> None:
@@ -354,10 +359,14 @@ def test_a_table_from_pictures_to_its_files(folder: Path, tiny: Scale) -> None:
     assert (found["scale"], found["backbones"], found["epochs"], found["seeds"]) == ("small", ["small"], 1, 2)
     for row in found["rows"]:
         assert {"auc_map", "auc_cmc", "gain", "flips"} <= set(row)
-        assert len(row["curve"]) == 11
+        assert len(row["curve"]) == len(row["flips_curve"]) == 11
     assert [row["seeds"] for row in found["rows"]] == [1, 1, 1, 2, 2, 2, 2, 2, 1, 1, 2, 2, 2]
+    assert found["threads"] == [torch.get_num_threads()]
+    assert found["weights"] == {"bct": [1, 1], "bict": [1, 0.1], "ract": [1, 1]}
     page = (folder / "out" / "cifar100-extended-class.md").read_text()
-    assert "**Small**" in page
+    assert "**Small**: a network of four convolutions on a CPU, by" in page
+    assert "a width of 512, FCT's of 2,048." in page
+    assert "Weights of classification and pull: bct 1, 1; bict 1, 0.1; ract 1, 1." in page
     assert "| 41.4, 60.7 | 78 % |" in page
 
 
@@ -376,6 +385,8 @@ def test_altered_embeddings_are_made_again(folder: Path, tiny: Scale) -> None:
     again = made_table("cifar100-ext-data", folder, tiny)
     assert again["embeddings"] == first["embeddings"]
     assert again["rows"] == first["rows"]
+    pulls = {"l2": [1, 0.01], "bct": [1, 1], "ract": [1, 1], "advbct": [1, 0.3], "hoc": [1, 0.3]}
+    assert again["weights"] == pulls | {"hbct": [1, 0.3], "hbct-no-entail": [1, 0.3]}
     assert {row["method"] for row in first["rows"]} == set(COMPATIBILITY["cifar100-ext-data"])
 
 
@@ -383,6 +394,49 @@ def test_altered_embeddings_are_made_again(folder: Path, tiny: Scale) -> None:
 def test_the_other_tables_of_a_backfill_are_made_too(folder: Path, tiny: Scale, setting: str) -> None:
     found = made_table(setting, folder, replace(tiny, sizes=Sizes(searched=40)))
     assert {"old", "new"} < {row["method"] for row in found["rows"]}
+
+
+def market(root: Path) -> None:
+    """Twenty people learnt, twelve searched for, each seen by two cameras, and one picture of nobody."""
+    colours = np.random.default_rng(0).integers(40, 215, (112, 1, 1, 3))
+    for person, camera, shot in ((*each, shot) for each in product(range(1, 21), (1, 2)) for shot in range(3)):
+        written(root / "bounding_box_train" / f"{person:04}_c{camera}s1_00000{shot}_00.jpg", colours[person])
+    for person, camera in product(range(100, 112), (1, 2)):
+        for shot in range(2):
+            written(root / "bounding_box_test" / f"{person:04}_c{camera}s1_00000{shot}_00.jpg", colours[person])
+        written(root / "query" / f"{person:04}_c{camera}s1_000009_00.jpg", colours[person])
+    written(root / "bounding_box_test" / "0000_c1s1_000001_00.jpg", colours[0])
+
+
+def tiny_imagenet(root: Path) -> None:
+    """Six classes."""
+    colours = np.random.default_rng(0).integers(40, 215, (6, 1, 1, 3))
+    lines = []
+    for number, shot in product(range(6), range(12)):
+        written(root / "train" / f"n{number:02}" / "images" / f"n{number:02}_{shot}.JPEG", colours[number])
+        written(root / "val" / "images" / f"val_{number}_{shot}.JPEG", colours[number])
+        lines.append(f"val_{number}_{shot}.JPEG\tn{number:02}\t0\t0\t62\t62")
+    (root / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "lay_out", "last"),
+    [("market1501-extended-class", market, "bict"), ("tinyimagenet-ext-class", tiny_imagenet, "hbct")],
+)
+def test_tables_of_published_folders_are_made_too(
+    tmp_path: Path,
+    tiny: Scale,
+    setting: str,
+    lay_out: Callable[[Path], None],
+    last: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(data, "MARKET", (32, 16))
+    monkeypatch.setattr(data, "TINY", (32, 32))
+    lay_out(tmp_path)
+    found = made_table(setting, tmp_path, tiny)
+    assert [row["method"] for row in found["rows"]][:: len(found["rows"]) - 1] == ["old", last]
+    assert (tmp_path / "out" / f"{setting}.md").is_file()
 
 
 def test_five_updates_make_a_triangle_of_p_com(folder: Path, tiny: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,10 +461,83 @@ def test_only_resnets_with_sixty_epochs_and_every_picture_are_full_scale(tiny: S
     assert replace(full, epochs=59).name == replace(full, sizes=Sizes(taught=10)).name == tiny.name == "small"
 
 
-def test_a_small_table_never_takes_the_place_of_a_full_one(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"scale": "full"}')
-    with pytest.raises(NeedsConsent, match="is of full scale"):
-        report.write({"setting": "a", "scale": "small"}, tmp_path)
+SMALL = {"scale": "small", "backbones": ["small"], "device": "CPU"}
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        (SMALL | {"scale": "full"}, SMALL),
+        (SMALL | {"backbones": ["resnet18"]}, SMALL),
+        (SMALL, SMALL | {"device": "NVIDIA H200"}),
+    ],
+)
+def test_a_table_never_takes_the_place_of_a_full_one_or_of_one_by_other_networks_or_another_device(
+    tmp_path: Path, there: dict, here: dict
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(there))
+    with pytest.raises(NeedsConsent, match=rf"a\.json is of scale {there['scale']}, by .*would be of scale .*another --out"):
+        report.write(here | {"setting": "a"}, tmp_path)
+
+
+def test_that_the_place_is_taken_is_said_before_anything_is_trained(folder: Path, tiny: Scale) -> None:
+    out = folder / "out"
+    out.mkdir()
+    (out / "cifar100-orders.json").write_text(json.dumps(SMALL | {"backbones": ["resnet18"]}))
+    with pytest.raises(NeedsConsent, match="by resnet18 on CPU and this table would be of scale small, by small on CPU"):
+        made_table("cifar100-orders", folder, tiny)
+    assert not (out / "embeddings").exists()
+
+
+def test_a_page_names_networks_and_device_and_has_no_negative_zero() -> None:
+    row = {"method": "old", "seeds": 1, "gain": -1e-9, "spread": {"gain": 0.0}, "curve": [-1e-9] * 11}
+    row |= dict.fromkeys(("auc_map", "auc_cmc", "fall", "flips"), -1e-9)
+    found = SMALL | {"setting": "a", "about": "made up", "pictures": {}, "epochs": 30, "seeds": 1, "seconds": 1.0, "rows": [row]}
+    found |= {"backbones": ["resnet18", "resnet50"], "device": "NVIDIA H200", "threads": [1, 2], "weights": {}}
+    page = report.markdown(found)
+    assert "**Small**: resnet18 and resnet50 on NVIDIA H200, by the same protocol" in page
+    assert "in 1 s on NVIDIA H200 by 1 and 2 threads;" in page
+    assert "| old | 0.0 | 0.0 | 0 % |  | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 |" in page
+    assert json.dumps(report.rounded([-1e-9])) == "[0.0]"
+
+
+#: The SHA-256 of what was learnt, kept and searched for the tables in `results`.
+PRINTS = {
+    "cifar100-extended-class": {
+        "old": "af1f90af4591ca6ade46b0ac4534e42d4db057fbedc0e14e7d37fdaaf249ed9f",
+        "new": "1c1fe7b124c2daa78635fc315a7e6b7388c043a59b03cee66ff6b90305871713",
+        "pairs": "002235b4e10e97066044266eb8b2496556a0f0d36769dff6ea6bd92ccdc787ea",
+        "gallery": "cc07288789b9199ce4ceb9db68ea1cdce02cad7c7927068e55bfdd3271cb9947",
+    },
+    "omniglot-open-identities": {
+        "old": "ffc278ba95f1bf0bf0e0b107861abc47f1288253e12a502109fa218cbd74cb72",
+        "new": "71bf57ef80d4a0926ce0906555f43b4a28d4f97fc44d801fc4447a4ff53437aa",
+        "pairs": "11f3ac20fb519a19dd99e0dee6f8952f5142bcea4bbfffadcabead0821e099dc",
+        "gallery": "0439dd193a4a1a964663fa3982369a76af6f15ed7a07ec0b756a1b10130dca16",
+    },
+    "cifar100-ext-data": {
+        "old": "dab2520c001f227015078cf6a699eed314861c1aa8eeb2e0ed25ce456e77e46f",
+        "new": "1c1fe7b124c2daa78635fc315a7e6b7388c043a59b03cee66ff6b90305871713",
+        "pairs": "",
+        "gallery": "cc07288789b9199ce4ceb9db68ea1cdce02cad7c7927068e55bfdd3271cb9947",
+    },
+}
+
+
+@pytest.mark.parametrize("setting", list(PRINTS))
+def test_embeddings_have_the_names_that_older_tables_recorded(
+    tmp_path: Path, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {name: made([0] * number) for number, name in enumerate(PRINTS[setting], start=1)}
+    prints = {len(part): PRINTS[setting][name] for name, part in parts.items()}
+    monkeypatch.setattr(models, "_fingerprint", lambda pictures: "" if pictures is None else prints[len(pictures)])
+    workshop = models.Workshop(Task(**parts, shared=True, queries=None, mirrored=True), tmp_path, device=CPU)
+    recipes = scales.chosen(CPU, wider=False).recipes().values()
+    recorded = set(json.loads((RESULTS / f"{setting}.json").read_text())["embeddings"])
+    if setting == "cifar100-ext-data":  # its other models were named by a steepness that they do not have
+        recorded = {name for name in recorded if name.startswith(("hbct", "old-hyperbolic", "new-hyperbolic"))}
+    assert recorded <= {workshop.name(recipe, part) for recipe in recipes for part in ("pairs", "gallery")}
+    assert len(recorded) >= 4
 
 
 def test_the_command_names_what_it_cannot_do(folder: Path) -> None:
