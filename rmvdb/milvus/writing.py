@@ -61,7 +61,7 @@ def _let_pymilvus_know(session: Session, schema: Schema) -> None:
     """pymilvus asks for the schema of a collection once in a process; in an upsert that would be a second call by one permit."""
 
     def look(client: MilvusClient) -> None:
-        client.get(schema.collection, ["0"] if schema.id_type is IdType.VARCHAR else [0], output_fields=[], **ONCE)
+        client.get(schema.collection, ["0"] if schema.id_type is IdType.VARCHAR else [0], output_fields=[schema.id_field], **ONCE)
 
     if schema.collection not in session.introduced:
         session.run(schema.collection, look)

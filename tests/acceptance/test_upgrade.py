@@ -157,14 +157,14 @@ def test_a_share_of_a_gallery_that_would_be_one_batch_is_a_share_of_it(
     assert 0 < now["done"] < len(IDS)
 
 
-@pytest.mark.parametrize("until", ["0", "0.3", "1"])
+@pytest.mark.parametrize("until", ["0", "0.3", "1", "cut over"])
 def test_a_roll_back_gives_back_the_same_ids_fields_and_vectors(planned: Project, until: str) -> None:
     project = planned
     app = _app(project)
     old = app.registry.plan("things").legs[0].collection
     before = app.store.get(old, IDS, vector=True)
-    share = float(until)
-    project.ask(*TRAINED, "--until", until, *(["--no-cutover"] if share < 1 else []))
+    share = 1.0 if until == "cut over" else float(until)
+    project.ask(*TRAINED, "--until", str(share), *([] if until == "cut over" else ["--no-cutover"]))
     assert project.json("status")["t"] == pytest.approx(share, abs=LEAST_BATCH / len(IDS))  # to a batch
     with searching(project, IDS) as watch:
         project.run("rollback")
