@@ -285,6 +285,8 @@ class IntentRow(Table):
     opened_at: Mapped[float]
     deadline: Mapped[float]
     done_at: Mapped[float | None]
+    #: Digest of the vector that a done upsert wrote into the collection that the upgrade fills.
+    made: Mapped[bytes | None]
 
 
 class QuarantineRow(Table):

@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +20,12 @@ from rmvdb.archive import Archive, ArchiveFile, same_fields
 from rmvdb.backfill import Task
 from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
+from rmvdb.files import digest_of
 from rmvdb.plural import counted
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.registry import Registry, key, unpack_ids
 from rmvdb.tables import IntentRow
-from rmvdb.types import BatchState, Id, Record
+from rmvdb.types import BatchState, Id, IdType, Record
 
 #: Largest cosine distance between a stored vector and the item embedded again.
 TOLERANCE = 1e-5
@@ -125,6 +127,7 @@ class Verify:
         self._compare_ids(
             task, np.unique(np.fromiter(moved, np.uint64)), report, look=lambda: progress(report.fields_compared, total)
         )
+        self._compare_written(task, report)
         for id, distance in self._unwritten(task, differing).items():
             report.complain(f"record {id!r} embedded again lies {distance:.1e} from the stored vector")
         return report
@@ -244,6 +247,24 @@ class Verify:
             hashes([record for record, is_there in there.items() if is_there]),
             hashes([record for record, is_there in there.items() if not is_there]),
         )
+
+    def _compare_written(self, task: Task, report: Report) -> None:
+        """Whether what clients wrote is as they wrote it: a call that was held up may have come after theirs."""
+        made: dict[str, tuple[int, bytes | None]] = {}
+        after = 0
+        while page := self._registry.written(task.upgrade, after=after):
+            # Of what is begun, and not done, nobody knows.
+            made |= {row.record: (row.id, row.made if row.done and row.kind == "upsert" else None) for row in page}
+            after = page[-1].id
+        numbers = self._registry.collection(task.new[0]).schema["id_type"] == IdType.INT64
+        known = iter([(int(record) if numbers else record) for record, (_, digest) in made.items() if digest])
+        while ids := list(islice(known, AT_ONCE)):
+            stored = self._store.get(task.new[0], ids, fields=(), vector=True)
+            differing = [each.id for each in stored if each.vector is None or digest_of(each.vector) != made[key(each.id)][1]]
+            now = self._registry.announced(task.upgrade, differing)
+            for id in differing:
+                if now[key(id)].id == made[key(id)][0]:
+                    report.complain(f"record {id!r} is in {task.new[0]} with another vector than its last write gave it")
 
 
 def _is_deletion(intent: IntentRow) -> bool:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 
 from rmvdb import errors
 from rmvdb.plural import counted
@@ -32,18 +33,25 @@ class Writes:
 
     @contextmanager
     def announced(
-        self, kind: str, ids: Sequence[Id], *, only: Callable[[], Collection[Id]] | None = None
+        self,
+        kind: str,
+        ids: Sequence[Id],
+        *,
+        only: Callable[[], Collection[Id]] | None = None,
+        made: Mapping[Id, bytes] = MappingProxyType({}),
     ) -> Iterator[tuple[ServingPlan, Permit]]:
         """The plan to write by, and the permit of each call, once nobody else is at these records; marked done at the end.
 
-        `only`, asked then, says which of them are written after all. A write that fails half-way stays announced until its
-        deadline, since nobody can know what reached the engine.
+        `only`, asked then, says which of them are written after all; `made`, looked at in the end, has digests of the vectors
+        that were written into the newest collection. A write that fails half-way stays announced until its deadline, since nobody
+        can know what reached the engine.
         """
         with self._alone_at(kind, ids) as (opened, permit):
             if only is not None:
                 opened = self._withdraw_all_but(opened, ids, only())
             yield opened.plan, permit
-            if not self._registry.close_intents(opened):
+            of = dict(zip(ids, opened.intents, strict=True)) if made else {}
+            if not self._registry.close_intents(opened, {of[id]: digest for id, digest in made.items()}):
                 raise self._too_late(ids)
 
     @contextmanager

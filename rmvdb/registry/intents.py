@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,14 +69,19 @@ class Intents(Database):
         return Opened(plan=plan, intents=tuple(each.id for each in made), upgrade=upgrade)
 
     @transaction
-    def close_intents(self, s: Session, /, opened: Opened) -> bool:
-        """Mark a write as done, unless it is past its deadline; outside an upgrade nobody asks for it again."""
+    def close_intents(self, s: Session, /, opened: Opened, made: Mapping[int, bytes] | None = None) -> bool:
+        """Mark a write as done, unless it is past its deadline; outside an upgrade nobody asks for it again.
+
+        `made`: by intent, digests of the vectors that were written into the collection that the upgrade fills.
+        """
         mine = IntentRow.id.in_(opened.intents)
         in_time = and_(mine, ~IntentRow.done, IntentRow.deadline > clock())
         if opened.upgrade is None:
             s.execute(delete(IntentRow).where(in_time))
         else:
             s.execute(update(IntentRow).where(in_time).values(done=True, done_at=clock()))
+            if made:
+                s.execute(update(IntentRow), [{"id": intent, "made": digest} for intent, digest in made.items()])
         return s.scalar(select(IntentRow.id).where(mine, ~IntentRow.done).limit(1)) is None
 
     @transaction

@@ -542,3 +542,39 @@ def test_a_write_that_is_refused_before_it_left_keeps_nobody_waiting(gallery: Ga
         began = time.monotonic()
         two.upsert([{"id": 3, "item": "y", "n": 2}])
         assert time.monotonic() - began < 10.0
+
+
+@pytest.mark.parametrize("fields", [{"n": 1}, {}])
+def test_a_call_that_was_held_up_after_its_permit_and_overwrote_a_write_is_found_before_cut_over(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, fields: dict[str, int]
+) -> None:
+    """A process may be suspended between its look at the clock and the moment its call leaves; no clock helps against that."""
+    worker, running, held_up = gallery.worker(), threading.Lock(), list[str]()
+    renew, real = worker._renew, FaissStore.upsert
+
+    def renewed(upgrade: int) -> None:
+        with running:
+            renew(upgrade)
+
+    def upsert(self: FaissStore, collection: str, records: Any, *, permit: Any = always) -> None:
+        if collection != gallery.task.new[0] or not threading.current_thread().name.startswith("rmvdb-batch") or held_up:
+            return real(self, collection, records, permit=permit)
+        held_up.append(collection)
+        permit()
+        with running:  # its heart is as suspended as it is
+            time.sleep(1.9)
+            gallery.source.of[3] = "newer"
+            with gallery.client() as client:
+                client.upsert([{"id": 3, "item": "newer", **fields}])
+        return real(self, collection, records)
+
+    monkeypatch.setattr(worker, "_renew", renewed)
+    monkeypatch.setattr(FaissStore, "upsert", upsert)
+    worker.run(gallery.task, gallery.backfill)
+    with pytest.raises(errors.VerifyFailed, match="record 3 is in texts_v2 with another vector than its last write gave it"):
+        gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    with gallery.client() as client:  # the way out
+        client.upsert([{"id": 3, "item": "newer", **fields}])
+    row = gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    assert row.phase == Phase.CUT_OVER
+    gallery.expect_moved()
