@@ -46,7 +46,7 @@ def test_no_output_file_or_row_holds_a_secret(
 
 def test_nothing_that_is_read_back_is_a_pickle() -> None:
     """No room imports a module that unpickles, and no array or weights are loaded in a way that could."""
-    for path in Path(rmvdb.__file__).parent.glob("*.py"):
+    for path in Path(rmvdb.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
