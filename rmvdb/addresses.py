@@ -61,6 +61,12 @@ def database_url(url: str) -> str:
     return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
 
 
+def has_password(url: str) -> bool:
+    """Whether a password stands in the URL itself, not as ${NAME}."""
+    literal = re.sub(r"\$\{\w+\}", "", url)
+    return bool(re.search(r"(?i)://[^:/@]*:[^@]+@|[?&](?:\w*password|token)=[^&]", literal))
+
+
 def without_password(url: str) -> str:
     """The URL as it may be shown: passwords before the host and among the parameters are replaced by ***."""
     hidden = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url, flags=re.DOTALL)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmvdb import config, errors, files
+from rmvdb.deadlines import WRITE_LASTS
 from rmvdb.manifest import Manifest
 from rmvdb.registry import Registry
 
@@ -214,7 +215,6 @@ class App:
         """What brings back a lost registry."""
         from rmvdb.archive import Archive
         from rmvdb.rebuild import Rebuild
-        from rmvdb.writing import WRITE_LASTS
 
         return Rebuild(
             registry=self.registry,

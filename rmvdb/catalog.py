@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rmvdb import embedders, errors, hyperbolic, index
+from rmvdb import embedders, errors, hyperbolic, index, sources
 from rmvdb.encoding import Encoder
 from rmvdb.plural import counted
 from rmvdb.protocols import Embedder, Source, VectorStore
@@ -232,10 +232,8 @@ def _same_gallery(
             "--id-type and --field out"
         )
     if source not in (None, row.source):
-        raise errors.AlreadyExists(
-            f"Gallery {name!r} exists with {f'source {row.source!r}' if row.source else 'no source'}; to change that: "
-            f"rmvdb gallery source {name} {source!r}"
-        )
+        held = f"source {sources.shown(row.source)!r}" if row.source else "no source"
+        raise errors.AlreadyExists(f"Gallery {name!r} exists with {held}; to change that: rmvdb gallery source {name} {source!r}")
     return row
 
 

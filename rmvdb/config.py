@@ -43,6 +43,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from rmvdb.addresses import database_url, without_password
+from rmvdb.deadlines import WRITE_LASTS
 from rmvdb.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,6 +99,14 @@ class Milvus(_Section):
         description="seconds within which the engine shows every write; otherwise what the engine promises",
         examples=[5.0],
     )
+
+    @field_validator("timeout")
+    @classmethod
+    def _a_write_outlasts_its_calls(cls, timeout: float) -> float:
+        # A client begins no call of a write that could end after the write's deadline.
+        if timeout > WRITE_LASTS / 2:
+            raise ValueError(f"must be {WRITE_LASTS / 2:g} or less: a write of several calls must end within {WRITE_LASTS:g} s")
+        return timeout
 
     @field_validator("uri")
     @classmethod

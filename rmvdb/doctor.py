@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rmvdb import catalog, errors, schema
+from rmvdb import catalog, errors, schema, sources
 from rmvdb import index as index_rules
 from rmvdb.app import App
 from rmvdb.plural import counted
@@ -106,13 +106,12 @@ def _source(app: App, gallery: GalleryRow) -> str:
     source = app.source(gallery.name)
     if source is None:
         raise errors.SourceError(f"Gallery {gallery.name!r} has no source of items; rmvdb gallery source {gallery.name} SPEC")
+    shown = sources.shown(str(gallery.source))
     leg = app.registry.plan(gallery.name).legs[-1]
     records = next(app.store.scan(leg.collection, fields=None, page=ASKED), [])
     if not records:
-        return f"{gallery.source}; the gallery is empty, so nothing was asked for"
+        return f"{shown}; the gallery is empty, so nothing was asked for"
     items = source.load(records)
     if missing := [record.id for record in records if record.id not in items]:
-        raise errors.SourceError(
-            f"{gallery.source} has no item of record {missing[0]!r}, and of {len(missing)} of {len(records)} in all"
-        )
-    return f"{gallery.source} gives items; {catalog.check_vectors(app.registry, app.store, app.encoder, gallery, source)}"
+        raise errors.SourceError(f"{shown} has no item of record {missing[0]!r}, and of {len(missing)} of {len(records)} in all")
+    return f"{shown} gives items; {catalog.check_vectors(app.registry, app.store, app.encoder, gallery, source)}"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmvdb.addresses import database_url, load_object, without_password
+from rmvdb.addresses import database_url, has_password, load_object, without_password
 from rmvdb.errors import SourceError, SourceUnavailable, UsageError
 from rmvdb.protocols import Source
 from rmvdb.types import Id, Item, Query, Record
@@ -52,6 +52,21 @@ def load(spec: str, *, base: Path | None = None) -> Source:
             f"or sql:URL#{_QUERY}"
         )
     return makers[kind](rest)
+
+
+def refuse_password(spec: str) -> None:
+    """UsageError for a spec that would be kept, and shown, with a password in it."""
+    if shown(spec) != spec:
+        raise UsageError(
+            f"The source {shown(spec)!r} has its password in it, and it would be kept so; put it into the environment and write "
+            "${NAME} in its place, such as postgresql://user:${PASSWORD}@host/db"
+        )
+
+
+def shown(spec: str) -> str:
+    """The spec as it may be shown: one of before `refuse_password` may have a password in it."""
+    url, mark, query = spec.partition("#")
+    return f"{without_password(url) if has_password(url) else url}{mark}{query}" if spec.startswith("sql:") else spec
 
 
 def queries(file: Path, *, answered: bool = True) -> list[Query]:

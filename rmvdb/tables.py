@@ -217,6 +217,13 @@ class UpgradeRow(Table):
         return [leg["collection"] for leg in self.plan["serving"] if leg.get("searched", True)]
 
     @property
+    def made(self) -> list[str]:
+        """The collections that are made for it: the copy of an original that is kept, too; none for a roll back."""
+        if self.undoes is not None:
+            return []
+        return list(dict.fromkeys([self.new_collection, *(self.old_collections if self.original else [])]))
+
+    @property
     def leaving(self) -> list[str]:
         """The collections that clean-up drops."""
         kept = [self.original] if self.original and self.undoes is None else []

@@ -13,14 +13,14 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from rmvdb import errors
+from rmvdb.deadlines import WRITE_LASTS
 from rmvdb.plural import counted
 from rmvdb.protocols import Permit
 from rmvdb.registry import Opened, Registry
 from rmvdb.types import Id, ServingPlan
 from rmvdb.uptime import uptime
 
-#: Seconds for which a write may go on after it was announced, and for which it waits for others at the same records.
-WRITE_LASTS = 30.0
+#: Seconds for which a write waits for others at the same records.
 WRITE_WAITS = 3 * WRITE_LASTS
 
 

@@ -32,11 +32,16 @@ def open_app() -> App:
 def active_upgrade(gallery: str | None) -> tuple[App, UpgradeRow]:
     """The app, and the upgrade that the gallery is in; WrongPhase where it is in none."""
     app = open_app()
+    return app, upgrade_of(app, gallery)
+
+
+def upgrade_of(app: App, gallery: str | None) -> UpgradeRow:
+    """The upgrade that the gallery is in; WrongPhase where it is in none."""
     name = app.gallery_name(gallery)
     row = app.registry.active_upgrade(app.registry.gallery(name).id)
     if row is None:
         raise errors.WrongPhase(f"Gallery {name!r} is in no upgrade{_last(app, name)}")
-    return app, row
+    return row
 
 
 def _last(app: App, name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rmvdb import errors, terminal
-from rmvdb.cli.context import active_upgrade, conducting, go_on, what_now
+from rmvdb.cli.context import active_upgrade, conducting, go_on, open_app, upgrade_of, what_now
 from rmvdb.cli.options import force_option, gallery_option, json_option
 from rmvdb.plural import counted
 
@@ -85,8 +85,11 @@ def rollback(gallery: str | None, force: bool) -> None:
     Example:
       rmvdb rollback
     """
-    app, row = active_upgrade(gallery)
+    app = open_app()
     with conducting(app, gallery) as (conductor, report):
+        if conductor.drop_given_up() and app.registry.active_upgrade(conductor.gallery.id) is None:
+            return  # what a roll back that was killed had left
+        row = upgrade_of(app, gallery)
         back = row if row.undoes is not None else conductor.roll_back(row)
         if back is not None:
             go_on(app, conductor, back, report, detach=False, force=force)

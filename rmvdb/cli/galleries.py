@@ -14,6 +14,7 @@ from rmvdb.plural import counted
 
 if TYPE_CHECKING:
     from rmvdb.app import App
+    from rmvdb.protocols import Source
     from rmvdb.tables import CollectionRow, GalleryRow
 
 
@@ -52,7 +53,7 @@ def gallery_add(
       rmvdb gallery add photos --model v1 --source "folder:photos/{id}.jpg"
       rmvdb gallery add photos --model v1 --collection my_photos --source "folder:photos/{id}.jpg"
     """
-    from rmvdb import catalog, sources
+    from rmvdb import catalog
     from rmvdb.types import IdType
 
     app = open_app()
@@ -66,7 +67,7 @@ def gallery_add(
         id_type=IdType(id_type) if id_type else None,
         fields=[_field(each) for each in fields],
         source=source,
-        loaded_source=sources.load(source, base=app.base) if source else None,
+        loaded_source=_source(app, source) if source else None,
         chosen_index=app.settings.index_for(name),
         times=app.times,
     )
@@ -90,6 +91,8 @@ def gallery_list(as_json: bool) -> None:
     Example:
       rmvdb gallery list
     """
+    from rmvdb import sources
+
     app = open_app()
     rows = [
         {
@@ -97,7 +100,7 @@ def gallery_list(as_json: bool) -> None:
             "model": (plan := app.registry.plan(row.name)).legs[0].model,
             "collections": [leg.collection for leg in plan.legs],
             "epoch": plan.epoch,
-            "source": row.source,
+            "source": row.source and sources.shown(row.source),
         }
         for row in app.registry.galleries()
     ]
@@ -114,6 +117,8 @@ def gallery_show(name: str | None, as_json: bool) -> None:
     Example:
       rmvdb gallery show photos
     """
+    from rmvdb import sources
+
     app = open_app()
     row = app.registry.gallery(app.gallery_name(name))
     collections = [
@@ -128,7 +133,8 @@ def gallery_show(name: str | None, as_json: bool) -> None:
         }
         for each in _collections(app, row)
     ]
-    shown = {"name": row.name, "source": row.source, "id_type": row.id_type, "epoch": row.epoch}
+    source = row.source and sources.shown(row.source)
+    shown = {"name": row.name, "source": source, "id_type": row.id_type, "epoch": row.epoch}
     if as_json:
         terminal.print_json(shown | {"collections": collections})
         return
@@ -146,10 +152,10 @@ def gallery_source(name: str, spec: str) -> None:
     Example:
       rmvdb gallery source photos "folder:photos/{id}.jpg"
     """
-    from rmvdb import catalog, sources
+    from rmvdb import catalog
 
     app = open_app()
-    row, source = app.registry.gallery(name), sources.load(spec, base=app.base)
+    row, source = app.registry.gallery(name), _source(app, spec)
     compared = catalog.check_vectors(app.registry, app.store, app.encoder, row, source)
     app.registry.set_source(name, spec)
     click.echo(f"gallery {name}: items come from {spec}; {compared}")
@@ -178,6 +184,13 @@ def gallery_remove(name: str, drop: bool, yes: bool) -> None:
     left = catalog.remove_gallery(app.registry, app.store, row, drop=drop)
     stays = f"; {' and '.join(left)} {'stays' if len(left) == 1 else 'stay'} in the engine" if left else ""
     click.echo(f"gallery {name} is forgotten{stays}")
+
+
+def _source(app: App, spec: str) -> Source:
+    from rmvdb import sources
+
+    sources.refuse_password(spec)
+    return sources.load(spec, base=app.base)
 
 
 def _collections(app: App, row: GalleryRow) -> list[CollectionRow]:

@@ -13,7 +13,7 @@ from rmvdb.mirror import plans
 from rmvdb.planning import Plan, Question
 from rmvdb.tables import UpgradeRow, VersionRow
 from rmvdb.types import Leg, Phase
-from rmvdb.upgrade import asking, backfilling
+from rmvdb.upgrade import asking, backfilling, cleaning_up
 from rmvdb.upgrade.lead import Lead
 from rmvdb.upgrade.legs import leg_of, served, to_json
 
@@ -27,6 +27,7 @@ def begin(
     """
     if plan.prediction and plan.prediction["verdict"] == "refuse":
         raise errors.PlanRefused(plan.prediction["reason"])
+    cleaning_up.drop_given_up(lead)
     epoch = lead.registry.plan(lead.gallery.name).epoch
     legs = asking.old_legs(lead, question)
     for leg in () if question.instant_rollback else legs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rmvdb import errors
 from rmvdb.plural import counted
 from rmvdb.tables import UpgradeRow
@@ -15,6 +17,7 @@ def clean_up(lead: Lead, upgrade: UpgradeRow) -> None:
 
     After a roll back of an upgrade that had superseded another, that other one goes on.
     """
+    drop_given_up(lead)
     if upgrade.phase == Phase.CUT_OVER:
         _wait_since(lead, upgrade, Phase.CUT_OVER)
         _refuse_late(lead, upgrade)
@@ -32,6 +35,36 @@ def clean_up(lead: Lead, upgrade: UpgradeRow) -> None:
     resume = done[-1].supersedes if upgrade.undoes else None
     lead.registry.end(*(each.id for each in done), note=note, resume=resume)
     say_ended(lead, note, resume)
+
+
+def drop_given_up(lead: Lead) -> list[str]:
+    """Drop what was made for upgrades that ended before anything was served by them; the names.
+
+    Whoever gives one up ends it first and may be killed before anything is dropped: whoever comes next does it.
+    """
+    dropped = []
+    for collection in _given_up(lead):
+        if lead.store.exists(collection) and serving.is_ours(lead, collection):
+            lead.say(f"dropping {collection}, whose upgrade was given up")
+            lead.store.drop(collection)
+            dropped.append(collection)
+        lead.registry.mark_dropped(collection)  # also where only that was left to do
+    return dropped
+
+
+def _given_up(lead: Lead) -> Iterator[str]:
+    """What was made for such upgrades and is not known to be dropped; what was not registered, of the latest one alone."""
+    rows, plan = lead.registry.upgrades(lead.gallery.id), lead.registry.plan(lead.gallery.name)
+    gone = {row.name: row.dropped_at is not None for row in lead.registry.collections(lead.gallery.id)}
+    gone |= {leg.collection: True for leg in (*plan.legs, *plan.mirrors)}  # in service: it stays
+    for row in rows:
+        left = [each for each in row.made if not gone.get(each, row is not rows[-1])]
+        if left and row.phase == Phase.ENDED and _was_never_served(lead, row):
+            yield from left
+
+
+def _was_never_served(lead: Lead, upgrade: UpgradeRow) -> bool:
+    return {row.phase for row in lead.registry.history(upgrade.id)} <= {Phase.PLANNED, Phase.ENDED}
 
 
 def _refuse_late(lead: Lead, upgrade: UpgradeRow) -> None:

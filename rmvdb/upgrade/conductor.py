@@ -69,6 +69,15 @@ class Conductor(Lead):
             "archive.clear",
             "registry.end",
         ),
+        "give up": ("registry.abandon", "store.drop new", "registry.mark_dropped"),
+        # Where the original is kept, and the copy is what was made.
+        "give up the copy": (
+            "registry.announce",
+            "registry.activate",
+            "registry.abandon",
+            "store.drop old",
+            "registry.mark_dropped",
+        ),
         "supersede": ("registry.set_upgrade paused", "registry.supersede"),
         "roll back": ("registry.supersede",),
         "back to the original": (
@@ -88,7 +97,7 @@ class Conductor(Lead):
     task, backfill = backfilling.task, backfilling.backfill
     complete = completing.complete
     verify = verifying.verify
-    clean_up = cleaning_up.clean_up
+    clean_up, drop_given_up = cleaning_up.clean_up, cleaning_up.drop_given_up
     roll_back = rolling_back.roll_back
 
     def advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> UpgradeRow:

@@ -74,15 +74,11 @@ def _undo(lead: Lead, upgrade: UpgradeRow, **values: Any) -> UpgradeRow:
 
 
 def _abandon(lead: Lead, upgrade: UpgradeRow) -> bool:
-    note, made = "nothing had been deployed; the upgrade is given up", [upgrade.new_collection]
+    note = "nothing had been deployed; the upgrade is given up"
     if upgrade.original and lead.registry.plan(lead.gallery.name).legs[0].collection != upgrade.new_collection:
         serving.serve(lead, upgrade, "untouched")  # no client writes to the copy any more
-        made = beside(upgrade)
     if not lead.registry.abandon(upgrade.id, note=note):
         return False
-    for collection in made:
-        if lead.store.exists(collection) and serving.is_ours(lead, collection):
-            lead.store.drop(collection)
-            lead.registry.mark_dropped(collection)
+    cleaning_up.drop_given_up(lead)  # in this order: until it has ended, somebody else may go on with it
     cleaning_up.say_ended(lead, note, upgrade.supersedes)
     return True

@@ -158,6 +158,23 @@ def test_a_forgotten_collection_is_neither_filled_nor_dropped_by_an_upgrade_that
         assert opened.store.count("things_v2_u1") == 1
 
 
+def test_a_rollback_that_was_killed_in_giving_up_is_ended_by_the_next(project: Project) -> None:
+    held = project.json("gallery", "show")["collections"][0]["name"]
+    with contextlib.closing(app.load(project.folder)) as opened:
+        gallery = opened.registry.gallery("things")
+        row = opened.registry.add_upgrade(
+            lambda number: {"new_collection": f"things_v2_u{number}", "old_collections": [held]},
+            gallery_id=gallery.id, from_version="v1", to_version="v2", phase="planned", method="naive", order="random",
+        )  # fmt: skip
+        schema = replace(opened.store.describe(held), collection="things_v2_u1", dim=20)
+        opened.store.create(schema, Index(type="FLAT"))
+        opened.registry.add_collection(gallery.id, model="v2", schema=schema, search={})
+        opened.registry.abandon(row.id, note="given up, and killed before anything was dropped")
+    assert "dropping things_v2_u1, whose upgrade was given up" in project.ask("rollback").stdout
+    assert [each["name"] for each in project.json("gallery", "show")["collections"]] == [held]
+    assert "is in no upgrade" in project.ask("rollback", code=2).stderr
+
+
 def test_db_check_says_whether_the_registry_is_at_this_versions_schema(project: Project) -> None:
     assert "at schema" in project.ask("db", "check").stdout
     assert project.json("db", "check")["schema"] == head()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from pathlib import Path
 
 import psycopg
@@ -44,9 +45,49 @@ def test_no_output_file_or_row_holds_a_secret(
     app.close()
 
 
+#: Where items come from: as it is refused, and as it is asked for.
+TELLING = (
+    "sql:postgresql://me:hidden-word@127.0.0.1:1/db",
+    "sql:postgresql://me:hidden-word-${PART}@127.0.0.1:1/db",
+    "sql:postgresql://me@127.0.0.1:1/db?sslmode=disable&password=hidden-word",
+)
+DISCREET = "sql:postgresql://me:${HIDDEN}@127.0.0.1:1/db"
+QUERY = "#SELECT id, photo FROM photos WHERE name <> 'x:y@z' AND id IN :ids"
+
+
+@pytest.mark.parametrize("url", TELLING)
+def test_a_source_with_its_password_in_it_is_refused_and_not_kept(project: Project, url: str) -> None:
+    for words in (
+        ("add", "others", "--model", "v1", "--source"),
+        ("add", "things", "--model", "v1", "--source"),
+        ("source", "things"),
+    ):
+        refused = project.ask("gallery", *words, url + QUERY, code=2)
+        assert "put it into the environment and write ${NAME} in its place" in refused.stderr
+        assert "hidden-word" not in refused.stdout + refused.stderr
+    files = [path for path in (project.folder / ".rmvdb").rglob("*") if path.is_file()]
+    assert not [path for path in files if b"hidden-word" in path.read_bytes()]
+
+
+@pytest.mark.parametrize("url", TELLING)
+def test_a_password_that_was_kept_with_a_source_is_not_shown(project: Project, url: str) -> None:
+    with contextlib.closing(rmvdb.app.load(project.folder)) as app:
+        app.registry.set_source("things", url + QUERY)
+    again = ("gallery", "add", "things", "--model", "v1", "--source", "field:caption")
+    said = [project.ask("gallery", "list"), project.ask("gallery", "show"), project.ask("gallery", "list", "--json")]
+    said += [project.ask("gallery", "show", "--json"), project.ask("doctor", code=1), project.ask(*again, code=2)]
+    assert not [done for done in said if "hidden-word" in done.stdout + done.stderr]
+    assert "postgresql://me" in said[1].stdout
+
+
+def test_a_source_whose_password_is_in_the_environment_is_kept_and_shown_as_it_is(project: Project) -> None:
+    project.ask("gallery", "add", "others", "--model", "v1", "--source", DISCREET + QUERY)
+    assert project.json("gallery", "show", "others")["source"] == DISCREET + QUERY
+
+
 def test_nothing_that_is_read_back_is_a_pickle() -> None:
     """No room imports a module that unpickles, and no array or weights are loaded in a way that could."""
-    for path in Path(rmvdb.__file__).parent.glob("*.py"):
+    for path in Path(rmvdb.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from pymilvus import MilvusClient
 
+import rmvdb
 import rmvdb.app
 from rmvdb.milvus import MilvusStore
 from tests.acceptance.conftest import NAIVE
@@ -55,6 +58,66 @@ def test_a_gallery_on_a_server_is_upgraded_and_rolled_back(
     client.close()
     assert watch.searches > 5
     assert {each["model"]: each["records"] for each in project.json("gallery", "show")["collections"]} == {"v1": 200}
+    clear(project)
+
+
+#: For fifty threads on one machine: no search is so long that it is asked again, and no call is given up.
+PATIENT = {
+    "plan_max_age = 0.6": "plan_max_age = 1.0",
+    "longest_search = 1.5": "longest_search = 4.0",
+    "timeout = 3.0": "timeout = 10.0",
+    "longest_call = 3.0": "longest_call = 10.0",
+    "lease = 6.0": "lease = 20.0",
+}
+
+
+def test_fifty_threads_search_on_through_cut_over_and_clean_up(
+    tmp_path: Path, milvus_server: MilvusServer, postgres_url: str
+) -> None:
+    """Five applications of ten threads; each answer is the whole gallery, and none fails."""
+    project = make(tmp_path, milvus_server, postgres_url)
+    settings = project.folder / "rmvdb.toml"
+    text = settings.read_text()
+    for short, long in PATIENT.items():
+        assert short in text
+        text = text.replace(short, long)
+    settings.write_text(text)
+    models, stop = project.models(), threading.Event()
+    wrong: list[str] = []
+    answers: Counter[int] = Counter()
+
+    def search(client: rmvdb.Client, at: int) -> None:
+        while not stop.is_set():
+            try:
+                found = [hit.id for hit in client.search(models.item(IDS[at]), limit=250)]
+            except Exception as exc:  # noqa: BLE001 (whatever it is, a search failed)
+                wrong.append(repr(exc))
+                continue
+            answers[client.plan.epoch] += 1
+            time.sleep(0.5)  # the upgrade needs a share of the machine, too
+            if sorted(found) != IDS:
+                wrong.append(f"{len(found)} hits, missed {sorted(set(IDS) - set(found))[:5]}")
+
+    clients = [project.client() for _ in range(5)]
+    clients[0].search(models.item(1), limit=250, consistency="Strong")  # from here on every search shows what was written
+    threads = [threading.Thread(target=search, args=(clients[at % 5], at)) for at in range(50)]
+    for thread in threads:
+        thread.start()
+    try:
+        _until(lambda: answers[1] >= 50)
+        assert "cut over: 200 records verified" in project.run(*NAIVE, timeout=200).stdout
+        project.run("cleanup", "--yes")
+        before = answers.total()
+        _until(lambda: answers.total() >= before + 100)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        for client in clients:
+            client.close()
+    assert wrong == []
+    assert len(answers) == 3  # the old collection, both, the new one
+    assert {each["model"]: each["records"] for each in project.json("gallery", "show")["collections"]} == {"v2": 200}
     clear(project)
 
 

@@ -182,6 +182,26 @@ def roll_back(process: Process) -> None:
         conductor.advance(back, process.worker())
 
 
+def make_and_die(process: Process) -> None:
+    """The new collection is made, and nothing is searched in it yet."""
+    with suppress(Killed):
+        deploy(process.world.process(end=("registry.add_collection", "after")))
+
+
+def copy_and_die(process: Process) -> None:
+    """Part of a kept original is copied, and nothing is searched in the copy yet."""
+    with suppress(Killed):
+        keep_and_deploy(process.world.process(end=("registry.set_upgrade copying", "after")))
+
+
+def give_up(process: Process) -> None:
+    """As `rmvdb rollback` of an upgrade that is not deployed, and of one that was given up."""
+    conductor, row = process.conductor(), process.active()
+    conductor.drop_given_up()
+    if row is not None:
+        assert conductor.roll_back(row) is None
+
+
 def upsert(process: Process) -> None:
     """An application changes records wherever they are, and adds one."""
     process.world.source.of |= {2: "newer", 14: "newer", 99: "newer"}
@@ -252,6 +272,17 @@ def expect_back(world: World) -> None:
     assert {record.fields["n"] for record in held(world, "v1").values()} == {0}
 
 
+def expect_untouched(world: World) -> None:
+    """Nothing is left of the upgrade, and another one of the same gallery ends as if it had never been."""
+    assert list(world.store._collections) == ["texts_v1"]
+    process = world.process()
+    rows = process.registry.collections(process.registry.gallery("texts").id)
+    assert [row.name for row in rows if row.dropped_at is None] == ["texts_v1"]
+    plan = process.registry.plan("texts")
+    assert ([leg.collection for leg in plan.legs], plan.mirrors) == (["texts_v1"], ())
+    expect_back(world)
+
+
 def expect_kept(world: World) -> None:
     """The rest of the upgrade ends as if nothing had happened; the copy is empty, the original whole."""
     process = world.process()
@@ -305,6 +336,8 @@ IN_PLACE = tuple(call for call in Backfill.CALLS if call != "store.delete old")
 
 STORIES = {
     "deploy": Story((*Conductor.CALLS["begin"], *Conductor.CALLS["deploy"]), lambda process: None, deploy, expect_moved),
+    "give up": Story(Conductor.CALLS["give up"], make_and_die, give_up, expect_untouched),
+    "give up the copy": Story(Conductor.CALLS["give up the copy"], copy_and_die, give_up, expect_untouched),
     "backfill": Story((*Conductor.CALLS["list"], *Backfill.CALLS), deploy, list_and_move, expect_moved),
     "switch": Story((*Conductor.CALLS["switch"], "registry.claim"), at_the_switch, switch, expect_switched),
     "upsert": Story(Client.CALLS["upsert"], move_half, upsert, expect_moved),
@@ -480,6 +513,35 @@ def test_who_cuts_over_late_leads_nobody_back_from_a_clean_up(template: Path, tm
     cut_over(late)
     assert made.process().begin().phase == Phase.CLEANING_UP
     clean_up(made.process())
+    expect_clean(made)
+
+
+@pytest.mark.parametrize("until", ["store.create old", "registry.add_collection", "registry.set_upgrade copying"])
+@pytest.mark.parametrize("call", ["registry.abandon", "store.drop old"])
+def test_what_is_left_of_an_upgrade_that_was_given_up_goes_when_the_next_begins(
+    template: Path, tmp_path: Path, until: str, call: str
+) -> None:
+    made = world(template, tmp_path / "world")
+    with suppress(Killed):
+        keep_and_deploy(made.process(end=(until, "after")))
+    with suppress(Killed):
+        give_up(made.process(end=(call, "after")))
+    made.process().begin()
+    expect_untouched(made)
+
+
+def test_what_is_left_of_a_third_that_was_given_up_goes_when_the_second_is_cleaned_up(template: Path, tmp_path: Path) -> None:
+    made = world(template, tmp_path / "world")
+    move_half(made.process())
+    with suppress(Killed):
+        supersede(made.process(end=("registry.add_collection", "after"), filled="v3"))
+    with suppress(Killed):
+        give_up(made.process(end=("registry.abandon", "after")))
+    assert [name for name in made.store._collections if version_of(name) == "v3"] != []
+    move(made.process())
+    cut_over(made.process())
+    clean_up(made.process())
+    assert [name for name in made.store._collections if version_of(name) == "v3"] == []
     expect_clean(made)
 
 

@@ -17,7 +17,7 @@ from tests.stress.run import Run
 from tests.support.milvus_server import unavailable
 from tests.support.project import Project
 
-COUNTED = ("searches", "writes", "failed_writes", "excused", "kills", "suspensions", "restarts", "checkpoints")
+COUNTED = ("searches", "writes", "failed_writes", "excused", "kills", "suspensions", "pauses", "restarts", "checkpoints")
 COUNTED += ("upgrades", "rollbacks", "instant", "lifted", "scheduled")
 WRONG = ("lost", "duplicated", "stale_reads", "resurrected", "failed_searches")
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import psycopg
 
@@ -18,10 +18,15 @@ from tests.support.postgres import Postgres
 
 
 class Part(Protocol):
-    """An engine or a database: where it is, and what may happen to it."""
+    """An engine or a database: where it is."""
 
     #: For rmvdb.toml; None leaves the default.
     address: str | None
+
+
+@runtime_checkable
+class Breakable(Part, Protocol):
+    """One that has processes, and what may happen to them."""
 
     def restart(self, *, kill: bool) -> None:
         """Stop it, at once with `kill`, and start it again; returns when it answers."""
@@ -103,12 +108,6 @@ class File:
     """A SQLite file below the project's folder; it has no process that could fail."""
 
     address = None
-
-    def restart(self, *, kill: bool) -> None:
-        """Nothing to restart."""
-
-    def stall(self, seconds: float) -> None:
-        """Nothing to stall."""
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import rmvdb
 from rmvdb.errors import EngineUnavailable
 from rmvdb.types import Phase, Record
 from tests.stress.application import SHARDS, fields
-from tests.stress.engines import Part
+from tests.stress.engines import Breakable, Part
 from tests.stress.models import TEXT
 from tests.stress.truth import GONE, Log, Truth, Verdict
 from tests.support.project import Project
@@ -73,6 +73,7 @@ class Run:
     kills: int = 0
     restarts: int = 0
     suspensions: int = 0
+    pauses: int = 0
     upgrades: int = 0
     rollbacks: int = 0
     #: Of the upgrades: those that keep the original whole, those of them that lift its copy, those that follow a schedule over t.
@@ -86,6 +87,12 @@ class Run:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self.rests = random.Random(f"{self.seed} rests")  # of its own: the other choices of a seed stay what they were
+        #: What can be restarted and stalled: a SQLite file cannot.
+        self.breakable = [part for part in (self.engine, self.registry) if isinstance(part, Breakable)]
+        #: The upgrade that is paused, and when that changes next.
+        self.paused: int | None = None
+        self.next_pause = 0.0
         self.truth = Truth(self.records, shards=SHARDS)
         self.processes: list[Process] = []
         self.logs: dict[str, Log] = {}
@@ -103,8 +110,8 @@ class Run:
         self.deployed = float("inf")
         #: What the driver runs just now, where it may be killed.
         self.command: subprocess.Popen[str] | None = None
-        #: How far the upgrades were at the last look, and since when.
-        self.progress: tuple[list[Any], float] = ([], time.monotonic())
+        #: How far the upgrades were at the last look, how many records were verified there, and since when.
+        self.progress: tuple[list[Any], int, float] = ([], 0, time.monotonic())
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
@@ -269,12 +276,13 @@ class Run:
             time.sleep(0.3)
 
     def _goes_on(self) -> bool:
-        """Whether the upgrades came any further lately."""
+        """Whether the upgrades came any further lately; a verification that begins again is no further than it was."""
         now = self._status()
         far = [id(self.command), *(now[key] for key in ("upgrade", "phase", "epoch", "batches", "quarantined"))]
-        if far != self.progress[0]:
-            self.progress = far, time.monotonic()
-        return time.monotonic() - self.progress[1] < PATIENCE
+        verified = (self.app.registry.upgrade(now["upgrade"]).verifying or {}).get("fields_compared", 0)
+        if far != self.progress[0] or verified > self.progress[1]:
+            self.progress = far, verified, time.monotonic()
+        return time.monotonic() - self.progress[2] < PATIENCE
 
     def _status(self) -> dict[str, Any]:
         from rmvdb.status import status
@@ -286,6 +294,7 @@ class Run:
     def _trouble(self, driver: threading.Thread) -> None:
         """Kill, suspend, restart and stall until the time is over; read and compare all the while."""
         next_fault = time.monotonic() + 3.0
+        self.next_pause = time.monotonic() + self.rests.uniform(5.0, 15.0)
         next_checkpoint = time.monotonic() + 20.0
         while time.monotonic() < self.deployed + self.seconds:
             self._revive()
@@ -296,6 +305,8 @@ class Run:
                 self._fault()
                 took = time.monotonic() - now  # what came back slowly is used for as long before the next fault
                 next_fault = time.monotonic() + took + self.random.uniform(0.5, 4.0)
+            if time.monotonic() > self.next_pause:
+                self._resume() if self.paused is not None else self._pause()
             if self.random.random() < 0.2:  # in mid-search, most likely
                 self._suspended(self._one("searcher"), self.random.uniform(0.2, 1.2))
             if time.monotonic() > next_checkpoint:
@@ -305,6 +316,7 @@ class Run:
 
     def _calm(self, driver: threading.Thread) -> None:
         """No more faults: everything that was begun comes to its end."""
+        self._resume()
         while driver.is_alive() and self._goes_on():
             self._revive()
             self._read()
@@ -343,15 +355,30 @@ class Run:
         threading.Timer(seconds, process.send_signal, [signal.SIGCONT]).start()
         self.suspensions += 1
 
+    def _pause(self) -> None:
+        """As `rmvdb pause`, for some seconds: applications go on writing."""
+        upgrade = self.app.registry.active_upgrade(self.app.registry.gallery("things").id)
+        if upgrade is None or upgrade.phase not in (Phase.PLANNED, Phase.SERVING_BOTH):
+            return
+        self.app.registry.set_upgrade(upgrade.id, paused=True, note="paused")
+        self.paused, self.next_pause = upgrade.id, time.monotonic() + self.rests.uniform(2.0, 6.0)
+        self.pauses += 1
+
+    def _resume(self) -> None:
+        """As `rmvdb resume`, where it was paused."""
+        if self.paused is not None:
+            self.app.registry.set_upgrade(self.paused, paused=False, note="no longer paused")
+        self.paused, self.next_pause = None, time.monotonic() + self.rests.uniform(5.0, 15.0)
+
     def _restart(self) -> None:
-        part = self.random.choice((self.engine, self.registry))
+        part = self.random.choice(self.breakable)
         started = time.monotonic()
         part.restart(kill=self.random.random() < 0.5)
         self.away.append((started, time.monotonic()))
         self.restarts += 1
 
     def _stall(self) -> None:
-        self.random.choice((self.engine, self.registry)).stall(self.random.uniform(0.2, 1.0))
+        self.random.choice(self.breakable).stall(self.random.uniform(0.2, 1.0))
 
     def _troubled(self, start: float, end: float) -> bool:
         """Whether a part was away meanwhile, or did not answer a plain search."""
@@ -517,6 +544,7 @@ class Run:
             "failed_writes": self.failed_writes,
             "kills": self.kills,
             "suspensions": self.suspensions,
+            "pauses": self.pauses,
             "restarts": self.restarts,
             "upgrades": self.upgrades,
             "rollbacks": self.rollbacks,

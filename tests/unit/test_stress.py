@@ -1,0 +1,64 @@
+"""What the stress run takes for progress, and what it may restart, stall and pause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rmvdb.types import Phase
+from tests.stress import run as stress
+from tests.stress.engines import Breakable, File, LiteFile
+from tests.support.inprocess import make
+from tests.support.project import Project
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> stress.Run:
+    """A run that has not begun, on a gallery in this process whose upgrade serves both."""
+    gallery = make(tmp_path / "gallery")
+    made = stress.Run(
+        project=Project(tmp_path / "project"),
+        engine=LiteFile(tmp_path),
+        registry=File(),
+        records=40,
+        seconds=1.0,
+        seed=1,
+        instant_rollback=False,
+        method=None,
+        say=lambda _: None,
+    )
+    registry: Any = gallery.registry
+    real = registry.gallery
+    registry.gallery = lambda name: real("texts")
+    made.app = SimpleNamespace(registry=registry)  # type: ignore[assignment]
+    return made
+
+
+def test_only_what_has_processes_is_restarted_and_stalled(run: stress.Run) -> None:
+    assert run.breakable == [run.engine]
+    assert not isinstance(File(), Breakable)
+
+
+def test_a_verification_that_advances_is_progress_and_one_that_begins_again_is_none(
+    run: stress.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, upgrade = [1000.0], run._status()["upgrade"]
+    monkeypatch.setattr(stress.time, "monotonic", lambda: now[0])
+    assert run._goes_on()
+    for verified, goes_on in ((10, True), (20, True), (5, False), (20, False), (21, True)):
+        now[0] += stress.PATIENCE
+        run.app.registry.set_upgrade(upgrade, verifying={"fields_compared": verified})
+        assert run._goes_on() is goes_on
+
+
+def test_what_is_paused_is_resumed(run: stress.Run) -> None:
+    row = run.app.registry.upgrade(run._status()["upgrade"])
+    assert row.phase in (Phase.PLANNED, Phase.SERVING_BOTH)
+    run._pause()
+    assert run.app.registry.upgrade(row.id).paused
+    run._resume()
+    assert not run.app.registry.upgrade(row.id).paused
+    assert (run.pauses, run.paused) == (1, None)
