@@ -7,6 +7,7 @@ reads Parquet can read it; its name ends in its SHA-256, so that it can be belie
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -22,7 +23,6 @@ import pyarrow.parquet
 
 from rmvdb import files
 from rmvdb.errors import ArtifactError
-from rmvdb.files import DIGEST, digest_of
 from rmvdb.types import Id, Record, Vectors
 
 # pyarrow comes without types: checked strictly, every call would be refused.
@@ -30,6 +30,8 @@ pa: Any = pyarrow
 pq: Any = pyarrow.parquet
 
 _log = logging.getLogger(__name__)
+#: Bytes of the digest of a vector.
+_DIGEST = 16
 #: In a file of embeddings: what making them took.
 _SECONDS = b"seconds"
 #: Embeddings in one file of the cache.
@@ -58,7 +60,7 @@ class Reading:
     def is_copied_to(self, record: Record) -> bool:
         """Whether this is what the batch wrote, bit by bit, and not what somebody wrote there since."""
         vector = record.vector
-        return vector is not None and self.made == digest_of(vector) and same_fields(record.fields, self.record.fields)
+        return vector is not None and self.made == _digest(vector) and same_fields(record.fields, self.record.fields)
 
 
 def same_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -80,7 +82,7 @@ class Archive:
         A repeated call never overwrites another's file: what differs gets another file. Raises DiskFull, with nothing left
         behind, and ArtifactError for a field value that cannot be kept.
         """
-        digests = {record.id: digest_of(record.vector) for record in made if record.vector is not None}
+        digests = {record.id: _digest(record.vector) for record in made if record.vector is not None}
         data = _parquet(_table(records, digests))
         digest = files.sha256(data)
         *folders, last = (files.file_name(part) for part in name)
@@ -155,7 +157,7 @@ class EmbeddingCache:
     def get(self, ids: Sequence[Id], old: Iterable[Vectors]) -> dict[Id, Vectors]:
         """The embeddings (dim,) of those ids whose record still has that old vector."""
         found = self._load()
-        keys = zip(ids, map(digest_of, old), strict=True)
+        keys = zip(ids, map(_digest, old), strict=True)
         return {key[0]: found[key] for key in keys if key in found}
 
     @property
@@ -171,7 +173,7 @@ class EmbeddingCache:
             self._found, self._timed, self._seconds = None, 0, 0.0
 
     def _put_file(self, ids: Sequence[Id], old: Vectors | Sequence[Vectors], new: Vectors, seconds: float | None) -> None:
-        digests = pa.array([digest_of(vector) for vector in old], pa.binary(DIGEST))
+        digests = pa.array([_digest(vector) for vector in old], pa.binary(_DIGEST))
         table = pa.table({"id": _id_column(ids), "old": digests, "vector": _vector_column(list(new))})
         if seconds is not None:
             table = table.replace_schema_metadata({_SECONDS: str(seconds)})
@@ -202,13 +204,17 @@ class EmbeddingCache:
             self._timed, self._seconds = self._timed + len(table), self._seconds + float(seconds)
 
 
+def _digest(vector: Vectors) -> bytes:
+    return hashlib.blake2b(np.asarray(vector, dtype=np.float32).tobytes(), digest_size=_DIGEST).digest()
+
+
 def _table(records: Sequence[Record], made: Mapping[Id, bytes]) -> Any:
     return pa.table(
         {
             "id": _id_column([record.id for record in records]),
             "vector": _vector_column([record.vector for record in records]),
             "fields": pa.array([_encoded(record) for record in records], pa.string()),
-            "made": pa.array([made.get(record.id) for record in records], pa.binary(DIGEST)),
+            "made": pa.array([made.get(record.id) for record in records], pa.binary(_DIGEST)),
         }
     )
 

@@ -296,12 +296,14 @@ class Backfill:
         """Whoever had decided died, perhaps long ago: what is still there, and is not what was read, is moved again."""
         if task.in_place:
             return decided  # nothing leaves
-        was = {each.record.id: each for readings in self._readings(batch.archive).values() for each in readings}
-        held = [record for records in self._read(task, decided.remove).values() for record in records]
-        announced = self._registry.intents(task.upgrade, [record.id for record in held])
-        changed = {
-            each.id for each in held if key(each.id) not in announced and _fate(was.get(each.id), each, in_place=False) == "again"
-        }
+        held = self._read(task, decided.remove)
+        announced = self._registry.intents(task.upgrade, [record.id for records in held.values() for record in records])
+        changed = set[Id]()
+        for collection, readings in self._readings(batch.archive).items():
+            was = {each.record.id: each.record for each in readings}
+            # Where it lies in another collection than it was read from, too, that one is older, and leaves as was decided.
+            there = [each for each in held.get(collection, []) if each.id in was and key(each.id) not in announced]
+            changed |= {each.id for each in there if not same(was[each.id], each)}
         left = [id for id in decided.remove if id not in changed]
         return replace(decided, remove=left, again=[*decided.again, *(id for id in decided.remove if id in changed)])
 

@@ -16,9 +16,8 @@ from typing import Any, ClassVar, Literal, TypeVar, overload
 
 import numpy as np
 
-from rmvdb import errors
+from rmvdb import errors, sketch
 from rmvdb.encoding import Encoder
-from rmvdb.files import digest_of
 from rmvdb.hyperbolic import as_queries, measured
 from rmvdb.latency import WINDOW, Latency
 from rmvdb.merge import merge
@@ -450,14 +449,14 @@ class Client:
                 for record, vector in zip(records, vectors, strict=True)
             ]
 
-        made: dict[Id, bytes] = {}
-        with self._writing("upsert", ids, made) as (plan, in_time):
+        sketches: dict[Id, bytes] = {}
+        with self._writing("upsert", ids, sketches) as (plan, in_time):
             for mirror in plan.mirrors:  # first: what a killed client wrote shows nowhere yet
                 self._store.upsert(mirror.collection, rows(mirror), permit=in_time)
             newest, *older = plan.legs
             written = rows(newest)
             self._store.upsert(newest.collection, written, permit=in_time)
-            made |= {row.id: digest_of(row.vector) for row in written if row.vector is not None}
+            sketches |= {row.id: sketch.of(row.vector) for row in written if row.vector is not None}
             # Where an older collection still has the record it must not show what was replaced. Only workers remove from there.
             for leg in older:
                 stale = {record.id for record in self._store.get(leg.collection, ids, fields=())}
@@ -482,9 +481,9 @@ class Client:
 
     @contextmanager
     def _writing(
-        self, kind: str, ids: Sequence[Id], made: Mapping[Id, bytes] = MappingProxyType({})
+        self, kind: str, ids: Sequence[Id], sketches: Mapping[Id, bytes] = MappingProxyType({})
     ) -> Iterator[tuple[ServingPlan, Permit]]:
-        with self._writes.announced(kind, ids, made=made) as (plan, in_time):
+        with self._writes.announced(kind, ids, sketches=sketches) as (plan, in_time):
             if plan.epoch > self._plans.current().epoch:
                 self._plans.refresh()  # or this client would search by the plan before, which may not know where this is written
             yield plan, in_time

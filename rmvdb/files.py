@@ -11,26 +11,16 @@ import shutil
 from pathlib import Path
 from urllib.parse import quote
 
-import numpy as np
-
 from rmvdb.errors import ArtifactError, ConfigError, DiskFull, RmvdbError
-from rmvdb.types import Vectors
 
 #: Systems allow 255 bytes; the rest is for what is put before and after.
 _LONGEST_NAME = 120
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-#: Bytes of the digest of a vector.
-DIGEST = 16
 
 
 def sha256(data: bytes | memoryview) -> str:
     """The SHA-256 of these bytes as 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
-
-
-def digest_of(vector: Vectors) -> bytes:
-    """By which a vector is known again, bit by bit, without being kept."""
-    return hashlib.blake2b(np.asarray(vector, dtype=np.float32).tobytes(), digest_size=DIGEST).digest()
 
 
 def make_folder(folder: Path, what: str) -> None:

@@ -32,6 +32,8 @@ Turn = Callable[[int], AbstractContextManager[None]]
 #: What the last write of a client was, `upsert` or `delete`, by id; of those of these records that one was done of since the copy
 #: is served.
 Done = Callable[[Sequence[Id]], Mapping[Id, str]]
+#: Told before records of another program are taken in: what was written of them before, and moved, counts no more.
+Anew = Callable[[Sequence[Id]], None]
 #: The vectors (n, d_new) by which a copy holds these records of the original.
 Lift = Callable[[Sequence[Record]], Vectors]
 
@@ -73,9 +75,17 @@ class Mirror:
     """
 
     def __init__(
-        self, original: str, *, store: VectorStore, writes: Writes, done: Done, page: int, lift: Lift | None = None
+        self,
+        original: str,
+        *,
+        store: VectorStore,
+        writes: Writes,
+        done: Done,
+        anew: Anew,
+        page: int,
+        lift: Lift | None = None,
     ) -> None:
-        self._original, self._store, self._writes, self._done = original, store, writes, done
+        self._original, self._store, self._writes, self._done, self._anew = original, store, writes, done, anew
         self._page, self._lift = page, lift
 
     def copy(self, target: str, turn: Turn, progress: Callable[[Position], None], begun: Position | None = None) -> None:
@@ -142,11 +152,13 @@ class Mirror:
         The original is read first and the leg that records leave next: a record is on its way only out of what was read before.
         """
         after: Id | None = None
-        for ids in itertools.chain(self._ids(self._original, page=RANGE), [[]]):
-            upto = ids[-1] if ids else None
-            pages = (self._ids(leg, after=after, upto=upto, page=RANGE) for leg in reversed(legs))
+        for ids in self._ids(self._original, page=RANGE):
+            pages = (self._ids(leg, after=after, upto=ids[-1], page=RANGE) for leg in reversed(legs))
             yield set(ids), {id for page in itertools.chain.from_iterable(pages) for id in page}
-            after = upto
+            after = ids[-1]
+        for leg in reversed(legs):  # behind the last record of the original
+            for page in self._ids(leg, after=after, page=RANGE):
+                yield set(), set(page)
 
     def _pages(self, ids: Collection[Id]) -> Iterator[list[Id]]:
         rest = list(ids)
@@ -215,6 +227,7 @@ class Mirror:
         with self._writes.alone_at(ids) as (_, permit):
             found = self._wanted(self._absent(ids, *reversed(legs)))
             if found:
+                self._anew([record.id for record in found])
                 self._store.upsert(legs[-1], found, permit=permit)
         return len(found)
 

@@ -292,8 +292,8 @@ class IntentRow(Table):
     opened_at: Mapped[float]
     deadline: Mapped[float]
     done_at: Mapped[float | None]
-    #: Digest of the vector that a done upsert wrote into the collection that the upgrade fills.
-    made: Mapped[bytes | None]
+    #: `sketch.of` the vector that a done upsert wrote into the collection that the upgrade fills.
+    sketch: Mapped[bytes | None]
 
 
 class QuarantineRow(Table):

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rmvdb import sketch
 from rmvdb.archive import Archive, ArchiveFile, same_fields
 from rmvdb.backfill import Task
 from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
-from rmvdb.files import digest_of
 from rmvdb.plural import counted
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.registry import Registry, key, unpack_ids
@@ -124,10 +124,12 @@ class Verify:
                 keep(at)
             progress(report.fields_compared, total)
         moved = (hash for batch in batches for hash in batch.removed.tolist() if newest.get(hash, batch.id) == batch.id)
-        self._compare_ids(
-            task, np.unique(np.fromiter(moved, np.uint64)), report, look=lambda: progress(report.fields_compared, total)
-        )
-        self._compare_written(task, report)
+
+        def look() -> None:
+            progress(report.fields_compared, total)
+
+        self._compare_ids(task, np.unique(np.fromiter(moved, np.uint64)), report, look=look)
+        self._compare_written(task, report, look=look)
         for id, distance in self._unwritten(task, differing).items():
             report.complain(f"record {id!r} embedded again lies {distance:.1e} from the stored vector")
         return report
@@ -248,23 +250,39 @@ class Verify:
             hashes([record for record, is_there in there.items() if not is_there]),
         )
 
-    def _compare_written(self, task: Task, report: Report) -> None:
+    def _compare_written(self, task: Task, report: Report, *, look: Callable[[], None]) -> None:
         """Whether what clients wrote is as they wrote it: a call that was held up may have come after theirs."""
-        made: dict[str, tuple[int, bytes | None]] = {}
+        made: dict[str, tuple[int, bytes]] = {}
         after = 0
         while page := self._registry.written(task.upgrade, after=after):
-            # Of what is begun, and not done, nobody knows.
-            made |= {row.record: (row.id, row.made if row.done and row.kind == "upsert" else None) for row in page}
+            for row in page:
+                made.pop(row.record, None)  # of what was begun since, and is not done, nobody knows
+                if row.done and row.sketch:
+                    made[row.record] = row.id, row.sketch
             after = page[-1].id
         numbers = self._registry.collection(task.new[0]).schema["id_type"] == IdType.INT64
-        known = iter([(int(record) if numbers else record) for record, (_, digest) in made.items() if digest])
+        known: Iterator[Id] = iter([int(record) if numbers else record for record in made])
         while ids := list(islice(known, AT_ONCE)):
+            look()
+            for id in self._otherwise(task, ids, made):
+                report.complain(f"record {id!r} is in {task.new[0]} with another vector than its last write gave it")
+
+    def _otherwise(self, task: Task, ids: Sequence[Id], made: Mapping[str, tuple[int, bytes]]) -> list[Id]:
+        """Those of these records that have another vector than their last write gave them, for a grace: a server may show for a
+        moment what a record was before."""
+        end = time.monotonic() + task.grace
+        while True:
             stored = self._store.get(task.new[0], ids, fields=(), vector=True)
-            differing = [each.id for each in stored if each.vector is None or digest_of(each.vector) != made[key(each.id)][1]]
-            now = self._registry.announced(task.upgrade, differing)
-            for id in differing:
-                if now[key(id)].id == made[key(id)][0]:
-                    report.complain(f"record {id!r} is in {task.new[0]} with another vector than its last write gave it")
+            other = [
+                each.id
+                for each in stored
+                if each.vector is None or not sketch.near(sketch.of(each.vector), made[key(each.id)][1])
+            ]
+            now = self._registry.announced(task.upgrade, other) if other else {}
+            ids = [id for id in other if now[key(id)].id == made[key(id)][0]]
+            if not ids or time.monotonic() > end:
+                return ids
+            time.sleep(0.1)
 
 
 def _is_deletion(intent: IntentRow) -> bool:

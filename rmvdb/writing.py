@@ -38,11 +38,11 @@ class Writes:
         ids: Sequence[Id],
         *,
         only: Callable[[], Collection[Id]] | None = None,
-        made: Mapping[Id, bytes] = MappingProxyType({}),
+        sketches: Mapping[Id, bytes] = MappingProxyType({}),
     ) -> Iterator[tuple[ServingPlan, Permit]]:
         """The plan to write by, and the permit of each call, once nobody else is at these records; marked done at the end.
 
-        `only`, asked then, says which of them are written after all; `made`, looked at in the end, has digests of the vectors
+        `only`, asked then, says which of them are written after all; `sketches`, looked at in the end, are of the vectors
         that were written into the newest collection. A write that fails half-way stays announced until its deadline, since nobody
         can know what reached the engine.
         """
@@ -50,8 +50,8 @@ class Writes:
             if only is not None:
                 opened = self._withdraw_all_but(opened, ids, only())
             yield opened.plan, permit
-            of = dict(zip(ids, opened.intents, strict=True)) if made else {}
-            if not self._registry.close_intents(opened, {of[id]: digest for id, digest in made.items()}):
+            of = dict(zip(ids, opened.intents, strict=True)) if sketches else {}
+            if not self._registry.close_intents(opened, {of[id]: made for id, made in sketches.items()}):
                 raise self._too_late(ids)
 
     @contextmanager

@@ -202,7 +202,7 @@ def upgrade() -> None:
         sa.Column("opened_at", sa.Float(precision=53), nullable=False),
         sa.Column("deadline", sa.Float(precision=53), nullable=False),
         sa.Column("done_at", sa.Float(precision=53), nullable=True),
-        sa.Column("made", sa.LargeBinary(), nullable=True),
+        sa.Column("sketch", sa.LargeBinary(), nullable=True),
         sa.ForeignKeyConstraint(["gallery_id"], ["galleries.id"], name=op.f("fk_intents_gallery_id_galleries")),
         sa.ForeignKeyConstraint(["upgrade_id"], ["upgrades.id"], name=op.f("fk_intents_upgrade_id_upgrades")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_intents")),

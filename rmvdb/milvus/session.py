@@ -74,8 +74,8 @@ class Session:
         self.schemas: dict[str, Schema] = {}
         #: Rows written into each collection since its last flush.
         self.unflushed: dict[str, int] = {}
-        #: The collections whose schema pymilvus has seen.
-        self.introduced: set[str] = set()
+        #: The collections whose schema pymilvus has seen, by where they are.
+        self.introduced: set[tuple[str, str]] = set()
         #: Bytes of a row of a collection and fields, as the last ones were.
         self.weights: dict[tuple[str, ...], int] = {}
 
@@ -94,6 +94,10 @@ class Session:
         """Close the connections; the next call opens another."""
         self._connection.drop()
         self._slow.drop()
+
+    def place(self) -> str:
+        """Where the last call was sent."""
+        return self._connection.place
 
     def engine(self, *, fresh: bool = False) -> Engine:
         """Which engine it is."""
@@ -157,7 +161,7 @@ class Session:
         except foreign as exc:
             if code_of(exc) == MISSING:
                 self.schemas.pop(collection, None)
-                self.introduced.discard(collection)
+                self.introduced.discard((self.place(), collection))
             raise self._translated(exc, collection, filter, within=connection.timeout) from exc
 
     def _translated(self, exc: BaseException, collection: str, filter: str, *, within: float) -> RmvdbError:

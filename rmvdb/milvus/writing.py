@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -63,9 +64,11 @@ def _let_pymilvus_know(session: Session, schema: Schema) -> None:
     def look(client: MilvusClient) -> None:
         client.get(schema.collection, ["0"] if schema.id_type is IdType.VARCHAR else [0], output_fields=[schema.id_field], **ONCE)
 
-    if schema.collection not in session.introduced:
-        session.run(schema.collection, look)
-        session.introduced.add(schema.collection)
+    known = session.place(), schema.collection
+    if known not in session.introduced:
+        with contextlib.suppress(EngineError):  # one that is not loaded can be written all the same
+            session.run(schema.collection, look)
+        session.introduced.add(known)
 
 
 def _written(session: Session, collection: str, rows: int) -> None:

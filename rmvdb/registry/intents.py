@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, or_, select, true, update
+from sqlalchemy import ColumnElement, and_, bindparam, delete, or_, select, true, update
 from sqlalchemy.orm import Session
 
 from rmvdb.registry import queries
@@ -69,10 +69,10 @@ class Intents(Database):
         return Opened(plan=plan, intents=tuple(each.id for each in made), upgrade=upgrade)
 
     @transaction
-    def close_intents(self, s: Session, /, opened: Opened, made: Mapping[int, bytes] | None = None) -> bool:
+    def close_intents(self, s: Session, /, opened: Opened, sketches: Mapping[int, bytes] | None = None) -> bool:
         """Mark a write as done, unless it is past its deadline; outside an upgrade nobody asks for it again.
 
-        `made`: by intent, digests of the vectors that were written into the collection that the upgrade fills.
+        `sketches`: by intent, of the vectors that were written into the collection that the upgrade fills.
         """
         mine = IntentRow.id.in_(opened.intents)
         in_time = and_(mine, ~IntentRow.done, IntentRow.deadline > clock())
@@ -80,8 +80,10 @@ class Intents(Database):
             s.execute(delete(IntentRow).where(in_time))
         else:
             s.execute(update(IntentRow).where(in_time).values(done=True, done_at=clock()))
-            if made:
-                s.execute(update(IntentRow), [{"id": intent, "made": digest} for intent, digest in made.items()])
+            if sketches:  # of an intent that clean-up has forgotten meanwhile nothing is kept
+                table = IntentRow.metadata.tables[IntentRow.__tablename__]
+                kept = update(table).where(table.c.id == bindparam("intent")).values(sketch=bindparam("of_it"))
+                s.execute(kept, [{"intent": intent, "of_it": sketch} for intent, sketch in sketches.items()])
         return s.scalar(select(IntentRow.id).where(mine, ~IntentRow.done).limit(1)) is None
 
     @transaction
@@ -129,6 +131,12 @@ class Intents(Database):
         """By key, `upsert` or `delete`: what the last write by a client that was done of each of these records was."""
         by_client = and_(IntentRow.done, ~IntentRow.client.startswith(CONDUCTOR))
         return {row.record: row.kind for row in _intents_of(s, upgrade_id, ids, by_client)}
+
+    @transaction
+    def forget_done(self, s: Session, /, upgrade_id: int, ids: Collection[Id]) -> None:
+        """What was written of these records counts no more: another program has put them where they are."""
+        keys = [key(id) for id in ids]
+        s.execute(delete(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.record.in_(keys), IntentRow.done))
 
     @transaction
     def written(self, s: Session, /, upgrade_id: int, *, after: int = 0, limit: int = 1000) -> Sequence[IntentRow]:

@@ -181,7 +181,9 @@ def _new_upgrade(s: Session, values: Mapping[str, Any], details: Details) -> Upg
 def _end(s: Session, ended: Sequence[int], *, note: str, resume: int | None) -> None:
     """The first of these ends now, the others ended before it."""
     if resume is not None:
-        s.execute(update(IntentRow).where(IntentRow.upgrade_id.in_(ended)).values(upgrade_id=resume, made=None))
+        # What was written meanwhile went into another collection, and what was put back here is another program's, too.
+        theirs = IntentRow.upgrade_id.in_([*ended, resume])
+        s.execute(update(IntentRow).where(theirs).values(upgrade_id=resume, sketch=None))
     queries.forget_work(s, ended)
     row = s.get_one(UpgradeRow, ended[0])
     if row.phase == Phase.ENDED:

@@ -33,9 +33,10 @@ def complete(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> None:
         if upgrade.original:
             mirroring.agree(lead, upgrade)
         late = sum(_list_late(lead, upgrade, collection) for collection in upgrade.old_collections)
-        if late:
+        left = late > 0 or backfilling.unfinished(lead, upgrade)
+        if left:
             what = "re-embedded" if upgrade.in_place else "moved"
-            lead.say(f"{counted(late, 'record')} came into {old} meanwhile, to be {what}, too")
+            lead.say(f"{counted(late, 'record') if late else 'Some'} came into {old} meanwhile, to be {what}, too")
             backfilling.backfill(lead, upgrade, worker)
         elif quiet:
             return
@@ -43,7 +44,7 @@ def complete(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> None:
             what = "re-embedded" if upgrade.in_place else "empty"
             lead.say(f"{old} {'is' if len(upgrade.old_collections) == 1 else 'are'} {what}; looking again in {grace:g} s")
             _outwait_writes(lead, grace)
-        quiet = not late
+        quiet = not left
         lead.check_stop()
     raise errors.EngineError(
         f"Other programs keep writing into {old} ({counted(late, 'record')} since the last look); stop them, then: rmvdb cutover"

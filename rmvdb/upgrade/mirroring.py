@@ -32,7 +32,8 @@ def mirror(lead: Lead, upgrade: UpgradeRow) -> Mirror:
     assert upgrade.original is not None  # noqa: S101 (the caller looked)
     lift = functools.partial(_lifted, lead, upgrade.lift, upgrade.plan["question"]["side"]) if upgrade.lift else None
     done = functools.partial(last_done, lead, upgrade)
-    return Mirror(upgrade.original, store=lead.store, writes=writes, done=done, page=COPIED_AT_ONCE, lift=lift)
+    anew = functools.partial(_anew, lead, upgrade)
+    return Mirror(upgrade.original, store=lead.store, writes=writes, done=done, anew=anew, page=COPIED_AT_ONCE, lift=lift)
 
 
 def agree(lead: Lead, upgrade: UpgradeRow) -> None:
@@ -53,6 +54,12 @@ def late_records(lead: Lead, upgrade: UpgradeRow) -> int:
         announced = lead.registry.announced(upgrade.id, ids).values()
         late += len(ids) - sum(not intent.done for intent in announced)
     return late
+
+
+def _anew(lead: Lead, upgrade: UpgradeRow, ids: Sequence[Id]) -> None:
+    lead.registry.forget_done(upgrade.id, ids)
+    if upgrade.in_place:  # no collection tells what is still lifted from what is re-embedded
+        lead.registry.add_late(upgrade.id, ids)
 
 
 def _lifted(lead: Lead, lift: str, side: str | None, records: Sequence[Record]) -> Vectors:

@@ -12,38 +12,44 @@ from rmvdb.upgrade import backfilling
 from rmvdb.upgrade.lead import Lead
 from rmvdb.verify import Position, Report, Verify
 
-#: Seconds for which what was compared counts, when a comparison that was interrupted goes on.
-COUNTS = 3600.0
+#: Seconds after which a comparison that was interrupted begins anew.
+COUNTS = 600.0
 
 
 def verify(lead: Lead, upgrade: UpgradeRow, *, sample: int = 200) -> Report:
     """Compare all of it, now."""
-    return _compare(lead, upgrade, sample=sample)
+    report = _compare(lead, upgrade, sample=sample)
+    if not report.ok:
+        _forget(lead, upgrade)
+    return report
 
 
 def expect_verified(lead: Lead, upgrade: UpgradeRow) -> Report:
     """Compare it, from where that was interrupted; VerifyFailed where anything differs."""
     begun = _begun(lead, upgrade)
     lead.say(f"verifying{', from where it stood' if begun else ''}")
-    since = begun[1] if begun else lead.registry.now()
 
     def keep(at: Position) -> None:
-        lead.registry.set_upgrade(upgrade.id, verifying=asdict(at) | {"since": since}, baton=lead.baton)
+        lead.registry.set_upgrade(upgrade.id, verifying=asdict(at) | {"at": lead.registry.now()}, baton=lead.baton)
 
-    report = _compare(lead, upgrade, begun=begun[0] if begun else None, keep=keep)
-    if report.ok:
-        return report
-    lead.registry.set_upgrade(upgrade.id, verifying=None, baton=lead.baton)  # whatever is done about it, all is compared again
-    raise errors.VerifyFailed(
-        f"{counted(report.problems, 'difference')}, such as: {report.examples[0]}; both collections stay in service: rmvdb verify"
-    )
+    report = _compare(lead, upgrade, begun=begun, keep=keep)
+    _forget(lead, upgrade)  # whatever becomes of it now: another time all is compared
+    if not report.ok:
+        raise errors.VerifyFailed(
+            f"{counted(report.problems, 'difference')}, such as: {report.examples[0]}; "
+            "both collections stay in service: rmvdb verify"
+        )
+    return report
 
 
-def _begun(lead: Lead, upgrade: UpgradeRow) -> tuple[Position, float] | None:
-    """Where one was interrupted, and since when it goes on."""
+def _begun(lead: Lead, upgrade: UpgradeRow) -> Position | None:
+    """Where one was interrupted a moment ago."""
     kept = dict(lead.registry.upgrade(upgrade.id).verifying or {})
-    since = kept.pop("since", 0.0)
-    return (Position(**kept), since) if kept and lead.registry.now() - since < COUNTS else None
+    return Position(**kept) if kept and lead.registry.now() - kept.pop("at") < COUNTS else None
+
+
+def _forget(lead: Lead, upgrade: UpgradeRow) -> None:
+    lead.registry.set_upgrade(upgrade.id, verifying=None, baton=lead.baton)
 
 
 def _compare(

@@ -736,15 +736,21 @@ def test_it_keeps_one_collection_not_several(tmp_path: Path) -> None:
     made.registry.close()
 
 
-def test_what_another_program_deletes_and_inserts_again_is_found(gallery: Gallery) -> None:
+@pytest.mark.parametrize("written", ["by nobody", "by a client", "by a client, and moved"])
+def test_what_another_program_deletes_and_inserts_again_is_found(gallery: Gallery, written: str) -> None:
     """Though a look at the end of the backfill came between, and took it out of the copy."""
-    row = go_on(gallery, begin(gallery, until=0.9))
+    row = go_on(gallery, begin(gallery, until=0.9 if written != "by a client, and moved" else 1.0 - 1e-9))
+    if written != "by nobody":
+        with gallery.client() as client:
+            put(gallery, client, 2, "written")
     gallery.store.delete(ORIGINAL, [2])
     mirroring.agree(gallery.conductor(), row)
-    assert 2 not in gallery.records(row.new_collection)
-    gallery.store.upsert(ORIGINAL, [Record(id=2, vector=vector("v1", "t2"), fields={"n": 5})])
+    assert 2 not in gallery.records(*mirroring.beside(row))
+    gallery.source.of[2] = "again"
+    gallery.store.upsert(ORIGINAL, [Record(id=2, vector=vector("v1", "again"), fields={"n": 5})])
     gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
     row = go_on(gallery, row)
     assert row.phase == Phase.CUT_OVER
     assert gallery.records(row.new_collection)[2].fields == {"n": 5}
+    expect_holds(gallery, row.new_collection, "v2")
     gallery.conductor().clean_up(row)

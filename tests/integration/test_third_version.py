@@ -23,6 +23,8 @@ from rmvdb.protocols import Source
 from rmvdb.registry import pack_ids, unpack_ids
 from rmvdb.tables import BatchRow, UpgradeRow
 from rmvdb.types import BatchState, Id, Item, Phase, Record
+from rmvdb.upgrade import verifying
+from rmvdb.upgrade.lead import Lead
 from rmvdb.verify import Report
 from tests.support.inprocess import Crash, Gallery, die_and_drive_again, drive, make, vector
 
@@ -109,6 +111,31 @@ def test_each_record_is_listed_once_those_of_the_oldest_collection_first(gallery
 def test_a_record_in_two_collections_is_moved_as_clients_are_shown_it(gallery: Gallery) -> None:
     gallery.store.upsert(V1, [Record(id=3, vector=vector("v1", "t3"), fields={"n": 9})])
     gallery.supersede()
+    drive(gallery)
+    gallery.expect_moved()
+    assert gallery.held()["new"][3].fields == {"n": 0}
+
+
+def test_whoever_takes_a_removal_over_leaves_out_the_older_copy_of_a_record(gallery: Gallery) -> None:
+    """Its worker was killed when the newer copy had left, and the older one had not."""
+    gallery.store.upsert(V1, [Record(id=3, vector=vector("v1", "t3"), fields={"n": 9})])
+    gallery.supersede()
+    batch = next(row for row in gallery.registry.batches(gallery.upgrade.id) if 3 in unpack_ids(row.ids))
+    gone: list[str] = []
+
+    def die(call: str, collection: str) -> None:
+        ids = unpack_ids(gallery.registry.batches(gallery.upgrade.id, after=batch.id - 1, limit=1)[0].remove)
+        if call == "delete" and collection == V1 and 3 in ids and not gone:
+            gone.append(collection)
+            raise Crash
+
+    gallery.store.before = die
+    with pytest.raises(Crash):
+        drive(gallery, width=1)
+    gallery.store.before = lambda call, collection: None
+    assert 3 in gallery.records(V1)
+    assert 3 not in gallery.records(V2)
+    time.sleep(1.8)  # its lease, and the longest call
     drive(gallery)
     gallery.expect_moved()
     assert gallery.held()["new"][3].fields == {"n": 0}
@@ -287,12 +314,12 @@ class SlowTexts:
         return self.source.load(records)
 
 
-def test_whoever_conducts_the_superseded_upgrade_changes_nothing_more(gallery: Gallery) -> None:
+def test_whoever_conducts_the_superseded_upgrade_changes_nothing_more(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is about to cut over when the other one takes its place."""
     conductor, first = gallery.conductor(), gallery.upgrade
     drive(gallery)
     gallery.registry.set_upgrade(first.id, listed=True)
-    conductor.verify = lambda upgrade, **_: gallery.supersede() or Agreed()  # type: ignore[method-assign, func-returns-value]
+    monkeypatch.setattr(verifying, "expect_verified", lambda *_: gallery.supersede() or Agreed())  # type: ignore[func-returns-value]
     with pytest.raises(errors.WrongPhase, match=f"Upgrade {first.id} has ended; see what took its place: rmvdb history"):
         conductor.cut_over(gallery.registry.upgrade(first.id), gallery.worker())
     assert [leg.model for leg in gallery.registry.plan("texts").legs] == ["v3", "v2", "v1"]
@@ -306,16 +333,16 @@ class Agreed:
     ok, records = True, 0
 
 
-def test_what_fails_because_another_took_the_place_says_so(gallery: Gallery) -> None:
+def test_what_fails_because_another_took_the_place_says_so(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """It compares what the other one moves meanwhile, and finds differences."""
-    conductor, first, real = gallery.conductor(), gallery.upgrade, gallery.conductor().verify
+    conductor, first, real = gallery.conductor(), gallery.upgrade, verifying.expect_verified
 
-    def meanwhile(upgrade: UpgradeRow, **_: object) -> Report:
+    def meanwhile(lead: Lead, upgrade: UpgradeRow) -> Report:
         gallery.supersede()
         drive(gallery)
-        return real(upgrade)
+        return real(lead, upgrade)
 
-    conductor.verify = meanwhile  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(verifying, "expect_verified", meanwhile)
     with pytest.raises(errors.WrongPhase, match=f"Upgrade {first.id} has ended; see what took its place: rmvdb history"):
         conductor.advance(first, gallery.worker())
     assert not gallery.registry.upgrade(first.id).reason

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
-from rmvdb import errors
+from rmvdb import errors, sketch
 from rmvdb.registry import unpack_ids
 from rmvdb.status import status
 from rmvdb.tables import UpgradeRow
@@ -194,3 +195,45 @@ def test_what_was_compared_long_ago_is_compared_again(gallery: Gallery, monkeypa
     files = read(gallery, monkeypatch)
     gallery.conductor().cut_over(row(gallery), gallery.worker())
     assert files == [10, 10, 10, 10]
+
+
+def test_what_was_compared_counts_no_more_once_all_of_it_was_and_differed(gallery: Gallery) -> None:
+    interrupted(gallery, after=3)
+    compared = unpack_ids(gallery.registry.batches(gallery.upgrade.id)[0].remove)[0]
+    gallery.store.upsert("texts_v2", [Record(id=compared, vector=vector("v2", f"t{compared}"), fields={"n": 99})])
+    assert not gallery.verify().ok
+    with pytest.raises(errors.VerifyFailed, match="other fields"):
+        gallery.conductor().cut_over(row(gallery), gallery.worker())
+
+
+def test_what_another_program_changed_under_a_third_version_is_no_difference_to_a_write_before_it(gallery: Gallery) -> None:
+    with gallery.client() as client:
+        gallery.source.of[5] = "written"
+        client.upsert([{"id": 5, "item": "written", "n": 0}])
+    first, task = gallery.upgrade, gallery.task
+    gallery.supersede()
+    gallery.source.of[5] = "changed"
+    gallery.store.upsert("texts_v2", [Record(id=5, vector=vector("v2", "changed"), fields={"n": 5})])
+    conductor = gallery.conductor()
+    conductor.backfill(row(gallery), gallery.worker())
+    back = conductor.roll_back(row(gallery))
+    assert back is not None
+    conductor.clean_up(conductor.advance(back, gallery.worker()))
+    gallery.upgrade, gallery.task = first, task
+    assert gallery.conductor().advance(row(gallery), gallery.worker()).phase == Phase.CUT_OVER
+    assert gallery.held()["new"][5].fields == {"n": 5}
+
+
+def test_a_write_whose_intent_clean_up_has_forgotten_is_done_all_the_same(gallery: Gallery) -> None:
+    opened = gallery.registry.open_intents("texts", "upsert", [5], client="one#1", lasting=30.0)
+    assert opened is not None
+    with gallery.registry.engine.begin() as connection:
+        connection.execute(text("DELETE FROM intents"))
+    assert gallery.registry.close_intents(opened, {opened.intents[0]: sketch.of(vector("v2", "t5"))})
+
+
+def test_a_sketch_tells_vectors_apart_and_not_roundings() -> None:
+    one = vector("v2", "one")
+    assert sketch.near(sketch.of(one), sketch.of(3.0 * one + 1e-6))
+    assert not any(sketch.near(sketch.of(one), sketch.of(vector("v2", str(other)))) for other in range(500))
+    assert sketch.near(sketch.of(0.0 * one), sketch.of(0.0 * one))
