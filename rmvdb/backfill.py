@@ -298,12 +298,21 @@ class Backfill:
             return decided  # nothing leaves
         held = self._read(task, decided.remove)
         announced = self._registry.intents(task.upgrade, [record.id for records in held.values() for record in records])
-        changed = set[Id]()
-        for collection, readings in self._readings(batch.archive).items():
-            was = {each.record.id: each.record for each in readings}
-            # Where it lies in another collection than it was read from, too, that one is older, and leaves as was decided.
-            there = [each for each in held.get(collection, []) if each.id in was and key(each.id) not in announced]
-            changed |= {each.id for each in there if not same(was[each.id], each)}
+        was = {
+            each.record.id: (collection, each.record)
+            for collection, readings in self._readings(batch.archive).items()
+            for each in readings
+        }
+
+        def is_other(collection: str, record: Record) -> bool:
+            if key(record.id) in announced:
+                return False
+            place, reading = was.get(record.id, (task.old[-1], None))
+            # An older copy than was read leaves as was decided; a newer one is what clients are shown now.
+            newer = task.old.index(collection) < task.old.index(place)
+            return newer or reading is None or (collection == place and not same(reading, record))
+
+        changed = {record.id for collection, records in held.items() for record in records if is_other(collection, record)}
         left = [id for id in decided.remove if id not in changed]
         return replace(decided, remove=left, again=[*decided.again, *(id for id in decided.remove if id in changed)])
 

@@ -32,8 +32,8 @@ Turn = Callable[[int], AbstractContextManager[None]]
 #: What the last write of a client was, `upsert` or `delete`, by id; of those of these records that one was done of since the copy
 #: is served.
 Done = Callable[[Sequence[Id]], Mapping[Id, str]]
-#: Told before records of another program are taken in: what was written of them before, and moved, counts no more.
-Anew = Callable[[Sequence[Id]], None]
+#: Around the write by which records of another program are taken in: what was written of them before, and moved, counts no more.
+Anew = Callable[[Sequence[Id]], AbstractContextManager[None]]
 #: The vectors (n, d_new) by which a copy holds these records of the original.
 Lift = Callable[[Sequence[Record]], Vectors]
 
@@ -225,10 +225,12 @@ class Mirror:
 
     def _take_in(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
         with self._writes.alone_at(ids) as (_, permit):
-            found = self._wanted(self._absent(ids, *reversed(legs)))
+            deleted = self._done(ids)
+            strange = [id for id in self._absent(ids, *reversed(legs)) if deleted.get(id) != "delete"]
+            found = self._wanted(strange)
             if found:
-                self._anew([record.id for record in found])
-                self._store.upsert(legs[-1], found, permit=permit)
+                with self._anew([record.id for record in found]):
+                    self._store.upsert(legs[-1], found, permit=permit)
         return len(found)
 
     def _take_out(self, ids: Sequence[Id], legs: Sequence[str]) -> int:

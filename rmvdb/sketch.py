@@ -9,7 +9,7 @@ import numpy as np
 from rmvdb.types import Vectors
 
 #: How far the products of one vector may lie apart.
-NEAR = 1e-3
+NEAR = 2e-2
 
 
 def of(vector: Vectors) -> bytes:

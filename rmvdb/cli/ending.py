@@ -87,8 +87,8 @@ def rollback(gallery: str | None, force: bool) -> None:
     """
     app = open_app()
     with conducting(app, gallery) as (conductor, report):
-        if conductor.drop_given_up():
-            return  # what a roll back that was killed had left: it is done, and an upgrade that goes on since is another one
+        if conductor.drop_given_up() and not app.registry.since_given_up(conductor.gallery.id):
+            return  # what a roll back that was killed had left to do: an upgrade that goes on since is another one
         row = upgrade_of(app, gallery)
         back = row if row.undoes is not None else conductor.roll_back(row)
         if back is not None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rmvdb.errors import EngineError
+from rmvdb.errors import CollectionMissing, EngineError, EngineUnavailable
 from rmvdb.filters import checked_id, ids_in
 from rmvdb.milvus.describing import schema_of
 from rmvdb.milvus.driver import ONCE
@@ -66,8 +65,12 @@ def _let_pymilvus_know(session: Session, schema: Schema) -> None:
 
     known = session.place(), schema.collection
     if known not in session.introduced:
-        with contextlib.suppress(EngineError):  # one that is not loaded can be written all the same
+        try:
             session.run(schema.collection, look)
+        except (EngineUnavailable, CollectionMissing):
+            raise
+        except EngineError:
+            pass  # one that is not loaded can be written all the same
         session.introduced.add(known)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, bindparam, delete, or_, select, true, update
+from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select, true, update
 from sqlalchemy.orm import Session
 
 from rmvdb.registry import queries
@@ -133,10 +133,15 @@ class Intents(Database):
         return {row.record: row.kind for row in _intents_of(s, upgrade_id, ids, by_client)}
 
     @transaction
-    def forget_done(self, s: Session, /, upgrade_id: int, ids: Collection[Id]) -> None:
-        """What was written of these records counts no more: another program has put them where they are."""
-        keys = [key(id) for id in ids]
-        s.execute(delete(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.record.in_(keys), IntentRow.done))
+    def last_intent(self, s: Session, /) -> int:
+        """The number of the last one; those to come are larger."""
+        return s.scalar(select(func.max(IntentRow.id))) or 0
+
+    @transaction
+    def forget_done(self, s: Session, /, upgrade_id: int, ids: Collection[Id], *, upto: int) -> None:
+        """What was written of these records, up to that intent, counts no more: another program has put them where they are."""
+        mine = and_(IntentRow.upgrade_id == upgrade_id, IntentRow.record.in_([key(id) for id in ids]))
+        s.execute(delete(IntentRow).where(mine, IntentRow.done, IntentRow.id <= upto))
 
     @transaction
     def written(self, s: Session, /, upgrade_id: int, *, after: int = 0, limit: int = 1000) -> Sequence[IntentRow]:

@@ -16,6 +16,8 @@ from rmvdb.registry.session import Database, transaction
 from rmvdb.tables import GalleryRow, IntentRow, PhaseRow, UpgradeRow
 from rmvdb.types import Phase
 
+#: How the note begins of an upgrade that goes on once another that had taken its place has ended.
+GOES_ON = "goes on after upgrade"
 #: Gives those columns of a new upgrade that depend on its number.
 Details: TypeAlias = Callable[[int], Mapping[str, Any]]
 
@@ -102,6 +104,15 @@ class Upgrades(Database):
             row.ended_at = now(s)
         if changed or note:
             s.add(PhaseRow(upgrade_id=upgrade_id, at=now(s), phase=row.phase, note=note))
+
+    @transaction
+    def since_given_up(self, s: Session, /, gallery_id: int) -> bool:
+        """Whether the upgrade that is on has got any further since one that had taken its place was given up, if one was."""
+        row = s.scalar(select(UpgradeRow).where(UpgradeRow.gallery_id == gallery_id, UpgradeRow.phase != Phase.ENDED))
+        if row is None:
+            return False
+        last = s.scalar(select(PhaseRow.note).where(PhaseRow.upgrade_id == row.id).order_by(PhaseRow.id.desc()).limit(1))
+        return not (last or "").startswith(GOES_ON)
 
     @transaction
     def refuse_ended(self, s: Session, /, upgrade_id: int) -> None:
@@ -194,4 +205,4 @@ def _end(s: Session, ended: Sequence[int], *, note: str, resume: int | None) -> 
     if resume is not None:
         again = s.get_one(UpgradeRow, resume)
         again.phase, again.ended_at, again.paused, again.verifying = Phase.SERVING_BOTH, None, False, None
-        s.add(PhaseRow(upgrade_id=resume, at=now(s), phase=again.phase, note=f"goes on after upgrade {row.id}"))
+        s.add(PhaseRow(upgrade_id=resume, at=now(s), phase=again.phase, note=f"{GOES_ON} {row.id}"))

@@ -35,8 +35,9 @@ def complete(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> None:
         late = sum(_list_late(lead, upgrade, collection) for collection in upgrade.old_collections)
         left = late > 0 or backfilling.unfinished(lead, upgrade)
         if left:
-            what = "re-embedded" if upgrade.in_place else "moved"
-            lead.say(f"{counted(late, 'record') if late else 'Some'} came into {old} meanwhile, to be {what}, too")
+            if late:
+                what = "re-embedded" if upgrade.in_place else "moved"
+                lead.say(f"{counted(late, 'record')} came into {old} meanwhile, to be {what}, too")
             backfilling.backfill(lead, upgrade, worker)
         elif quiet:
             return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -56,10 +57,13 @@ def late_records(lead: Lead, upgrade: UpgradeRow) -> int:
     return late
 
 
-def _anew(lead: Lead, upgrade: UpgradeRow, ids: Sequence[Id]) -> None:
-    lead.registry.forget_done(upgrade.id, ids)
+@contextmanager
+def _anew(lead: Lead, upgrade: UpgradeRow, ids: Sequence[Id]) -> Iterator[None]:
+    upto = lead.registry.last_intent()  # nobody else is at these records: whoever comes is not meant
     if upgrade.in_place:  # no collection tells what is still lifted from what is re-embedded
         lead.registry.add_late(upgrade.id, ids)
+    yield
+    lead.registry.forget_done(upgrade.id, ids, upto=upto)  # not before: a kill would leave nothing that tells of a deletion
 
 
 def _lifted(lead: Lead, lift: str, side: str | None, records: Sequence[Record]) -> Vectors:

@@ -31,7 +31,7 @@ from rmvdb.types import Id, Phase, Record
 from rmvdb.upgrade import cleaning_up, deploying, mirroring
 from rmvdb.writing import Writes
 from tests.integration.test_rebuild import lose, rebuilding
-from tests.support.inprocess import UNLIMITED, Gallery, TextEmbedder, make, vector
+from tests.support.inprocess import UNLIMITED, Crash, Gallery, TextEmbedder, make, vector
 
 ORIGINAL = "texts_v1"
 METHOD = Method.NAIVE
@@ -754,3 +754,43 @@ def test_what_another_program_deletes_and_inserts_again_is_found(gallery: Galler
     assert gallery.records(row.new_collection)[2].fields == {"n": 5}
     expect_holds(gallery, row.new_collection, "v2")
     gallery.conductor().clean_up(row)
+
+
+@pytest.mark.parametrize("ending", ["fails", "is killed"])
+def test_a_look_that_ends_while_it_takes_a_record_in_forgets_no_deletion(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    row = go_on(gallery, begin(gallery, until=0.9))
+    gallery.store.delete(ORIGINAL, [2])
+    mirroring.agree(gallery.conductor(), row)
+    gallery.store.upsert(ORIGINAL, [Record(id=2, vector=vector("v1", "t2"), fields={"n": 2})])
+
+    def die(call: str, _: str) -> None:
+        if call == "upsert":
+            raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gallery.store, "before", die)
+        if ending == "is killed":
+            patch.setattr(type(gallery.registry), "withdraw_intents", lambda *_: None)
+        with pytest.raises(Crash):
+            mirroring.agree(gallery.conductor(), row)
+    gallery.store.delete(ORIGINAL, [2])
+    gallery.source.of.pop(2)
+    time.sleep(3.2)  # until what it had announced is past its deadline
+    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+    row = go_on(gallery, row)
+    assert row.phase == Phase.CUT_OVER
+    expect_holds(gallery, row.new_collection, "v2")
+
+
+def test_what_clients_write_after_an_instant_roll_back_is_no_difference(gallery: Gallery) -> None:
+    """They write into the original, and what is compared is the copy."""
+    row = go_on(gallery, begin(gallery, until=0.5))
+    with gallery.client() as client:
+        put(gallery, client, 3, "before")
+    rolled = back(gallery, row)
+    with gallery.client() as client:
+        put(gallery, client, 3, "later")
+    said = gallery.conductor().verify(gallery.registry.upgrade(rolled.id)).examples
+    assert not [each for each in said if "another vector" in each]
