@@ -23,7 +23,7 @@ from rmvdb.protocols import Source
 from rmvdb.registry import pack_ids, unpack_ids
 from rmvdb.tables import BatchRow, UpgradeRow
 from rmvdb.types import BatchState, Id, Item, Phase, Record
-from rmvdb.upgrade import verifying
+from rmvdb.upgrade import serving, verifying
 from rmvdb.upgrade.lead import Lead
 from rmvdb.verify import Report
 from tests.support.inprocess import Crash, Gallery, die_and_drive_again, drive, make, vector
@@ -536,3 +536,31 @@ def test_a_fourth_version_supersedes_the_third(gallery: Gallery) -> None:
     assert gallery.registry.upgrade(third.id).phase == Phase.ENDED
     assert [gallery.store.exists(each) for each in (*before, *gallery.task.new)] == [False, False, False, True]
     assert gallery.records(*gallery.task.new).keys() == gallery.source.of.keys()
+
+
+def test_an_upgrade_that_goes_on_is_known_to_have_got_no_further_until_it_has(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rmvdb rollback`, called again after a kill, tells by this what was given up from what goes on since."""
+    first, conductor = gallery.upgrade, gallery.conductor()
+    question = Question(gallery="texts", from_version="v1", to_version="v3", method=Method.NAIVE, order="random")
+    question = conductor.resolve(question)
+    third = conductor.begin(question, conductor.plan(question), gallery.worker())
+
+    def die(*_: object, **__: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(serving, "serve", die)
+        with pytest.raises(Crash):
+            conductor.deploy(third)
+    with monkeypatch.context() as patch:
+        patch.setattr(gallery.store, "drop", die)
+        with pytest.raises(Crash):
+            conductor.roll_back(gallery.registry.upgrade(third.id))
+    assert gallery.registry.active_upgrade(first.gallery_id).id == first.id  # type: ignore[union-attr]
+    assert not gallery.registry.since_given_up(first.gallery_id)
+    row = gallery.conductor().advance(gallery.registry.upgrade(first.id), gallery.worker())
+    assert row.phase == Phase.CUT_OVER
+    assert gallery.registry.since_given_up(first.gallery_id)
+    assert gallery.conductor().drop_given_up() == ["texts_v3_u2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,20 @@ def interrupted(gallery: Gallery, *, after: int) -> None:
     conductor.report = report
     with pytest.raises(errors.Stopped):
         conductor.cut_over(row(gallery), gallery.worker())
+
+
+@contextmanager
+def third_version(gallery: Gallery) -> Iterator[None]:
+    """It takes the place of the upgrade, takes every record out of the collections, and is rolled back: the upgrade goes on."""
+    first, task = gallery.upgrade, gallery.task
+    gallery.supersede()
+    yield
+    conductor = gallery.conductor()
+    conductor.backfill(row(gallery), gallery.worker())
+    back = conductor.roll_back(row(gallery))
+    assert back is not None
+    conductor.clean_up(conductor.advance(back, gallery.worker()))
+    gallery.upgrade, gallery.task = first, task
 
 
 def read(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -174,14 +189,8 @@ def test_nothing_that_was_compared_before_a_third_version_counts_after_it(
 ) -> None:
     """It took every record out of this collection, and a roll back put them there again."""
     interrupted(gallery, after=3)
-    first, task = gallery.upgrade, gallery.task
-    gallery.supersede()
-    conductor = gallery.conductor()
-    conductor.backfill(row(gallery), gallery.worker())
-    back = conductor.roll_back(row(gallery))
-    assert back is not None
-    conductor.clean_up(conductor.advance(back, gallery.worker()))
-    gallery.upgrade, gallery.task = first, task
+    with third_version(gallery):
+        pass
     assert row(gallery).phase == Phase.SERVING_BOTH
     assert row(gallery).verifying is None
     gallery.store.upsert("texts_v2", [Record(id=1, vector=vector("v2", "t1"), fields={"n": 99})])
@@ -210,16 +219,9 @@ def test_what_another_program_changed_under_a_third_version_is_no_difference_to_
     with gallery.client() as client:
         gallery.source.of[5] = "written"
         client.upsert([{"id": 5, "item": "written", "n": 0}])
-    first, task = gallery.upgrade, gallery.task
-    gallery.supersede()
-    gallery.source.of[5] = "changed"
-    gallery.store.upsert("texts_v2", [Record(id=5, vector=vector("v2", "changed"), fields={"n": 5})])
-    conductor = gallery.conductor()
-    conductor.backfill(row(gallery), gallery.worker())
-    back = conductor.roll_back(row(gallery))
-    assert back is not None
-    conductor.clean_up(conductor.advance(back, gallery.worker()))
-    gallery.upgrade, gallery.task = first, task
+    with third_version(gallery):
+        gallery.source.of[5] = "changed"
+        gallery.store.upsert("texts_v2", [Record(id=5, vector=vector("v2", "changed"), fields={"n": 5})])
     assert gallery.conductor().advance(row(gallery), gallery.worker()).phase == Phase.CUT_OVER
     assert gallery.held()["new"][5].fields == {"n": 5}
 
