@@ -40,7 +40,7 @@ def resolve(lead: Lead, question: Question) -> Question:
     held = {name: leg.model for leg in reversed(legs) for name in (leg.model, lead.registry.version(leg.model).base) if name}
     if question.to_version in held:
         raise errors.UsageError(
-            f"Gallery {lead.gallery.name!r} holds vectors of {question.to_version!r} already; rmvdb rollback leads back"
+            f"Gallery {lead.gallery.name!r} holds vectors of {question.to_version!r} already; name another version by --to"
         )
     if question.from_version not in held:
         raise errors.Mismatch(
