@@ -7,7 +7,6 @@ collections or in one of them, never in none, and running a batch again changes 
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import math
 import os
@@ -30,7 +29,7 @@ from rmvdb.encoding import Encoder
 from rmvdb.latency import ENOUGH, WINDOW
 from rmvdb.plural import counted
 from rmvdb.protocols import Permit, Source, VectorStore
-from rmvdb.registry import Registry, key, pack_ids, unpack_ids
+from rmvdb.registry import Claim, Registry, key, pack_ids, unpack_ids
 from rmvdb.tables import BatchRow, ClientRow
 from rmvdb.throttle import Limits, Throttle
 from rmvdb.types import BatchState, Id, Phase, Progress, Record, Vectors
@@ -342,8 +341,8 @@ def _vector(record: Record) -> Vectors:
 class Worker:
     """Claims batches of one upgrade after the other and drives them through `Backfill`; any number of them may run anywhere.
 
-    `lease`: seconds that a claim lives without a heartbeat; `longest_call`: seconds that one call may take; `width`: batches in
-    hand at once, which bounds its memory; `limits`: how gently it copies where nothing else is asked for of the upgrade.
+    `lease`: seconds for which others leave a claim alone that gets no heartbeat; `longest_call`: seconds that one call may take, at
+    most a third of it; `width`: batches in hand at once, which bounds its memory; `limits`: how gently it copies where nothing else is asked for of the upgrade.
     """
 
     def __init__(self, *, registry: Registry, lease: float, longest_call: float, width: int, limits: Limits) -> None:
@@ -355,12 +354,8 @@ class Worker:
         self.resting = ""
         #: What it keeps to, or waits for, while it runs, in words.
         self._held: list[str] = []
-        self._alive_until = float("-inf")
-        #: How often a lease ran out before its heartbeat came.
-        self._lapses = 0
-        #: In which order claims were made and heartbeats asked for, and the batches that a heartbeat still found to be its own.
-        self._turns = itertools.count(1)
-        self._held_by: tuple[int, set[int]] = 0, set()
+        #: When its last heartbeat asked the database, and the claims that the database still found to be its own.
+        self._found: tuple[float, set[Claim]] = float("-inf"), set()
 
     @property
     def note(self) -> str:
@@ -438,11 +433,11 @@ class Worker:
                 self._say(task, held if waiting else [])
             # To the end means to the end: a batch may come back when all seem copied.
             copy = until >= 1.0 or now.done + now.begun < until * now.total
-            claimed, lapses = None, self._lapses  # before the claim, since its lease may run out before it is known here
+            claimed, asked = None, uptime()
             if not stop.is_set() and len(at_work) < self._width:
                 claimed = self._claim(task, copy=copy and not row.paused)
             if claimed is not None:
-                at_work.add(pool.submit(self._work, task, backfill, claimed, self._in_time(claimed, lapses)))
+                at_work.add(pool.submit(self._work, task, backfill, claimed, self._in_time(claimed, asked)))
             elif not at_work and (stop.is_set() or row.phase == Phase.ENDED or not self._unfinished(task, copy=copy)):
                 now = self._registry.progress(task.upgrade)
                 progress(now)
@@ -481,9 +476,7 @@ class Worker:
 
     def _claim(self, task: Task, *, copy: bool) -> BatchRow | None:
         copy = copy and self._throttle.wait() == 0
-        claimed = self._registry.claim(
-            task.upgrade, self.name, lease=self._lease, longest_call=self._longest_call, grace=task.grace, copy=copy
-        )
+        claimed = self._registry.claim(task.upgrade, self.name, lease=self._lease, grace=task.grace, copy=copy)
         if claimed is not None and claimed.state == BatchState.CLAIMED:
             self._throttle.begin(claimed.count)
         return claimed
@@ -497,17 +490,19 @@ class Worker:
             self._held = held
             self._registry.renew(self.name, task.upgrade, lease=self._lease, note=self.note)
 
-    def _in_time(self, batch: BatchRow, lapses: int) -> Permit:
-        """A check that a claim made just now is still this worker's for as long as the longest call."""
-        claimed = next(self._turns)
+    def _in_time(self, batch: BatchRow, asked: float) -> Permit:
+        """A check that a claim, which was asked for at `asked`, is this worker's for as long as the longest call, and once more
+        as long: by so much may its clock be slow beside the database's.
+        """
+        known = uptime()
 
         def check() -> None:
-            # No call leaves later than its lease allows: whoever takes over waits for the lease and the longest call. A heartbeat
-            # that comes too late does not bring a claim back; and where the clocks of this machine and of the database do not go
-            # alike, the database decides, by what a later heartbeat still found to be this worker's.
-            asked, held = self._held_by
-            gone = asked > claimed and batch.id not in held
-            if gone or lapses != self._lapses or uptime() + self._longest_call > self._alive_until:
+            renewed, found = self._found
+            # The database has the last word, of a question that was put when the claim was known; each lease counts from its
+            # question, so that it never ends later there than here.
+            lost = renewed > known and (batch.id, batch.token) not in found
+            since = renewed if renewed > known else asked
+            if lost or uptime() > since + self._lease - 2 * self._longest_call:
                 raise errors.LeaseLost(
                     "This worker was suspended or cut off for longer than its lease; its batch is left to others"
                 )
@@ -515,11 +510,8 @@ class Worker:
         return check
 
     def _renew(self, upgrade: int) -> None:
-        turn, asked = next(self._turns), uptime()
-        self._held_by = turn, self._registry.renew(self.name, upgrade, lease=self._lease, note=self.note)
-        if uptime() > self._alive_until:  # by then, or else it kept nothing
-            self._lapses += 1
-        self._alive_until = asked + self._lease
+        asked = uptime()
+        self._found = asked, self._registry.renew(self.name, upgrade, lease=self._lease, note=self.note)
 
     def _beat(self, upgrade: int, ended: threading.Event) -> None:
         while not ended.wait(self._lease / 6):

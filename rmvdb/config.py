@@ -179,7 +179,7 @@ class Backfill(_Section):
 
     batch: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1000, description="most records in one batch")
     width: Annotated[int, Field(ge=1, le=64)] = Field(default=3, description="batches that one worker has in flight")
-    lease: Seconds = Field(default=30.0, description="seconds for which a worker holds a batch before it must renew")
+    lease: Seconds = Field(default=40.0, description="seconds for which a worker holds a batch before it must renew")
     longest_call: Seconds = Field(default=10.0, description="seconds that one call of a worker may take")
     retry_for: Annotated[float, Field(ge=0)] = Field(
         default=60.0, description="seconds for which a worker tries again while the engine or the database does not answer"
@@ -187,9 +187,9 @@ class Backfill(_Section):
 
     @model_validator(mode="after")
     def _lease_outlasts_a_call(self) -> Backfill:
-        # A worker uses a claim only while its lease has more left than the longest call, and renews it six times a lease.
-        if self.lease < 2 * self.longest_call:
-            raise ValueError(f"lease ({self.lease:g} s) must be at least twice longest_call ({self.longest_call:g} s)")
+        # A worker uses a claim only while its lease has more left than two of the longest calls, and renews it six times a lease.
+        if self.lease < 3 * self.longest_call:
+            raise ValueError(f"lease ({self.lease:g} s) must be at least three times longest_call ({self.longest_call:g} s)")
         return self
 
 

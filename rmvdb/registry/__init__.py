@@ -8,7 +8,7 @@ them ask is in `queries`; how a transaction goes, and what is handed to the mani
 """
 
 from rmvdb.registry.batches import Batches
-from rmvdb.registry.claims import Claims
+from rmvdb.registry.claims import Claim, Claims
 from rmvdb.registry.clients import Clients, Serving
 from rmvdb.registry.engine import parsed_url
 from rmvdb.registry.galleries import Galleries
@@ -27,6 +27,7 @@ from rmvdb.registry.versions import Versions
 __all__ = [
     "BEGUN",
     "CONDUCTOR",
+    "Claim",
     "Contents",
     "Opened",
     "Registry",

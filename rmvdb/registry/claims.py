@@ -16,6 +16,9 @@ from rmvdb.registry.session import Database, transaction
 from rmvdb.tables import BatchRow, GalleryRow, QuarantineRow, UpgradeRow, WorkerRow
 from rmvdb.types import BatchState, Id, Phase
 
+#: A claim: the batch, and the token that tells it from every other claim on that batch.
+Claim = tuple[int, int]
+
 #: A claim under which nothing was written, nor under one before it.
 _UNWRITTEN = and_(BatchRow.state == BatchState.CLAIMED, BatchRow.archive.is_(None), BatchRow.copied_at.is_(None))
 
@@ -24,9 +27,7 @@ class Claims(Database):
     """Claims on batches, and the workers that hold them."""
 
     @transaction
-    def claim(
-        self, s: Session, /, upgrade_id: int, worker: str, *, lease: float, longest_call: float, grace: float, copy: bool
-    ) -> BatchRow | None:
+    def claim(self, s: Session, /, upgrade_id: int, worker: str, *, lease: float, grace: float, copy: bool) -> BatchRow | None:
         """Take the first batch that has work: its grace is over, it was begun and left, or (`copy`) it is fresh; a pause lets no
         fresh one begin. None while an epoch changes."""
         # Locked first, so that no upgrade ends and no epoch changes between a look and the claim.
@@ -34,7 +35,7 @@ class Claims(Database):
         upgrade = s.get_one(UpgradeRow, upgrade_id)
         if queries.closing(s, gallery) or upgrade.phase == Phase.ENDED:
             return None
-        free = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until + longest_call < clock())
+        free = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until < clock())
         due = and_(BatchRow.state == BatchState.COPIED, BatchRow.copied_at + grace <= clock(), free)
         work = [due, and_(BatchRow.state.in_(queries.BEGUN), free)]
         if copy and not upgrade.paused:
@@ -54,15 +55,16 @@ class Claims(Database):
         return row
 
     @transaction
-    def renew(self, s: Session, /, worker: str, upgrade_id: int | None, *, lease: float, note: str = "") -> set[int]:
-        """A worker's heartbeat: it lives, and so do its claims, whose ids come back; one whose lease has run out stays lost.
+    def renew(self, s: Session, /, worker: str, upgrade_id: int | None, *, lease: float, note: str = "") -> set[Claim]:
+        """A worker's heartbeat: it lives, and so do its claims, which come back; one whose lease has run out stays lost.
 
         RegistryError where the upgrade is not known: a registry that was lost must let the claims of its workers run out.
         """
         if upgrade_id is not None and s.get(UpgradeRow, upgrade_id) is None:
             raise errors.RegistryError(f"The registry at {self.shown_url} has no upgrade {upgrade_id}; rmvdb registry rebuild")
         mine = update(BatchRow).where(BatchRow.worker == worker, BatchRow.lease_until > clock())
-        held = set(s.scalars(mine.values(lease_until=clock() + lease).returning(BatchRow.id)))
+        renewed = s.execute(mine.values(lease_until=clock() + lease).returning(BatchRow.id, BatchRow.token))
+        held = {(id, token) for id, token in renewed}
         values = {"upgrade_id": upgrade_id, "note": note, "seen_at": clock()}
         if not s.execute(update(WorkerRow).where(WorkerRow.id == worker).values(**values)).rowcount:  # type: ignore[attr-defined]
             s.execute(insert(WorkerRow).values(id=worker, **values))

@@ -67,7 +67,7 @@ PATIENT = {
     "longest_search = 1.5": "longest_search = 4.0",
     "timeout = 3.0": "timeout = 10.0",
     "longest_call = 3.0": "longest_call = 10.0",
-    "lease = 6.0": "lease = 20.0",
+    "lease = 9.0": "lease = 30.0",
 }
 
 

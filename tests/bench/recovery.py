@@ -2,7 +2,7 @@
 
     python tests/bench/recovery.py
 
-On a real Milvus server (in a network of its own) and SQLite, lease 6 s and longest call 3 s; prints JSON.
+On a real Milvus server (in a network of its own) and SQLite, lease 9 s and longest call 3 s; prints JSON.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def move_half_and_leave_a_batch(process: Process) -> None:
     while batch is None:  # as long as an epoch is still changing
         assert time.monotonic() < end, "no batch is left to claim"
         time.sleep(0.05)
-        batch = process.registry.claim(row.id, "gone", lease=30.0, longest_call=0.0, grace=60.0, copy=True)
+        batch = process.registry.claim(row.id, "gone", lease=30.0, grace=60.0, copy=True)
     conductor = process.conductor()
     backfilling.each_batch(conductor, row).copy(conductor.task(row), batch, lambda: None)
 

@@ -253,7 +253,7 @@ def test_while_the_work_is_made_again_searches_go_on_and_writes_and_conductors_w
             assert len(client.search("t1", limit=100)) == 40
             writer.start()
             assert not written.wait(0.5)
-            assert gallery.registry.claim(gallery.upgrade.id, "w", lease=1, longest_call=0, grace=0, copy=True) is None
+            assert gallery.registry.claim(gallery.upgrade.id, "w", lease=1, grace=0, copy=True) is None
             assert "its work is being made again" in status(gallery.registry, gallery.registry.gallery("texts")).held_back
             with pytest.raises(errors.RegistryError, match="'texts' is being rebuilt; wait until rmvdb registry rebuild"):
                 gallery.conductor()

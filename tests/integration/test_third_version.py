@@ -135,7 +135,7 @@ def test_whoever_takes_a_removal_over_leaves_out_the_older_copy_of_a_record(gall
     gallery.store.before = lambda call, collection: None
     assert 3 in gallery.records(V1)
     assert 3 not in gallery.records(V2)
-    time.sleep(1.8)  # its lease, and the longest call
+    time.sleep(1.8)  # its lease
     drive(gallery)
     gallery.expect_moved()
     assert gallery.held()["new"][3].fields == {"n": 0}
@@ -240,7 +240,7 @@ def test_a_plan_measures_on_nothing_that_was_trained_on_before(tmp_path: Path) -
 
 def copied(gallery: Gallery) -> BatchRow:
     """A batch of v1 → v2 that is copied, by a worker that is gone."""
-    batch = gallery.registry.claim(gallery.upgrade.id, "gone", lease=60, longest_call=0, grace=60, copy=True)
+    batch = gallery.registry.claim(gallery.upgrade.id, "gone", lease=60, grace=60, copy=True)
     assert batch is not None
     gallery.backfill.copy(gallery.task, batch, lambda: None)
     return batch
@@ -271,7 +271,7 @@ def test_what_is_in_hand_ends_before_another_upgrade_takes_the_place(gallery: Ga
 
 def test_what_a_dead_worker_was_writing_is_finished_first(gallery: Gallery) -> None:
     first = gallery.upgrade.id
-    batch = gallery.registry.claim(first, "dead", lease=0.3, longest_call=0, grace=60, copy=True)
+    batch = gallery.registry.claim(first, "dead", lease=0.3, grace=60, copy=True)
     assert batch is not None
 
     def die(call: str, collection: str) -> None:

@@ -1,13 +1,14 @@
 """A lease, the heartbeat that renews it and a thread that works under it, in whole seconds that may pass between any two steps.
 
-protocol.py takes from here that no permitted call is on its way when its lease runs out. A write's deadline is the same without
-the heartbeat.
+protocol.py takes from here that no permitted call is on its way once others rely on the end of its lease. A write's deadline is
+the same without the heartbeat. The worker's clock may be slow by as much as the longest call.
 
 | step | code |
 |---|---|
 | heartbeat: asks, is answered; the database renews | Worker._renew; Registry.renew |
 | thread: begins, claims | Worker._drive: Worker._in_time, Registry.claim |
 | a call leaves, is refused; arrives | the check of Worker._in_time; the engine |
+| others rely on the end of the lease | Registry.claim, Registry.blocked, and epochs |
 """
 
 from __future__ import annotations
@@ -18,21 +19,23 @@ from typing import NamedTuple
 
 from tests.model.checker import Step
 
-LEASE, LONGEST_CALL = 7, 3
+LEASE, LONGEST_CALL = 10, 3
 
 
 class State(NamedTuple):
     """Seconds are counted to nothing, or from nothing up to the lease; -1 where nothing is under way."""
 
-    #: What is left of the lease in the database, and what the worker believes is left.
+    #: What is left of the lease in the database, and whether others have relied on its end.
     lease: int = 0
-    alive: int = LEASE
-    #: Since the heartbeat asked; whether the worker's time was over then; whether the database has renewed.
+    relied: bool = False
+    #: What the worker believes is left, and by how much its clock may yet be slow.
+    alive: int = 0
+    drift: int = LONGEST_CALL
+    #: Since the heartbeat asked; whether it asks for the claim that the thread has; whether the database has answered, and so.
     asked: int = -1
-    was_over: bool = False
+    mine: bool = False
     renewed: bool = False
-    #: No lapse was counted since the thread began.
-    same: bool = False
+    found: bool = False
     thread: str = "begins"
     #: Since the call left.
     call: int = -1
@@ -49,50 +52,63 @@ class Lease:
         return step not in self.without
 
     def initial(self) -> State:
-        """A worker that has just said that it lives."""
+        """A worker without a claim."""
         return State()
 
     def broken(self, s: State) -> str:
         """What protocol.py relies on."""
-        return "a call is on its way and its lease has run out" if s.call >= 0 and not s.lease else ""
+        return "a call is on its way and others rely on the end of its lease" if s.call >= 0 and s.relied else ""
 
     def ended(self, _: State) -> bool:
         """Anywhere."""
         return True
 
     def steps(self, s: State) -> Iterator[Step]:
-        """A second passes; the heartbeat; the thread."""
+        """A second passes, others rely on what it ends; the heartbeat; the thread."""
         if s.call + 1 < LONGEST_CALL:  # or else it arrives within this second
-            asked, call = (min(each + 1, LEASE) if each >= 0 else -1 for each in (s.asked, s.call))
-            later = s._replace(lease=max(s.lease - 1, 0), alive=max(s.alive - 1, 0), asked=asked, call=call)
-            yield Step("a second passes", later)
+            later = s._replace(lease=max(s.lease - 1, 0), call=s.call + 1 if s.call >= 0 else -1)
+            if s.drift:
+                yield Step("a second passes, which the worker's clock does not count", later._replace(drift=s.drift - 1))
+            asked = min(s.asked + 1, LEASE) if s.asked >= 0 else -1
+            yield Step("a second passes", later._replace(alive=max(s.alive - 1, 0), asked=asked))
+        if s.thread in ("claimed", "works") and not s.lease:
+            yield Step("others rely on the end of the lease", s._replace(relied=True))
         yield from self._heartbeat(s)
         yield from self._thread(s)
 
+    @property
+    def _known(self) -> int:
+        """Seconds that a worker counts on."""
+        slow = LONGEST_CALL if self.has("a worker counts on less than its lease, by what its clock may be slow") else 0
+        return LEASE - slow
+
     def _heartbeat(self, s: State) -> Iterator[Step]:
         if s.asked < 0:
-            yield Step("the heartbeat asks", s._replace(asked=0, was_over=not s.alive, renewed=False))
+            yield Step("the heartbeat asks", s._replace(asked=0, mine=s.thread == "works"))
         elif not s.renewed:
-            revived = not self.has("a lease that has run out is not renewed")
-            lease = LEASE if s.lease or (revived and s.thread == "works") else s.lease
-            yield Step("the database renews the lease", s._replace(renewed=True, lease=lease))
+            revived = not self.has("a lease that has run out is not renewed") and s.thread in ("claimed", "works")
+            lease = LEASE if s.lease or revived else 0
+            yield Step("the database renews the lease", s._replace(renewed=True, lease=lease, found=bool(lease)))
         else:
-            over = not s.alive if self.has("a lapse is looked for when the heartbeat is answered") else s.was_over
-            same = s.same and not (over and self.has("a lapse is counted"))
-            since = s.asked if self.has("a lease counts from the question") else 0
-            yield Step("the heartbeat is answered", s._replace(asked=-1, was_over=False, same=same, alive=LEASE - since))
+            alive = s.alive
+            if s.mine:
+                since = s.asked if self.has("a heartbeat counts from its question") else 0
+                lost = not s.found and self.has("what the database has lost is lost")
+                alive = 0 if lost else self._known - since
+            yield Step("the heartbeat is answered", s._replace(alive=alive, asked=-1, mine=False, renewed=False, found=False))
 
     def _thread(self, s: State) -> Iterator[Step]:
-        early = self.has("lapses are counted from before the claim")
         if s.thread == "begins":
-            yield Step("the thread begins", s._replace(thread="claims", same=True))
+            yield Step("the thread begins", s._replace(thread="claims", alive=self._known))
         elif s.thread == "claims":
-            yield Step("the database gives it a claim", s._replace(thread="works" if early else "late", lease=LEASE))
-        elif s.thread == "late":
-            yield Step("the thread begins late", s._replace(thread="works", same=True))
+            yield Step("the database gives it a claim", s._replace(thread="claimed", lease=LEASE))
+        elif s.thread == "claimed":
+            alive = s.alive if self.has("a lease counts from before the claim") else self._known
+            yield Step("the claim is known", s._replace(thread="works", alive=alive))
         elif s.call >= 0:
             yield Step("the call arrives", s._replace(call=-1))
-        elif s.same and s.alive >= (LONGEST_CALL if self.has("a call leaves the longest call before the lease ends") else 1):
+        elif s.alive >= (LONGEST_CALL if self.has("a call leaves the longest call before the lease ends") else 1):
             yield Step("a call leaves", s._replace(call=0))
         else:
-            yield Step("the call is refused", s._replace(thread="begins", same=False, lease=0))
+            ended = s._replace(thread="begins", lease=0, relied=False, alive=0, mine=False)
+            yield Step("the call is refused", ended)

@@ -199,8 +199,7 @@ class Protocol:
 
     def _claim(self, s: State, w: int, _: Worker) -> Iterator[State]:
         for at, b in enumerate(s.batches):
-            waits = self.has("a takeover waits for the longest call") and self._on_their_way(s, at)
-            free = b.lease != "live" and not (b.lease == "over" and waits)
+            free = b.lease != "live"
             grace = ("copied", at) in s.reader.older and self.has("a grace lies between copied and removed")
             if s.superseded or b.upgrade != s.upgrade:
                 continue

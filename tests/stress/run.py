@@ -346,7 +346,7 @@ class Run:
         self._suspended(self._one("worker", "writer"), self.random.uniform(0.2, 2.5))
 
     def _suspend_long(self) -> None:
-        """For longer than a lease and the longest call together."""
+        """For longer than a lease."""
         self._suspended(self._one("worker"), 10.0)
 
     def _suspended(self, chosen: Process, seconds: float) -> None:

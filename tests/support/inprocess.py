@@ -120,9 +120,9 @@ class Gallery:
         """An application."""
         return Client("texts", registry=self.registry, store=self.store, encoder=self.encoder, longest_call=1.0)
 
-    def worker(self, *, width: int = 2, limits: Limits = UNLIMITED, lease: float = 1.2) -> Worker:
+    def worker(self, *, width: int = 2, limits: Limits = UNLIMITED, lease: float = 1.6) -> Worker:
         """A worker with a short lease."""
-        return Worker(registry=self.registry, lease=lease, longest_call=lease / 3, width=width, limits=limits)
+        return Worker(registry=self.registry, lease=lease, longest_call=lease / 4, width=width, limits=limits)
 
     def conductor(self) -> Conductor:
         """Another process that conducts upgrades of this gallery."""

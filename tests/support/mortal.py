@@ -154,7 +154,7 @@ class Process:
 
     def worker(self) -> Worker:
         """What moves batches, with a short lease."""
-        return Worker(registry=self.registry, lease=1.5, longest_call=0.4, width=1, limits=Limits())
+        return Worker(registry=self.registry, lease=1.9, longest_call=0.4, width=1, limits=Limits())
 
     def client(self) -> Client:
         """What an application has."""

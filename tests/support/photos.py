@@ -67,7 +67,7 @@ def supersede(registry: Registry, upgrade: UpgradeRow, **values: Any) -> Upgrade
 
 def claim(registry: Registry, upgrade: UpgradeRow, worker: str = "w1", **changed: Any) -> BatchRow | None:
     """Claim as a worker does, for a minute unless told otherwise."""
-    settings: dict[str, Any] = {"lease": 60.0, "longest_call": 0.0, "grace": 0.0, "copy": True}
+    settings: dict[str, Any] = {"lease": 60.0, "grace": 0.0, "copy": True}
     return registry.claim(upgrade.id, worker, **settings | changed)
 
 

@@ -164,7 +164,7 @@ longest_search = 1.5
 [backfill]
 batch = {batch}
 width = 3
-lease = 6.0
+lease = 9.0
 longest_call = 3.0
 retry_for = {retry_for}
 """

@@ -155,13 +155,13 @@ def test_addresses_with_a_scheme_are_left_as_they_are(folder: Path) -> None:
             "backfill.batch = 0 must be greater than or equal to 1, such as 1000: most records in one batch",
         ),
         ("[backfill]\nbatch = true", "backfill.batch = True must be a number or a text, not true or false"),
-        ("[backfill]\nlease = 5", "backfill: lease (5 s) must be at least twice longest_call (10 s); change one of them"),
+        ("[backfill]\nlease = 5", "backfill: lease (5 s) must be at least three times longest_call (10 s); change one of them"),
         (
             "[milvus]\ntimeout = 12",
             "milvus.timeout (12 s) must not be longer than backfill.longest_call (10 s); change one of them",
         ),
         (
-            "[milvus]\ntimeout = 15.1\n[backfill]\nlongest_call = 40\nlease = 80",
+            "[milvus]\ntimeout = 15.1\n[backfill]\nlongest_call = 40\nlease = 120",
             "milvus.timeout = 15.1 must be 15 or less: a write of several calls must end within 30 s",
         ),
         (
