@@ -341,8 +341,9 @@ def _vector(record: Record) -> Vectors:
 class Worker:
     """Claims batches of one upgrade after the other and drives them through `Backfill`; any number of them may run anywhere.
 
-    `lease`: seconds for which others leave a claim alone that gets no heartbeat; `longest_call`: seconds that one call may take, at
-    most a third of it; `width`: batches in hand at once, which bounds its memory; `limits`: how gently it copies where nothing else is asked for of the upgrade.
+    `lease`: seconds for which others leave a claim alone that gets no heartbeat; `longest_call`: seconds that one call may take,
+    at most a third of it; `width`: batches in hand at once, which bounds its memory; `limits`: how gently it copies where nothing
+    else is asked for of the upgrade.
     """
 
     def __init__(self, *, registry: Registry, lease: float, longest_call: float, width: int, limits: Limits) -> None:
@@ -354,8 +355,11 @@ class Worker:
         self.resting = ""
         #: What it keeps to, or waits for, while it runs, in words.
         self._held: list[str] = []
-        #: When its last heartbeat asked the database, and the claims that the database still found to be its own.
+        #: The claims that it works under. One whose answer was lost is not among them, and no heartbeat keeps it.
+        self._in_hand: set[Claim] = set()
+        #: When its last heartbeat asked the database, and which of them the database still found to be its own.
         self._found: tuple[float, set[Claim]] = float("-inf"), set()
+        self._renewing = threading.Lock()
 
     @property
     def note(self) -> str:
@@ -466,6 +470,7 @@ class Worker:
             # Otherwise this worker's own heartbeat would hold for ever what it no longer works on.
             self._registry.hand_back(batch)
         finally:
+            self._in_hand.discard((batch.id, batch.token))
             if batch.state == BatchState.CLAIMED:
                 self._throttle.end()
 
@@ -477,8 +482,10 @@ class Worker:
     def _claim(self, task: Task, *, copy: bool) -> BatchRow | None:
         copy = copy and self._throttle.wait() == 0
         claimed = self._registry.claim(task.upgrade, self.name, lease=self._lease, grace=task.grace, copy=copy)
-        if claimed is not None and claimed.state == BatchState.CLAIMED:
-            self._throttle.begin(claimed.count)
+        if claimed is not None:
+            self._in_hand.add((claimed.id, claimed.token))
+            if claimed.state == BatchState.CLAIMED:
+                self._throttle.begin(claimed.count)
         return claimed
 
     def _slowest_client(self, gallery: str) -> ClientRow | None:
@@ -488,7 +495,7 @@ class Worker:
         """Let `status` know at once what holds this worker back now."""
         if held != self._held:
             self._held = held
-            self._registry.renew(self.name, task.upgrade, lease=self._lease, note=self.note)
+            self._renew(task.upgrade)
 
     def _in_time(self, batch: BatchRow, asked: float) -> Permit:
         """A check that a claim, which was asked for at `asked`, is this worker's for as long as the longest call, and once more
@@ -510,8 +517,9 @@ class Worker:
         return check
 
     def _renew(self, upgrade: int) -> None:
-        asked = uptime()
-        self._found = asked, self._registry.renew(self.name, upgrade, lease=self._lease, note=self.note)
+        with self._renewing:
+            asked, mine = uptime(), frozenset(self._in_hand)
+            self._found = asked, self._registry.renew(self.name, upgrade, mine, lease=self._lease, note=self.note)
 
     def _beat(self, upgrade: int, ended: threading.Event) -> None:
         while not ended.wait(self._lease / 6):

@@ -41,8 +41,8 @@ WRITE_BATCH = 500
 class Plans:
     """The serving plan as this process knows it, never used when it is older than its maximum age.
 
-    A thread asks again three times within that age, loads what an announced plan needs and reports that it can serve it, how
-    long searches take, and now and then what they found.
+    A thread asks again three times within that age and reports how long searches take, and now and then what they found. Another
+    one loads what an announced plan needs; until that is there this client serves, and is waited for, by the plan in force.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class Plans:
         self._latency, self._traffic = latency, traffic
         self._ready, self._trouble = 0, ""
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._loading: threading.Thread | None = None
+        self._stop, self._wake = threading.Event(), threading.Event()
         #: When the registry last could not be asked, and why.
         self._failure: tuple[float, errors.RegistryError] | None = None
         #: The plan, and when it was asked for; in one, since another thread may be replacing them.
@@ -108,6 +109,7 @@ class Plans:
     def close(self) -> None:
         """Stop asking, and tell the registry that nobody need wait for this client, and what was found last."""
         self._stop.set()
+        self._wake.set()
         self._thread.join(timeout=5)
         try:
             self._registry.leave(self._name)
@@ -119,9 +121,8 @@ class Plans:
     def _ask(self, holds: int) -> tuple[ServingPlan, float]:
         asked = uptime()  # a plan's age counts from before the question: the answer can only be newer
         serving = self._tell(holds)
-        if serving.next and self._ready < serving.next.epoch and self._can_serve(serving.next):
-            asked = uptime()
-            serving = self._tell(holds or serving.plan.epoch)
+        if serving.next and self._ready < serving.next.epoch:
+            self._load(serving.next)
         return serving.plan, asked
 
     def _tell(self, holds: int) -> Serving:
@@ -136,7 +137,14 @@ class Plans:
             p99_ms=p99_ms,
         )
 
-    def _can_serve(self, plan: ServingPlan) -> bool:
+    def _load(self, plan: ServingPlan) -> None:
+        """Begin to load what that plan needs, where that is not under way: it may take minutes, and nothing waits for it here."""
+        if self._loading is None or not self._loading.is_alive():
+            self._trouble = self._trouble or "it is loading what that needs"
+            self._loading = threading.Thread(target=self._make_ready, args=(plan,), name="rmvdb-loading", daemon=True)
+            self._loading.start()
+
+    def _make_ready(self, plan: ServingPlan) -> None:
         try:
             self._prepare(plan)
         except Exception as exc:  # noqa: BLE001 (user code may raise anything; it is reported, and this client serves on)
@@ -144,12 +152,16 @@ class Plans:
             log.warning(
                 "Epoch %s of %s cannot be served here: %s", plan.epoch, self._gallery, self._trouble, extra={"action": "prepare"}
             )
-            return False
+            return
         self._ready, self._trouble = plan.epoch, ""
-        return True
+        self._wake.set()  # writes wait to hear it
 
     def _keep_asking(self) -> None:
-        while not self._stop.wait(min(self._held[0].max_age, WINDOW) / 3):
+        while True:
+            self._wake.wait(min(self._held[0].max_age, WINDOW) / 3)
+            self._wake.clear()
+            if self._stop.is_set():
+                return
             try:
                 self.refresh()
             except errors.RmvdbError as exc:

@@ -49,13 +49,16 @@ class Encoder:
         self._load_chain = load_chain
         self._load_artifact = load_artifact
         self._kept: dict[tuple[str, str], object] = {}
-        self._lock = threading.RLock()
+        self._loading: dict[tuple[str, str], threading.Lock] = {}
+        self._lock = threading.Lock()
 
     def prepare(self, plan: ServingPlan) -> None:
         """Load everything that the plan's queries and mirrors need; raises what loading raises."""
         for leg in plan.written:
-            self.embedder(leg.embedder)
-            for sha256 in leg.transforms:
+            version, transforms = self._writes(leg)
+            for each in {leg.embedder, version}:
+                self.embedder(each)
+            for sha256 in (*leg.transforms, *transforms):
                 self._transform(sha256)
             self.calibration(leg)
 
@@ -82,13 +85,17 @@ class Encoder:
 
     def stored(self, leg: Leg, items: Sequence[Item], embedded: MutableMapping[str, Vectors]) -> Vectors:
         """What is written into a leg's collection for these items, (n, dim of the leg)."""
-        version, transforms = leg.embedder, leg.transforms
-        if leg.write_with:
-            chain = self.chain(leg.write_with)
-            version, transforms = chain.embedder, (chain.head,) if chain.head else ()
+        version, transforms = self._writes(leg)
         if version not in embedded:
             embedded[version] = self.embed(version, items)
         return self.apply(transforms, embedded[version])
+
+    def _writes(self, leg: Leg) -> tuple[str, tuple[str, ...]]:
+        """Whose embedder makes what is written into a leg's collection, and the transforms behind it."""
+        if not leg.write_with:
+            return leg.embedder, leg.transforms
+        chain = self.chain(leg.write_with)
+        return chain.embedder, (chain.head,) if chain.head else ()
 
     def own(self, version: str, raw: Vectors) -> Vectors:
         """A version's own vectors from what its embedder gave: its head applied where it has one."""
@@ -158,8 +165,10 @@ class Encoder:
         return self._keep(Transform, sha256, lambda: Transform.from_bytes(self._load_artifact(sha256)))
 
     def _keep(self, kind: type[T], name: str, load: Callable[[], T]) -> T:
+        at = (kind.__name__, name)
         with self._lock:
-            at = (kind.__name__, name)
+            loading = self._loading.setdefault(at, threading.Lock())
+        with loading:  # of this one only: searches go on while the next model is loaded
             if at not in self._kept:
                 self._kept[at] = load()
             return self._kept[at]  # type: ignore[return-value]

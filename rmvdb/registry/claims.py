@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, delete, insert, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
@@ -55,16 +55,20 @@ class Claims(Database):
         return row
 
     @transaction
-    def renew(self, s: Session, /, worker: str, upgrade_id: int | None, *, lease: float, note: str = "") -> set[Claim]:
-        """A worker's heartbeat: it lives, and so do its claims, which come back; one whose lease has run out stays lost.
+    def renew(
+        self, s: Session, /, worker: str, upgrade_id: int | None, claims: Collection[Claim] = (), *, lease: float, note: str = ""
+    ) -> set[Claim]:
+        """A worker's heartbeat: it lives, and so do these claims of its own, which come back; one whose lease has run out stays
+        lost.
 
         RegistryError where the upgrade is not known: a registry that was lost must let the claims of its workers run out.
         """
         if upgrade_id is not None and s.get(UpgradeRow, upgrade_id) is None:
             raise errors.RegistryError(f"The registry at {self.shown_url} has no upgrade {upgrade_id}; rmvdb registry rebuild")
-        mine = update(BatchRow).where(BatchRow.worker == worker, BatchRow.lease_until > clock())
-        renewed = s.execute(mine.values(lease_until=clock() + lease).returning(BatchRow.id, BatchRow.token))
-        held = {(id, token) for id, token in renewed}
+        live = and_(BatchRow.worker == worker, BatchRow.lease_until > clock())
+        mine = tuple_(BatchRow.id, BatchRow.token).in_(claims)
+        renewed = update(BatchRow).where(live, mine).values(lease_until=clock() + lease).returning(BatchRow.id, BatchRow.token)
+        held = {(id, token) for id, token in s.execute(renewed)}
         values = {"upgrade_id": upgrade_id, "note": note, "seen_at": clock()}
         if not s.execute(update(WorkerRow).where(WorkerRow.id == worker).values(**values)).rowcount:  # type: ignore[attr-defined]
             s.execute(insert(WorkerRow).values(id=worker, **values))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +20,7 @@ from sqlalchemy import text
 
 from rmvdb import errors
 from rmvdb.client import Client, Plans
+from rmvdb.encoding import Chain, Encoder
 from rmvdb.faiss_store import FaissStore
 from rmvdb.latency import Latency
 from rmvdb.protocols import always
@@ -28,7 +30,7 @@ from rmvdb.traffic import Traffic
 from rmvdb.types import BatchState, Id, Phase, Record
 from rmvdb.upgrade import completing
 from rmvdb.uptime import uptime
-from tests.support.inprocess import TIMES, Gallery, make, vector
+from tests.support.inprocess import DIMS, TIMES, Gallery, TextEmbedder, make, vector
 
 
 @pytest.fixture
@@ -579,3 +581,106 @@ def test_a_call_that_was_held_up_after_its_permit_and_overwrote_a_write_is_found
     row = gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
     assert row.phase == Phase.CUT_OVER
     gallery.expect_moved()
+
+
+# --- a claim that nobody knows of ------------------------------------------------------------------------------------
+
+
+def test_a_claim_whose_answer_was_lost_is_kept_by_no_heartbeat(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, lost = gallery.registry.claim, list[int]()
+
+    def claim(*args: Any, **options: Any) -> BatchRow | None:
+        batch = real(*args, **options)
+        if batch is not None and not lost:  # the connection broke when it was committed, and the question is put again
+            lost.append(batch.id)
+            return real(*args, **options)
+        return batch
+
+    monkeypatch.setattr(gallery.registry, "claim", claim)
+    drive(gallery)
+    assert lost
+    gallery.expect_moved()
+
+
+# --- loading a model ---------------------------------------------------------------------------------------------------
+
+
+class SlowToLoad:
+    """Loads v2's embedder for a second, and then gives it or fails."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails, self.began = fails, threading.Event()
+
+    def __call__(self, version: str) -> TextEmbedder:
+        """The embedder."""
+        if version == "v2":
+            self.began.set()
+            time.sleep(1.0)
+            if self.fails:
+                raise errors.ModelError("no room for it")
+        return TextEmbedder(version)
+
+
+def application(gallery: Gallery, load: Callable[[str], Any]) -> Client:
+    """A client in a process of its own, where models are loaded like that."""
+    encoder = Encoder(
+        load_embedder=load, load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]), load_artifact=lambda _: b""
+    )
+    return Client("texts", registry=gallery.registry, store=gallery.store, encoder=encoder, longest_call=1.0)
+
+
+@pytest.fixture
+def hasty(tmp_path: Path) -> Iterator[Gallery]:
+    """Eight texts in the old collection, which is served alone; a plan is old after a fifth of a second."""
+    made = make(tmp_path, records=8, deployed=False)
+    yield made
+    made.registry.close()
+
+
+def test_searches_go_on_while_the_next_model_is_loaded_and_the_epoch_waits_for_it(hasty: Gallery) -> None:
+    load, took = SlowToLoad(), list[float]()
+    with application(hasty, load) as client, ThreadPoolExecutor(1) as pool:
+        client.search("t3", limit=1)
+        deploying = pool.submit(hasty.conductor().deploy, hasty.upgrade)
+        load.began.wait(5.0)
+        while not deploying.done():
+            began = time.monotonic()
+            assert [hit.id for hit in client.search("t3", limit=1)] == [3]
+            took.append(time.monotonic() - began)
+        deploying.result()
+        time.sleep(hasty.times["max_age"])
+        assert len(client._plans.current().legs) == 2
+        assert [hit.id for hit in client.search("t3", limit=1)] == [3]
+    assert len(took) > 20
+    assert max(took) < 0.5
+
+
+def test_an_epoch_that_a_client_cannot_serve_does_not_begin_however_long_it_takes_to_see_that(
+    hasty: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = list[str]()
+    conductor = hasty.conductor()
+    monkeypatch.setattr(conductor, "say", heard.append)
+    stop = threading.Event()
+    monkeypatch.setattr(conductor, "stop", stop)
+    threading.Timer(4.0, stop.set).start()
+    with application(hasty, SlowToLoad(fails=True)) as client:
+        client.search("t3", limit=1)
+        with pytest.raises(errors.Stopped):
+            conductor.deploy(hasty.upgrade)
+        assert [hit.id for hit in client.search("t3", limit=1)] == [3]
+    assert any("cannot serve epoch 2 yet: ModelError: no room for it" in words for words in heard), heard
+
+
+def test_who_cannot_write_by_a_plan_does_not_serve_it(gallery: Gallery) -> None:
+    """A roll back by ψ has queries of v2 and records of v1."""
+    plan = gallery.registry.plan("texts")
+    old = replace(plan.legs[1], embedder="v2", write_with="v1")
+
+    def load(version: str) -> TextEmbedder:
+        if version == "v1":
+            raise errors.ModelError("no v1 here")
+        return TextEmbedder(version)
+
+    with application(gallery, load) as client, pytest.raises(errors.ModelError, match="no v1 here"):
+        client._encoder.prepare(replace(plan, legs=(plan.legs[0], old)))

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from rmvdb.errors import LeaseLost
-from rmvdb.registry import Registry, pack_ids, unpack_ids
+from rmvdb.registry import Claim, Registry, pack_ids, unpack_ids
 from rmvdb.tables import UpgradeRow
 from rmvdb.types import BatchState
 from tests.support.photos import at_once, claim, claimed, opened
@@ -149,7 +149,7 @@ def test_a_heartbeat_keeps_claims_alive(registry: Registry, upgrade: UpgradeRow)
     batch = claimed(registry, upgrade, "w1", lease=0.5)
     for _ in range(4):
         time.sleep(0.2)
-        assert registry.renew("w1", upgrade.id, lease=0.5) == {(batch.id, batch.token)}
+        assert registry.renew("w1", upgrade.id, {(batch.id, batch.token)}, lease=0.5) == {(batch.id, batch.token)}
 
     assert claim(registry, upgrade, "w2") is None
     assert [row.id for row in registry.workers(upgrade.id, within=60)] == ["w1"]
@@ -159,9 +159,10 @@ def test_a_heartbeat_keeps_claims_alive(registry: Registry, upgrade: UpgradeRow)
 def test_a_heartbeat_does_not_revive_a_lease_that_has_run_out(registry: Registry, upgrade: UpgradeRow) -> None:
     """From then on clients write without asking that worker: what it would write could be older than theirs."""
     registry.add_batches(upgrade.id, [([1], None)], first=1)
-    registry.advance(claimed(registry, upgrade, "suspended", lease=0.1), BatchState.WRITING)
+    batch = claimed(registry, upgrade, "suspended", lease=0.1)
+    registry.advance(batch, BatchState.WRITING)
     time.sleep(0.2)
-    held = registry.renew("suspended", upgrade.id, lease=60)
+    held = registry.renew("suspended", upgrade.id, {(batch.id, batch.token)}, lease=60)
 
     assert held == set()
     assert not registry.blocked(opened(registry, [1]), [1])
@@ -172,7 +173,7 @@ def test_what_a_worker_leaves_is_free_at_once_where_nothing_of_it_was_written(re
     registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
     registry.copied(claimed(registry, upgrade), again=[], aside={})
     compared, fresh = claimed(registry, upgrade), claimed(registry, upgrade)
-    registry.renew("w1", upgrade.id, lease=60)
+    registry.renew("w1", upgrade.id, {(each.id, each.token) for each in (compared, fresh)}, lease=60)
     registry.retire_worker("w1")
     free = {claimed(registry, upgrade, "w2").id for _ in range(2)}
 
@@ -186,7 +187,7 @@ def test_a_worker_that_ends_frees_at_once_what_it_wrote_nothing_of(registry: Reg
     fresh, written, copied = (claimed(registry, upgrade, lease=1.0) for _ in range(3))
     registry.advance(written, BatchState.WRITING)
     registry.advance(copied, BatchState.REMOVING)
-    registry.renew("w1", upgrade.id, lease=1.0)
+    registry.renew("w1", upgrade.id, {(each.id, each.token) for each in (fresh, written, copied)}, lease=1.0)
     registry.retire_worker("w1")
     free = claimed(registry, upgrade, "w2").id
     early = claim(registry, upgrade, "w2")
@@ -207,8 +208,12 @@ def test_what_a_worker_leaves_half_written_is_free_when_its_lease_has_run_out(
     batch = claimed(registry, upgrade, lease=0.6)
     registry.advance(batch, state, gone=pack_ids([1]))
     write = opened(registry, [1])
+
+    def renewed() -> set[Claim]:
+        return registry.renew("w1", upgrade.id, {(batch.id, batch.token)}, lease=60)
+
     registry.retire_worker("w1") if leaves == "worker" else registry.hand_back(batch)
-    during = registry.blocked(write, [1]), claim(registry, upgrade, "w2"), registry.renew("w1", upgrade.id, lease=60)
+    during = registry.blocked(write, [1]), claim(registry, upgrade, "w2"), renewed()
     time.sleep(0.7)
 
     assert during == (True, None, set())

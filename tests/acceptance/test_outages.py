@@ -1,0 +1,153 @@
+"""The Milvus server and PostgreSQL are stopped, and started again, in each phase of an upgrade: its work goes on by itself.
+
+Killed at a call of that phase, made in this process so that the moment is no chance; backfilling is stopped in test_servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rmvdb.client import Client
+from rmvdb.milvus import MilvusStore
+from rmvdb.registry import Registry
+from rmvdb.verify import Verify
+from tests.acceptance.conftest import NAIVE
+from tests.acceptance.test_servers import IDS, make
+from tests.acceptance.test_upgrade import _until
+from tests.support.milvus_server import MilvusServer
+from tests.support.postgres import Postgres
+from tests.support.project import Project
+
+pytestmark = [pytest.mark.server, pytest.mark.postgres]
+
+ROLLBACK, CLEANUP = ("rollback",), ("cleanup", "--yes")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The commands before it, the one that is in it, and a call that this one makes there."""
+
+    before: tuple[tuple[str, ...], ...]
+    command: tuple[str, ...]
+    owner: type
+    call: str
+    #: The model that is served at its end.
+    served: str = "v2"
+
+
+PHASES = {
+    "deploying": Phase((), NAIVE, MilvusStore, "create"),
+    "verifying": Phase((), NAIVE, Verify, "run"),
+    "cutting over": Phase((), NAIVE, MilvusStore, "move_aliases"),
+    "rolling back": Phase(((*NAIVE, "--until", "0.5"),), ROLLBACK, Registry, "claim", served="v1"),
+    "rolling back after the cut-over": Phase((NAIVE,), ROLLBACK, Registry, "claim", served="v1"),
+    "cleaning up": Phase((NAIVE,), CLEANUP, MilvusStore, "drop"),
+}
+
+
+@dataclass
+class Searches:
+    """What an application that searches all the while has seen; those that failed with the time at which they began."""
+
+    made: int = 0
+    failed: list[tuple[float, str]] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def searching(project: Project) -> Iterator[Searches]:
+    """An application that asks for the whole gallery again and again, and goes on where a search fails."""
+    seen, stop, models = Searches(), threading.Event(), project.models()
+
+    def search(client: Client) -> None:
+        while not stop.wait(0.05):
+            began = time.monotonic()
+            try:
+                found = [hit.id for hit in client.search(models.item(1), limit=len(IDS) + 50)]
+            except Exception as exc:  # noqa: BLE001 (whatever it is, a search failed)
+                seen.failed.append((began, repr(exc)))
+                continue
+            seen.made += 1
+            if sorted(found) != IDS:
+                seen.wrong.append(f"{len(found)} hits, missed {sorted(set(IDS) - set(found))[:5]}")
+
+    with project.client() as client:
+        client.search(models.item(1), limit=1, consistency="Strong")  # from here on every search shows what was written
+        thread = threading.Thread(target=search, args=(client,))
+        thread.start()
+        try:
+            yield seen
+        finally:
+            stop.set()
+            thread.join()
+
+
+class Outage:
+    """Away from the first call on, for two seconds and as long as it takes to start."""
+
+    def __init__(self, stop: Callable[[], None], start: Callable[[], None]) -> None:
+        self._stop, self._start = stop, start
+        self.began, self.ended = 0.0, 0.0
+        self._over = threading.Event()
+
+    def _away(self) -> None:
+        self._stop()
+        time.sleep(2)
+        self._start()
+        self.ended = time.monotonic()
+        self._over.wait()  # what a thread has started ends with it
+
+    @contextlib.contextmanager
+    def at(self, phase: Phase) -> Iterator[None]:
+        """It begins at that phase's call in this block, and has ended at the end of the block."""
+        real, lock = getattr(phase.owner, phase.call), threading.Lock()
+
+        def call(*args: object, **options: object) -> object:
+            with lock:
+                if not self.began:
+                    self.began = time.monotonic()
+                    threading.Thread(target=self._away, daemon=True).start()
+                    time.sleep(0.5)
+            return real(*args, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(phase.owner, phase.call, call)
+            yield
+        assert self.began, f"{phase.call} was not called"
+        _until(lambda: self.ended)
+
+    def over(self) -> None:
+        """Its thread may end."""
+        self._over.set()
+
+
+@pytest.mark.parametrize("away", ["server", "database"])
+@pytest.mark.parametrize("name", PHASES)
+def test_work_goes_on_by_itself_when_what_was_away_is_back(
+    tmp_path: Path, own_milvus_server: MilvusServer, stoppable_postgres: Postgres, name: str, away: str
+) -> None:
+    phase = PHASES[name]
+    project = make(tmp_path, own_milvus_server, stoppable_postgres.database(), retry_for=90.0)
+    for command in phase.before:
+        project.ask(*command)
+    outage = Outage(stoppable_postgres.stop, stoppable_postgres.start)
+    if away == "server":
+        outage = Outage(lambda: own_milvus_server.stop(kill=True), own_milvus_server.start)
+    with searching(project) as seen:
+        with outage.at(phase):
+            project.ask(*phase.command)
+        before = seen.made
+        _until(lambda: seen.made >= before + 10)
+    # A server that has just started answers nothing at first.
+    late = [words for began, words in seen.failed if not outage.began - 3 < began < outage.ended + 15]
+    assert (seen.wrong, late) == ([], [])
+    served = {each["model"]: each["records"] for each in project.json("gallery", "show")["collections"] if each["records"]}
+    assert served == {phase.served: len(IDS)}
+    outage.over()
