@@ -111,13 +111,19 @@ class Mirror:
                 return
             at, changed = Position(passes=at.passes + 1, total=total), False
 
-    def finish(self, target: str, ids: Sequence[Id]) -> None:
+    def finish(self, target: str, ids: Sequence[Id], look: Callable[[], None] = lambda: None) -> None:
         """Copy these again: clients that were killed while the copy was made may have written it, and not the original.
 
-        What was written since is left alone: the copy has the new model's own vector, and is not told to embed it again.
+        What was written since is left alone: the copy has the new model's own vector, and is not told to embed it again. `look`
+        is called when nobody else is at a page, and may end it by raising.
         """
+
+        def written(page: Sequence[Id]) -> Mapping[Id, str]:
+            look()
+            return self._done(page)
+
         for page in self._pages(ids):
-            self._mend(target, page, leave_out=self._done)
+            self._mend(target, page, leave_out=written)
 
     def agree(self, legs: Sequence[str], look: Callable[[], None] = lambda: None) -> int:
         """Bring into the last of these legs what only the original holds, and take out of all what it does not hold; how many.

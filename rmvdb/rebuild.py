@@ -28,7 +28,7 @@ from rmvdb.plural import counted
 from rmvdb.protocols import VectorStore
 from rmvdb.registry import Registry
 from rmvdb.tables import GalleryRow, UpgradeRow
-from rmvdb.types import Id
+from rmvdb.types import Id, Phase
 from rmvdb.verify import hashes
 
 Report: TypeAlias = Callable[[str, int, int], None]
@@ -131,6 +131,7 @@ class Rebuild:
         if upgrade is not None:
             for number in filter(None, (upgrade.undoes, upgrade.id)):
                 self._look(gallery, self._registry.upgrade(number))
+            self._look_behind(gallery, upgrade)
         self._registry.rebuilt(gallery.id)
         self._say(f"gallery {gallery.name}: whole again")
 
@@ -151,6 +152,23 @@ class Rebuild:
             f"{counted(look.written, 'was', 'were')} written there by clients"
         )
 
+    def _look_behind(self, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
+        """Note of the upgrades whose place others took, and which may go on after a roll back, what they had moved: it counts as
+        written by clients, since their archive tells nothing of what was written since."""
+        later = [self._registry.upgrade(number) for number in (upgrade.id, upgrade.undoes) if number is not None]
+        while (number := later[-1].supersedes) is not None:
+            before = self._registry.upgrade(number)
+            self._registry.forget_work(number)
+            files = (file for each in later for file in self._archive.files(gallery.name, str(each.id)))
+            for file in files:
+                if PurePosixPath(file.path).parent.name == file_name(before.new_collection):
+                    self._registry.add_written(number, self._archive.ids(file))
+            if self._store.exists(before.new_collection):
+                for page in self._store.scan(before.new_collection):
+                    self._check_stop()
+                    self._registry.add_written(number, [record.id for record in page])
+            later.append(before)
+
 
 class Look:
     """A look at the records of one upgrade: which were copied, which of them have left, and which did clients write?"""
@@ -160,8 +178,10 @@ class Look:
         self._old = [each for each in upgrade.old_collections if store.exists(each)]
         #: The folder of the archive is named after the collection that was read.
         self._read_from = {file_name(each): each for each in upgrade.old_collections}
+        #: In place, and nothing is lifted any more: whatever stays in the old collection is done with.
+        self._remade = upgrade.in_place and upgrade.phase in (Phase.CUT_OVER, Phase.CLEANING_UP)
         #: A roll back fills a collection that holds records of its own; one that is re-embedded in place held them all, lifted.
-        self._filled_from_empty = upgrade.undoes is None and not upgrade.in_place
+        self._filled_from_empty = upgrade.undoes is None and (not upgrade.in_place or self._remade)
         #: Hashes of the ids that were read, and of those that were read more than once.
         self._read: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
         self._often: set[int] = set()
@@ -210,7 +230,7 @@ class Look:
 
     def _note(self, file: ArchiveFile, copied: Sequence[Id], written: Sequence[Id]) -> None:
         here = [*copied, *written]
-        left = {record.id for each in self._old for record in self._store.get(each, here, fields=())}
+        left = {record.id for each in self._old for record in self._store.get(each, here, fields=()) if not self._remade}
         self._note_copied(file, [id for id in here if id not in left], retired=True)
         self._note_copied(file, [id for id in copied if id in left], retired=False)
         # What a roll back finds in both collections may be what it always was; it is moved like any other. In place nothing tells

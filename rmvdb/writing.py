@@ -112,9 +112,15 @@ class Writes:
 
     def _announce(self, kind: str, ids: Sequence[Id]) -> tuple[Opened, float]:
         writer = f"{self._name}#{next(self._numbers)}"
+        began = uptime()
         while True:
             started = uptime()
             opened = self._registry.open_intents(self._gallery, kind, ids, client=writer, lasting=WRITE_LASTS)
             if opened is not None:
                 return opened, started
+            if started - began > WRITE_WAITS:
+                raise errors.EngineError(
+                    f"Writes of {self._gallery!r} have waited for over {WRITE_WAITS:g} s: its serving plan is changing, or its "
+                    "work list is being rebuilt (rmvdb status says what that waits for); repeat the write"
+                )
             time.sleep(0.02)  # an epoch is changing: it waits for open writes to end, and new ones wait for it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Select, delete, func, select
+from sqlalchemy import Select, and_, delete, func, select
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
@@ -48,9 +48,11 @@ def closing(s: Session, gallery: GalleryRow) -> bool:
 
 
 def live_clients(s: Session, gallery: GalleryRow) -> Select[ClientRow]:
-    """A client seen longer ago than its plan's maximum age asks again before it searches, so nobody needs to wait for it."""
+    """A client seen longer ago than its plan's maximum age asks again before it searches, so nobody needs to wait for it; nor for
+    one that was seen in the future, before the database's clock was set back."""
     max_age = plan(s, gallery, gallery.epoch).max_age
-    return select(ClientRow).where(ClientRow.gallery_id == gallery.id, ClientRow.seen_at > clock() - max_age)
+    seen = and_(ClientRow.seen_at > clock() - max_age, ClientRow.seen_at < clock() + max_age)
+    return select(ClientRow).where(ClientRow.gallery_id == gallery.id, seen)
 
 
 def plan(s: Session, gallery: GalleryRow, epoch: int) -> ServingPlan:

@@ -13,8 +13,8 @@ from rmvdb import errors
 from rmvdb.registry import queries
 from rmvdb.registry.clock import clock, now
 from rmvdb.registry.session import Database, transaction
-from rmvdb.tables import GalleryRow, IntentRow, PhaseRow, UpgradeRow
-from rmvdb.types import Phase
+from rmvdb.tables import BatchRow, GalleryRow, IntentRow, PhaseRow, UpgradeRow
+from rmvdb.types import BatchState, Phase
 
 #: How the note begins of an upgrade that goes on once another that had taken its place has ended.
 GOES_ON = "goes on after upgrade"
@@ -58,6 +58,9 @@ class Upgrades(Database):
             raise errors.WrongPhase(f"Upgrade {ended} is {before.phase}; there is no way back from there")
         if gallery.epoch != epoch:
             raise errors.WrongPhase(f"Gallery {gallery.name!r} is served differently since; run the same command again")
+        in_hand = and_(BatchRow.upgrade_id == values.get("supersedes"), BatchRow.state.in_((*queries.BEGUN, BatchState.COPIED)))
+        if batch := s.scalar(select(BatchRow.id).where(in_hand).limit(1)):
+            raise errors.WrongPhase(f"Batch {batch} of upgrade {ended} is in hand again; run the same command again")
         gallery.next_epoch, gallery.closing_until = None, None
         before.phase, before.ended_at = Phase.ENDED, now(s)
         s.flush()  # one active upgrade per gallery: the old one ends first

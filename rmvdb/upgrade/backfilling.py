@@ -40,11 +40,17 @@ def each_batch(lead: Lead, upgrade: UpgradeRow) -> Backfill:
 
 
 def backfill(lead: Lead, upgrade: UpgradeRow, worker: Worker, *, until: float | None = None) -> Progress:
-    """Work on batches until all are retired, or the share `until` (None: that was asked for) is reached, or it is stopped."""
+    """Work on batches until all are retired, or the share `until` is reached, or it is stopped.
+
+    None: the share that was asked for, or that at which a schedule switches; every worker stops there.
+    """
+    if until is None:
+        switch = upgrade.plan.get("switch")
+        until = upgrade.plan["until"] if switch is None else min(switch, upgrade.plan["until"])
     return worker.run(
         task(lead, upgrade),
         each_batch(lead, upgrade),
-        until=upgrade.plan["until"] if until is None else until,
+        until=until,
         stop=lead.stop,
         progress=lambda now: lead.report("backfilling", now.done, now.total),
     )

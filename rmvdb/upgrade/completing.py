@@ -38,7 +38,7 @@ def complete(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> None:
             if late:
                 what = "re-embedded" if upgrade.in_place else "moved"
                 lead.say(f"{counted(late, 'record')} came into {old} meanwhile, to be {what}, too")
-            backfilling.backfill(lead, upgrade, worker)
+            backfilling.backfill(lead, upgrade, worker, until=1.0)
         elif quiet:
             return
         else:
@@ -69,8 +69,11 @@ def _list_late(lead: Lead, upgrade: UpgradeRow, collection: str) -> int:
         lead.check_stop()
         left = [record.id for record in page if key(record.id) not in aside]
         settled = listing.newer(lead, upgrade, collection, left) if remade is None else _remade(lead, upgrade, left, remade)
-        if ids := [id for id in left if id not in settled]:
+        taken_in = mirroring.taken_in_again(lead, upgrade, left) if upgrade.in_place else {}
+        if ids := [id for id in left if id not in settled or id in taken_in]:
             lead.registry.add_late(upgrade.id, ids)
+        if taken_in:
+            lead.registry.forget_done(upgrade.id, list(taken_in), upto=max(taken_in.values()))
         late += len(ids)
     return late
 

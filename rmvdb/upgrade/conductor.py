@@ -134,7 +134,7 @@ class Conductor(Lead):
     def _switch(self, upgrade: UpgradeRow, worker: Worker, *, force: bool) -> UpgradeRow:
         """From the planned share on, let the new model alone embed the queries; until there each model does for its own leg."""
         at, plan = upgrade.plan["switch"], upgrade.plan
-        if self.backfill(upgrade, worker, until=min(at, plan["until"])).t < at:
+        if self.backfill(upgrade, worker).t < at:
             return upgrade  # stopped, or not meant to go so far
         serving.serve(self, upgrade, "later", force=force)
         note = f"from t = {at:g} on the new model alone embeds the queries"
@@ -157,7 +157,7 @@ class Conductor(Lead):
                     "run rmvdb upgrade without --until"
                 )
             self.say(f"{now.total - now.done} of {counted(now.total, 'record is', 'records are')} left to move")
-            self.backfill(upgrade, worker)
+            self.backfill(upgrade, worker, until=1.0)
         completing.refuse_quarantined(self, upgrade)
         self.complete(upgrade, worker)
         completing.refuse_quarantined(self, upgrade)

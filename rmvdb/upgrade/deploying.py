@@ -29,7 +29,9 @@ def deploy(lead: Lead, upgrade: UpgradeRow, *, force: bool = False) -> None:
         serving.create(lead, upgrade.new_collection, upgrade.to_version, like=upgrade.old_collections[0])
     serving.serve(lead, upgrade, "serving", force=force, after=copied)
     if upgrade.original:  # whoever wrote by the plan before has ended by now
-        mirroring.mirror(lead, upgrade).finish(upgrade.old_collections[0], lead.registry.cut_off(lead.gallery.name))
+        cut_off = lead.registry.cut_off(lead.gallery.name)
+        may = functools.partial(lead.registry.refuse_overtaken, upgrade.id, lead.baton)  # what is there may be re-embedded by now
+        mirroring.mirror(lead, upgrade).finish(upgrade.old_collections[0], cut_off, may)
     searched = both(upgrade.searched)
     lead.registry.set_upgrade(upgrade.id, phase=Phase.SERVING_BOTH, was=Phase.PLANNED, note=searched)
     by = dict.fromkeys(leg["embedder"] for leg in upgrade.plan["serving"] if leg.get("searched", True))

@@ -48,6 +48,14 @@ def last_done(lead: Lead, upgrade: UpgradeRow, ids: Sequence[Id]) -> dict[Id, st
     return {id: kinds[key(id)] for id in ids if key(id) in kinds}
 
 
+def taken_in_again(lead: Lead, upgrade: UpgradeRow, ids: Sequence[Id]) -> dict[Id, int]:
+    """Those of these records, which are there, whose last word is that they were taken out, with its number: whoever took them in
+    again was killed before that was forgotten."""
+    decided = lead.registry.intents(upgrade.id, ids)
+    rows = ((id, decided[key(id)]) for id in ids if key(id) in decided)
+    return {id: row.id for id, row in rows if row.done and row.kind == "delete" and row.client.startswith(CONDUCTOR)}
+
+
 def late_records(lead: Lead, upgrade: UpgradeRow) -> int:
     """How many records other programs put there; the insertion of a client that was killed in it is none of them."""
     late = 0

@@ -583,6 +583,27 @@ def test_a_call_that_was_held_up_after_its_permit_and_overwrote_a_write_is_found
     gallery.expect_moved()
 
 
+# --- the database's clock ------------------------------------------------------------------------------------------------
+
+
+def test_nobody_waits_for_a_client_that_was_seen_before_the_clock_was_set_back(gallery: Gallery) -> None:
+    epoch = gallery.registry.plan("texts").epoch
+    gallery.registry.refresh("texts", client="killed", holds=epoch - 1, ready=epoch - 1, trouble="")
+    with gallery.registry.engine.begin() as connection:
+        connection.execute(text("UPDATE clients SET seen_at = seen_at + 600"))
+    with gallery.client() as client, ThreadPoolExecutor(1) as pool:
+        pool.submit(client.upsert, [{"id": 3, "item": "newer", "n": 1}]).result(timeout=10)
+
+
+def test_a_write_does_not_wait_without_end_for_its_turn(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmvdb.writing.WRITE_WAITS", 0.5)
+    with gallery.client() as client, gallery.registry.engine.begin() as connection:
+        connection.execute(text("UPDATE galleries SET rebuilding = 1"))
+        connection.commit()
+        with pytest.raises(errors.EngineError, match=r"have waited for over 0\.5 s: .* repeat the write"):
+            client.upsert([{"id": 3, "item": "newer", "n": 1}])
+
+
 # --- a claim that nobody knows of ------------------------------------------------------------------------------------
 
 

@@ -792,5 +792,93 @@ def test_what_clients_write_after_an_instant_roll_back_is_no_difference(gallery:
     rolled = back(gallery, row)
     with gallery.client() as client:
         put(gallery, client, 3, "later")
-    said = gallery.conductor().verify(gallery.registry.upgrade(rolled.id)).examples
-    assert not [each for each in said if "another vector" in each]
+        put(gallery, client, 91, "a new one")
+    assert gallery.conductor().verify(gallery.registry.upgrade(rolled.id)).examples == []
+
+
+def test_lost_after_the_cut_over_what_was_moved_or_written_is_no_difference(gallery: Gallery) -> None:
+    row = go_on(gallery, begin(gallery))
+    with gallery.client() as client:
+        put(gallery, client, 3, "written")
+        put(gallery, client, 91, "a new one")
+    lose(gallery)
+    rebuilding(gallery).run()
+    report = gallery.conductor().verify(gallery.registry.upgrade(row.id))
+    assert (report.records, report.examples) == (41, [])
+    back(gallery, row)
+    expect_original(gallery)
+
+
+def test_a_record_that_was_taken_in_again_is_embedded_though_its_look_was_killed_before_it_forgot(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = go_on(gallery, begin(gallery, until=0.9))
+    gallery.store.delete(ORIGINAL, [2])
+    mirroring.agree(gallery.conductor(), row)
+    gallery.source.of[2] = "again"
+    gallery.store.upsert(ORIGINAL, [Record(id=2, vector=vector("v1", "again"), fields={"n": 5})])
+
+    def die(*_: object, **__: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gallery.registry, "forget_done", die)
+        patch.setattr(type(gallery.registry), "withdraw_intents", lambda *_: None)
+        with pytest.raises(Crash):
+            mirroring.agree(gallery.conductor(), row)
+    time.sleep(3.2)  # until what it had announced is past its deadline
+    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+    row = go_on(gallery, row)
+    assert row.phase == Phase.CUT_OVER
+    expect_holds(gallery, row.new_collection, "v2")
+
+
+def test_who_was_suspended_before_it_finished_the_copy_changes_nothing_of_what_is_moved(gallery: Gallery) -> None:
+    row, first = begin(gallery), gallery.conductor()
+    real = first.registry.cut_off
+    first.baton = baton = gallery.registry.lead(row.id, "first", 10.0)
+    assert baton is not None
+
+    def cut_off(name: str) -> list[Id]:
+        first.registry.cut_off = real  # type: ignore[method-assign]
+        gallery.registry.keep_leading(row.id, baton, 0)
+        assert go_on(gallery, row).phase == Phase.CUT_OVER
+        return [2, *real(name)]
+
+    first.registry.cut_off = cut_off  # type: ignore[method-assign]
+    with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
+        first.deploy(row)
+    expect_holds(gallery, row.new_collection, "v2")
+
+
+def test_every_worker_stops_where_a_schedule_switches(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=200, deployed=False)
+    assert gallery.conductor().roll_back(gallery.upgrade) is None
+    conductor = gallery.conductor()
+    question = conductor.resolve(Question(gallery="texts", from_version="v1", to_version="v2", method=Method.RQT, order="random"))
+    row = conductor.begin(question, replace(conductor.plan(question), switch=0.3, early=(None, None)), gallery.worker())
+    gallery.encoder.embedder("v2").seconds = 0.1  # type: ignore[attr-defined]
+    switched, over = list[float](), threading.Event()
+
+    def say(words: str) -> None:
+        if "the new model alone embeds" in words:
+            switched.append(gallery.registry.progress(row.id).t)
+
+    def work() -> None:
+        """As the other workers of `rmvdb worker` do."""
+        while not over.is_set():
+            now = gallery.registry.upgrade(row.id)
+            if now.phase == Phase.SERVING_BOTH and now.listed:
+                gallery.conductor().backfill(now, gallery.worker(width=1))
+            time.sleep(0.05)
+
+    other = threading.Thread(target=work)
+    other.start()
+    conductor.say = say
+    ended = conductor.advance(row, gallery.worker(width=1))
+    over.set()
+    other.join()
+    assert ended.phase == Phase.CUT_OVER
+    assert len(switched) == 1
+    assert 0.3 <= switched[0] < 0.6
+    gallery.registry.close()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from rmvdb import errors
 from rmvdb.artifacts import Artifacts
 from rmvdb.backfill import Task
+from rmvdb.errors import WrongPhase
 from rmvdb.methods import Method
 from rmvdb.planning import Question
 from rmvdb.protocols import Source
@@ -26,6 +28,7 @@ from rmvdb.types import BatchState, Id, Item, Phase, Record
 from rmvdb.upgrade import serving, verifying
 from rmvdb.upgrade.lead import Lead
 from rmvdb.verify import Report
+from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import Crash, Gallery, die_and_drive_again, drive, make, vector
 
 V1, V2 = "texts_v1", "texts_v2"
@@ -266,6 +269,50 @@ def test_what_is_in_hand_ends_before_another_upgrade_takes_the_place(gallery: Ga
     assert held[ids[1]].fields == {"n": 7}
     assert not gallery.records(V1).keys() & set(ids)
     drive(gallery)
+    gallery.expect_moved()
+
+
+def test_nothing_takes_the_place_of_an_upgrade_of_which_a_batch_is_in_hand_again(gallery: Gallery) -> None:
+    """Somebody called `rmvdb resume` between the last look and the change, or a claim was on its way."""
+    first, real, taken = gallery.upgrade, gallery.registry.supersede, list[Id]()
+
+    def supersede(*args: Any, **options: Any) -> UpgradeRow:
+        if not taken:
+            gallery.registry.set_upgrade(first.id, paused=False)
+            taken.extend(unpack_ids(copied(gallery).ids))
+        return real(*args, **options)
+
+    gallery.registry.supersede = supersede  # type: ignore[method-assign]
+    with pytest.raises(WrongPhase, match=f"Batch .* of upgrade {first.id} is in hand again; run the same command again"):
+        gallery.supersede()
+    gallery.supersede()
+    assert not gallery.records(V1).keys() & set(taken)
+    drive(gallery)
+    gallery.expect_moved()
+
+
+@pytest.mark.parametrize("deployed", [True, False])
+def test_lost_under_a_third_version_the_upgrade_before_it_can_go_on_to_its_end(gallery: Gallery, deployed: bool) -> None:
+    first, task = gallery.upgrade, gallery.task
+    if deployed:
+        gallery.supersede()
+        gallery.worker().run(gallery.task, gallery.backfill, until=0.3)
+    else:
+        copying = gallery.conductor()
+        question = copying.resolve(Question(gallery="texts", from_version="v1", to_version="v3", method=Method.NAIVE))
+        gallery.upgrade = copying.begin(question, copying.plan(question), gallery.worker())
+    lose(gallery)
+    rebuilding(gallery).run()
+    with gallery.client() as client:
+        write(gallery, client, 7, 27, 90)
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert (back is not None) == deployed
+    if back is not None:
+        conductor.clean_up(conductor.advance(back, gallery.worker()))
+    gallery.upgrade, gallery.task = gallery.registry.upgrade(first.id), task
+    row = gallery.conductor().advance(gallery.upgrade, gallery.worker())
+    assert row.phase == Phase.CUT_OVER, row.reason
     gallery.expect_moved()
 
 
