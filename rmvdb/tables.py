@@ -136,6 +136,8 @@ class PlanRow(Table):
     max_age: Mapped[float]
     longest_search: Mapped[float]
     staleness: Mapped[float]
+    #: The grace of the plan that it takes the place of, by which clients go on for as long.
+    grace_before: Mapped[float]
     created_at: Mapped[float]
 
 

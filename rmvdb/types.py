@@ -182,10 +182,17 @@ class ServingPlan:
     longest_search: float
     #: Seconds within which the engine shows every write to every search.
     staleness: float
+    #: The grace of the plan before it, by which clients may still search.
+    grace_before: float = 0.0
 
     @property
     def grace(self) -> float:
         """The one waiting time, in seconds."""
+        return max(self.own_grace, self.grace_before)
+
+    @property
+    def own_grace(self) -> float:
+        """What its own clients need, in seconds."""
         return self.max_age + self.longest_search + self.staleness
 
     @property

@@ -101,6 +101,7 @@ def upgrade() -> None:
         sa.Column("max_age", sa.Float(precision=53), nullable=False),
         sa.Column("longest_search", sa.Float(precision=53), nullable=False),
         sa.Column("staleness", sa.Float(precision=53), nullable=False),
+        sa.Column("grace_before", sa.Float(precision=53), nullable=False),
         sa.Column("created_at", sa.Float(precision=53), nullable=False),
         sa.ForeignKeyConstraint(["gallery_id"], ["galleries.id"], name=op.f("fk_serving_plans_gallery_id_galleries")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_serving_plans")),

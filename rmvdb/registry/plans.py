@@ -50,7 +50,8 @@ class Plans(Database):
         """
         row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
         queries.refuse_ended(s, upgrade)
-        if queries.plan(s, row, row.epoch).legs[0].collection == unless:
+        served = queries.plan(s, row, row.epoch)
+        if served.legs[0].collection == unless:
             raise errors.WrongPhase(f"Collection {unless!r} is served already; see rmvdb status")
         if after not in (None, row.epoch):
             raise errors.WrongPhase(f"Gallery {gallery!r} is served differently since; run the same command again")
@@ -61,7 +62,7 @@ class Plans(Database):
             return row.epoch
         newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == row.id)) or 0
         row.next_epoch = newest + 1
-        s.add(queries.new_plan(row, row.next_epoch, legs, times, at=now(s)))
+        s.add(queries.new_plan(row, row.next_epoch, legs, times, at=now(s), before=served))
         return row.next_epoch
 
     @transaction

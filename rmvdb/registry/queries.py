@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Select, and_, delete, func, select
+from sqlalchemy import Select, and_, case, delete, func, select
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
@@ -50,9 +50,11 @@ def closing(s: Session, gallery: GalleryRow) -> bool:
 def live_clients(s: Session, gallery: GalleryRow) -> Select[ClientRow]:
     """A client seen longer ago than its plan's maximum age asks again before it searches, so nobody needs to wait for it; nor for
     one that was seen in the future, before the database's clock was set back."""
-    max_age = plan(s, gallery, gallery.epoch).max_age
+    newest = plan(s, gallery, gallery.epoch).max_age  # what it was told last; until it says so it has the plan before
+    held = and_(PlanRow.gallery_id == ClientRow.gallery_id, PlanRow.epoch == ClientRow.epoch)
+    max_age = case((PlanRow.max_age > newest, PlanRow.max_age), else_=newest)
     seen = and_(ClientRow.seen_at > clock() - max_age, ClientRow.seen_at < clock() + max_age)
-    return select(ClientRow).where(ClientRow.gallery_id == gallery.id, seen)
+    return select(ClientRow).outerjoin(PlanRow, held).where(ClientRow.gallery_id == gallery.id, seen)
 
 
 def plan(s: Session, gallery: GalleryRow, epoch: int) -> ServingPlan:
@@ -67,6 +69,7 @@ def plan(s: Session, gallery: GalleryRow, epoch: int) -> ServingPlan:
         max_age=row.max_age,
         longest_search=row.longest_search,
         staleness=row.staleness,
+        grace_before=row.grace_before,
     )
 
 
@@ -75,9 +78,19 @@ def row_of_plan(s: Session, gallery: GalleryRow, epoch: int) -> PlanRow:
     return s.scalars(select(PlanRow).where(PlanRow.gallery_id == gallery.id, PlanRow.epoch == epoch)).one()
 
 
-def new_plan(gallery: GalleryRow, epoch: int, legs: Sequence[Leg], times: Mapping[str, float], *, at: float) -> PlanRow:
-    """A plan to be added; `times` are its columns of seconds."""
-    return PlanRow(gallery_id=gallery.id, epoch=epoch, legs=[leg_to_json(leg) for leg in legs], created_at=at, **times)
+def new_plan(
+    gallery: GalleryRow,
+    epoch: int,
+    legs: Sequence[Leg],
+    times: Mapping[str, float],
+    *,
+    at: float,
+    before: ServingPlan | None = None,
+) -> PlanRow:
+    """A plan to be added, in the place of the one `before`; `times` are its columns of seconds."""
+    grace = before.own_grace if before else 0.0
+    written = [leg_to_json(leg) for leg in legs]
+    return PlanRow(gallery_id=gallery.id, epoch=epoch, legs=written, created_at=at, grace_before=grace, **times)
 
 
 def refuse_ended(s: Session, upgrade_id: int | None) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -227,6 +227,56 @@ def test_a_reader_suspended_between_its_plan_and_its_question_misses_nothing(
         monkeypatch.setattr(client._plans, "current", plan)
         assert ask(client) == [3]
         assert not suspended
+
+
+class Wire:
+    """A registry as one process has it, until it is cut."""
+
+    def __init__(self, real: Any) -> None:
+        self._real, self.is_cut = real, False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.is_cut:
+            raise errors.RegistryError("The registry cannot be reached")
+        return getattr(self._real, name)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_client_of_a_plan_with_longer_times_misses_nothing_of_one_with_shorter_times(planned: Gallery, is_cut: bool) -> None:
+    """Who conducts the upgrade is configured with other times than who made the gallery: clients go by those of their plan."""
+    wire = Wire(planned.registry)
+    hasty = replace(planned, times=TIMES)
+    with Client("texts", registry=wire, store=planned.store, encoder=planned.encoder, longest_call=1.0) as client:  # type: ignore[arg-type]
+        assert len(client.search("t3", limit=50)) == 8
+        hasty.conductor().deploy(planned.upgrade)
+        assert planned.registry.plan("texts").max_age == TIMES["max_age"]
+        wire.is_cut = is_cut
+        with ThreadPoolExecutor(1) as pool:
+            driving = pool.submit(lambda: planned.worker().run(hasty.conductor().task(planned.upgrade), planned.backfill))
+            while not driving.done():
+                with suppress(errors.StalePlan):
+                    assert len(client.search("t3", limit=50)) == 8
+            driving.result()
+        wire.is_cut = False
+    planned.expect_moved()
+
+
+def test_a_client_of_a_plan_with_longer_times_is_waited_for_as_long_as_it_may_use_it(planned: Gallery) -> None:
+    """A write under the new plan reaches the new collection alone, which that client does not search yet."""
+    wire = Wire(planned.registry)
+    hasty = replace(planned, times=TIMES)
+    with Client("texts", registry=wire, store=planned.store, encoder=planned.encoder, longest_call=1.0) as client:  # type: ignore[arg-type]
+        client.search("t3", limit=50)
+        hasty.conductor().deploy(planned.upgrade)
+        wire.is_cut = True
+        client._plans._held = (
+            replace(planned.registry.plan("texts"), epoch=1, legs=planned.registry.plan("texts").legs[1:]),
+            0.0,
+        )
+        planned.registry.refresh("texts", client=client.name, holds=1, ready=2, trouble="")
+        time.sleep(3 * TIMES["max_age"])
+        assert client.name in {row.id for row in planned.registry.clients(planned.upgrade.gallery_id)}
+        wire.is_cut = False
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
