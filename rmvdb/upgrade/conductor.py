@@ -55,6 +55,16 @@ class Conductor(Lead):
         ),
         "list": ("registry.discard_list", "registry.add_batches", "registry.set_upgrade listed"),
         "switch": ("registry.announce", "registry.activate", "registry.set_upgrade plan"),
+        # Where the original is kept, before the others of `cut over`: what other programs changed in it.
+        "agree": (
+            "registry.open_intents",
+            "store.upsert old",
+            "registry.forget_done",
+            "registry.withdraw_intents",
+            "store.delete new",
+            "store.delete old",
+            "registry.close_intents",
+        ),
         "cut over": (
             "registry.set_upgrade verifying",
             "registry.announce",

@@ -6,15 +6,18 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 from pymilvus import MilvusClient
 
 import rmvdb
 import rmvdb.app
+from rmvdb import errors
 from rmvdb.milvus import MilvusStore
 from tests.acceptance.conftest import NAIVE
 from tests.acceptance.test_upgrade import _until, searching
+from tests.contract.test_store import HOSTILE
 from tests.support.milvus_server import MilvusServer
 from tests.support.postgres import PASSWORD, Postgres
 from tests.support.project import Project
@@ -118,6 +121,29 @@ def test_fifty_threads_search_on_through_cut_over_and_clean_up(
     assert wrong == []
     assert len(answers) == 3  # the old collection, both, the new one
     assert {each["model"]: each["records"] for each in project.json("gallery", "show")["collections"]} == {"v2": 200}
+    clear(project)
+
+
+def test_a_gallery_of_hostile_ids_is_written_upgraded_and_rolled_back(
+    tmp_path: Path, milvus_server: MilvusServer, postgres_url: str
+) -> None:
+    random = Random(7)
+    ids = sorted({"".join(random.choices(HOSTILE, k=random.randint(1, 9))) for _ in range(220)})[:200]
+    project = Project(tmp_path, milvus=milvus_server.address, registry=postgres_url, retry_for=30.0).prepare(ids)
+    with searching(project, ids) as watch:
+        project.ask(*NAIVE, "--until", "0.5")
+        with project.client() as client:
+            models = project.models()
+            client.upsert([{"id": id, "item": models.item(id), "label": 7} for id in ids[::3]])
+            with pytest.raises(errors.Mismatch, match=r"The id 'a\\x00b' cannot be kept: it contains NUL"):
+                client.upsert([{"id": "a\0b", "item": models.item("b"), "label": 1}])
+        project.ask(*NAIVE)
+        project.ask("rollback")
+    assert watch.trouble == []
+    with project.client() as client:
+        assert {record.id: record.fields["label"] for record in client.get(ids)} == {
+            id: 7 if at % 3 == 0 else models.label(id) for at, id in enumerate(ids)
+        }
     clear(project)
 
 

@@ -623,7 +623,11 @@ HOSTILE = [
     "#",
     ";",
     "\t",
+    "\n",
+    "\r",
 ]
+#: Of these, what Milvus Lite 2.5 refuses by name.
+NOT_FOR_LITE_2 = {"'", "\n", "\r"}
 HOSTILE += [
     "é",
     "e\u0301",
@@ -647,7 +651,8 @@ HOSTILE += [
 
 def test_a_thousand_hostile_ids_are_ids_and_nothing_else(store: VectorStore, collection: str) -> None:
     random = Random(20)
-    quotable = HOSTILE if not store.version().startswith("milvus-lite 2") else [each for each in HOSTILE if each != "'"]
+    refused = NOT_FOR_LITE_2 if store.version().startswith("milvus-lite 2") else set()
+    quotable = [each for each in HOSTILE if each not in refused]
     ids = sorted({"".join(random.choices(quotable, k=random.randint(1, 12))) for _ in range(1100)})[:1000]
     random.shuffle(ids)
     store.create(plain(collection, id_type=IdType.VARCHAR), FLAT)

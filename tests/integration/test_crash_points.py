@@ -124,6 +124,29 @@ def keep_and_upgrade(process: Process) -> None:
     upgraded(process)
 
 
+def keep_move_and_be_changed(process: Process) -> None:
+    """All is moved, and then another program inserts into the original, and deletes from it."""
+    keep_and_deploy(process)
+    move(process)
+    store, source = process.world.store, process.world.source
+    source.of[50] = "late"
+    store.upsert("texts_v1", [Record(id=50, vector=vector("v1", "late"), fields={"n": 0})])
+    del source.of[3]
+    store.delete("texts_v1", [3])
+
+
+def expect_kept_and_clean(world: World) -> None:
+    """The new collection is searched alone, and goes on without the original."""
+    clean_up(world.process())
+    expect_clean(world)
+
+
+def third_deployed(process: Process) -> None:
+    """v1 → v2 half way, and v3 in its place: records in two collections, a third one searched with them."""
+    move_half(process)
+    supersede(process)
+
+
 def expect_switched(world: World) -> None:
     """The old collection is searched in that way, and the rest goes on."""
     process = world.process()
@@ -317,6 +340,21 @@ def expect_deleted(world: World) -> None:
     expect_moved(world)
 
 
+def expect_kept_without(world: World) -> None:
+    """Deleted records do not come back, in the original neither."""
+    for id in (2, 14):
+        del world.source.of[id]
+    assert set(held(world, "v1")) >= set(world.source.of)
+    expect_kept(world)
+
+
+def expect_third_without(world: World) -> None:
+    """Deleted records do not come back from any of the three."""
+    for id in (2, 14):
+        del world.source.of[id]
+    expect_third(world)
+
+
 #: A roll back is an upgrade whose collection is there already.
 BACK = (
     *Conductor.CALLS["roll back"],
@@ -342,6 +380,17 @@ STORIES = {
     "switch": Story((*Conductor.CALLS["switch"], "registry.claim"), at_the_switch, switch, expect_switched),
     "upsert": Story(Client.CALLS["upsert"], move_half, upsert, expect_moved),
     "delete": Story(Client.CALLS["delete"], move_half, delete, expect_deleted),
+    "upsert, the original kept": Story(Client.CALLS["upsert"], keep_and_move_half, upsert, expect_kept),
+    "delete, the original kept": Story(Client.CALLS["delete"], keep_and_move_half, delete, expect_kept_without),
+    "upsert under three legs": Story(Client.CALLS["upsert"], third_deployed, upsert, expect_third, filled="v3"),
+    "delete under three legs": Story(Client.CALLS["delete"], third_deployed, delete, expect_third_without, filled="v3"),
+    "cut over, the original kept": Story(
+        tuple({*Conductor.CALLS["agree"], "registry.add_late", *Backfill.CALLS, *Conductor.CALLS["cut over"]}),
+        keep_move_and_be_changed,
+        cut_over,
+        expect_kept_and_clean,
+        deaths=(*Conductor.CALLS["agree"], "registry.activate"),
+    ),
     "cut over": Story(
         ("registry.add_late", *Backfill.CALLS, *Conductor.CALLS["cut over"]), move_and_be_late, cut_over, expect_moved
     ),

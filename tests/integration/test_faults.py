@@ -269,10 +269,6 @@ def test_a_client_of_a_plan_with_longer_times_is_waited_for_as_long_as_it_may_us
         client.search("t3", limit=50)
         hasty.conductor().deploy(planned.upgrade)
         wire.is_cut = True
-        client._plans._held = (
-            replace(planned.registry.plan("texts"), epoch=1, legs=planned.registry.plan("texts").legs[1:]),
-            0.0,
-        )
         planned.registry.refresh("texts", client=client.name, holds=1, ready=2, trouble="")
         time.sleep(3 * TIMES["max_age"])
         assert client.name in {row.id for row in planned.registry.clients(planned.upgrade.gallery_id)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +16,10 @@ import pytest
 
 from rmvdb import errors
 from rmvdb.client import Client
-from rmvdb.types import BatchState, Id, Phase
+from rmvdb.encoding import Chain, Encoder
+from rmvdb.types import BatchState, Id, Item, Phase, Vectors
 from rmvdb.uptime import uptime
-from tests.support.inprocess import Crash, Gallery, die_and_drive_again, drive, make, vector
+from tests.support.inprocess import DIMS, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
 
 
 @pytest.fixture
@@ -174,6 +177,35 @@ def test_a_worker_that_was_suspended_for_longer_than_its_lease_writes_nothing_mo
     worker._renew(gallery.upgrade.id)  # a heartbeat that comes too late
     with pytest.raises(errors.LeaseLost):
         still_mine()
+
+
+def test_two_workers_embed_at_the_same_time(gallery: Gallery) -> None:
+    """Where the embedder is the bottleneck two are twice as fast as one: tests/bench/recovery.py has by how much."""
+    met, at_once = list[int](), threading.Barrier(2)
+
+    class Meeting(TextEmbedder):
+        def embed(self, items: Sequence[Item]) -> Vectors:
+            with suppress(threading.BrokenBarrierError):
+                met.append(at_once.wait(timeout=5.0))
+            return super().embed(items)
+
+    def work() -> None:
+        own = copy.copy(gallery.backfill)
+        own._encoder = Encoder(
+            load_embedder=Meeting,
+            load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
+            load_artifact=lambda _: b"",
+        )
+        own._one_at_a_time = threading.Lock()  # of a process
+        gallery.worker().run(gallery.task, own)
+
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    for thread in workers:
+        thread.start()
+    for thread in workers:
+        thread.join()
+    assert len(met) >= 2
+    gallery.expect_moved()
 
 
 def test_two_workers_move_every_record_once(gallery: Gallery) -> None:

@@ -1,0 +1,67 @@
+"""An application is suspended between what it announced and what it writes, for longer than a write may last."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import NAIVE
+from tests.acceptance.test_upgrade import _until
+from tests.support.project import Project
+
+#: Writes record 3, and is suspended by itself once that is announced; a write lasts four seconds here.
+APPLICATION = """
+import os, signal, sys
+import rmvdb, rmvdb.writing
+from rmvdb import errors
+from rmvdb.registry import Registry
+from models import item
+
+rmvdb.writing.WRITE_LASTS = 4.0
+real = Registry.open_intents
+
+def announced(*args, **options):
+    opened = real(*args, **options)
+    if opened is not None:
+        print("announced", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return opened
+
+with rmvdb.connect(".") as client:
+    client.search(item(1), limit=1)
+    Registry.open_intents = announced
+    try:
+        {write}
+    except errors.EngineError as exc:
+        print(exc, flush=True)
+        sys.exit(3)
+"""
+
+WRITES = {"upsert": 'client.upsert([{"id": 3, "item": item(300), "label": 1}])', "delete": "client.delete([3])"}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_what_it_would_write_late_is_not_written_and_it_hears_so(project: Project, write: str) -> None:
+    project.ask(*NAIVE, "--until", "0.5")
+    (project.folder / "application.py").write_text(APPLICATION.replace("{write}", WRITES[write]))
+    process = subprocess.Popen(
+        [sys.executable, "application.py"], cwd=project.folder, env=project.environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "announced\n"
+    _until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
+    models = project.models()
+    with project.client() as client:  # waits until the other's deadline is over
+        client.upsert([{"id": 3, "item": models.item(3), "label": 42}])
+        os.kill(process.pid, signal.SIGCONT)
+        said, _ = process.communicate(timeout=60)
+        assert (process.returncode, said) == (3, "Writing 1 record of 'things' took longer than 4 s; repeat the write\n")
+        assert client.get([3])[0].fields["label"] == 42
+        project.ask(*NAIVE)
+        assert client.get([3])[0].fields["label"] == 42
+        assert client.search(models.item(3), limit=1)[0].id == 3
