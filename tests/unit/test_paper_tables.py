@@ -31,6 +31,7 @@ from rmvdb.types import Metric
 
 RESULTS = Path(__file__).parents[2] / "results"
 CLASSES, EACH = 6, 40
+ORDERS = ("centroid", "cluster", "random")
 CPU = torch.device("cpu")
 #: A folder's reader of pictures that a small network can tell apart: each class has its own colours.
 READER = f"""
@@ -390,10 +391,46 @@ def test_altered_embeddings_are_made_again(folder: Path, tiny: Scale) -> None:
     assert {row["method"] for row in first["rows"]} == set(COMPATIBILITY["cifar100-ext-data"])
 
 
-@pytest.mark.parametrize("setting", ["omniglot-open-identities", "cifar100-open-class", "cifar100-ablation"])
+PARTS = ["temperature 1", "no mining", "no calibration", "1 block", "3 blocks", "9 pairs", "no pull"]
+OTHERS = {
+    "omniglot-open-identities": ["old", "new", "naive", "rqt", "rm", "mcl, no labels"],
+    "cifar100-open-class": ["old", "new", "naive", "rqt", "mcl", "rm", "bct", "ract"],
+    "cifar100-ablation": [
+        *("old", "new", "naive", "rqt", "cl-s", "cl-s, with ρ"),
+        *("rm", *(f"rm: {part}" for part in [*PARTS, "pull 3", "no residual"])),
+        *("mcl, no labels", *(f"mcl, no labels: {part}" for part in PARTS)),
+        *("rm, no labels", "rm, as printed"),
+    ],
+    "cifar100-orders": ["old", "new", *(f"rm, {name}" for name in ("classification-score", *ORDERS, "traffic"))],
+}
+
+
+@pytest.mark.parametrize("setting", list(OTHERS))
 def test_the_other_tables_of_a_backfill_are_made_too(folder: Path, tiny: Scale, setting: str) -> None:
     found = made_table(setting, folder, replace(tiny, sizes=Sizes(searched=40)))
-    assert {"old", "new"} < {row["method"] for row in found["rows"]}
+    assert [row["method"] for row in found["rows"]] == OTHERS[setting]
+    for row in found["rows"][2:]:
+        assert 0 < row["auc_map"] <= 1
+        assert row["seeds"] == (1 if row["method"] in ("naive", "bct", "ract") else 2)
+
+
+def test_rows_without_labels_are_calibrated_by_the_new_models_neighbours(
+    legs: tuple[Legs, Ground, np.ndarray], tiny: Scale
+) -> None:
+    class Shelf:
+        def embedded(self, recipe: models.Recipe, part: str) -> models.Embedded:
+            return models.Embedded(vectors=legs[0].old_g if recipe.name == "old" else legs[0].new_g, score=np.arange(60))
+
+    pictures = made(legs[2].tolist())
+    task = Task(old=pictures, new=pictures, shared=True, pairs=pictures, gallery=pictures, queries=None, mirrored=False)
+    upgrade = Upgrade(task=task, workshop=Shelf(), recipes=tiny.recipes(), seeds=[0])
+    plan, check = Plan(method=Method.MCL, settings=tiny.settings), upgrade.halves[1]
+    labels, without = (upgrade.check_ground(replace(plan, labels=each)) for each in (True, False))
+    same = legs[2][check][:, None] == legs[2][check][None, :]
+    assert np.array_equal(labels.relevance, same & ~np.eye(len(check), dtype=bool))
+    assert np.array_equal(without.relevance, simulate.neighbours(legs[0].new_g[check], metric=Metric.COSINE))
+    assert not np.array_equal(without.relevance, labels.relevance)
+    assert np.array_equal(without.order, labels.order)
 
 
 def market(root: Path) -> None:
