@@ -584,5 +584,9 @@ def test_the_command_names_what_it_cannot_do(folder: Path) -> None:
     refused = runner.invoke(command.main, ["market1501-extended-class", "--data", str(folder), "--out", str(folder / "out")])
     assert refused.exit_code == 2
     assert "bounding_box_train is not there" in refused.output
+    for words in (("--seeds", "2"), ("--pairs", "100")):
+        refused = runner.invoke(command.main, ["cifar100-ext-data", "--data", str(folder), *words])
+        assert refused.exit_code == 2
+        assert "cifar100-ext-data trains no ψ, ρ or h; leave --seeds and --pairs out" in refused.output
     if not torch.cuda.is_available():
         assert "no GPU" in runner.invoke(command.main, ["cifar100-orders", "--data", str(folder), "--device", "cuda"]).output

@@ -10,7 +10,7 @@ from rmvdb import calibration, metrics, simulate
 from rmvdb.errors import PlanRefused
 from rmvdb.methods import Method, Pairs, Settings
 from rmvdb.prediction import Prediction, Trial, _verdict
-from rmvdb.simulate import TS, Behind, Curve, Part, curve, split
+from rmvdb.simulate import TS, UNCALIBRATED, Behind, Curve, Part, curve, split
 from rmvdb.types import Metric
 
 QUICK = Settings(epochs=1, least_steps=120, batch=128, lr=3e-3, pull=0.0)
@@ -204,9 +204,12 @@ def test_a_head_that_lowers_the_new_models_quality_is_left_out():
 
 def test_distances_of_two_metrics_are_always_calibrated():
     sample = pairs()
-    prediction = predict(sample, method=Method.RM, settings=QUICK, old_metric=Metric.L2, new_metric=Metric.COSINE)
-    assert prediction.calibrated
-    assert all(prediction.calibrations)
+    for calibrate in (True, False):
+        told = predict(
+            sample, method=Method.RM, settings=QUICK, old_metric=Metric.L2, new_metric=Metric.COSINE, calibrate=calibrate
+        )
+        assert told.calibrated
+        assert all(told.calibrations)
 
 
 def test_legs_of_very_different_scale_are_calibrated_because_it_helps():
@@ -215,6 +218,8 @@ def test_legs_of_very_different_scale_are_calibrated_because_it_helps():
     prediction = predict(far, method=Method.NAIVE, settings=QUICK, old_metric=Metric.L2, new_metric=Metric.L2)
     assert prediction.calibrated
     assert prediction.curve.largest_fall < 0.02
+    asis = predict(far, method=Method.NAIVE, settings=QUICK, old_metric=Metric.L2, new_metric=Metric.L2, calibrate=False)
+    assert (asis.calibrated, asis.calibrations) == (False, UNCALIBRATED)
 
 
 def test_an_order_by_confidence_is_followed():
