@@ -527,14 +527,14 @@ def test_that_the_place_is_taken_is_said_before_anything_is_trained(folder: Path
 
 
 def test_a_page_names_networks_and_device_and_has_no_negative_zero() -> None:
-    row = {"method": "old", "seeds": 1, "gain": -1e-9, "spread": {"gain": 0.0}, "curve": [-1e-9] * 11}
+    row = {"method": "old", "seeds": 1, "gain": -1e-9, "spread": {"gain": 0.0}, "curve": [-1e-9] * 11, "curve_cmc": [0.125] * 11}
     row |= dict.fromkeys(("auc_map", "auc_cmc", "fall", "flips"), -1e-9)
     found = SMALL | {"setting": "a", "about": "made up", "pictures": {}, "epochs": 30, "seeds": 1, "seconds": 1.0, "rows": [row]}
     found |= {"backbones": ["resnet18", "resnet50"], "device": "NVIDIA H200", "threads": [1, 2], "weights": {}}
     page = report.markdown(found)
     assert "**Small**: resnet18 and resnet50 on NVIDIA H200, by the same protocol" in page
     assert "in 1 s on NVIDIA H200 by 1 and 2 threads;" in page
-    assert "| old | 0.0 | 0.0 | 0 % |  | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 |" in page
+    assert "| old | 0.0 | 0.0 | 0 % |  | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 12.5 |" in page
     assert json.dumps(report.rounded([-1e-9])) == "[0.0]"
 
 
