@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -84,7 +84,7 @@ class Comparison:
 
 
 def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Method] = ()) -> Comparison:
-    """Every method with every order of the trial, the models alone, and what others do with the first order.
+    """Every method, and what others do, with every order of the trial, and the models alone.
 
     Those that are `unable` to be served here are not recommended.
     """
@@ -101,7 +101,7 @@ def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Metho
     best = {(each.method, each.switch is None): each for each in sorted(told, key=_worth)}
     methods_ = (replace(_of_method(trial, each), best=best[each.method, each.switch is None] is each) for each in told)
     rows = [*_levels(trial, told), *methods_]
-    rows += [_row(trial, name, found) for name, found in _others(trial)]
+    rows += [row for name, founds in _others(trial) for row in _of_others(trial, name, founds)]
     able = [each for each in told if each.method not in unable] or told
     return Comparison(rows=rows, recommended=recommend(able, seed=trial.seed), relevance=trial.relevance)
 
@@ -133,8 +133,8 @@ def _chosen(trial: Trial, candidates: Sequence[Method]) -> Prediction:
 
 
 def schedule(trial: Trial, told: Prediction) -> Prediction | None:
-    """The same method on a schedule over t, where it would be refused without: `told` starts surely below what is served now."""
-    return trial.scheduled(told) if told.verdict == "refuse" else None
+    """The same method on a schedule over t, where `told` starts below what is served now: on the mean, be it sure or not."""
+    return trial.scheduled(told) if told.curve.map[0] < told.map_old else None
 
 
 def tuned(trial: Trial, told: Prediction) -> Prediction:
@@ -161,7 +161,7 @@ def tuned(trial: Trial, told: Prediction) -> Prediction:
 
 
 def _tries(method: Method) -> list[dict[str, Any]]:
-    if method in (Method.NAIVE, Method.IDENTITY, Method.FCT):
+    if not method.trains_reverse:
         return []
     return [*BLOCKS, *(CONTRAST if method.contrasts else ())]
 
@@ -221,14 +221,21 @@ def _levels(trial: Trial, told: Sequence[Prediction]) -> Iterator[Row]:
         yield replace(row, order=None, merit=None, calibrated=False)
 
 
-def _others(trial: Trial) -> Iterator[tuple[str, Measured]]:
+def _others(trial: Trial) -> Iterator[tuple[str, dict[str, Measured]]]:
+    """What others do, by name, each with every order."""
     from rmvdb import bridges  # here, so that commands that train nothing do not wait for torch
 
-    order, part = trial.orders[0], trial.train
-    yield RRF, trial.measure(RRF, Fitted(), order, fuse=reciprocal_ranks)
+    part = trial.train
+    yield RRF, {order: trial.measure(RRF, Fitted(), order, fuse=reciprocal_ranks) for order in trial.orders}
     for name, fit in ((PROCRUSTES, bridges.procrustes), (RIDGE, bridges.ridge)):
-        reverse = fit(part.pairs, old_metric=part.old_metric, new_metric=part.new_metric)
-        yield name, trial.measure(name, Fitted(reverse=reverse), order)
+        fitted = Fitted(reverse=fit(part.pairs, old_metric=part.old_metric, new_metric=part.new_metric))
+        yield name, {order: trial.measure(name, fitted, order) for order in trial.orders}
+
+
+def _of_others(trial: Trial, name: str, founds: Mapping[str, Measured]) -> Iterator[Row]:
+    best = max(founds, key=lambda order: _or_nothing(founds[order].merit))
+    for order, found in founds.items():
+        yield replace(_row(trial, name, found, order=order), best=order == best)
 
 
 def _row(trial: Trial, name: str, found: Measured, *, order: str | None = None) -> Row:
@@ -254,7 +261,12 @@ def _flips(naive: Curve, curve: Curve) -> list[float]:
 
 
 def _worth(told: Prediction) -> float:
-    return -math.inf if math.isnan(told.merit) else told.merit
+    return _or_nothing(told.merit)
+
+
+def _or_nothing(merit: float) -> float:
+    """What is not a number is worth nothing."""
+    return -math.inf if math.isnan(merit) else merit
 
 
 def _rank(told: Prediction) -> int:

@@ -37,6 +37,11 @@ class Method(StrEnum):
     FCT = "fct"
 
     @property
+    def trains_reverse(self) -> bool:
+        """Whether it trains a ψ."""
+        return self not in (Method.NAIVE, Method.IDENTITY, Method.FCT)
+
+    @property
     def has_head(self) -> bool:
         """Whether it trains a ρ, so that the new vectors change."""
         return self in (Method.CL_M, Method.RM)

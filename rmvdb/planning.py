@@ -56,7 +56,7 @@ class Question:
     labels: str | None = None
     #: How many records to train and measure on.
     sample: int = 20_000
-    #: The paper's settings as printed.
+    #: The paper's settings as printed, and distances merged as they are.
     paper: bool = False
     #: Try a few other settings of ψ and ρ, and take those that are worth most.
     tune: bool = False
@@ -159,7 +159,7 @@ class Planner:
         if question.method is Method.FCT:
             self._encoder.embedder(legs[0].embedder)  # the original is kept current by it; ModelError where it cannot be loaded
         sizes, held_out = _sizes(question.sample, counts)
-        sample = self._sample(question, legs, sizes, seen, report)
+        sample = self._sample(question, legs, sizes, seen, report, methods=[question.method or Method.RM])
         order, confidence = self._confidence(question, legs, classifiers, sample)
         told = few = None
         if len(sample.rows(0)) >= prediction.LEAST_PAIRS or question.method is not Method.NAIVE:
@@ -197,7 +197,7 @@ class Planner:
             self._refuse_order(name, question, legs, classifiers)
         counts = [self._store.count(leg.collection) for leg in legs]
         sizes, held_out = _sizes(question.sample, counts)
-        sample = self._sample(question, legs, sizes, seen, report, queries)
+        sample = self._sample(question, legs, sizes, seen, report, methods=methods, queries=queries)
         able = [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
         names = orders or [*able, *([TRAFFIC] if self._traffic() else [])]
         confidences = {name: self._confidence(replace(question, order=name), legs, classifiers, sample)[1] for name in names}
@@ -214,6 +214,8 @@ class Planner:
         sizes: Sequence[int],
         seen: Set[Id],
         report: Report,
+        *,
+        methods: Sequence[Method],
         queries: Sequence[Query] = (),
     ) -> Sample:
         return self._sampler.sample(
@@ -224,17 +226,17 @@ class Planner:
             report,
             seed=question.seed,
             queries=queries,
-            logged=self._logged(question, legs[0]),
+            logged=self._logged(question, legs[0], methods),
             labels=question.labels,
             side=question.side,
         )
 
-    def _logged(self, question: Question, newest: Leg) -> list[Item]:
+    def _logged(self, question: Question, newest: Leg, methods: Sequence[Method]) -> list[Item]:
         """What is logged, at most as many as records are sampled; PlanRefused where the model in service cannot embed it.
 
-        Nothing where a method is asked for that trains no ψ.
+        Nothing where none of the methods trains a ψ.
         """
-        logged = [] if question.method in (Method.NAIVE, Method.IDENTITY, Method.FCT) else question.logged()
+        logged = question.logged() if any(method.trains_reverse for method in methods) else []
         try:
             if logged:
                 self._encoder.embedder(newest.embedder)
@@ -347,6 +349,7 @@ class Planner:
             held_out=held_out,
             queries=sample.queries,
             logged=sample.logged,
+            calibrate=not question.paper,
             progress=report,
         )
 

@@ -142,6 +142,7 @@ class Trial:
         held_out: int | None = None,
         queries: Queries | None = None,
         logged: Pairs | None = None,
+        calibrate: bool = True,
         progress: Progress = lambda *_: None,
     ) -> None:
         """Split the sample.
@@ -152,10 +153,12 @@ class Trial:
         `behind`: the collections behind the newest old one, where there are any; the old vector of a record they hold is its
         query there, and `held_out` bounds how many records of the newest are kept to calibrate, and to measure on. `queries` are
         searched for in place of the measured records themselves, and the `logged` ones are trained on beside the records, but for
-        those that are searched for here. Raises PlanRefused where the pairs are too few, UsageError where the queries are.
+        those that are searched for here. Without `calibrate` distances are merged as they are, unless their metrics differ.
+        Raises PlanRefused where the pairs are too few, UsageError where the queries are.
         """
         confidences = confidences or {"random": np.random.default_rng(seed).random(len(pairs))}
         self.orders, self.settings, self.seed, self.progress = tuple(confidences), settings, seed, progress
+        self._calibrate = calibrate
         sample = Part(
             pairs=pairs,
             confidence=np.zeros(len(pairs)),
@@ -236,7 +239,8 @@ class Trial:
         """
         pulled = self._trained(method, replace(self.settings, pull=1.0))
         stage = self._stages[self.orders[0]]
-        worth = [_merit(curves) if (curves := stage.tuned(each, None)[1]) else -math.inf for each in (alone, pulled)]
+        tuned = [stage.tuned(each, None, calibrate=self._calibrate)[1] for each in (alone, pulled)]
+        worth = [_merit(curves) if curves else -math.inf for curves in tuned]
         if worth[1] <= worth[0]:
             return alone
         self._tuned[method] = {"pull": 1.0}
@@ -261,7 +265,7 @@ class Trial:
         """Tune and measure what was fitted; a name stands for the same in every call."""
         if (name, order) not in self._measured:
             stage = self._stages[order]
-            calibrations, tuning = stage.tuned(fitted, fuse)
+            calibrations, tuning = stage.tuned(fitted, fuse, calibrate=self._calibrate)
             curve = stage.judge.curve(fitted, calibrations, fuse=fuse)
             self._measured[name, order] = Measured(fitted=fitted, calibrations=calibrations, tuning=tuple(tuning), curve=curve)
         return self._measured[name, order]
@@ -383,13 +387,13 @@ class _Stage:
         choosers = (replace(chooser.by_traffic(other), queries=own) for own, other in ((first, second), (second, first)))
         return replace(self, halves=halves, judge=self.judge.by_traffic(chooser.asked), choosers=tuple(choosers))
 
-    def tuned(self, fitted: Fitted, fuse: Fuse | None) -> tuple[Calibrations, list[Curve]]:
+    def tuned(self, fitted: Fitted, fuse: Fuse | None, *, calibrate: bool) -> tuple[Calibrations, list[Curve]]:
         """Calibrations where they are worth it, and the curves then, none where there are too few pairs for one.
 
         Fitted on one half, they must raise the curve on the other; distances of several metrics can't be compared without. What
         is lifted lies in one collection with what is embedded, and is served as one leg, so there is nothing to calibrate.
         """
-        if fuse is None and fitted.lift is None:
+        if fuse is None and fitted.lift is None and (calibrate or self.check.mixed(fitted)):
             calibrations, curves = self._calibrated(fitted)
         else:
             calibrations, curves = self.check.uncalibrated, self._raw(fitted, fuse)

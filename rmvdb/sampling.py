@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,6 +25,8 @@ from rmvdb.types import Id, Item, Leg, Query, Record, Vectors
 Report: TypeAlias = Callable[[str, int, int], None]
 #: Records read and embedded at once while sampling.
 CHUNK = 500
+#: Fewer records with side information than these teach h nothing of it.
+LEAST_SIDED = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +108,7 @@ class Sampler:
         records without that field.
 
         Raises PlanRefused where no record could be embedded, and what embedding raises; before anything is embedded UsageError
-        for an answer that is no id here or a record without its `side` information, UnknownName for labels that no record has.
+        for an answer that is no id here or what is no `side` information, UnknownName for labels that no record has.
         """
         held = self._drawn(legs, sizes, seen, seed, queries)
         drawn = sum(map(len, held))
@@ -269,17 +271,21 @@ def vectors_of(records: Sequence[Record]) -> list[Vectors]:
 
 
 def side_of(records: Sequence[Record], field: str) -> Vectors:
-    """The side information of records, (n, d_side), from a field that holds a list of numbers; UsageError where one has none."""
-    found = [record.fields.get(field) for record in records]
-    widths = {len(value) if isinstance(value, list) else 0 for value in found}
-    if widths == {0} or len(widths) > 1 or not all(isinstance(part, int | float) for part in _flat(found)):
-        at = next((at for at, value in enumerate(found) if not isinstance(value, list) or len(value) != max(widths)), 0)
-        raise errors.UsageError(
-            f"Side information is a list of as many numbers in every record; record {records[at].id!r} has {found[at]!r:.60} in "
-            f"field {field!r}; name another --side, or leave it out"
-        )
-    return np.array(found, dtype=np.float32)
+    """The side information of records, (n, d_side), from a field that holds a list of numbers: zeros where a record has none, as
+    `Encoder.lift` has it. UsageError where one has something else, or too few have any."""
+    found = {record.id: value for record in records if (value := record.fields.get(field)) is not None}
+    width = max((len(value) for value in found.values() if isinstance(value, list)), default=0)
+    for id, value in found.items():
+        if not width or not _numbers(value, width):
+            raise errors.UsageError(
+                f"Side information is a list of as many numbers in every record that has it; record {id!r} has {value!r:.60} in "
+                f"field {field!r}; name another --side, or leave it out"
+            )
+    if len(found) < LEAST_SIDED:
+        few = counted(len(found), "record of the sample has", "records of the sample have")
+        raise errors.UsageError(f"{few} something in field {field!r}, which is too few to learn from; leave --side out")
+    return np.array([found.get(record.id, [0.0] * width) for record in records], dtype=np.float32)
 
 
-def _flat(lists: Sequence[Any]) -> Iterator[Any]:
-    return (part for each in lists for part in each)
+def _numbers(value: Any, width: int) -> bool:
+    return isinstance(value, list) and len(value) == width and all(isinstance(part, int | float) for part in value)

@@ -147,6 +147,16 @@ def _moved(
     return Curve(ts=tuple(ts), precision=precision, top1=top1, top5=top5, recall=recall)
 
 
+def neighbours(new: Vectors, *, metric: Metric) -> Bools:
+    """What each record should find where nobody knows its class, (n, n): the nearest others by the new model's vectors (n, d)."""
+    distances = metrics.distances(new, new, metric=metric)
+    np.fill_diagonal(distances, np.inf)
+    nearest = np.argsort(distances, axis=1, kind="stable")
+    alike = np.zeros_like(distances, dtype=np.bool_)
+    np.put_along_axis(alike, nearest[:, : max(1, min(NEIGHBOURS, len(new) // 20))], True, axis=1)
+    return alike
+
+
 def _distances(queries: Vectors, gallery: Vectors, metric: Metric, calibrate: Calibration | None) -> Floats:
     distances = metrics.distances(queries, gallery, metric=metric).astype(np.float64)
     return distances if calibrate is None else calibrate.apply(distances)
@@ -343,12 +353,7 @@ class Part:
         if self.pairs.labels is not None:
             labels = self.pairs.labels
             return np.asarray(labels[:, None] == labels[None, :], dtype=np.bool_)
-        distances = metrics.distances(self.pairs.new, self.pairs.new, metric=self.new_metric)
-        np.fill_diagonal(distances, np.inf)
-        nearest = np.argsort(distances, axis=1, kind="stable")
-        alike = np.zeros_like(distances, dtype=np.bool_)
-        np.put_along_axis(alike, nearest[:, : max(1, min(NEIGHBOURS, len(self.pairs) // 20))], True, axis=1)
-        return alike
+        return neighbours(self.pairs.new, metric=self.new_metric)
 
     def by_traffic(self, queries: Queries) -> Part:
         """The same in the order `traffic`: what the old legs find for these queries first, then by confidence."""

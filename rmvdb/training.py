@@ -51,13 +51,14 @@ def fit(
     old_metric: Metric,
     new_metric: Metric,
     settings: Settings,
+    head: bool | None = None,
     logged: Pairs | None = None,
     progress: Report | None = None,
 ) -> Fitted:
     """Train ψ and, where the method has one, ρ; the same pairs and settings always give the same transforms.
 
-    `logged`: queries, whose classes nobody knows, to train on beside the records, for queries are what ψ is applied to. Raises
-    PlanRefused where the pairs are too few or not finite.
+    `head`: whether there is a ρ, whatever the method has. `logged`: queries, whose classes nobody knows, to train on beside the
+    records, for queries are what ψ is applied to. Raises PlanRefused where the pairs are too few or not finite.
     """
     if method is Method.NAIVE:
         return Fitted()
@@ -73,9 +74,9 @@ def fit(
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers are none of our business
         torch.manual_seed(settings.seed)
         reverse = Network(_reverse(pairs, old_space, new_space, settings))
-        head = Network(_head(pairs, new_space, settings)) if method.has_head else None
-        _train(pairs, groups, reverse, head, method, (old_space, new_space), settings, progress)
-    return Fitted(head=None if head is None else Transform(head), reverse=Transform(reverse))
+        rho = Network(_head(pairs, new_space, settings)) if (method.has_head if head is None else head) else None
+        _train(pairs, groups, reverse, rho, method, (old_space, new_space), settings, progress)
+    return Fitted(head=None if rho is None else Transform(rho), reverse=Transform(reverse))
 
 
 def _train(

@@ -18,6 +18,8 @@ from examples.paper_tables.settings import SETTINGS
 from examples.paper_tables.tasks import Task
 from rmvdb.errors import RmvdbError
 
+SEEDS = 3
+
 
 def make(
     setting: str, *, folder: Path, out: Path, device: torch.device, seeds: int, scale: Scale | None = None, say: Say = print
@@ -78,9 +80,7 @@ EXAMPLE = "python -m examples.paper_tables cifar100-extended-class --data ~/imag
     "--data", "folder", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True, help="The data set."
 )
 @click.option("--device", default="auto", show_default=True, callback=_device, help="cpu, cuda or auto.")
-@click.option(
-    "--seeds", type=click.IntRange(1), default=3, show_default=True, help="Trainings of ψ, ρ and h that a row is the mean of."
-)
+@click.option("--seeds", type=click.IntRange(1), help=f"Trainings of ψ, ρ and h that a row is the mean of.  [default: {SEEDS}]")
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("results"), show_default=True, help="For the table."
 )
@@ -93,7 +93,7 @@ def main(
     setting: str,
     folder: Path,
     device: torch.device,
-    seeds: int,
+    seeds: int | None,
     out: Path,
     epochs: int | None,
     pairs: int | None,
@@ -106,6 +106,8 @@ def main(
     and makes again what is missing or was altered. --data is a folder with load.py for CIFAR-100 and Omniglot, and the
     published layout of Market-1501 and TinyImageNet.
     """
+    if (seeds or pairs) and not SETTINGS[setting].kept:
+        raise click.UsageError(f"{setting} trains no ψ, ρ or h; leave --seeds and --pairs out")
     if threads:
         torch.set_num_threads(threads)
     scale = scales.chosen(device, wider=SETTINGS[setting].wider)
@@ -116,7 +118,7 @@ def main(
             folder=folder,
             out=out,
             device=device,
-            seeds=seeds,
+            seeds=seeds or SEEDS,
             scale=scale,
             say=lambda sentence: click.echo(sentence, err=True),
         )

@@ -12,7 +12,7 @@ import numpy as np
 from examples.paper_tables.models import Recipe, Say, Workshop
 from examples.paper_tables.rows import Ground, Legs, Row, measured, row, tuned
 from examples.paper_tables.tasks import Task
-from rmvdb import training
+from rmvdb import simulate, training
 from rmvdb.simulate import UNCALIBRATED, Calibrations, Curve
 from rmvdb.training import Fitted, Method, Pairs, Settings
 from rmvdb.types import Metric
@@ -27,8 +27,11 @@ class Plan:
 
     method: Method
     settings: Settings = field(default_factory=Settings)
+    #: Without labels calibrations are fitted by what lies nearest in the new space, as a plan's are.
     labels: bool = True
     calibrate: bool = True
+    #: Whether there is a ρ; None: as the method has it.
+    head: bool | None = None
     #: The most pairs that ψ and ρ learn from.
     pairs: int | None = None
     #: The new model; and a model whose embeddings h knows beside the old ones.
@@ -102,10 +105,19 @@ class Upgrade:
     def _once(self, name: str, plan: Plan, seed: int) -> tuple[Curve, bool, bool]:
         """The curve; whether it is calibrated; whether a regression stood beside the contrast."""
         self.say(f"{name}, seed {seed}")
+        best, scales = self.best(plan, seed)
+        curve = measured(self.served(best, seed), self.ground, scales)
+        return curve, scales is not UNCALIBRATED, best is not plan and best.settings.pull == 1.0
+
+    def best(self, plan: Plan, seed: int) -> tuple[Plan, Calibrations]:
+        """The variant that is worth most on the kept pictures that it has not learnt from, and its calibrations."""
         tried = [(*self._tuned(each, seed), each) for each in plan.variants]
         _, scales, best = max(tried, key=lambda each: each[0])
-        legs = self.legs("searched", new=best.new).served(self._fitted(best, seed), self._side(best, "gallery"))
-        return measured(legs, self.ground, scales), scales is not UNCALIBRATED, len(tried) > 1 and best is tried[1][2]
+        return best, scales
+
+    def served(self, plan: Plan, seed: int) -> Legs:
+        """The searched part by what was trained."""
+        return self.legs("searched", new=plan.new).served(self._fitted(plan, seed), self._side(plan, "gallery"))
 
     def _tuned(self, plan: Plan, seed: int) -> tuple[float, Calibrations]:
         """What it is worth on the kept pictures that it has not learnt from, and the calibrations."""
@@ -113,7 +125,7 @@ class Upgrade:
         if fitted.lift is not None:  # a lifted gallery is of one space with the new one
             return 0.0, UNCALIBRATED
         legs = self.legs("pairs", new=plan.new).take(check, check).served(fitted)
-        return tuned(legs, self._check_ground, calibrate=plan.calibrate)
+        return tuned(legs, self.check_ground(plan), calibrate=plan.calibrate)
 
     def _fitted(self, plan: Plan, seed: int) -> Fitted:
         plan = replace(plan, calibrate=True)
@@ -131,12 +143,17 @@ class Upgrade:
             old_metric=legs.old_metric,
             new_metric=legs.new_metric,
             settings=replace(plan.settings, seed=seed),
+            head=plan.head,
         )
 
     def _side(self, plan: Plan, part: Literal["pairs", "gallery"]) -> np.ndarray | None:
         return None if plan.side is None else self.workshop.embedded(self.recipes[plan.side], part).vectors
 
-    @functools.cached_property
-    def _check_ground(self) -> Ground:
-        kept = self.task.pairs.take(self.halves[1])
-        return Ground.of(kept, None, self.workshop.embedded(self.recipes["old"], "pairs").score[self.halves[1]])
+    def check_ground(self, plan: Plan) -> Ground:
+        """What the kept pictures that nothing has learnt from should find: those of their class, else the new model's nearest."""
+        check = self.halves[1]
+        ground = Ground.of(self.task.pairs.take(check), None, self.workshop.embedded(self.recipes["old"], "pairs").score[check])
+        if plan.labels:
+            return ground
+        legs = self.legs("pairs", new=plan.new)
+        return replace(ground, relevance=simulate.neighbours(legs.new_g[check], metric=legs.new_metric))

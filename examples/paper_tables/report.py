@@ -24,6 +24,7 @@ HEADS = {
         "mAP t=0",
         "t=0.5",
         "t=1",
+        "CMC@1 t=0",
         "published AUC_mAP, AUC_CMC",
         "published Gain",
     ),
@@ -115,6 +116,7 @@ def _areas(row: Row, setting: str) -> list[list[str]]:
         _hundred(row["fall"]),
         _hundred(row["flips"]),
         *(_hundred(curve[at]) for at in (0, len(curve) // 2, -1)),
+        _hundred(row["curve_cmc"][0]),
         f"{published[0]}, {published[1]}" if published else "",
         f"{published[2]} %" if published else "",
     ]

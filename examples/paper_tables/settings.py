@@ -18,6 +18,7 @@ from examples.paper_tables.scales import SEQUENCE
 from examples.paper_tables.tasks import Task
 from rmvdb import metrics
 from rmvdb.ordering import make_order
+from rmvdb.simulate import NEIGHBOURS, UNCALIBRATED
 from rmvdb.training import Method, Settings
 from rmvdb.types import Metric, Record
 
@@ -78,14 +79,20 @@ def _rank_merge(upgrade: Upgrade, settings: Settings, trained: Sequence[Method])
 
 
 def orders(upgrade: Upgrade, settings: Settings) -> Rows:
-    """Rank merge with every backfill order (the paper's appendix A); random order once a seed."""
-    fits = [upgrade.fit(Plan(method=Method.RM, settings=settings), seed) for seed in upgrade.seeds]
-    legs = upgrade.legs("searched")
+    """Rank merge, as a plan takes it, with every backfill order (the paper's appendix A); random order once a seed."""
+    plan = Plan(method=Method.RM, settings=settings)
+    best = [upgrade.best(plan, seed) for seed in upgrade.seeds]
+    shares = {
+        "calibrated": float(np.mean([scales is not UNCALIBRATED for _, scales in best])),
+        "regression": float(np.mean([each.settings.pull == 1.0 for each, _ in best])),
+    }
     yield from map(asdict, upgrade.alone())
     for name, confidences in _confidences(upgrade).items():
-        grounds = [upgrade.ordered(confidence) for confidence in confidences]
-        curves = [measured(legs.served(fitted), ground) for fitted, ground in zip(fits, grounds, strict=True)]
-        yield asdict(row(f"rm, {name}", curves, upgrade.base))
+        curves = [
+            measured(upgrade.served(each, seed), upgrade.ordered(confidence), scales)
+            for (each, scales), seed, confidence in zip(best, upgrade.seeds, confidences, strict=True)
+        ]
+        yield asdict(row(f"rm, {name}", curves, upgrade.base, **shares))
 
 
 def ablation(upgrade: Upgrade, settings: Settings) -> Rows:
@@ -93,8 +100,12 @@ def ablation(upgrade: Upgrade, settings: Settings) -> Rows:
     yield from map(asdict, upgrade.alone())
     yield asdict(upgrade.planned("naive", Plan(method=Method.NAIVE)))
     yield asdict(upgrade.planned("rqt", Plan(method=Method.RQT, settings=settings)))
+    beside = replace(settings, pull=1.0)
+    cl_s = Plan(method=Method.CL_S, settings=beside)
+    yield asdict(upgrade.planned("cl-s", cl_s))
+    yield asdict(upgrade.planned("cl-s, with ρ", replace(cl_s, head=True)))
     for kind, plan in {
-        "rm": Plan(method=Method.RM, settings=replace(settings, pull=0.0)),
+        "rm": Plan(method=Method.RM, settings=beside),
         "mcl, no labels": Plan(method=Method.MCL, settings=settings, labels=False),
     }.items():
         yield asdict(upgrade.planned(kind, plan))
@@ -115,9 +126,8 @@ def _variants(plan: Plan, pairs: int) -> dict[str, Plan]:
     found |= {"no mining": other(mining=False), "no calibration": replace(plan, calibrate=False)}
     found |= {f"{blocks} block{'s' * (blocks > 1)}": other(blocks=blocks) for blocks in (1, 3)}
     found[f"{pairs // 4} pairs"] = replace(plan, pairs=pairs // 4)
-    if plan.method.has_head:
-        return found | {"no residual": other(residual=False), "pull 1": other(pull=1.0), "pull 3": other(pull=3.0)}
-    return found | {"no pull": other(pull=0.0)}
+    found["no pull"] = other(pull=0.0)
+    return found | ({"pull 3": other(pull=3.0), "no residual": other(residual=False)} if plan.method.has_head else {})
 
 
 def compatibility(upgrade: Upgrade, settings: Settings) -> Rows:
@@ -182,7 +192,15 @@ def _confidences(upgrade: Upgrade) -> dict[str, list[np.ndarray]]:
     for name in ("centroid", "cluster", "random"):
         made = [make_order(name, records, label_field="class", seed=seed) for seed in upgrade.seeds]
         found[name] = [order.confidence(records) for order in made]
-    return found
+    return found | {"traffic": [_by_traffic(upgrade)] * len(upgrade.seeds)}
+
+
+def _by_traffic(upgrade: Upgrade) -> np.ndarray:
+    """What the kept pictures find with the old model, more often found is lower, of equals by classification score, (n,)."""
+    asked, old = (upgrade.workshop.embedded(upgrade.recipes["old"], part) for part in ("pairs", "gallery"))
+    distances = metrics.distances(asked.vectors, old.vectors, metric=Metric.COSINE)
+    nearest = np.argsort(distances, axis=1, kind="stable")[:, :NEIGHBOURS]  # (q, 10)
+    return old.score - np.bincount(nearest.reshape(-1), minlength=len(old.score))
 
 
 SETTINGS: dict[str, Setting] = {

@@ -46,7 +46,7 @@ def sample_options(most: int, *query_log: str) -> Decorator:
             metavar="FILE",
             help='Queries without answers to train ψ on, too, a line each: {"item": "a text"}.',
         ),
-        click.option("--paper", is_flag=True, help="Train with the paper's settings as printed."),
+        click.option("--paper", is_flag=True, help="Train with the paper's settings as printed, and calibrate nothing."),
         click.option("--seed", type=int, default=0, show_default=True, help="Of the sample, the split and the training."),
     )
 

@@ -59,6 +59,9 @@ def plan(lead: Lead, question: Question, *, again: bool = False) -> Plan:
     """What the upgrade would do; changes nothing but the cache of plans and embeddings."""
     if question.side and question.method is None:
         raise errors.UsageError("Only the method fct uses side information, and auto does not try it; add --method fct")
+    if question.tune and question.method and not question.method.trains_reverse:
+        raise errors.UsageError(f"The method {question.method} has no settings to try; leave --tune out")
+    _refuse_paper(question, [question.method])
     legs, to = _looked_at(lead, question)
     for version in (to, lead.registry.version(legs[0].model)) if question.instant_rollback else (to,):
         serving.check_index(lead, version)
@@ -82,6 +85,9 @@ def simulate(
     queries: Sequence[Query] = (),
 ) -> Comparison:
     """What every method and order (none: all that can be given) would do; changes nothing but the cache of embeddings."""
+    if question.side and Method.FCT not in methods:
+        raise errors.UsageError("Only the method fct uses side information; add it to --methods, or leave --side out")
+    _refuse_paper(question, methods)
     legs, to = _looked_at(lead, question)
     return planner(lead).compare(
         question,
@@ -94,6 +100,11 @@ def simulate(
         seen=_trained_on(lead),
         report=lead.report,
     )
+
+
+def _refuse_paper(question: Question, methods: Sequence[Method | None]) -> None:
+    if question.paper and set(methods) == {Method.FCT}:
+        raise errors.UsageError("The method fct is always trained with its own paper's settings; leave --paper out")
 
 
 def _looked_at(lead: Lead, question: Question) -> tuple[Sequence[Leg], VersionRow]:

@@ -19,12 +19,12 @@ FCT = ("--from", "v1", "--to", "v2", "--labels", "label", "--method", "fct", "--
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """A gallery of L2 whose records carry side information."""
+    """A gallery of L2 whose records carry side information, but for a few that nobody knows any of."""
     project = Project(tmp_path / "project", batch=50).prepare(IDS, fill=False, old_metric="L2")
     models = project.models()
     with project.client() as client:
-        hints = {id: [float(part) for part in models.latent(id)[8:20]] for id in IDS}
-        rows = ({"id": id, "item": models.item(id), "label": models.label(id), "hint": hints[id]} for id in IDS)
+        hints = {id: {"hint": [float(part) for part in models.latent(id)[8:20]]} for id in IDS if id % 50}
+        rows = ({"id": id, "item": models.item(id), "label": models.label(id), **hints.get(id, {})} for id in IDS)
         client.upsert(list(rows))
     return project
 
@@ -86,8 +86,15 @@ def test_what_cannot_be_lifted_is_refused_in_a_sentence(project: Project) -> Non
     said = project.ask("plan", *FCT[:6], "--method", "rm", "--side", "hint", code=2).stderr
     assert "Only the method fct uses side information, not rm" in said
     with project.client() as client:
-        client.upsert([{"id": 7, "item": project.models().item(7), "label": 3}])
+        client.upsert([{"id": 7, "item": project.models().item(7), "label": 3, "hint": "none known"}])
     said = project.ask("plan", *FCT, code=2).stderr
-    assert "record 7 has None in field 'hint'; name another --side" in said
+    assert "record 7 has 'none known' in field 'hint'; name another --side" in said
+    said = project.ask("plan", *FCT[:-1], "unknown", code=2).stderr
+    assert "0 records of the sample have something in field 'unknown', which is too few to learn from" in said
+    said = project.ask("plan", *FCT[:-2], "--paper", code=2).stderr
+    assert "fct is always trained with its own paper's settings; leave --paper out" in said
+    for method in ("fct", "naive", "identity"):
+        said = project.ask("plan", *FCT[:6], "--method", method, "--tune", code=2).stderr
+        assert f"The method {method} has no settings to try; leave --tune out" in said
     assert set(project.calls("v2")) == {"probe"}  # it is said before anything is embedded
     project.stop_engine()

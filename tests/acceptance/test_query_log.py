@@ -34,6 +34,10 @@ def test_a_plan_is_trained_on_logged_queries_and_made_anew_where_they_change(pro
     assert project.json(*PLAN, "--query-log", str(file))["prediction"]["logged"] == 19
     naive = project.json(*PLAN[:5], "--method", "naive", "--query-log", str(file))
     assert naive["prediction"]["logged"] == 0  # there is no ψ to train
+    before = len(project.calls("v1"))
+    others = project.json(*SIMULATE[:5], "--methods", "naive,fct", "--orders", "random", "--query-log", str(file))
+    assert others["logged"] == 0
+    assert set(project.calls("v1")[before:]) <= {"probe"}
 
 
 def test_logged_queries_that_are_measured_are_not_trained_on(project: Project) -> None:

@@ -109,10 +109,20 @@ def test_what_cannot_be_simulated_is_said_before_anything_is_embedded(project: P
         (("--orders", "clusters"), "No order is called 'clusters'; did you mean 'cluster'?"),
         (("--png", "nowhere/c.png"), "The folder of 'nowhere/c.png' does not exist"),
         (("--queries", "nowhere.jsonl"), "The queries in 'nowhere.jsonl' cannot be read"),
+        ((*NAIVE, "--side", "label"), "Only the method fct uses side information; add it to --methods, or leave --side out"),
+        (("--methods", "fct", "--paper"), "fct is always trained with its own paper's settings; leave --paper out"),
     ):
         done = project.ask(*SIMULATE, *words, code=2)
         assert saying in done.stderr
     assert [each for each in project.calls("v2") if each != "probe"] == []
+
+
+def test_the_papers_settings_calibrate_nothing(project: Project) -> None:
+    asked = (*SIMULATE, *LABELS, "--methods", "naive,rqt", "--orders", "random")
+    told = [project.json(*asked, *more)["rows"] for more in ((), ("--paper",))]
+    calibrated = [{row["name"] for row in rows if row["calibrated"]} for rows in told]
+    assert calibrated[0] >= {"naive", "rqt"}
+    assert calibrated[1] == set()
 
 
 def test_a_gallery_in_an_upgrade_is_simulated_for_a_third_version_only(project: Project) -> None:

@@ -31,6 +31,7 @@ from rmvdb.types import Metric
 
 RESULTS = Path(__file__).parents[2] / "results"
 CLASSES, EACH = 6, 40
+ORDERS = ("centroid", "cluster", "random")
 CPU = torch.device("cpu")
 #: A folder's reader of pictures that a small network can tell apart: each class has its own colours.
 READER = f"""
@@ -390,10 +391,46 @@ def test_altered_embeddings_are_made_again(folder: Path, tiny: Scale) -> None:
     assert {row["method"] for row in first["rows"]} == set(COMPATIBILITY["cifar100-ext-data"])
 
 
-@pytest.mark.parametrize("setting", ["omniglot-open-identities", "cifar100-open-class", "cifar100-ablation"])
+PARTS = ["temperature 1", "no mining", "no calibration", "1 block", "3 blocks", "9 pairs", "no pull"]
+OTHERS = {
+    "omniglot-open-identities": ["old", "new", "naive", "rqt", "rm", "mcl, no labels"],
+    "cifar100-open-class": ["old", "new", "naive", "rqt", "mcl", "rm", "bct", "ract"],
+    "cifar100-ablation": [
+        *("old", "new", "naive", "rqt", "cl-s", "cl-s, with ρ"),
+        *("rm", *(f"rm: {part}" for part in [*PARTS, "pull 3", "no residual"])),
+        *("mcl, no labels", *(f"mcl, no labels: {part}" for part in PARTS)),
+        *("rm, no labels", "rm, as printed"),
+    ],
+    "cifar100-orders": ["old", "new", *(f"rm, {name}" for name in ("classification-score", *ORDERS, "traffic"))],
+}
+
+
+@pytest.mark.parametrize("setting", list(OTHERS))
 def test_the_other_tables_of_a_backfill_are_made_too(folder: Path, tiny: Scale, setting: str) -> None:
     found = made_table(setting, folder, replace(tiny, sizes=Sizes(searched=40)))
-    assert {"old", "new"} < {row["method"] for row in found["rows"]}
+    assert [row["method"] for row in found["rows"]] == OTHERS[setting]
+    for row in found["rows"][2:]:
+        assert 0 < row["auc_map"] <= 1
+        assert row["seeds"] == (1 if row["method"] in ("naive", "bct", "ract") else 2)
+
+
+def test_rows_without_labels_are_calibrated_by_the_new_models_neighbours(
+    legs: tuple[Legs, Ground, np.ndarray], tiny: Scale
+) -> None:
+    class Shelf:
+        def embedded(self, recipe: models.Recipe, part: str) -> models.Embedded:
+            return models.Embedded(vectors=legs[0].old_g if recipe.name == "old" else legs[0].new_g, score=np.arange(60))
+
+    pictures = made(legs[2].tolist())
+    task = Task(old=pictures, new=pictures, shared=True, pairs=pictures, gallery=pictures, queries=None, mirrored=False)
+    upgrade = Upgrade(task=task, workshop=Shelf(), recipes=tiny.recipes(), seeds=[0])
+    plan, check = Plan(method=Method.MCL, settings=tiny.settings), upgrade.halves[1]
+    labels, without = (upgrade.check_ground(replace(plan, labels=each)) for each in (True, False))
+    same = legs[2][check][:, None] == legs[2][check][None, :]
+    assert np.array_equal(labels.relevance, same & ~np.eye(len(check), dtype=bool))
+    assert np.array_equal(without.relevance, simulate.neighbours(legs[0].new_g[check], metric=Metric.COSINE))
+    assert not np.array_equal(without.relevance, labels.relevance)
+    assert np.array_equal(without.order, labels.order)
 
 
 def market(root: Path) -> None:
@@ -490,14 +527,14 @@ def test_that_the_place_is_taken_is_said_before_anything_is_trained(folder: Path
 
 
 def test_a_page_names_networks_and_device_and_has_no_negative_zero() -> None:
-    row = {"method": "old", "seeds": 1, "gain": -1e-9, "spread": {"gain": 0.0}, "curve": [-1e-9] * 11}
+    row = {"method": "old", "seeds": 1, "gain": -1e-9, "spread": {"gain": 0.0}, "curve": [-1e-9] * 11, "curve_cmc": [0.125] * 11}
     row |= dict.fromkeys(("auc_map", "auc_cmc", "fall", "flips"), -1e-9)
     found = SMALL | {"setting": "a", "about": "made up", "pictures": {}, "epochs": 30, "seeds": 1, "seconds": 1.0, "rows": [row]}
     found |= {"backbones": ["resnet18", "resnet50"], "device": "NVIDIA H200", "threads": [1, 2], "weights": {}}
     page = report.markdown(found)
     assert "**Small**: resnet18 and resnet50 on NVIDIA H200, by the same protocol" in page
     assert "in 1 s on NVIDIA H200 by 1 and 2 threads;" in page
-    assert "| old | 0.0 | 0.0 | 0 % |  | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 |" in page
+    assert "| old | 0.0 | 0.0 | 0 % |  | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 12.5 |" in page
     assert json.dumps(report.rounded([-1e-9])) == "[0.0]"
 
 
@@ -547,5 +584,9 @@ def test_the_command_names_what_it_cannot_do(folder: Path) -> None:
     refused = runner.invoke(command.main, ["market1501-extended-class", "--data", str(folder), "--out", str(folder / "out")])
     assert refused.exit_code == 2
     assert "bounding_box_train is not there" in refused.output
+    for words in (("--seeds", "2"), ("--pairs", "100")):
+        refused = runner.invoke(command.main, ["cifar100-ext-data", "--data", str(folder), *words])
+        assert refused.exit_code == 2
+        assert "cifar100-ext-data trains no ψ, ρ or h; leave --seeds and --pairs out" in refused.output
     if not torch.cuda.is_available():
         assert "no GPU" in runner.invoke(command.main, ["cifar100-orders", "--data", str(folder), "--device", "cuda"]).output

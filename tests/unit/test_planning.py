@@ -1,10 +1,13 @@
 """What a plan samples."""
 
+import numpy as np
 import pytest
 
 from rmvdb import simulate
 from rmvdb.errors import UsageError
 from rmvdb.planning import LEAST_HELD_OUT, Question, _sizes
+from rmvdb.sampling import LEAST_SIDED, side_of
+from rmvdb.types import Record
 
 
 def test_a_gallery_of_one_collection_is_sampled_as_asked():
@@ -51,3 +54,29 @@ def test_a_log_that_holds_no_query_is_refused(tmp_path, text, saying):
     (tmp_path / "log").write_text(text)
     with pytest.raises(UsageError, match=saying):
         Question(gallery="g", from_version="v1", to_version="v2", query_log=str(tmp_path / "log")).logged()
+
+
+def sided(found):
+    return [Record(id=id, fields={} if value is None else {"hint": value}) for id, value in enumerate(found)]
+
+
+def test_records_without_side_information_have_the_zeros_that_they_are_lifted_with():
+    made = side_of(sided([None, *([n, 0.5] for n in range(LEAST_SIDED)), None]), "hint")
+    assert made.dtype == np.float32
+    assert made.tolist() == [[0.0, 0.0], *([n, 0.5] for n in range(LEAST_SIDED)), [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("found", "saying"),
+    [
+        ([[1.0, 2.0]] * (LEAST_SIDED - 1) + [None] * 50, "59 records of the sample have something in field 'hint'"),
+        ([None] * 100, "0 records of the sample have"),
+        ([[1.0, 2.0]] * 80 + ["blue"], "record 80 has 'blue' in field 'hint'"),
+        ([[1.0]] * 80 + [[1.0, 2.0]], "record 0 has"),
+        ([[1.0, "2"]] * 80, "record 0 has"),
+        ([7] * 80, "record 0 has 7"),
+    ],
+)
+def test_what_is_no_side_information_or_too_little_is_refused(found, saying):
+    with pytest.raises(UsageError, match=saying):
+        side_of(sided(found), "hint")

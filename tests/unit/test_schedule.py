@@ -47,7 +47,16 @@ def test_nothing_is_chosen_by_a_part_that_is_too_small():
     assert small.crossed_by(BOTH) is None
 
 
-@pytest.mark.parametrize("at", TS[1:-1])
-def test_a_schedule_is_worth_no_more_than_the_better_of_its_parts_at_each_moment(at):
-    parts = zip(BOTH.curve.map, CROSSING.curve.map, strict=True)
-    assert all(value <= max(each) for value, each in zip(BOTH.until(at, CROSSING).curve.map, parts, strict=True))
+@pytest.mark.parametrize("seed", range(20))
+def test_no_other_moment_would_be_worth_more(seed):
+    both, one = (np.random.default_rng(seed).random((2, len(TS)))).cumsum(axis=1) / len(TS)
+
+    def worth(values):
+        fall = max(values[early] - values[late] for late in range(len(TS)) for early in range(late + 1))
+        return sum(values) - (values[0] + values[-1]) / 2 - len(TS[1:]) * fall
+
+    def at(moment):
+        return worth([(both if t < moment else one)[step] for step, t in enumerate(TS)])
+
+    best = max(TS[1:-1], key=at)
+    assert measured(*both).crossed_by(measured(*one)) == (best if at(best) > worth(both) else None)

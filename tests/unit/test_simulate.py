@@ -193,21 +193,23 @@ def test_without_labels_no_head_is_trained_and_relevance_is_the_new_models():
 
 
 def test_a_head_that_lowers_the_new_models_quality_is_left_out():
-    sample = pairs()
-    shuffled = np.random.default_rng(0).permutation(sample.labels)
-    train = split(sample, seed=0)[0]
-    labels = sample.labels.copy()
-    labels[train] = shuffled[train]  # what ρ learns is wrong, what it is checked on is right
-    same_split = replace(sample, labels=labels)
-    prediction = predict(same_split, method=Method.RM, settings=QUICK, **COSINE)
-    assert prediction.end[1] >= 0 or prediction.verdict != "ok"
+    trial = Trial(pairs(), settings=QUICK, **COSINE)
+    learnt = trial.train.pairs
+    wrong = np.random.default_rng(0).permutation(learnt.labels)  # what ρ learns; what it is checked on is right
+    trial.train = replace(trial.train, pairs=replace(learnt, labels=wrong))
+    told = trial.predict(Method.RM)
+    assert (told.asked, told.method, told.fitted.head) == (Method.RM, Method.MCL, None)
+    assert "no ρ was shown to keep the new model's quality" in told.reason
 
 
 def test_distances_of_two_metrics_are_always_calibrated():
     sample = pairs()
-    prediction = predict(sample, method=Method.RM, settings=QUICK, old_metric=Metric.L2, new_metric=Metric.COSINE)
-    assert prediction.calibrated
-    assert all(prediction.calibrations)
+    for calibrate in (True, False):
+        told = predict(
+            sample, method=Method.RM, settings=QUICK, old_metric=Metric.L2, new_metric=Metric.COSINE, calibrate=calibrate
+        )
+        assert told.calibrated
+        assert all(told.calibrations)
 
 
 def test_legs_of_very_different_scale_are_calibrated_because_it_helps():
@@ -216,6 +218,8 @@ def test_legs_of_very_different_scale_are_calibrated_because_it_helps():
     prediction = predict(far, method=Method.NAIVE, settings=QUICK, old_metric=Metric.L2, new_metric=Metric.L2)
     assert prediction.calibrated
     assert prediction.curve.largest_fall < 0.02
+    asis = predict(far, method=Method.NAIVE, settings=QUICK, old_metric=Metric.L2, new_metric=Metric.L2, calibrate=False)
+    assert (asis.calibrated, asis.calibrations) == (False, UNCALIBRATED)
 
 
 def test_an_order_by_confidence_is_followed():
@@ -253,8 +257,9 @@ def test_too_few_pairs_and_labels_that_never_repeat_are_refused():
 def test_the_least_number_of_pairs_is_enough():
     for labels in (True, False):
         prediction = predict(pairs(60, labels=labels), method=Method.RM, settings=QUICK, **COSINE)
-        assert prediction.verdict in ("ok", "warn", "refuse")
-        assert prediction.calibrations == UNCALIBRATED or prediction.calibrated
+        assert prediction.trained + prediction.held_out + prediction.evaluated == 60
+        assert min(prediction.held_out, prediction.evaluated) > 5
+        assert np.isfinite([*prediction.curve.map, *prediction.curve.cmc, *prediction.start, *prediction.end]).all()
 
 
 # --- collections behind the newest old one ----------------------------------------------------------------------------
