@@ -221,7 +221,7 @@ class App:
             store=self.store,
             archive=Archive(self.settings.archive),
             manifest=self.manifest,
-            quiet=max(WRITE_LASTS, self.settings.backfill.lease - self.settings.backfill.longest_call),
+            quiet=max(WRITE_LASTS, self.settings.backfill.lease),
             say=say,
             report=report,
             stop=stop,

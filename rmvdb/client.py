@@ -111,6 +111,8 @@ class Plans:
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout=5)
+        if self._loading is not None:
+            self._loading.join()
         try:
             self._registry.leave(self._name)
         except errors.RmvdbError:  # nor would it hear anything else
@@ -122,7 +124,7 @@ class Plans:
         asked = uptime()  # a plan's age counts from before the question: the answer can only be newer
         serving = self._tell(holds)
         if serving.next and self._ready < serving.next.epoch:
-            self._load(serving.next)
+            self._load(serving.plan, serving.next)
         return serving.plan, asked
 
     def _tell(self, holds: int) -> Serving:
@@ -137,14 +139,17 @@ class Plans:
             p99_ms=p99_ms,
         )
 
-    def _load(self, plan: ServingPlan) -> None:
+    def _load(self, served: ServingPlan, plan: ServingPlan) -> None:
         """Begin to load what that plan needs, where that is not under way: it may take minutes, and nothing waits for it here."""
         if self._loading is None or not self._loading.is_alive():
             self._trouble = self._trouble or "it is loading what that needs"
-            self._loading = threading.Thread(target=self._make_ready, args=(plan,), name="rmvdb-loading", daemon=True)
+            # No daemon: a process that ends in the middle of a library's loading dies of it.
+            self._loading = threading.Thread(target=self._make_ready, args=(served, plan), name="rmvdb-loading")
             self._loading.start()
 
-    def _make_ready(self, plan: ServingPlan) -> None:
+    def _make_ready(self, served: ServingPlan, plan: ServingPlan) -> None:
+        with contextlib.suppress(Exception):  # who searches hears of it
+            self._prepare(served)  # first: models are loaded one after the other, and searches wait for this one
         try:
             self._prepare(plan)
         except Exception as exc:  # noqa: BLE001 (user code may raise anything; it is reported, and this client serves on)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Libraries that load models are not made for several threads of a process at once.
+_one_model_at_a_time = threading.RLock()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
@@ -153,7 +156,12 @@ class Encoder:
 
     def embedder(self, version: str) -> Embedder:
         """The embedder of a version, loaded once; ModelError where it cannot be loaded."""
-        return self._keep(Embedder, version, lambda: self._load_embedder(version))  # type: ignore[type-abstract]
+
+        def load() -> Embedder:
+            with _one_model_at_a_time:
+                return self._load_embedder(version)
+
+        return self._keep(Embedder, version, load)  # type: ignore[type-abstract]
 
     def chain(self, version: str) -> Chain:
         """How a version's own vectors are made."""

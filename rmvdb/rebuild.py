@@ -159,15 +159,24 @@ class Rebuild:
         while (number := later[-1].supersedes) is not None:
             before = self._registry.upgrade(number)
             self._registry.forget_work(number)
-            files = (file for each in later for file in self._archive.files(gallery.name, str(each.id)))
-            for file in files:
-                if PurePosixPath(file.path).parent.name == file_name(before.new_collection):
-                    self._registry.add_written(number, self._archive.ids(file))
+            for each in later:
+                for file in self._archive.files(gallery.name, str(each.id)):
+                    if PurePosixPath(file.path).parent.name == file_name(before.new_collection):
+                        self._registry.add_written(number, self._moved_on(file, each.new_collection))
             if self._store.exists(before.new_collection):
                 for page in self._store.scan(before.new_collection):
                     self._check_stop()
                     self._registry.add_written(number, [record.id for record in page])
             later.append(before)
+
+    def _moved_on(self, file: ArchiveFile, collection: str) -> list[Id]:
+        """The records of a file that are in the collection which a later upgrade filled; nothing of a file that is damaged."""
+        try:
+            ids = self._archive.ids(file) if self._store.exists(collection) else []
+        except errors.ArtifactError as exc:
+            self._say(f"left out: {exc}")
+            ids = []
+        return [record.id for record in self._store.get(collection, ids, fields=())] if ids else []
 
 
 class Look:

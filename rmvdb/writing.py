@@ -107,7 +107,8 @@ class Writes:
             time.sleep(0.02)
             if uptime() - announced > WRITE_LASTS / 3:
                 announced = uptime()
-                self._registry.extend_intents(opened, lasting=WRITE_LASTS)
+                if not self._registry.extend_intents(opened, lasting=WRITE_LASTS):
+                    raise self._too_late(ids)
         return announced
 
     def _announce(self, kind: str, ids: Sequence[Id]) -> tuple[Opened, float]:
@@ -120,7 +121,7 @@ class Writes:
                 return opened, started
             if started - began > WRITE_WAITS:
                 raise errors.EngineError(
-                    f"Writes of {self._gallery!r} have waited for over {WRITE_WAITS:g} s: its serving plan is changing, or its "
-                    "work list is being rebuilt (rmvdb status says what that waits for); repeat the write"
+                    f"Writes of {self._gallery!r} have waited for over {WRITE_WAITS:g} s for clients to hear of a new serving "
+                    "plan, or for rmvdb registry rebuild (rmvdb status says what is under way); repeat the write"
                 )
             time.sleep(0.02)  # an epoch is changing: it waits for open writes to end, and new ones wait for it

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select, true, update
 from sqlalchemy.orm import Session
 
+from rmvdb.errors import Mismatch
 from rmvdb.registry import queries
 from rmvdb.registry.clock import clock, now
 from rmvdb.registry.packing import key, unpack_ids
@@ -39,8 +40,11 @@ class Intents(Database):
         """Register a write of these records and read the plan it must follow in one transaction; None while an epoch changes,
         and until every live client serves by it: one that searches by the plan before would miss what is written.
 
-        `client` names this one write of a client, so that the same call again takes the place of the first.
+        `client` names this one write of a client, so that the same call again takes the place of the first. Mismatch for an
+        upsert of an id that PostgreSQL could not keep.
         """
+        if kind == "upsert" and (bad := next((id for id in ids if "\0" in key(id)), None)) is not None:
+            raise Mismatch(f"The id {bad!r} cannot be kept: it contains NUL, which PostgreSQL has in no text; rename the record")
         # Locked until the commit, so that of two writes of one record the one with the smaller id is also seen first.
         row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
         if queries.closing(s, row) or s.scalar(_behind(s, row)):
@@ -87,9 +91,11 @@ class Intents(Database):
         return s.scalar(select(IntentRow.id).where(mine, ~IntentRow.done).limit(1)) is None
 
     @transaction
-    def extend_intents(self, s: Session, /, opened: Opened, *, lasting: float) -> None:
-        """Announce a write that still waits anew, before its deadline makes everybody believe that it was never made."""
-        s.execute(update(IntentRow).where(IntentRow.id.in_(opened.intents)).values(deadline=clock() + lasting))
+    def extend_intents(self, s: Session, /, opened: Opened, *, lasting: float) -> bool:
+        """Announce a write that still waits anew; False where its deadline has made everybody believe that it was never made."""
+        in_time = and_(IntentRow.id.in_(opened.intents), IntentRow.deadline > clock())
+        extended = s.execute(update(IntentRow).where(in_time).values(deadline=clock() + lasting))
+        return bool(extended.rowcount == len(opened.intents))  # type: ignore[attr-defined]
 
     @transaction
     def withdraw_intents(self, s: Session, /, opened: Opened) -> None:

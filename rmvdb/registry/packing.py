@@ -7,18 +7,13 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rmvdb.errors import Mismatch
 from rmvdb.types import Field as SchemaField
 from rmvdb.types import Id, IdType, Leg, Metric, Schema
 
 
 def key(id: Id) -> str:
-    """How a record's id is written in a row of its own; Mismatch for one that PostgreSQL could not keep."""
-    if "\0" in (written := str(id)):
-        raise Mismatch(
-            f"The id {written!r} cannot be kept: it contains NUL, which PostgreSQL refuses in a text; rename the record"
-        )
-    return written
+    """How a record's id is written in a row of its own."""
+    return str(id)
 
 
 def pack_ids(ids: Iterable[Id]) -> bytes:

@@ -62,7 +62,7 @@ class Plans(Database):
             return row.epoch
         newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == row.id)) or 0
         row.next_epoch = newest + 1
-        s.add(queries.new_plan(row, row.next_epoch, legs, times, at=now(s), before=served))
+        s.add(queries.new_plan(row, row.next_epoch, legs, times, at=now(s), grace_before=served.own_grace))
         return row.next_epoch
 
     @transaction

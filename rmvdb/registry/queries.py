@@ -85,12 +85,11 @@ def new_plan(
     times: Mapping[str, float],
     *,
     at: float,
-    before: ServingPlan | None = None,
+    grace_before: float = 0.0,
 ) -> PlanRow:
-    """A plan to be added, in the place of the one `before`; `times` are its columns of seconds."""
-    grace = before.own_grace if before else 0.0
+    """A plan to be added, in the place of one whose clients need `grace_before`; `times` are its columns of seconds."""
     written = [leg_to_json(leg) for leg in legs]
-    return PlanRow(gallery_id=gallery.id, epoch=epoch, legs=written, created_at=at, grace_before=grace, **times)
+    return PlanRow(gallery_id=gallery.id, epoch=epoch, legs=written, created_at=at, grace_before=grace_before, **times)
 
 
 def refuse_ended(s: Session, upgrade_id: int | None) -> None:

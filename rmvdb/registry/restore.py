@@ -42,8 +42,8 @@ class Restoring(Database):
             newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == gallery.id)) or 0
             served = queries.row_of_plan(s, gallery, gallery.epoch)
             times = {name: getattr(served, name) for name in ("max_age", "longest_search", "staleness")}
-            legs, before = [leg_from_json(leg) for leg in served.legs], queries.plan(s, gallery, gallery.epoch)
-            s.add(queries.new_plan(gallery, newest + 1, legs, times, at=now(s), before=before))
+            legs, grace = [leg_from_json(leg) for leg in served.legs], queries.plan(s, gallery, gallery.epoch).grace
+            s.add(queries.new_plan(gallery, newest + 1, legs, times, at=now(s), grace_before=grace))
             gallery.epoch, gallery.next_epoch, gallery.rebuilding = newest + 1, None, True
         for upgrade in s.scalars(select(UpgradeRow).where(UpgradeRow.phase != Phase.ENDED)):
             upgrade.listed = upgrade.phase == Phase.CUT_OVER

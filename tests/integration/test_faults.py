@@ -646,8 +646,29 @@ def test_a_write_does_not_wait_without_end_for_its_turn(gallery: Gallery, monkey
     with gallery.client() as client, gallery.registry.engine.begin() as connection:
         connection.execute(text("UPDATE galleries SET rebuilding = 1"))
         connection.commit()
-        with pytest.raises(errors.EngineError, match=r"have waited for over 0\.5 s: .* repeat the write"):
+        with pytest.raises(errors.EngineError, match=r"have waited for over 0\.5 s .* repeat the write"):
             client.upsert([{"id": 3, "item": "newer", "n": 1}])
+
+
+def test_a_write_that_waited_past_its_deadline_is_not_made(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut off from the database meanwhile; another one has begun since, which could not know of it."""
+    monkeypatch.setattr("rmvdb.writing.WRITE_LASTS", 3.0)
+    real, asked = gallery.registry.blocked, list[bool]()
+
+    def blocked(*args: Any) -> bool:
+        if not asked:
+            asked.append(True)
+            time.sleep(3.5)
+            with gallery.client() as other:
+                other.upsert([{"id": 3, "item": "other", "n": 2}])
+            return True
+        return real(*args)
+
+    with gallery.client() as client:
+        monkeypatch.setattr(gallery.registry, "blocked", blocked)
+        with pytest.raises(errors.EngineError, match="took longer than 3 s; repeat the write"):
+            client.upsert([{"id": 3, "item": "newer", "n": 1}])
+        assert client.get([3])[0].fields == {"n": 2}
 
 
 # --- a claim that nobody knows of ------------------------------------------------------------------------------------
@@ -673,7 +694,7 @@ def test_a_claim_whose_answer_was_lost_is_kept_by_no_heartbeat(gallery: Gallery,
 
 
 class SlowToLoad:
-    """Loads v2's embedder for a second, and then gives it or fails."""
+    """Loads v2's embedder for some seconds, and then gives it or fails."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.fails, self.began = fails, threading.Event()
@@ -682,7 +703,7 @@ class SlowToLoad:
         """The embedder."""
         if version == "v2":
             self.began.set()
-            time.sleep(1.0)
+            time.sleep(3.0)
             if self.fails:
                 raise errors.ModelError("no room for it")
         return TextEmbedder(version)
@@ -719,7 +740,7 @@ def test_searches_go_on_while_the_next_model_is_loaded_and_the_epoch_waits_for_i
         assert len(client._plans.current().legs) == 2
         assert [hit.id for hit in client.search("t3", limit=1)] == [3]
     assert len(took) > 20
-    assert max(took) < 0.5
+    assert max(took) < 2.0
 
 
 def test_an_epoch_that_a_client_cannot_serve_does_not_begin_however_long_it_takes_to_see_that(
@@ -730,7 +751,7 @@ def test_an_epoch_that_a_client_cannot_serve_does_not_begin_however_long_it_take
     monkeypatch.setattr(conductor, "say", heard.append)
     stop = threading.Event()
     monkeypatch.setattr(conductor, "stop", stop)
-    threading.Timer(4.0, stop.set).start()
+    threading.Timer(10.0, stop.set).start()
     with application(hasty, SlowToLoad(fails=True)) as client:
         client.search("t3", limit=1)
         with pytest.raises(errors.Stopped):

@@ -875,9 +875,11 @@ def test_every_worker_stops_where_a_schedule_switches(tmp_path: Path) -> None:
     other = threading.Thread(target=work)
     other.start()
     conductor.say = say
-    ended = conductor.advance(row, gallery.worker(width=1))
-    over.set()
-    other.join()
+    try:
+        ended = conductor.advance(row, gallery.worker(width=1))
+    finally:
+        over.set()
+        other.join()
     assert ended.phase == Phase.CUT_OVER
     assert len(switched) == 1
     assert 0.3 <= switched[0] < 0.6

@@ -167,13 +167,13 @@ def test_what_another_program_changes_before_the_comparison_is_moved_again(galle
 
 
 def test_a_worker_that_was_suspended_for_longer_than_its_lease_writes_nothing_more(gallery: Gallery) -> None:
-    worker, asked = gallery.worker(), uptime()
+    worker, asked = gallery.worker(lease=4.0), uptime()
     worker._renew(gallery.upgrade.id)
     batch = worker._claim(gallery.task, copy=True)
     assert batch is not None
     still_mine = worker._in_time(batch, asked)
     still_mine()
-    threading.Event().wait(1.7)
+    time.sleep(4.2)
     worker._renew(gallery.upgrade.id)  # a heartbeat that comes too late
     with pytest.raises(errors.LeaseLost):
         still_mine()

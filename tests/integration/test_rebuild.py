@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import text as statement
 
 from rmvdb import errors
 from rmvdb.archive import Archive
@@ -368,3 +369,13 @@ def test_each_record_is_noted_once_however_often_it_was_read(gallery: Gallery) -
     rows = gallery.registry.batches(gallery.upgrade.id, state=BatchState.RETIRED)
     assert sum(row.count for row in rows) == 40
     assert gallery.registry.written(gallery.upgrade.id) == []
+
+
+def test_a_grace_reaches_as_far_after_a_loss_as_before(gallery: Gallery) -> None:
+    """Clients of a plan with longer times, two plans ago by then, may still be cut off."""
+    with gallery.registry.engine.begin() as connection:
+        connection.execute(statement("UPDATE serving_plans SET grace_before = 60"))
+    gallery.registry.set_upgrade(gallery.upgrade.id, note="the manifest is written")
+    lose(gallery)
+    rebuilding(gallery).run()
+    assert gallery.registry.plan("texts").grace == 60

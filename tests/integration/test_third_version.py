@@ -291,12 +291,21 @@ def test_nothing_takes_the_place_of_an_upgrade_of_which_a_batch_is_in_hand_again
     gallery.expect_moved()
 
 
-@pytest.mark.parametrize("deployed", [True, False])
-def test_lost_under_a_third_version_the_upgrade_before_it_can_go_on_to_its_end(gallery: Gallery, deployed: bool) -> None:
-    first, task = gallery.upgrade, gallery.task
+@pytest.mark.parametrize("case", ["deployed", "rolled back", "with a damaged file", "not deployed"])
+def test_lost_under_a_third_version_the_upgrade_before_it_can_go_on_to_its_end(gallery: Gallery, case: str) -> None:
+    first, task, deployed = gallery.upgrade, gallery.task, case != "not deployed"
     if deployed:
         gallery.supersede()
-        gallery.worker().run(gallery.task, gallery.backfill, until=0.3)
+        gallery.worker().run(gallery.task, gallery.backfill, until=0.6)
+        gone = next(id for id in gallery.records(gallery.task.new[0]) if id < 20)  # that was moved twice
+        with gallery.client() as client:
+            client.delete([gone])
+        del gallery.source.of[gone]
+        if case == "rolled back":
+            assert gallery.conductor().roll_back(gallery.upgrade) is not None
+        if case == "with a damaged file":
+            file = next((gallery.folder / "archive").rglob(f"{gallery.upgrade.id}/{V2}/*.parquet"))
+            file.write_bytes(b"damaged")
     else:
         copying = gallery.conductor()
         question = copying.resolve(Question(gallery="texts", from_version="v1", to_version="v3", method=Method.NAIVE))
@@ -305,8 +314,9 @@ def test_lost_under_a_third_version_the_upgrade_before_it_can_go_on_to_its_end(g
     rebuilding(gallery).run()
     with gallery.client() as client:
         write(gallery, client, 7, 27, 90)
-    conductor = gallery.conductor()
-    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    conductor, now = gallery.conductor(), gallery.registry.active_upgrade(first.gallery_id)
+    assert now is not None
+    back = now if case == "rolled back" else conductor.roll_back(now)
     assert (back is not None) == deployed
     if back is not None:
         conductor.clean_up(conductor.advance(back, gallery.worker()))
