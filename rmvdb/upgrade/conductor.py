@@ -55,6 +55,8 @@ class Conductor(Lead):
         ),
         "list": ("registry.discard_list", "registry.add_batches", "registry.set_upgrade listed"),
         "switch": ("registry.announce", "registry.activate", "registry.set_upgrade plan"),
+        # Where other programs have written past the clients, before the others of `cut over`.
+        "late": ("registry.add_late",),
         # Where the original is kept, before the others of `cut over`: what other programs changed in it.
         "agree": (
             "registry.open_intents",
@@ -180,3 +182,5 @@ class Conductor(Lead):
         self.say(
             f"{'rolled back' if upgrade.undoes else 'cut over'}: {counted(report.records, 'record')} verified, {searched} now"
         )
+        if kept := rolling_back.standing_in(self, upgrade):
+            self.say(f"{counted(kept, 'record')} written since {'keeps' if kept == 1 else 'keep'} ψ's vector")

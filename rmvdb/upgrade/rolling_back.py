@@ -46,6 +46,19 @@ def roll_back(lead: Lead, upgrade: UpgradeRow) -> UpgradeRow | None:
     )
 
 
+def standing_in(lead: Lead, upgrade: UpgradeRow) -> int:
+    """How many records keep ψ's vector after this roll back: those written since the upgrade began, where v1 cannot be loaded."""
+    if upgrade.undoes is None or "stand_in" not in upgrade.plan or upgrade.plan["serving"][0]["write_with"]:
+        return 0
+    there: dict[str, bool] = {}
+    for number in (upgrade.undoes, upgrade.id):
+        after = 0
+        while page := lead.registry.written(number, after=after):
+            there |= {row.record: row.kind == "upsert" for row in page if row.done}
+            after = page[-1].id
+    return sum(there.values())
+
+
 def _back_to_original(lead: Lead, upgrade: UpgradeRow) -> UpgradeRow:
     lead.say(f"rolling back to {upgrade.from_version}, which {upgrade.original} was kept for")
     return _undo(

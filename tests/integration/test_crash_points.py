@@ -6,6 +6,7 @@ not made, fails here. All deaths happen at the same time in threads of their own
 
 from __future__ import annotations
 
+import ast
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import rmvdb
 from rmvdb import schema
 from rmvdb import writing as writing_room
 from rmvdb.backfill import Backfill
@@ -26,7 +28,7 @@ from rmvdb.registry import Registry, plans
 from rmvdb.types import Id, IdType, Index, Metric, Phase, Record, Schema
 from rmvdb.upgrade import Conductor, backfilling, baton
 from tests.support.inprocess import DIMS, TIMES, vector
-from tests.support.mortal import Killed, Process, World, version_of
+from tests.support.mortal import READS, Killed, Process, World, version_of
 
 #: The threads of a process that is killed end by SystemExit.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -385,14 +387,14 @@ STORIES = {
     "upsert under three legs": Story(Client.CALLS["upsert"], third_deployed, upsert, expect_third, filled="v3"),
     "delete under three legs": Story(Client.CALLS["delete"], third_deployed, delete, expect_third_without, filled="v3"),
     "cut over, the original kept": Story(
-        tuple({*Conductor.CALLS["agree"], "registry.add_late", *Backfill.CALLS, *Conductor.CALLS["cut over"]}),
+        tuple({*Conductor.CALLS["agree"], *Conductor.CALLS["late"], *Backfill.CALLS, *Conductor.CALLS["cut over"]}),
         keep_move_and_be_changed,
         cut_over,
         expect_kept_and_clean,
         deaths=(*Conductor.CALLS["agree"], "registry.activate"),
     ),
     "cut over": Story(
-        ("registry.add_late", *Backfill.CALLS, *Conductor.CALLS["cut over"]), move_and_be_late, cut_over, expect_moved
+        (*Conductor.CALLS["late"], *Backfill.CALLS, *Conductor.CALLS["cut over"]), move_and_be_late, cut_over, expect_moved
     ),
     "clean up": Story(Conductor.CALLS["clean up"], upgraded, clean_up, expect_clean),
     "third": Story(
@@ -503,6 +505,34 @@ def test_the_calls_in_the_code_are_the_calls_that_are_made(template: Path, tmp_p
     story.then(made)
 
     assert sorted(set(process.life.seen) - EVERYWHERE) == sorted(story.calls)
+
+
+#: Calls that change something and are in no story, and why.
+NOT_IN_A_STORY = {
+    "registry.hand_back": "a claim that was lost; without it the claim runs out",
+    "registry.extend_intents": "a write that waits for long; without it nobody waits for that write, which ends in an error",
+    "registry.release": "a quarantined record that somebody deleted; done again at the next look",
+    "registry.add_traffic": "what searches found, counted for an order",
+    "registry.add_artifact": "what was trained, before an upgrade that names it is registered; the same again changes nothing",
+    "registry.add_version": "as that",
+    "registry.allow_removal": "--execute, before the upgrade is registered",
+}
+
+
+def test_no_call_that_stands_in_the_code_is_forgotten() -> None:
+    room = Path(rmvdb.__file__).parent
+    made = set()
+    for file in (
+        *(room / f"{name}.py" for name in ("backfill", "client", "writing", "mirror")),
+        *(room / "upgrade").glob("*.py"),
+    ):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute | ast.Name):
+                owner = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id
+                if owner.strip("_") in ("registry", "store", "archive") and node.attr not in READS:
+                    made.add(f"{owner.strip('_')}.{node.attr}")
+    lists = (Backfill.CALLS, *Client.CALLS.values(), *Conductor.CALLS.values(), tuple(EVERYWHERE))
+    assert made - {call.split()[0] for calls in lists for call in calls} == NOT_IN_A_STORY.keys()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case))

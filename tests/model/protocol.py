@@ -199,7 +199,7 @@ class Protocol:
 
     def _claim(self, s: State, w: int, _: Worker) -> Iterator[State]:
         for at, b in enumerate(s.batches):
-            free = b.lease != "live"
+            free = b.lease != "live" or not self.has("a takeover waits for the end of a lease")
             grace = ("copied", at) in s.reader.older and self.has("a grace lies between copied and removed")
             if s.superseded or b.upgrade != s.upgrade:
                 continue
@@ -497,7 +497,7 @@ class Protocol:
         yield from [there] if twice or not self.has("late records are listed") else self._listed(there)
 
     def _quiet(self, s: State, c: int, me: Conductor) -> Iterator[State]:
-        if s.held[s.old]:
+        if s.held[s.old] and self.has("what came late is looked for again"):
             yield s.put("conductors", c, at="found", waits=())
         elif not any(s.writers[at].intent == "open" for at in me.waits) or not self.has("the second look waits for open writes"):
             yield s.put("conductors", c, at="verify", waits=())

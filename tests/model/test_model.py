@@ -88,6 +88,7 @@ STEPS = {
     "a quarantined record leaves its batch": "a quarantined record",
     # its claim
     "a claim has a token": "two workers",
+    "a takeover waits for the end of a lease": "an upsert and two workers",
     "a worker's call asks for its lease": "an upsert",
     "a call leaves the longest call before its lease ends": "an upsert",
     "what a worker leaves half-done keeps its lease": "an upsert",
@@ -123,6 +124,7 @@ STEPS = {
     # a conductor
     "late records are listed": "others insert it",
     "a record is on the work list once": "two conductors",
+    "what came late is looked for again": "to the cut-over",
     "the second look waits for open writes": "to the cut-over",
     "verify knows of half-made writes": "to the cut-over",
     "half-made writes override the archive": "an upsert and a roll back",

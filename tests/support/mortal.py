@@ -33,7 +33,7 @@ READS = {
     "now", "version", "versions", "artifact", "gallery", "galleries", "collection", "collections", "plan", "clients",
     "active_upgrade", "upgrade", "upgrades", "history", "next_priority", "listed_ids", "workers", "batches", "counts",
     "last_done", "last_intent", "readings", "progress", "blocked", "intents", "announced", "written", "open_writes",
-    "quarantined", "slowest_client", "refuse_ended", "refuse_overtaken", "cut_off", "describe", "exists", "search",
+    "quarantined", "slowest_client", "refuse_ended", "refuse_overtaken", "cut_off", "describe", "exists", "search", "traffic",
     "get", "scan", "count", "read", "ids", "path",
 }  # fmt: skip
 

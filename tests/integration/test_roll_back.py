@@ -1,0 +1,46 @@
+"""A roll back where the old model's embedder is gone: what was written since keeps ψ's vector, and is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rmvdb.methods import Method
+from rmvdb.planning import Question
+from rmvdb.types import Phase
+from tests.integration.test_instant_rollback import go_on, put, without_v1
+from tests.support.inprocess import make, vector
+
+
+def test_what_was_written_keeps_the_vector_of_psi_and_all_else_its_own(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=200, deployed=False)
+    assert gallery.conductor().roll_back(gallery.upgrade) is None
+    before = gallery.records("texts_v1")
+    conductor = gallery.conductor()
+    question = conductor.resolve(Question(gallery="texts", from_version="v1", to_version="v2", method=Method.RQT, order="random"))
+    row = go_on(gallery, conductor.begin(question, conductor.plan(question), gallery.worker(), until=0.5, cutover=False))
+    (psi,) = gallery.registry.plan("texts").legs[1].transforms
+    gallery.encoder._load_embedder = without_v1
+    gallery.encoder._kept.pop(("Embedder", "v1"), None)
+    moved = next(iter(gallery.records(row.new_collection)))
+    still = next(iter(gallery.records("texts_v1")))
+    said = list[str]()
+    with gallery.client() as client:
+        put(gallery, client, moved, "written where it had moved to")
+        put(gallery, client, 300, "new")
+        client.delete([still])
+        conductor = gallery.conductor()
+        conductor.say = said.append
+        back = conductor.roll_back(gallery.registry.upgrade(row.id))
+        assert back is not None
+        assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+        assert client.plan.embedders == ("v2",)
+        assert client.search("new", limit=1)[0].id == 300
+    held = gallery.records("texts_v1")
+    assert held.keys() == (before.keys() | {300}) - {still}
+    for id, text in ((moved, "written where it had moved to"), (300, "new")):
+        assert np.allclose(held[id].vector, gallery.encoder.apply([psi], vector("v2", text)[None])[0], atol=1e-6)  # type: ignore[arg-type]
+    assert all(np.array_equal(held[id].vector, before[id].vector) for id in held.keys() - {moved, 300})  # type: ignore[arg-type]
+    assert said[-1] == "2 records written since keep ψ's vector"
+    gallery.registry.close()
