@@ -226,10 +226,11 @@ class Backfill:
             return dict(zip([record.id for record in old], self._encoder.apply(task.stand_in, vectors), strict=True)), {}
         raw = self._cached(task, old)
         fresh = [record for record in old if record.id not in raw]
-        items, reasons = self._items(fresh)
+        sure = functools.cache(functools.partial(self._sure, task, tuple(record for record in old if record.id in raw)))
+        items, reasons = self._items(fresh, sure)
         if items:
             with self._one_at_a_time:  # the embedder is the bottleneck; it is given whole batches, one after the other
-                vectors, bad = embed_checked(embedder, list(items.values()), chain.dim)
+                vectors, bad = embed_checked(embedder, list(items.values()), chain.dim, sure=sure)
             ids = list(items)
             reasons |= {ids[at]: why for at, why in bad.items()}
             raw |= {id: vectors[at] for at, id in enumerate(ids) if at not in bad}
@@ -243,7 +244,12 @@ class Backfill:
             old = self._store.get(task.known_by, [record.id for record in old], fields=(), vector=True)
         return self._cache.get([record.id for record in old], [_vector(record) for record in old])
 
-    def _items(self, records: Sequence[Record]) -> tuple[dict[Id, Any], Reasons]:
+    def _sure(self, task: Task, known: Sequence[Record]) -> list[Any]:
+        """The item of a record that could be embedded before, or none: it tells bad records from a broken source or model."""
+        record = known[:1] or next(self._store.scan(task.new[0], page=1), [])
+        return list(self._source.load(record).values()) if self._source and record else []
+
+    def _items(self, records: Sequence[Record], sure: Callable[[], Sequence[Any]]) -> tuple[dict[Id, Any], Reasons]:
         if not records:
             return {}, {}
         if self._source is None:
@@ -252,7 +258,7 @@ class Backfill:
             )
         items: Mapping[Id, Any] = self._source.load(records)
         missing = [record.id for record in records if record.id not in items]
-        if len(missing) == len(records) > 1:
+        if len(missing) == len(records) > 1 and not sure():
             raise errors.SourceError(
                 f"The source has an item of none of {counted(len(records), 'record')}, such as {missing[0]!r}; "
                 "mend the source (rmvdb gallery show says which), then run the same command again"

@@ -332,7 +332,12 @@ class Client:
         for _ in range(ATTEMPTS):
             started = uptime()  # before the plan's age is looked at
             plan = self._plans.current()
-            answer = ask(plan)
+            try:
+                answer = ask(plan)
+            except errors.CollectionMissing:  # dropped by a clean-up, where it took so long that another plan is in force
+                if self._plans.refresh().epoch == plan.epoch:
+                    raise
+                continue
             if uptime() - started <= plan.longest_search or self._alone_since(plan):
                 return answer
         raise errors.EngineError(

@@ -225,11 +225,14 @@ def checked(embedder: Embedder, *, dim: int) -> CheckedEmbedder:
     return CheckedEmbedder(embedder, dim=dim)
 
 
-def embed_checked(embedder: Embedder, items: Sequence[Item], dim: int) -> tuple[Vectors, dict[int, str]]:
+def embed_checked(
+    embedder: Embedder, items: Sequence[Item], dim: int, *, sure: Callable[[], Sequence[Item]] = tuple
+) -> tuple[Vectors, dict[int, str]]:
     """Vectors (n, dim) and, by index, why an item has none; its row is NaN, so that it cannot pass for a vector.
 
     A batch that fails is halved until the items that cannot be read, or give NaN, stand alone. Raises ModelError where
-    every item of several fails, and wherever the shape is wrong: then the model is broken, not an item.
+    every item of several fails, and one that could be embedded before (`sure` gives it, or none) does, too; and wherever the
+    shape is wrong: then the model is broken, not an item.
     """
     vectors = np.full((len(items), dim), np.nan, np.float32)
     failed: dict[int, str] = {}
@@ -243,9 +246,13 @@ def embed_checked(embedder: Embedder, items: Sequence[Item], dim: int) -> tuple[
             # Rows that came out well are kept: only the others are tried again, the first half first.
             rest = [index for index in part if not np.isfinite(vectors[index]).all()]
             waiting += [half for half in (rest[len(rest) // 2 :], rest[: len(rest) // 2]) if half]
-    if len(items) > 1 and len(failed) == len(items):
+    if len(items) > 1 and len(failed) == len(items) and not any(_works(embedder, item, dim) for item in sure()):
         raise ModelError(f"The embedder fails for each of {len(items)} items: {failed[0]}; mend the embedder or its items")
     return vectors, dict(sorted(failed.items()))
+
+
+def _works(embedder: Embedder, item: Item, dim: int) -> bool:
+    return not _try(embedder, [item], [0], np.empty((1, dim), np.float32))
 
 
 def _try(embedder: Embedder, items: Sequence[Item], part: list[int], vectors: Vectors) -> str:

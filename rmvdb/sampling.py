@@ -212,27 +212,36 @@ class Sampler:
             report(start, len(records))
             chunk = records[start : start + CHUNK]
             known = self._cache(version).get([record.id for record in chunk], vectors_of(chunk))
-            made = self._embedded(version, [record for record in chunk if record.id not in known])
+            sure = [record for record in chunk if record.id in known][:1]
+            made = self._embedded(version, [record for record in chunk if record.id not in known], sure)
             found |= known | made
         report(len(records), len(records))
         return found
 
-    def _embedded(self, version: str, records: Sequence[Record]) -> dict[Id, Vectors]:
-        """Raw new vectors by id, kept so that the backfill need not compute them again."""
+    def _embedded(self, version: str, records: Sequence[Record], sure: Sequence[Record]) -> dict[Id, Vectors]:
+        """Raw new vectors by id, kept so that the backfill need not compute them again.
+
+        `sure`: a record that had one before, or none; it tells bad records from a broken source or model.
+        """
         if not records:
             return {}
         if self._source is None:
             raise errors.SourceError("The gallery has no source to re-embed from; give it one: rmvdb gallery source NAME SPEC")
         started = time.monotonic()
-        items = self._source.load(records)
+        source, items = self._source, self._source.load(records)
         there = [record for record in records if record.id in items]
-        if not there:
+        if not there and not (sure and source.load(sure)):
             raise errors.SourceError(
                 f"The source has an item of none of {counted(len(records), 'record')}, such as {records[0].id!r}; "
                 "mend the source, then plan again"
             )
+        if not there:
+            return {}
         vectors, bad = embed_checked(
-            self._encoder.embedder(version), [items[record.id] for record in there], self._encoder.chain(version).dim
+            self._encoder.embedder(version),
+            [items[record.id] for record in there],
+            self._encoder.chain(version).dim,
+            sure=lambda: list(source.load(sure).values()),
         )
         good = [at for at in range(len(there)) if at not in bad]
         ids = [there[at].id for at in good]

@@ -57,7 +57,8 @@ class Scheduler:
         self._stop = threading.Event()
         #: Set while the window is closed or the scheduler ends: a batch in hand is finished, no other begun.
         self._rest = threading.Event()
-        self._last = ""
+        #: What it last said of each gallery.
+        self._last: dict[str, str] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set; what is in hand then is finished."""
@@ -97,14 +98,23 @@ class Scheduler:
 
     def _step(self) -> None:
         try:
-            for name, upgrade in self._upgrades().items():
-                if not self._rest.is_set():
-                    self._work(name, upgrade)
-        except errors.Stopped:
-            pass
+            failed = [self._fails(name, upgrade) for name, upgrade in self._upgrades().items() if not self._rest.is_set()]
         except errors.RmvdbError as exc:
             self._complain(exc)
+            failed = [True]
+        if any(failed):
             self._stop.wait(LOOK)
+
+    def _fails(self, gallery: str, upgrade: int) -> bool:
+        """Work on a gallery; one that cannot go on keeps nobody from the others."""
+        try:
+            self._work(gallery, upgrade)
+        except errors.Stopped:
+            return False
+        except errors.RmvdbError as exc:
+            self._complain(exc, gallery)
+            return True
+        return False
 
     def _work(self, gallery: str, upgrade_id: int) -> None:
         conductor = self._app.conductor(gallery, say=self._say, stop=self._rest)
@@ -115,10 +125,10 @@ class Scheduler:
             # Somebody else makes the batches and changes the phases; batches can be worked on all the same.
             if upgrade.phase == Phase.SERVING_BOTH and upgrade.listed:
                 conductor.backfill(upgrade, self._worker)
-        self._last = ""
+        self._last.pop(gallery, None)
 
-    def _complain(self, exc: errors.RmvdbError) -> None:
-        if str(exc) != self._last:  # once, not once a second
-            self._last = str(exc)
+    def _complain(self, exc: errors.RmvdbError, about: str = "") -> None:
+        if str(exc) != self._last.get(about):  # once, not once a second
+            self._last[about] = str(exc)
             self._say(str(exc))
             log.error("%s", exc, extra={"action": "step"})

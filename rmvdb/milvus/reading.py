@@ -59,16 +59,21 @@ def scan(
 ) -> Iterator[list[Record]]:
     """Every record in ascending id order, each once, in pages, with `after < id <= upto`; strong; bounded by the page.
 
-    Up to 16,384 ids are read ahead, a range of them at a time that is proven whole; their records come page by page.
+    Up to 16,384 ids are read ahead, a range of them at a time that is proven whole; their records come page by page. A page is
+    short only where no record follows: those deleted meanwhile are made up for.
     """
     schema = schema_of(session, collection)
-    bare = not vector and fields is not None and not fields
+    bare, ready = not vector and fields is not None and not fields, list[Record]()
     for window in _windows(session, schema, session.readable(filter, schema), after, upto):
         for start in range(0, len(window.ids), page):
             ids = window.ids[start : start + page]
             records = [Record(id=id) for id in ids] if bare else get(session, collection, ids, fields=fields, vector=vector)
-            if records:
-                yield records
+            ready += records
+            while len(ready) >= page:
+                yield ready[:page]
+                ready = ready[page:]
+    if ready:
+        yield ready
 
 
 def count(session: Session, collection: str, *, filter: str = "") -> int:

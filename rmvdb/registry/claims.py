@@ -128,7 +128,9 @@ def _let_go(s: Session, mine: ColumnElement[bool]) -> None:
     may still arrive. No heartbeat keeps that lease."""
     s.execute(update(BatchRow).where(mine, _UNWRITTEN).values(state=BatchState.PENDING))
     unwritten = BatchRow.state.in_((BatchState.PENDING, BatchState.CLAIMED, BatchState.COPIED))
-    s.execute(update(BatchRow).where(mine).values(worker=None, lease_until=case((unwritten, None), else_=BatchRow.lease_until)))
+    # Another token: what still runs in a process that was told to end changes nothing more.
+    ended = {"worker": None, "token": BatchRow.token + 1}
+    s.execute(update(BatchRow).where(mine).values(**ended, lease_until=case((unwritten, None), else_=BatchRow.lease_until)))
 
 
 def _set_aside(s: Session, upgrade_id: int, reasons: Mapping[Id, str]) -> None:

@@ -21,6 +21,8 @@ _POSTGRES = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
 }
+#: Milliseconds after which PostgreSQL ends a transaction of a process that is suspended in it, and holds rows that others want.
+_SUSPENDED = 10_000
 #: What SQLite calls a file that is busy, locked, unreadable or not to be opened just now.
 _SQLITE_AWAY = (
     sqlite3.SQLITE_BUSY,
@@ -55,6 +57,7 @@ def make_engine(url: str) -> Engine:
             engine = create_engine(url, pool_pre_ping=True, connect_args=_POSTGRES)
         except ModuleNotFoundError as exc:
             raise errors.RegistryError(f"PostgreSQL needs {exc.name}; install it: pip install 'rmvdb[postgres]'") from exc
+        event.listen(engine, "connect", _prepare_postgres)
     else:
         engine = create_engine(url, connect_args={"timeout": 5})
         if (database := make_url(url).database) and database != ":memory:":
@@ -65,6 +68,13 @@ def make_engine(url: str) -> Engine:
         event.listen(engine, "begin", _begin_immediate)
     event.listen(engine, "handle_error", _translate, retval=True)
     return engine
+
+
+def _prepare_postgres(connection: Any, _: Any) -> None:
+    # Not an option of the connection: poolers between refuse those that they do not know.
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET idle_in_transaction_session_timeout = {_SUSPENDED}")
+    connection.commit()
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:

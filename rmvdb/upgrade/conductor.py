@@ -139,17 +139,18 @@ class Conductor(Lead):
         if upgrade.plan.get("switch") is not None:
             upgrade = self._switch(upgrade, worker, force=force)
         self.backfill(upgrade, worker)
+        upgrade = self.registry.upgrade(upgrade.id)  # what was asked for may have changed in these hours
         wanted = upgrade.plan["cutover"] and upgrade.plan["until"] >= 1.0  # a share of it may be all: batches are whole
         if wanted and not backfilling.unfinished(self, upgrade) and not self.stop.is_set():
             self.cut_over(upgrade, worker, force=force)
 
     def _switch(self, upgrade: UpgradeRow, worker: Worker, *, force: bool) -> UpgradeRow:
         """From the planned share on, let the new model alone embed the queries; until there each model does for its own leg."""
-        at, plan = upgrade.plan["switch"], upgrade.plan
+        at = upgrade.plan["switch"]
         if self.backfill(upgrade, worker).t < at:
             return upgrade  # stopped, or not meant to go so far
         serving.serve(self, upgrade, "later", force=force)
-        note = f"from t = {at:g} on the new model alone embeds the queries"
+        note, plan = f"from t = {at:g} on the new model alone embeds the queries", self.registry.upgrade(upgrade.id).plan
         self.registry.set_upgrade(upgrade.id, plan=plan | {"serving": plan["later"], "switch": None}, note=note)
         self.say(note)
         return self.registry.upgrade(upgrade.id)

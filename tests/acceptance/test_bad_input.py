@@ -190,6 +190,21 @@ def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(proj
     everything_is_found(project, missing=1)
 
 
+def test_several_bad_items_are_set_aside_where_all_others_are_embedded_already(project: Project) -> None:
+    """Only they are asked for then, and all that are asked for fail: that is no broken source, and no broken model."""
+    project.fault(v2={"raise": ["7", "9"]}, missing=[11, 12])
+    project.ask("simulate", "--from", "v1", "--to", "v2", "--methods", "naive", "--orders", "random")
+    refused(project, *NAIVE, code=2, saying="4 records are quarantined")
+    project.fault()
+    project.ask("quarantine", "retry")
+    project.fault(missing=[11, 12])  # now a batch of their own
+    refused(project, *NAIVE, code=2, saying="2 records are quarantined")
+    project.fault()
+    project.ask("quarantine", "retry")
+    project.ask(*NAIVE)
+    everything_is_found(project)
+
+
 @pytest.mark.parametrize(
     ("fault", "saying"),
     [

@@ -22,7 +22,7 @@ from pymilvus import DataType, MilvusClient
 from rmvdb import index as index_rules
 from rmvdb import lite
 from rmvdb.errors import AlreadyExists, CannotAdopt, ConfigError, EngineError, EngineUnavailable, LeaseLost, Mismatch
-from rmvdb.milvus import MilvusStore
+from rmvdb.milvus import MilvusStore, reading
 from rmvdb.types import Field, Id, IdType, Index, Metric, Record, Schema
 from tests.contract.test_store import FLAT, bare, fields_of, filled, in_threads, plain, scanned, schema_of, vectors_of
 from tests.support.milvus_server import MilvusServer
@@ -112,6 +112,25 @@ def test_duplicated_keys_hide_no_record_from_a_long_scan(
     assert milvus_store.count(collection) == len(ids)
     assert scanned(milvus_store, collection) == ids
     assert scanned(milvus_store, collection, after=-7_500, upto=8_000) == list(range(-7_499, 8_001))
+
+
+@lite_only
+def test_a_page_is_short_only_at_the_end_though_records_leave_while_it_is_read(
+    milvus_store: MilvusStore, collection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    milvus_store.create(plain(collection), FLAT)
+    milvus_store.upsert(collection, bare(list(range(1, 31))))
+    real, left = reading.get, [2, 3, 5]
+
+    def get(*args: Any, **options: Any) -> list[Record]:
+        if left:
+            milvus_store.delete(collection, [left.pop(), left.pop(), left.pop()])
+        return real(*args, **options)
+
+    monkeypatch.setattr(reading, "get", get)
+    pages = [[record.id for record in page] for page in milvus_store.scan(collection, fields=None, page=10)]
+    assert [len(page) for page in pages] == [10, 10, 7]
+    assert [id for page in pages for id in page] == [id for id in range(1, 31) if id not in (2, 3, 5)]
 
 
 def test_a_search_that_once_came_short_is_asked_for_more_again(

@@ -275,6 +275,30 @@ def test_a_client_of_a_plan_with_longer_times_is_waited_for_as_long_as_it_may_us
         wire.is_cut = False
 
 
+def test_a_search_that_outlives_cut_over_and_clean_up_is_asked_again(gallery: Gallery) -> None:
+    """Its model was being loaded, say: what it would search is gone by then."""
+
+    def upgraded() -> None:
+        row = gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+        gallery.conductor().clean_up(row)
+
+    with gallery.client() as client:
+        gallery.store.before = once("search", gallery.task.old[0], upgraded)
+        assert [hit.id for hit in client.search("t3", limit=1)] == [3]
+    assert not gallery.store.exists(gallery.task.old[0])
+
+
+def test_what_is_asked_of_an_upgrade_while_it_backfills_holds(gallery: Gallery) -> None:
+    def later() -> None:
+        row = gallery.registry.upgrade(gallery.upgrade.id)
+        gallery.registry.set_upgrade(row.id, plan=row.plan | {"cutover": False})
+
+    gallery.store.before = once("upsert", gallery.task.new[0], later)
+    row = gallery.conductor().advance(gallery.upgrade, gallery.worker())
+    assert row.phase == Phase.SERVING_BOTH
+    gallery.expect_moved()
+
+
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+from types import SimpleNamespace
 
 import pytest
 
-from rmvdb.scheduler import Window
+from rmvdb import errors
+from rmvdb.scheduler import Scheduler, Window
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,22 @@ from rmvdb.scheduler import Window
 def test_a_window_is_open_for_one_hour_from_each_firing(expression: str | None, clock: str, is_open: bool) -> None:
     now = dt.datetime.fromisoformat(f"2026-03-04T{clock}").astimezone()
     assert Window(expression).is_open(now) is is_open
+
+
+def test_a_gallery_that_cannot_go_on_keeps_no_worker_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, worked = list[str](), list[str]()
+    app = SimpleNamespace(worker=lambda: None)
+    scheduler = Scheduler(app, galleries=(), window=Window(None), say=said.append)  # type: ignore[arg-type]
+
+    def work(gallery: str, upgrade: int) -> None:
+        worked.append(gallery)
+        if gallery == "a":
+            raise errors.WrongPhase("1 record is quarantined")
+
+    monkeypatch.setattr(scheduler, "_upgrades", lambda: {"a": 1, "b": 2})
+    monkeypatch.setattr(scheduler, "_work", work)
+    scheduler._stop.set()  # nothing is waited for between two looks
+    scheduler._step()
+    scheduler._step()
+    assert worked == ["a", "b", "a", "b"]
+    assert said == ["1 record is quarantined"]  # once

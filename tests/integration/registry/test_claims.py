@@ -242,3 +242,12 @@ def test_a_batch_ended_twice_because_its_answer_was_lost_lists_its_rest_once(reg
         registry.retire(batch, moved=1, again=[2])
 
     assert [row.count for row in registry.batches(upgrade.id)] == [1, 1]
+
+
+def test_what_a_worker_let_go_of_it_can_carry_on_no_more(registry: Registry, upgrade: UpgradeRow) -> None:
+    """A thread of it may still run when its process was told to end, and told again."""
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    batch = claimed(registry, upgrade)
+    registry.retire_worker("w1")
+    with pytest.raises(LeaseLost):
+        registry.advance(batch, BatchState.WRITING)

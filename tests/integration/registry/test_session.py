@@ -111,6 +111,29 @@ def test_work_goes_on_while_the_database_restarts_under_it(far_registry: Registr
     assert far_registry.counts(upgrade.id)[BatchState.RETIRED][0] >= 197
 
 
+@pytest.mark.postgres
+def test_a_process_that_is_suspended_in_a_transaction_keeps_nobody_waiting_for_long(
+    stoppable_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the gallery's row, which every client reads to renew its plan."""
+    url = stoppable_postgres.database()
+    schema.upgrade(url)
+    monkeypatch.setattr("rmvdb.registry.engine._SUSPENDED", 1000)
+    suspended, other = Registry(url, patience=5), Registry(url, patience=5)
+    add_gallery(other)
+    connection = suspended.engine.connect()
+    connection.execute(text("SELECT id FROM galleries FOR UPDATE"))
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(other.refresh, "photos", client="c1", ready=1, trouble="").result(timeout=10)
+    assert told.plan.legs == (OLD,)
+    with pytest.raises(Exception, match=r"idle-in-transaction|closed"):
+        connection.execute(text("SELECT 1"))
+    connection.close()
+    assert [version.name for version in suspended.versions()] == [version.name for version in other.versions()]
+    suspended.close()
+    other.close()
+
+
 def test_a_locked_file_is_waited_for(sqlite_url: str) -> None:
     schema.upgrade(sqlite_url)
     registry = Registry(sqlite_url, patience=20)
