@@ -6,6 +6,7 @@ Killed at a call of that phase, made in this process so that the moment is no ch
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -57,15 +58,14 @@ class Searches:
     """What an application that searches all the while has seen; those that failed with the time at which they began."""
 
     made: int = 0
-    #: When the first of those that succeeded after `since` ended.
-    since: float = float("inf")
+    #: When the first that began after the outage, and succeeded, ended.
     again: float = 0.0
     failed: list[tuple[float, str]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
-def searching(project: Project) -> Iterator[Searches]:
+def searching(project: Project, outage: Outage) -> Iterator[Searches]:
     """An application that asks for the whole gallery again and again, and goes on where a search fails."""
     seen, stop, models = Searches(), threading.Event(), project.models()
 
@@ -78,7 +78,7 @@ def searching(project: Project) -> Iterator[Searches]:
                 seen.failed.append((began, repr(exc)))
                 continue
             seen.made += 1
-            if not seen.again and began > seen.since:
+            if not seen.again and began > (outage.ended or math.inf):
                 seen.again = time.monotonic()
             if sorted(found) != IDS:
                 seen.wrong.append(f"{len(found)} hits, missed {sorted(set(IDS) - set(found))[:5]}")
@@ -146,10 +146,9 @@ def test_work_goes_on_by_itself_when_what_was_away_is_back(
     outage = Outage(stoppable_postgres.stop, stoppable_postgres.start)
     if away == "server":
         outage = Outage(lambda: own_milvus_server.stop(kill=True), own_milvus_server.start)
-    with searching(project) as seen:
+    with searching(project, outage) as seen:
         with outage.at(phase):
             project.ask(*phase.command)
-        seen.since = outage.ended
         _until(lambda: seen.again > 0)
         before = seen.made
         _until(lambda: seen.made >= before + 10)
