@@ -247,7 +247,7 @@ class Run:
             ]
             began = {"begin": time.monotonic(), "write": self.foreign, "ids": ids, "edition": 0}
             self.truth.read([began], "foreign")
-            self.app.store.upsert(leg.collection, rows)
+            self._answered(lambda: self.app.store.upsert(leg.collection, rows))
             self.truth.read([{"end": time.monotonic(), "write": self.foreign}], "foreign")
 
     def _command(self, *words: str, refusal: str = "") -> bool:
@@ -483,12 +483,20 @@ class Run:
         raise Broken("an application, or the probe, did not come to rest: its last call hangs")
 
     def _compare(self) -> None:
+        before = copy.deepcopy(self.verdict)
+
+        def compare() -> None:
+            self.verdict = copy.deepcopy(before)
+            self._compare_collections(time.monotonic())
+
+        self._answered(compare)
+
+    def _answered(self, call: Callable[[], None]) -> None:
+        """Make a call of the run's own, again where the engine is too slow for it: it may have been restarted a moment ago."""
         for _ in range(20):
-            before = copy.deepcopy(self.verdict)
             try:
-                return self._compare_collections(time.monotonic())
-            except EngineUnavailable:  # it was restarted a moment ago, on a slow machine
-                self.verdict = before
+                return call()
+            except EngineUnavailable:
                 time.sleep(1.0)
         raise Broken("the engine does not answer")
 
