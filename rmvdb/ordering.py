@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rmvdb import hyperbolic, metrics
 from rmvdb.embedders import scored
-from rmvdb.errors import ConfigError, DiskFull, PlanRefused, UnknownName
+from rmvdb.errors import ArtifactError, ConfigError, DiskFull, PlanRefused, UnknownName
 from rmvdb.protocols import Classifier, Order, VectorStore
 from rmvdb.registry import key
 from rmvdb.types import Id, Metric, Record, Vectors
@@ -215,7 +215,7 @@ def ordered(
     """Lists of at most `batch` ids, in ascending confidence, of all records but those that `leave_out` names.
 
     One streaming pass; memory is bounded by RUN ids, the rest is in `folder` until the iterator ends or is closed. `fields`
-    are those that the order reads. Raises DiskFull where the folder has no space.
+    are those that the order reads. Raises DiskFull where the folder has no space, ArtifactError where a file in it was altered.
     """
     with tempfile.TemporaryDirectory(prefix="order-", dir=folder) as place:
         try:
@@ -233,6 +233,14 @@ def ordered(
 
 #: Confidence and id.
 _Row = tuple[float, Id]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """A file of sorted rows, a line of JSON each."""
+
+    path: Path
+    sha256: str
 
 
 def _confident(
@@ -258,7 +266,7 @@ def _confident(
 
 def _sorted(rows: Iterator[_Row], folder: Path) -> Iterator[_Row]:
     """External merge sort: runs sorted in memory, written out, merged; equal confidences by id."""
-    runs: list[Path] = []
+    runs: list[_Run] = []
     while run := sorted(islice(rows, RUN)):
         if len(run) < RUN and not runs:
             return iter(run)  # all of it fits
@@ -271,21 +279,28 @@ def _sorted(rows: Iterator[_Row], folder: Path) -> Iterator[_Row]:
     return heapq.merge(*map(_read, runs))
 
 
-def _joined(runs: list[Path], path: Path) -> Path:
-    _written(heapq.merge(*map(_read, runs)), path)
+def _joined(runs: list[_Run], path: Path) -> _Run:
+    joined = _written(heapq.merge(*map(_read, runs)), path)
     for run in runs:
-        run.unlink()
-    return path
+        run.path.unlink()
+    return joined
 
 
-def _written(rows: Iterator[_Row], path: Path) -> Path:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    return path
+def _written(rows: Iterator[_Row], path: Path) -> _Run:
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for row in rows:
+            line = json.dumps(row).encode() + b"\n"
+            digest.update(line)
+            file.write(line)
+    return _Run(path=path, sha256=digest.hexdigest())
 
 
-def _read(path: Path) -> Iterator[_Row]:
-    with path.open(encoding="utf-8") as file:
+def _read(run: _Run) -> Iterator[_Row]:
+    with run.path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != run.sha256:
+            raise ArtifactError(f"{run.path} is not as it was written; look at its disk, then run the command again")
+        file.seek(0)
         for line in file:
             confidence, id = json.loads(line)
             yield confidence, id

@@ -37,6 +37,7 @@ class Mirrored(Protocol):
 
     cut_over: bool = True
     roll_back: bool = True
+    clean_up: bool = True
 
     def initial(self) -> State:
         """Nothing is registered."""
@@ -55,7 +56,7 @@ class Mirrored(Protocol):
         )
 
     def broken(self, s: State) -> str:
-        """Besides: what has just been put into the copy may not be seen, and nothing is searched that was dropped."""
+        """Besides: what has just been put into the copy may not be seen."""
         if s.unseen and legs(s.plan)[-1] == COPY and not s.held[NEW] and ABSENT not in s.right:
             return "a search that sees what was there a moment ago finds nothing"
         return super().broken(s)

@@ -19,6 +19,7 @@ A step is one call that leaves the process, in the order of the code; between tw
 | work, where it switches | Conductor._switch: Registry.activate |
 | work, found, quiet | Conductor.complete: completing._list_late: Registry.add_late; completing._outwait_writes |
 | verify | Conductor.verify |
+| drop | Conductor.clean_up: store.drop(old) |
 | order, back | Conductor.roll_back: Registry.supersede; Registry.activate, Conductor.list_work |
 
 Time is order only. A call that was permitted arrives before its lease or its deadline runs out, since none is permitted that
@@ -69,6 +70,8 @@ class Protocol:
     deploy: bool = False
     cut_over: bool = False
     roll_back: bool = False
+    #: Then drop the old collection.
+    clean_up: bool = False
     #: On the way the same collections are searched in another way, by a schedule over t.
     schedule: bool = False
     sick: bool = False
@@ -118,6 +121,8 @@ class Protocol:
                 return f"a search by {plan} finds nothing"
         if missed >= 0 and not s.held[1 - missed]:
             return f"a search that looked at {missed} and then at {1 - missed} finds nothing"
+        if self.clean_up and s.conductors[0].at == "done" and not set(legs(s.reader.plan)) <= set(legs(s.plan)):
+            return f"a search by {s.reader.plan} asks for a collection that was dropped"
         return ""
 
     def ended(self, s: State) -> bool:
@@ -514,7 +519,12 @@ class Protocol:
 
     def _serve(self, s: State, c: int, _: Conductor) -> Iterator[State]:
         if self._may_change(s):
-            yield s.put("conductors", c, at="done")._replace(plan=(s.new,))
+            then = s.put("conductors", c, at="drop" if self.clean_up else "done")._replace(plan=(s.new,))
+            yield self._grace(then, ("served", c)) if self.clean_up else then
+
+    def _drop(self, s: State, c: int, _: Conductor) -> Iterator[State]:
+        if ("served", c) not in s.reader.older or not self.has("a grace lies between the cut-over and the clean-up"):
+            yield s.put("conductors", c, at="done")
 
     def _done(self, s: State, c: int, _: Conductor) -> Iterator[State]:
         yield from ()

@@ -43,6 +43,7 @@ SCENARIOS = {
     "to the cut-over": Protocol(writes=(2,), deploy=True, cut_over=True),
     "a deletion to the cut-over": Protocol(writes=(0,), deploy=True, cut_over=True),
     "an insertion to the cut-over": Protocol(writes=(2,), first=ABSENT, deploy=True, cut_over=True),
+    "an upsert to the clean-up": Protocol(writes=(2,), deploy=True, cut_over=True, clean_up=True),
     "an upsert and a schedule": Protocol(writes=(2,), deploy=True, cut_over=True, schedule=True),
     "a deletion and a schedule": Protocol(writes=(0,), deploy=True, cut_over=True, schedule=True),
     "an upsert, a schedule and a roll back": Protocol(writes=(2,), roll_back=True, cut_over=True, schedule=True, faults=1),
@@ -107,6 +108,7 @@ STEPS = {
     "a write waits for clients of the plan before": "an insertion to the cut-over",
     "an epoch waits for open writes": "to the cut-over",
     "an epoch waits for claims": "a roll back",
+    "a grace lies between the cut-over and the clean-up": "an upsert to the clean-up",
     "an epoch waits for a claim that compares": "a roll back",
     # the original kept
     "a write reaches mirrors": "an upsert, the original kept",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rmvdb import ordering
-from rmvdb.errors import ConfigError, DiskFull, PlanRefused, UnknownName
+from rmvdb.errors import ArtifactError, ConfigError, DiskFull, PlanRefused, UnknownName
 from rmvdb.ordering import ORDERS, ByTraffic, Centroid, ClassificationScore, Cluster, Random, Uncertainty, make_order, ordered
 from rmvdb.types import Metric, Record
 
@@ -195,6 +195,23 @@ def test_an_iterator_that_is_closed_early_leaves_nothing_behind(tmp_path, monkey
     next(batches)
     assert len(list(tmp_path.iterdir())) == 1
     batches.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("alter", [lambda text: text.replace("0.", "0.9", 1), lambda text: text[: text.index("\n") + 1]])
+def test_a_sort_file_that_was_altered_is_not_used(tmp_path, monkeypatch, alter):
+    monkeypatch.setattr(ordering, "RUN", 10)
+    confident = ordering._confident
+
+    def meanwhile(*args):
+        for row in confident(*args):
+            yield row
+            for path in tmp_path.glob("*/0.jsonl"):
+                path.write_text(alter(path.read_text()))
+
+    monkeypatch.setattr(ordering, "_confident", meanwhile)
+    with pytest.raises(ArtifactError, match=r"0\.jsonl is not as it was written.*run the command again"):
+        list(ordered(Shelf(records(50)), "old", Random(), batch=5, folder=tmp_path, leave_out=nobody))
     assert list(tmp_path.iterdir()) == []
 
 
