@@ -74,7 +74,12 @@ class App:
         """Embedders, heads and transforms by name, each loaded once."""
         from rmvdb.encoding import Encoder
 
-        return Encoder(load_embedder=self.embedder, load_chain=self._chain, load_artifact=self.artifacts.get)
+        return Encoder(
+            load_embedder=self.embedder,
+            load_chain=self._chain,
+            load_artifact=self.artifacts.get,
+            import_embedder=self._import_embedder,
+        )
 
     @functools.cached_property
     def artifacts(self) -> Any:
@@ -101,6 +106,11 @@ class App:
                 f"{row.fingerprint[:12]}…); put them back, or register the new ones as a version of their own"
             )
         return embedder
+
+    def _import_embedder(self, version: str) -> Any:
+        from rmvdb import embedders
+
+        return embedders.load_object(self.registry.version(version).embedder, error=errors.ModelError)
 
     def _chain(self, version: str) -> Any:
         from rmvdb.encoding import Chain

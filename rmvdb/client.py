@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -34,6 +34,8 @@ R = TypeVar("R")
 
 #: How often a search that took longer than allowed is repeated before it fails.
 ATTEMPTS = 5
+#: Seconds after which loading a plan's models is tried again, at most.
+LONGEST_PAUSE = 60.0
 #: Records written under one announcement.
 WRITE_BATCH = 500
 
@@ -57,9 +59,12 @@ class Plans:
     ) -> None:
         self._gallery, self._registry, self._prepare, self._name = gallery, registry, prepare, name
         self._latency, self._traffic = latency, traffic
+        self._process = os.getpid()
         self._ready, self._trouble = 0, ""
         self._lock = threading.Lock()
         self._loading: threading.Thread | None = None
+        #: A plan that could not be loaded is tried again then, and how long after the last time that is.
+        self._again_at, self._pause = 0.0, 0.0
         self._stop, self._wake = threading.Event(), threading.Event()
         #: When the registry last could not be asked, and why.
         self._failure: tuple[float, errors.RegistryError] | None = None
@@ -69,7 +74,16 @@ class Plans:
         self._thread.start()
 
     def current(self) -> ServingPlan:
-        """The plan in force, at most `max_age` seconds old; StalePlan when the registry cannot be asked."""
+        """The plan in force, at most `max_age` seconds old; StalePlan when the registry cannot be asked.
+
+        UsageError once it is closed, and in a process that was forked off since: two must not be one to the registry.
+        """
+        if self._stop.is_set():
+            raise errors.UsageError(f"This client of {self._gallery!r} is closed; connect again")
+        if self.forked:
+            raise errors.UsageError(
+                f"This client of {self._gallery!r} is another process's, which forked; connect in each process"
+            )
         if fresh := self._fresh():
             return fresh
         since = uptime()
@@ -78,12 +92,17 @@ class Plans:
                 if self._failure and self._failure[0] >= since:
                     raise self._failure[1]
                 return self._fresh() or self._renewed()
-        except errors.RegistryError as exc:
+        except (errors.RegistryError, errors.UnknownName) as exc:  # or it lost the gallery
             plan, asked = self._held
             raise errors.StalePlan(
                 f"The serving plan of {self._gallery!r} is {uptime() - asked:.0f} s old, {plan.max_age:g} s are allowed; "
                 f"searching on could miss records: {exc}"
             ) from exc
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked off the one that connected."""
+        return os.getpid() != self._process
 
     def refresh(self) -> ServingPlan:
         """Ask the registry now."""
@@ -108,11 +127,13 @@ class Plans:
 
     def close(self) -> None:
         """Stop asking, and tell the registry that nobody need wait for this client, and what was found last."""
+        if self._stop.is_set():
+            return
         self._stop.set()
         self._wake.set()
-        self._thread.join(timeout=5)
-        if self._loading is not None:
-            self._loading.join()
+        for thread in (self._thread, self._loading):
+            if thread is not None:
+                thread.join(timeout=5)  # no longer: it may be loading a model, or wait for an import that waits for this
         try:
             self._registry.leave(self._name)
         except errors.RmvdbError:  # nor would it hear anything else
@@ -141,7 +162,7 @@ class Plans:
 
     def _load(self, served: ServingPlan, plan: ServingPlan) -> None:
         """Begin to load what that plan needs, where that is not under way: it may take minutes, and nothing waits for it here."""
-        if self._loading is None or not self._loading.is_alive():
+        if (self._loading is None or not self._loading.is_alive()) and uptime() >= self._again_at:
             self._trouble = self._trouble or "it is loading what that needs"
             # No daemon: a process that ends in the middle of a library's loading dies of it.
             self._loading = threading.Thread(target=self._make_ready, args=(served, plan), name="rmvdb-loading")
@@ -152,13 +173,15 @@ class Plans:
             self._prepare(served)  # first: models are loaded one after the other, and searches wait for this one
         try:
             self._prepare(plan)
-        except Exception as exc:  # noqa: BLE001 (user code may raise anything; it is reported, and this client serves on)
-            self._trouble = f"{type(exc).__name__}: {exc}"[:2000]
+        except BaseException as exc:  # noqa: BLE001 (user code may raise anything; it is reported, and this client serves on)
+            self._trouble = f"{type(exc).__name__}: {exc}"
+            self._pause = min(2 * self._pause or 1.0, LONGEST_PAUSE)
+            self._again_at = uptime() + self._pause
             log.warning(
                 "Epoch %s of %s cannot be served here: %s", plan.epoch, self._gallery, self._trouble, extra={"action": "prepare"}
             )
             return
-        self._ready, self._trouble = plan.epoch, ""
+        self._ready, self._trouble, self._pause = plan.epoch, "", 0.0
         self._wake.set()  # writes wait to hear it
 
     def _keep_asking(self) -> None:
@@ -169,7 +192,7 @@ class Plans:
                 return
             try:
                 self.refresh()
-            except errors.RmvdbError as exc:
+            except Exception as exc:  # noqa: BLE001 (without a heartbeat an upgrade would wait for this client, or not wait)
                 log.warning("The serving plan of %s could not be refreshed: %s", self._gallery, exc, extra={"action": "refresh"})
             self._tell_found(self._traffic.due())  # here, where no search waits for it
 
@@ -236,6 +259,8 @@ class Client:
 
     def close(self) -> None:
         """Leave: the next change of epoch need not wait for this client."""
+        if self._plans.forked:
+            return  # connections and threads are the other process's
         self._plans.close()
         self._pool.shutdown()
         self._closing()
@@ -313,7 +338,10 @@ class Client:
             return lambda plan: self._encoder.queries(plan, items, embedded), isinstance(item, list)
         if model is None:
             raise errors.UsageError('A raw vector names the model that made it: search(vector=…, model="v2")')
-        vectors = np.asarray(vector, dtype=np.float32)
+        try:
+            vectors = np.asarray(vector, dtype=np.float32)
+        except (TypeError, ValueError) as exc:
+            raise errors.Mismatch(f"vector= takes numbers, (dim,) or (n, dim): {exc}") from exc
         rows = np.atleast_2d(vectors)
         return lambda plan: self._encoder.vectors(plan, rows, model), vectors.ndim == 2
 
@@ -375,7 +403,11 @@ class Client:
             )
             return measured(found, asked) if hyperbolic else found
 
-        others = [self._pool.submit(leg, each) for each in plan.legs[1:]]
+        try:
+            others = [self._pool.submit(leg, each) for each in plan.legs[1:]]
+        except RuntimeError:
+            self._plans.current()  # says so where this client was closed meanwhile
+            raise
         found = [leg(plan.legs[0]), *(other.result() for other in others)]
         self._traffic.count(hits for lists in found for hits in lists)
         scales = [calibration.apply if (calibration := self._encoder.calibration(each)) else None for each in plan.legs]
@@ -388,9 +420,9 @@ class Client:
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
-    def get(self, ids: Id | Sequence[Id], *, output_fields: Sequence[str] = ("*",)) -> list[Record]:
+    def get(self, ids: Id | Iterable[Id], *, output_fields: Sequence[str] = ("*",)) -> list[Record]:
         """The records of these ids that exist, each once, in the order asked, as every write before left them."""
-        asked = [ids] if isinstance(ids, int | str) else list(ids)
+        asked = _several(ids)
         fields = None if "*" in output_fields else tuple(output_fields)
 
         def ask(plan: ServingPlan) -> dict[Id, Record]:
@@ -405,6 +437,8 @@ class Client:
         self, filter: str = "", *, limit: int = 100, offset: int = 0, output_fields: Sequence[str] = ("*",)
     ) -> list[Record]:
         """Records that match a filter, in ascending id order."""
+        if limit < 0 or offset < 0:
+            raise errors.UsageError(f"limit and offset must be at least 0, not {limit} and {offset}")
         fields = None if "*" in output_fields else tuple(output_fields)
         found: list[Record] = []
         for page in self._pages(filter, fields, page=min(limit + offset, 1000) or 1):
@@ -443,11 +477,12 @@ class Client:
 
     # --- write --------------------------------------------------------------------------------------------------------
 
-    def upsert(self, records: Sequence[Mapping[str, Any]]) -> int:
+    def upsert(self, records: Iterable[Mapping[str, Any]]) -> int:
         """Write records `{"id": …, "item": …, field: value, …}`, replacing those of the same id; how many were written.
 
         The item is embedded here. After it returned every search of this client shows the records and nothing they replaced.
         """
+        records = list(records)
         for record in records:
             if "id" not in record or "item" not in record:
                 raise errors.UsageError(
@@ -472,7 +507,7 @@ class Client:
             ]
 
         sketches: dict[Id, bytes] = {}
-        with self._writing("upsert", ids, sketches) as (plan, in_time):
+        with self._writing("upsert", ids, sketches=sketches) as (plan, in_time):
             for mirror in plan.mirrors:  # first: what a killed client wrote shows nowhere yet
                 self._store.upsert(mirror.collection, rows(mirror), permit=in_time)
             newest, *older = plan.legs
@@ -485,28 +520,47 @@ class Client:
                 if stale:
                     self._store.upsert(leg.collection, [row for row in rows(leg) if row.id in stale], permit=in_time)
 
-    def delete(self, ids: Id | Sequence[Id] | None = None, *, filter: str = "") -> int:
+    def delete(self, ids: Id | Iterable[Id] | None = None, *, filter: str = "") -> int:
         """Remove records by id, or all that match a filter; how many ids were asked for or matched."""
-        if (ids is None) == (not filter):
+        if (ids is None) == (not filter.strip()):
             raise errors.UsageError("delete takes ids, or filter=…; give one of them")
         if ids is None:
-            return sum(self._delete([record.id for record in page]) for page in self._pages(filter, (), page=WRITE_BATCH))
-        asked = [ids] if isinstance(ids, int | str) else list(ids)
+            pages = self._pages(filter, (), page=WRITE_BATCH)
+            return sum(self._delete([record.id for record in page], filter) for page in pages)
+        asked = _several(ids)
         return sum(self._delete(asked[start : start + WRITE_BATCH]) for start in range(0, len(asked), WRITE_BATCH))
 
-    def _delete(self, ids: Sequence[Id]) -> int:
-        if ids:
-            with self._writing("delete", ids) as (plan, in_time):
-                for leg in plan.written:
-                    self._store.delete(leg.collection, ids, permit=in_time)
-        return len(ids)
+    def _delete(self, ids: Sequence[Id], filter: str = "") -> int:
+        if not ids:
+            return 0
+        matching = list(ids)
+
+        def only(plan: ServingPlan) -> list[Id]:  # others may have written them since they were listed, and are done now
+            found = (self._store.get(leg.collection, ids, filter=filter, fields=()) for leg in reversed(plan.legs))
+            matching[:] = {record.id: None for some in found for record in some}
+            return matching
+
+        with self._writing("delete", ids, only=only if filter else None) as (plan, in_time):
+            for leg in plan.written:
+                self._store.delete(leg.collection, matching, permit=in_time)
+        return len(matching)
 
     @contextmanager
     def _writing(
-        self, kind: str, ids: Sequence[Id], sketches: Mapping[Id, bytes] = MappingProxyType({})
+        self,
+        kind: str,
+        ids: Sequence[Id],
+        *,
+        only: Callable[[ServingPlan], Sequence[Id]] | None = None,
+        sketches: Mapping[Id, bytes] = MappingProxyType({}),
     ) -> Iterator[tuple[ServingPlan, Permit]]:
-        with self._writes.announced(kind, ids, sketches=sketches) as (plan, in_time):
+        self._plans.current()
+        with self._writes.announced(kind, ids, only=only, sketches=sketches) as (plan, in_time):
             if plan.epoch > self._plans.current().epoch:
                 self._plans.refresh()  # or this client would search by the plan before, which may not know where this is written
             yield plan, in_time
             self._wrote = uptime()
+
+
+def _several(ids: Id | Iterable[Id]) -> list[Id]:
+    return [ids] if isinstance(ids, int | str | np.integer) else list(ids)

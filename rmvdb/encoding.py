@@ -37,8 +37,8 @@ class Chain:
 class Encoder:
     """Makes vectors for the legs of a plan. Loads what it needs once and keeps it; safe to share between threads.
 
-    `load_embedder` gives the embedder of a version name, `load_chain` how a version's vectors are made, `load_artifact` the
-    checked bytes of an artifact.
+    `load_embedder` gives the embedder of a version name, whose module `import_embedder` imports first, `load_chain` how a
+    version's vectors are made, `load_artifact` the checked bytes of an artifact.
     """
 
     def __init__(
@@ -47,8 +47,9 @@ class Encoder:
         load_embedder: Callable[[str], Embedder],
         load_chain: Callable[[str], Chain],
         load_artifact: Callable[[str], bytes],
+        import_embedder: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._load_embedder = load_embedder
+        self._load_embedder, self._import_embedder = load_embedder, import_embedder
         self._load_chain = load_chain
         self._load_artifact = load_artifact
         self._kept: dict[tuple[str, str], object] = {}
@@ -84,6 +85,8 @@ class Encoder:
             raise errors.Mismatch(
                 f"A vector of model {model!r} has dimension {dim}, not shape {vectors.shape}; name the model that made it"
             )
+        if not np.isfinite(vectors).all():
+            raise errors.Mismatch("A vector to search with has values that are not finite; mend what made it")
         return self._chains(plan, starts)
 
     def stored(self, leg: Leg, items: Sequence[Item], embedded: MutableMapping[str, Vectors]) -> Vectors:
@@ -156,6 +159,9 @@ class Encoder:
 
     def embedder(self, version: str) -> Embedder:
         """The embedder of a version, loaded once; ModelError where it cannot be loaded."""
+
+        if ("Embedder", version) not in self._kept:
+            self._import_embedder(version)  # under no lock: whoever is importing it just now may be waiting for this embedder
 
         def load() -> Embedder:
             with _one_model_at_a_time:

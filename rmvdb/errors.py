@@ -86,6 +86,10 @@ class Mismatch(UsageError):
     """A dimension, a metric or a model does not fit."""
 
 
+class Unwritable(Mismatch):
+    """A record that its collection cannot hold; nothing of that call was sent."""
+
+
 class FilterError(UsageError):
     """A filter expression that cannot be understood."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import copy
 import functools
+import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -86,12 +87,13 @@ class FaissStore:
         collection: str,
         ids: Sequence[Id],
         *,
+        filter: str = "",
         fields: Sequence[str] | None = None,
         vector: bool = False,
         strong: bool = True,
     ) -> list[Record]:
-        """The records of these ids that exist, each once, in the order asked; `fields=None` gives all of them."""
-        return self._collection(collection).get(ids, fields, vector=vector)
+        """The records of these ids that exist and match, each once, in the order asked; `fields=None` gives all of them."""
+        return self._collection(collection).get(ids, filters.parse(filter), fields, vector=vector)
 
     def scan(
         self,
@@ -105,11 +107,15 @@ class FaissStore:
         page: int = 1000,
     ) -> Iterator[list[Record]]:
         """Every record in ascending id order, in pages, with `after < id <= upto`; records removed meanwhile are left out."""
-        held = self._collection(collection)
-        ids = held.ids(filters.parse(filter), after, upto)
-        for start in range(0, len(ids), page):
-            if records := held.get(ids[start : start + page], fields, vector=vector):
-                yield records
+        held, test = self._collection(collection), filters.parse(filter)
+        ids = held.ids(test, after, upto)
+        found = (
+            record
+            for start in range(0, len(ids), page)
+            for record in held.get(ids[start : start + page], test, fields, vector=vector)
+        )
+        while records := list(itertools.islice(found, page)):
+            yield records
 
     def upsert(self, collection: str, records: Sequence[Record], *, permit: Permit = always) -> None:
         """Write records (vectors required), replacing those of the same id; all or none."""
@@ -117,8 +123,7 @@ class FaissStore:
 
     def delete(self, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
         """Remove the records of these ids; ids that are not there are no error."""
-        permit()
-        self._collection(collection).delete(ids)
+        self._collection(collection).delete(ids, permit)
 
     def count(self, collection: str, *, filter: str = "") -> int:
         """How many records match."""
@@ -155,20 +160,23 @@ class _Collection:
                 if self._keys is not self._vectors:
                     self._keys[row] = _unit(vector[None])[0]
 
-    def delete(self, ids: Sequence[Id]) -> None:
+    def delete(self, ids: Sequence[Id], permit: Permit) -> None:
+        checked = [self._id(id) for id in ids]
+        permit()
         with self._lock:
-            for id in map(self._id, ids):
+            for id in checked:
                 row = self._rows.pop(id, None)
                 if row is not None:
                     self._close_gap(row)
 
-    def get(self, ids: Sequence[Id], fields: Sequence[str] | None, *, vector: bool) -> list[Record]:
+    def get(self, ids: Sequence[Id], test: filters.Predicate, fields: Sequence[str] | None, *, vector: bool) -> list[Record]:
         self._check_fields(fields)
         with self._lock:
             known = [(id, self._rows[id]) for id in dict.fromkeys(map(self._id, ids)) if id in self._rows]
             return [
                 Record(id=id, vector=self._vectors[row].copy() if vector else None, fields=self._shown(row, fields))
                 for id, row in known
+                if test(self._tested(row))
             ]
 
     def ids(self, test: filters.Predicate, after: Id | None, upto: Id | None) -> list[Id]:

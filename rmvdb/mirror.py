@@ -17,7 +17,7 @@ import numpy as np
 from rmvdb.archive import same_fields
 from rmvdb.backfill import same
 from rmvdb.protocols import VectorStore
-from rmvdb.types import Id, Leg, Record, Vectors
+from rmvdb.types import Id, Leg, Record, ServingPlan, Vectors
 from rmvdb.writing import Writes
 
 #: Passes after which what other programs go on changing in the original is left to `agree`.
@@ -242,7 +242,7 @@ class Mirror:
     def _take_out(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
         gone: list[Id] = []
 
-        def still_gone() -> list[Id]:
+        def still_gone(_: ServingPlan) -> list[Id]:
             gone.extend(self._absent(ids, self._original))
             return gone
 

@@ -79,11 +79,12 @@ class VectorStore(Protocol):
         collection: str,
         ids: Sequence[Id],
         *,
+        filter: str = "",
         fields: Sequence[str] | None = None,
         vector: bool = False,
         strong: bool = True,
     ) -> list[Record]:
-        """The records of these ids that exist, each once, in the order asked; `fields=None` gives all of them."""
+        """The records of these ids that exist and match, each once, in the order asked; `fields=None` gives all of them."""
         ...
 
     def scan(

@@ -16,13 +16,25 @@ from sqlalchemy import (
     MetaData,
     String,
     Text,
+    TypeDecorator,
     UniqueConstraint,
     text,
 )
+from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 #: SQLite numbers a row by itself only where the key is a plain INTEGER.
 Serial = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class Words(TypeDecorator[str]):
+    """What user code, an engine or a command said: what no database keeps in it (NUL, half a surrogate pair) is replaced."""
+
+    impl, cache_ok = Text, True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """As it is stored, 2,000 characters at most."""
+        return value and value[:2000].replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 class Table(DeclarativeBase):
@@ -181,7 +193,7 @@ class UpgradeRow(Table):
     nice: Mapped[float | None]
     p99_ms: Mapped[float | None]
     #: Why work on it stands still, in words; empty while it goes on.
-    reason: Mapped[str] = mapped_column(Text, default="")
+    reason: Mapped[str] = mapped_column(Words, default="")
     #: How far the copy of the original is, a `mirror.Position`, and the epoch in which that counts: what is written in another
     #: one does not reach the copy.
     copying: Mapped[dict[str, Any] | None]
@@ -241,7 +253,7 @@ class PhaseRow(Table):
     upgrade_id: Mapped[int] = mapped_column(ForeignKey("upgrades.id"), index=True)
     at: Mapped[float]
     phase: Mapped[str] = mapped_column(String(16))
-    note: Mapped[str] = mapped_column(Text)
+    note: Mapped[str] = mapped_column(Words)
 
 
 class BatchRow(Table):
@@ -307,7 +319,7 @@ class QuarantineRow(Table):
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     upgrade_id: Mapped[int] = mapped_column(ForeignKey("upgrades.id"))
     record: Mapped[str] = mapped_column(Text)
-    reason: Mapped[str] = mapped_column(Text)
+    reason: Mapped[str] = mapped_column(Words)
     at: Mapped[float]
 
 
@@ -321,7 +333,7 @@ class ClientRow(Table):
     epoch: Mapped[int]
     #: The newest epoch that it can serve, and why it can't serve the next one.
     ready: Mapped[int]
-    trouble: Mapped[str] = mapped_column(Text, default="")
+    trouble: Mapped[str] = mapped_column(Words, default="")
     #: How many of its latest searches count, and the milliseconds within which 99 % of them ended.
     searches: Mapped[int]
     p99_ms: Mapped[float]
@@ -348,7 +360,7 @@ class WorkerRow(Table):
     id: Mapped[str] = mapped_column(primary_key=True)
     upgrade_id: Mapped[int | None]
     #: What holds it back, in words; empty where nothing does.
-    note: Mapped[str] = mapped_column(Text, default="")
+    note: Mapped[str] = mapped_column(Words, default="")
     seen_at: Mapped[float]
 
 

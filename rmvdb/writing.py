@@ -37,7 +37,7 @@ class Writes:
         kind: str,
         ids: Sequence[Id],
         *,
-        only: Callable[[], Collection[Id]] | None = None,
+        only: Callable[[ServingPlan], Collection[Id]] | None = None,
         sketches: Mapping[Id, bytes] = MappingProxyType({}),
     ) -> Iterator[tuple[ServingPlan, Permit]]:
         """The plan to write by, and the permit of each call, once nobody else is at these records; marked done at the end.
@@ -48,7 +48,7 @@ class Writes:
         """
         with self._alone_at(kind, ids) as (opened, permit):
             if only is not None:
-                opened = self._withdraw_all_but(opened, ids, only())
+                opened = self._withdraw_all_but(opened, ids, only(opened.plan))
             yield opened.plan, permit
             of = dict(zip(ids, opened.intents, strict=True)) if sketches else {}
             if not self._registry.close_intents(opened, {of[id]: made for id, made in sketches.items()}):
@@ -70,18 +70,19 @@ class Writes:
             self._registry.withdraw_intents(opened)
             raise
 
-        asked = False
+        calls = 0
 
         def in_time() -> None:
-            nonlocal asked
-            asked = True
+            nonlocal calls
+            calls += 1
             if uptime() - announced > WRITE_LASTS - self._longest_call:
                 raise self._too_late(ids)
 
         try:
             yield opened, in_time
-        except BaseException:
-            if not asked:  # nothing has left: nobody needs to wait for it
+        except BaseException as exc:
+            # Nothing has left, or the first call was refused before it did: nobody needs to wait for it.
+            if not calls or (calls == 1 and isinstance(exc, errors.Unwritable)):
                 self._registry.withdraw_intents(opened)
             raise
 

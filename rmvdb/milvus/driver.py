@@ -30,3 +30,10 @@ def foreign_errors() -> tuple[type[BaseException], ...]:
     import grpc  # type: ignore[import-untyped]
 
     return (pymilvus().MilvusException, grpc.RpcError)
+
+
+@functools.cache
+def unwritable() -> tuple[type[BaseException], ...]:
+    """What pymilvus raises for rows that do not fit their collection, before it sends any."""
+    exceptions = pymilvus().exceptions
+    return (exceptions.DataNotMatchException, exceptions.ParamError)

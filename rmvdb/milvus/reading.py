@@ -25,12 +25,14 @@ def get(
     collection: str,
     ids: Sequence[Id],
     *,
+    filter: str = "",
     fields: Sequence[str] | None = None,
     vector: bool = False,
     strong: bool = True,
 ) -> list[Record]:
-    """The records of these ids that exist, each once, in the order asked; `fields=None` gives all of them."""
+    """The records of these ids that exist and match, each once, in the order asked; `fields=None` gives all of them."""
     schema = schema_of(session, collection)
+    filter = session.readable(filter, schema)
     wanted = list(dict.fromkeys(checked_id(id, schema) for id in ids))
     output = [*output_of(schema, fields), *([schema.vector_field] if vector else [])]
     kind = (collection, *output)
@@ -38,7 +40,8 @@ def get(
     start = 0
     while start < len(wanted):
         part = wanted[start : start + _rows_at_once(session, schema, kind)]
-        rows = _query(session, schema, ids_in(schema.id_field, part), output=output, strong=strong)
+        wanted_here = both(filter, ids_in(schema.id_field, part))
+        rows = _query(session, schema, wanted_here, output=output, strong=strong, filter=filter)
         found |= {row[schema.id_field]: record_of(schema, fields, row) for row in rows}
         if rows:
             session.weights[kind] = max(1, sum(weight_of(schema, row) for row in rows) // len(rows))
@@ -60,15 +63,15 @@ def scan(
     """Every record in ascending id order, each once, in pages, with `after < id <= upto`; strong; bounded by the page.
 
     Up to 16,384 ids are read ahead, a range of them at a time that is proven whole; their records come page by page. A page is
-    short only where no record follows: those deleted meanwhile are made up for.
+    short only where no record follows: those that were deleted meanwhile, or match no longer, are made up for.
     """
     schema = schema_of(session, collection)
     bare, ready = not vector and fields is not None and not fields, list[Record]()
+    records = functools.partial(get, session, collection, filter=filter, fields=fields, vector=vector)
     for window in _windows(session, schema, session.readable(filter, schema), after, upto):
         for start in range(0, len(window.ids), page):
             ids = window.ids[start : start + page]
-            records = [Record(id=id) for id in ids] if bare else get(session, collection, ids, fields=fields, vector=vector)
-            ready += records
+            ready += [Record(id=id) for id in ids] if bare else records(ids)
             while len(ready) >= page:
                 yield ready[:page]
                 ready = ready[page:]

@@ -10,7 +10,7 @@ import numpy as np
 from rmvdb.errors import Mismatch
 from rmvdb.milvus.describing import schema_of
 from rmvdb.milvus.driver import ONCE
-from rmvdb.milvus.rows import WINDOW, hits_of, output_of
+from rmvdb.milvus.rows import MESSAGE, WINDOW, hits_of, output_of
 from rmvdb.milvus.session import Session, level
 from rmvdb.types import Hit, Schema, Vectors
 
@@ -58,7 +58,8 @@ def search(
             )
         return [hits_of(schema, fields, hits) for hits in found]
 
-    size = max(1, _HITS // limit)
+    most = min(WINDOW, MESSAGE // (4 * schema.dim))
+    size = max(1, min(_HITS // limit, most))
     parts = [queries[start : start + size] for start in range(0, len(queries), size)]
     return [hits[:limit] for part in parts for hits in _filled(part, limit, ask)]
 

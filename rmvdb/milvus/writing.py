@@ -6,10 +6,11 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rmvdb.errors import CollectionMissing, EngineError, EngineUnavailable
+from rmvdb.errors import CollectionMissing, EngineError, EngineUnavailable, Unwritable
 from rmvdb.filters import checked_id, ids_in
 from rmvdb.milvus.describing import schema_of
-from rmvdb.milvus.driver import ONCE
+from rmvdb.milvus.driver import ONCE, foreign_errors, unwritable
+from rmvdb.milvus.failures import text_of
 from rmvdb.milvus.rows import IDS, parts, row_of
 from rmvdb.milvus.session import Session
 from rmvdb.protocols import Permit, always
@@ -85,7 +86,12 @@ def _written(session: Session, collection: str, rows: int) -> None:
 
 def _write(client: MilvusClient, *, collection: str, rows: list[dict[str, Any]], whole: bool) -> None:
     # Lite 3 keeps the undeclared fields of the old record in an upsert; its insert replaces a record of that id whole.
-    (client.insert if whole else client.upsert)(collection, rows, **ONCE)
+    try:
+        (client.insert if whole else client.upsert)(collection, rows, **ONCE)
+    except foreign_errors() as exc:
+        if any(isinstance(each, unwritable()) for each in (exc, exc.__context__)):  # pymilvus wraps its own
+            raise Unwritable(f"Collection {collection!r} cannot hold these records: {text_of(exc)}; mend them") from exc
+        raise
 
 
 def _remove(client: MilvusClient, *, collection: str, expression: str) -> None:

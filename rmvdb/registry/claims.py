@@ -137,4 +137,4 @@ def _set_aside(s: Session, upgrade_id: int, reasons: Mapping[Id, str]) -> None:
     for id, reason in reasons.items():
         mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record == key(id))
         s.execute(delete(QuarantineRow).where(mine))
-        s.add(QuarantineRow(upgrade_id=upgrade_id, record=key(id), reason=reason[:2000], at=now(s)))
+        s.add(QuarantineRow(upgrade_id=upgrade_id, record=key(id), reason=reason, at=now(s)))

@@ -31,6 +31,8 @@ _SQLITE_AWAY = (
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PROTOCOL,
 )
+#: What PostgreSQL calls a server that only reads since another one took over, and a transaction that it ended for being idle.
+_DEMOTED = ("25006", "25P03")
 #: What PostgreSQL says when another try cannot help.
 _REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry")
 
@@ -116,6 +118,8 @@ def _translate(context: Any) -> Exception | None:
         )
     if "disk is full" in words or "No space left" in words:
         return errors.DiskFull("The disk that holds the registry is full; free some space, then run the same command again")
+    if getattr(failure, "sqlstate", "") in _DEMOTED:
+        context.is_disconnect = True  # so that the pool looks for the server that took over
     if _is_away(context, words):
         away = Away(words)
         away.__cause__ = failure

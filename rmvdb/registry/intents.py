@@ -40,10 +40,10 @@ class Intents(Database):
         """Register a write of these records and read the plan it must follow in one transaction; None while an epoch changes,
         and until every live client serves by it: one that searches by the plan before would miss what is written.
 
-        `client` names this one write of a client, so that the same call again takes the place of the first. Mismatch for an
-        upsert of an id that PostgreSQL could not keep.
+        `client` names this one write of a client, so that the same call again takes the place of the first. Mismatch for an id
+        that PostgreSQL could not keep.
         """
-        if kind == "upsert" and (bad := next((id for id in ids if "\0" in key(id)), None)) is not None:
+        if (bad := next((id for id in ids if "\0" in key(id)), None)) is not None:
             raise Mismatch(f"The id {bad!r} cannot be kept: it contains NUL, which PostgreSQL has in no text; rename the record")
         # Locked until the commit, so that of two writes of one record the one with the smaller id is also seen first.
         row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)

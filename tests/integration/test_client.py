@@ -1,0 +1,253 @@
+"""What a client answers to odd arguments, at odd moments, and to failures that are not its own, one test each."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmvdb import errors
+from rmvdb.addresses import load_object
+from rmvdb.client import Client
+from rmvdb.encoding import Chain, Encoder
+from rmvdb.types import Leg, Metric, Record
+from tests.support.inprocess import DIMS, Gallery, TextEmbedder, make
+
+
+@pytest.fixture(params=[False, True], ids=["one collection", "two collections"])
+def gallery(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Gallery]:
+    """Eight texts, before an upgrade and during one."""
+    made = make(tmp_path, records=8, deployed=request.param)
+    yield made
+    made.registry.close()
+
+
+def application(gallery: Gallery, load: Any, import_embedder: Any = lambda _: None) -> Client:
+    """A client in a process of its own, where models are loaded like that."""
+    encoder = Encoder(
+        load_embedder=load,
+        load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
+        load_artifact=lambda _: b"",
+        import_embedder=import_embedder,
+    )
+    return Client("texts", registry=gallery.registry, store=gallery.store, encoder=encoder, longest_call=1.0)
+
+
+def announce(gallery: Gallery) -> None:
+    """A plan of both collections, which clients have to load v2 for."""
+    legs = [Leg(collection=f"texts_{name}", model=name, metric=Metric.COSINE, embedder=name) for name in ("v2", "v1")]
+    gallery.registry.announce("texts", legs, gallery.times)
+
+
+# --- what others write meanwhile ---------------------------------------------------------------------------------------
+
+
+def test_a_deletion_by_filter_leaves_what_another_client_has_just_changed(gallery: Gallery) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+
+    def before(call: str, collection: str) -> None:
+        if call == "upsert" and threading.current_thread().name == "writer":
+            writing.set()
+            go_on.wait(5.0)
+
+    with gallery.client() as one, gallery.client() as other:
+        other.upsert([{"id": 3, "item": "t3", "colour": "dog"}, {"id": 4, "item": "t4", "colour": "dog"}])
+        gallery.store.before = before
+        changed = {"id": 3, "item": "kitty", "colour": "cat"}
+        writer = threading.Thread(target=other.upsert, args=([changed],), name="writer")
+        writer.start()
+        assert writing.wait(5.0)
+        threading.Timer(0.5, go_on.set).start()
+        assert one.delete(filter='colour == "dog"') == 1
+        writer.join()
+        assert [record.fields["colour"] for record in one.get(3)] == ["cat"]
+        assert one.get(4) == []
+
+
+@pytest.mark.parametrize("filter", ["", " ", "\n"])
+def test_a_deletion_by_an_empty_filter_is_refused(gallery: Gallery, filter: str) -> None:
+    with gallery.client() as client:
+        with pytest.raises(errors.UsageError, match="give one of them"):
+            client.delete(filter=filter)
+        assert client.count() == 8
+
+
+def test_a_query_gives_what_matches_only(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = gallery.store._collections["texts_v1"]
+    real = held.get
+
+    def torn(*args: Any, **options: Any) -> list[Record]:
+        monkeypatch.undo()
+        other.upsert([{"id": 3, "item": "t3", "n": 1}])
+        return real(*args, **options)
+
+    with gallery.client() as client, gallery.client() as other:
+        monkeypatch.setattr(held, "get", torn)
+        assert {record.fields["n"] for record in client.query("n == 0")} == {0}
+
+
+# --- arguments ----------------------------------------------------------------------------------------------------------
+
+
+def test_records_and_ids_may_come_from_an_iterator_and_an_id_from_numpy(gallery: Gallery) -> None:
+    with gallery.client() as client:
+        assert client.upsert({"id": id, "item": f"t{id}"} for id in range(20, 25)) == 5
+        assert client.count() == 13
+        assert [record.id for record in client.get(np.int64(20))] == [20]  # type: ignore[arg-type]
+        assert client.delete(iter([20, 21])) == 2
+        assert client.delete(np.int64(22)) == 1  # type: ignore[arg-type]
+        assert client.count() == 10
+
+
+def test_a_negative_limit_or_offset_of_a_query_is_refused(gallery: Gallery) -> None:
+    with gallery.client() as client:
+        for wrong in ({"limit": -1}, {"limit": 5, "offset": -3}):
+            with pytest.raises(errors.UsageError, match="at least 0"):
+                client.query(**wrong)  # type: ignore[arg-type]
+        assert client.query(limit=0) == []
+
+
+@pytest.mark.parametrize("vector", [np.full(DIMS["v1"], np.nan), np.full(DIMS["v1"], np.inf), [1.0, [2.0]]])
+def test_a_vector_that_is_none_is_refused(planned: Gallery, vector: Any) -> None:
+    with planned.client() as client, pytest.raises(errors.Mismatch, match=r"finite|numbers"):
+        client.search(vector=vector, model="v1")
+
+
+# --- one that is closed, or another process's ---------------------------------------------------------------------------
+
+
+def test_a_client_that_is_closed_says_so_even_in_mid_search(gallery: Gallery) -> None:
+    client = gallery.client()
+    searching, go_on = threading.Event(), threading.Event()
+
+    def before(call: str, collection: str) -> None:
+        searching.set()
+        go_on.wait(5.0)
+
+    told = list[Exception]()
+
+    def search() -> None:
+        try:
+            while True:
+                client.search("t3", limit=1)
+        except Exception as exc:  # noqa: BLE001 (whatever it is)
+            told.append(exc)
+
+    gallery.store.before = before
+    thread = threading.Thread(target=search)
+    thread.start()
+    assert searching.wait(5.0)
+    threading.Timer(0.3, go_on.set).start()
+    client.close()
+    thread.join()
+    for call in (
+        lambda: client.search("t3"),
+        lambda: client.get(3),
+        lambda: client.upsert([{"id": 3, "item": "t3"}]),
+        client.count,
+    ):
+        try:
+            call()
+        except Exception as exc:  # noqa: BLE001 (whatever it is)
+            told.append(exc)
+    assert [type(each) for each in told] == [errors.UsageError] * 5
+    assert all("is closed" in str(each) for each in told)
+    client.close()
+
+
+def test_a_client_does_not_outlive_a_fork(gallery: Gallery) -> None:
+    with gallery.client() as client:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            words = ""
+            try:
+                client.search("t3")
+            except errors.UsageError as exc:
+                words = str(exc)
+            client.close()
+            os.write(writing, words.encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert "connect in each process" in os.read(reading, 1000).decode()
+        os.close(reading)
+        os.close(writing)
+        assert [hit.id for hit in client.search("t3", limit=1)] == [3]
+        assert len(gallery.registry.clients(gallery.upgrade.gallery_id)) == 1
+
+
+# --- models that do not load --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Iterator[Gallery]:
+    """Eight texts in the old collection, which is served alone."""
+    made = make(tmp_path, records=8, deployed=False)
+    yield made
+    made.registry.close()
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("no weights-\udce9.pt"), RuntimeError("no \0"), SystemExit("run download.sh")])
+def test_whatever_a_model_says_that_does_not_load_searches_go_on_and_it_is_told(planned: Gallery, failure: BaseException) -> None:
+    def load(version: str) -> TextEmbedder:
+        if version == "v2":
+            raise failure
+        return TextEmbedder(version)
+
+    with application(planned, load) as client:
+        announce(planned)
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline:
+            assert [hit.id for hit in client.search("t3", limit=1)] == [3]
+            time.sleep(0.1)
+        (seen,) = planned.registry.clients(planned.upgrade.gallery_id)
+        assert type(failure).__name__ in seen.trouble
+
+
+def test_a_model_that_does_not_load_is_tried_again_ever_more_seldom(planned: Gallery) -> None:
+    tries = list[float]()
+
+    def load(version: str) -> TextEmbedder:
+        if version == "v2":
+            tries.append(time.monotonic())
+            raise RuntimeError("no room")
+        return TextEmbedder(version)
+
+    with application(planned, load):
+        announce(planned)
+        time.sleep(5.0)
+    assert len(tries) == 3  # at 0, 1 and 3 s; a heartbeat comes several times a second
+
+
+def test_a_module_that_searches_while_it_is_imported_is_not_waited_for(planned: Gallery, tmp_path: Path) -> None:
+    """The next model's embedder is in that module, too, and is loaded by another thread just then."""
+    text = "import holder, time\nfrom tests.support.inprocess import TextEmbedder\n"
+    text += "v1 = lambda: TextEmbedder('v1')\nv2 = lambda: TextEmbedder('v2')\n"
+    text += "client = holder.connect()\ntime.sleep(0.5)\nfound = client.search('t3', limit=1)\n"
+    (tmp_path / "warming.py").write_text(text)
+    holder = ModuleType("holder")
+
+    def spec(version: str) -> Any:
+        return load_object(f"warming:{version}")
+
+    holder.connect = lambda: application(planned, lambda version: spec(version)(), spec)  # type: ignore[attr-defined]
+    announce(planned)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "holder", holder)
+        patch.syspath_prepend(str(tmp_path))
+        thread = threading.Thread(target=importlib.import_module, args=("warming",), daemon=True)
+        thread.start()
+        thread.join(10.0)
+        assert not thread.is_alive()
+        warming = sys.modules.pop("warming")
+    assert [hit.id for hit in warming.found] == [3]
+    warming.client.close()
