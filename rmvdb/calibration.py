@@ -1,4 +1,4 @@
-"""Maps the distances of one leg to a scale that all legs share: minus the log-odds that a record at that distance is relevant."""
+"""Maps the distances of one leg to a scale that all legs share: the newest leg's own, or minus the log-odds of relevance."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ MOST_BINS = 24
 LEAST_HITS = 10
 #: The least slope, in log-odds over the whole range of fitted distances: isotonic regression alone makes ties.
 LEAST_RISE = 0.5
+#: The nearest share of pairs at which two distributions are matched, and the least slope, as a part of the mean one.
+NEAREST, LEAST_SLOPE = 1e-4, 1e-4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +33,7 @@ class Calibration:
 
     #: Distances, ascending.
     x: tuple[float, ...]
-    #: Minus the log-odds of relevance there, ascending; smaller is closer.
+    #: What they are on the common scale, ascending; smaller is closer.
     y: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -67,6 +69,21 @@ class Calibration:
             ) from exc
 
 
+def match(distances: npt.NDArray[np.floating], others: npt.NDArray[np.floating]) -> Calibration:
+    """Fit so that distances (n,) of one leg are distributed as `others` (n,), those of the same (query, record) pairs in another.
+
+    As many pairs are as near by one as by the other then, wherever one draws the line; no labels are needed. Raises
+    PlanRefused where all distances of a leg are equal.
+    """
+    d, other = (np.asarray(each, dtype=np.float64) for each in (distances, others))
+    if not len(d) or d.min() == d.max() or other.min() == other.max():
+        raise PlanRefused("The sample is too small to calibrate distances: it needs pairs of several distances")
+    # As many quantiles to each power of ten: what is nearest decides.
+    shares = np.geomspace(min(0.5, max(NEAREST, LEAST_HITS / len(d))), 1.0, MOST_BINS)
+    rise = LEAST_SLOPE * float(np.ptp(other))
+    return _strict(np.quantile(d, shares), np.quantile(other, shares), low=float(d.min()), high=float(d.max()), rise=rise)
+
+
 def fit(distances: npt.NDArray[np.floating], relevant: npt.NDArray[np.bool_]) -> Calibration:
     """Fit on held-out (query, record) pairs of one leg: finite distances (n,), whether each record is relevant (n,).
 
@@ -82,7 +99,7 @@ def fit(distances: npt.NDArray[np.floating], relevant: npt.NDArray[np.bool_]) ->
     # Half a pair of each kind keeps the log-odds finite.
     x = np.array([pool.distance / pool.total for pool in pools])
     y = np.array([math.log((pool.total - pool.found + 0.5) / (pool.found + 0.5)) for pool in pools])
-    return _strict(x, y, low=float(d.min()), high=float(d.max()))
+    return _strict(x, y, low=float(d.min()), high=float(d.max()), rise=LEAST_RISE)
 
 
 class _Pool(NamedTuple):
@@ -111,9 +128,9 @@ def _pooled(bins: list[_Pool]) -> list[_Pool]:
     return pools
 
 
-def _strict(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], *, low: float, high: float) -> Calibration:
-    """Knots that rise strictly, over at least [low, high]."""
-    rise = LEAST_RISE / (high - low)
+def _strict(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], *, low: float, high: float, rise: float) -> Calibration:
+    """Knots that rise strictly, by `rise` over [low, high] at least."""
+    rise /= high - low
     keep = np.concatenate([[True], np.diff(x) > 1e-6 * (high - low)])
     x, y = x[keep], np.maximum.accumulate(y[keep])
     if len(x) == 1:

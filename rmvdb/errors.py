@@ -86,10 +86,6 @@ class Mismatch(UsageError):
     """A dimension, a metric or a model does not fit."""
 
 
-class Unwritable(Mismatch):
-    """A record that its collection cannot hold; nothing of that call was sent."""
-
-
 class FilterError(UsageError):
     """A filter expression that cannot be understood."""
 
@@ -108,6 +104,10 @@ class EngineError(RmvdbError):
 
 class EngineUnavailable(EngineError):
     """The vector engine cannot be reached."""
+
+
+class Unwritable(EngineError):
+    """A record that its collection cannot hold; nothing of that call was sent."""
 
 
 class CollectionMissing(EngineError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
@@ -390,8 +391,9 @@ class _Stage:
     def tuned(self, fitted: Fitted, fuse: Fuse | None, *, calibrate: bool) -> tuple[Calibrations, list[Curve]]:
         """Calibrations where they are worth it, and the curves then, none where there are too few pairs for one.
 
-        Fitted on one half, they must raise the curve on the other; distances of several metrics can't be compared without. What
-        is lifted lies in one collection with what is embedded, and is served as one leg, so there is nothing to calibrate.
+        Fitted on one half, they must raise the curve on the other; distances of several metrics can't be compared without. By the
+        odds of relevance only with labels: the new model's neighbours would confirm themselves. What is lifted lies in one
+        collection with what is embedded, and is served as one leg, so there is nothing to calibrate.
         """
         if fuse is None and fitted.lift is None and (calibrate or self.check.mixed(fitted)):
             calibrations, curves = self._calibrated(fitted)
@@ -400,16 +402,13 @@ class _Stage:
         return calibrations, [each.curve(fitted, calibrations, fuse=fuse) for each in self.choosers] or curves
 
     def _calibrated(self, fitted: Fitted) -> tuple[Calibrations, list[Curve]]:
-        mixed = self.check.mixed(fitted)
-        raw = [] if mixed else self._raw(fitted, None)
-        try:
-            others = zip(self.halves, self.halves[::-1], strict=True)
-            calibrated = [half.curve(fitted, other.calibrations(fitted)) for half, other in others]
-            if not raw or _merit(calibrated) > _merit(raw):
-                return self.check.calibrations(fitted), calibrated
-        except PlanRefused:  # too few pairs to calibrate on
-            pass
-        return self.check.calibrations(fitted) if mixed else self.check.uncalibrated, raw
+        found = [] if self.check.mixed(fitted) else [(self.check.uncalibrated, self._raw(fitted, None))]
+        for fit in (Part.matched, Part.calibrations)[: 1 if self.check.pairs.labels is None else 2]:
+            with contextlib.suppress(PlanRefused):  # too few pairs to calibrate on
+                others = zip(self.halves, self.halves[::-1], strict=True)
+                curves = [half.curve(fitted, fit(other, fitted)) for half, other in others]
+                found.append((fit(self.check, fitted), curves))
+        return max(found, key=lambda each: _merit(each[1])) if found else (self.check.matched(fitted), [])
 
     def _raw(self, fitted: Fitted, fuse: Fuse | None) -> list[Curve]:
         return [half.curve(fitted, fuse=fuse) for half in self.halves]
@@ -448,7 +447,7 @@ def unmeasured(pairs: Pairs, *, old_metric: Metric, new_metric: Metric, behind: 
     """How distances are merged, by every embedder, where there is too little to measure on: as they are, unless their metrics
     differ. Raises PlanRefused where there is too little even for that."""
     part = Part(pairs=pairs, confidence=np.zeros(len(pairs)), old_metric=old_metric, new_metric=new_metric, behind=tuple(behind))
-    return part.calibrations(Fitted()) if part.mixed(Fitted()) else part.uncalibrated
+    return part.matched(Fitted()) if part.mixed(Fitted()) else part.uncalibrated
 
 
 def ends(measured: Curve, naive: Curve) -> tuple[Floats, Floats]:

@@ -410,8 +410,14 @@ class Part:
         asked = self.asked
         return _moved(d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, legs=self.depth + 1, fuse=fuse)
 
+    def matched(self, fitted: Fitted) -> Calibrations:
+        """One of each old leg, to the distances that the new one has here; raises PlanRefused where there is too little."""
+        *old, new = self.legs(fitted)
+        counted, others = ~self.asked.leave_out, new.distances(None)
+        return (*(leg.matched(others[:, leg.held], counted[:, leg.held]) for leg in old), None)
+
     def calibrations(self, fitted: Fitted) -> Calibrations:
-        """One of each leg, fitted on this part; raises PlanRefused where there is too little to fit on."""
+        """One of each leg, to the odds of relevance here; raises PlanRefused where there is too little to fit on."""
         relevant, counted = self.asked.relevance, ~self.asked.leave_out
         return tuple(leg.calibration(relevant[:, leg.held], counted[:, leg.held]) for leg in self.legs(fitted))
 
@@ -429,6 +435,10 @@ class _Leg:
     def distances(self, calibrate: Calibration | None) -> Floats:
         """Of every query to every record that it holds, (q, m)."""
         return _distances(self.queries, self.gallery, self.metric, calibrate)
+
+    def matched(self, others: Floats, counted: Bools) -> Calibration | None:
+        """Its own, to the distances in another leg, both (q, m), over the pairs that count; none where it holds nothing."""
+        return calibration.match(self.distances(None)[counted], others[counted]) if self.held.any() else None
 
     def calibration(self, relevant: Bools, counted: Bools) -> Calibration | None:
         """Its own, from those (query, record) pairs that count, both (q, m); none where it holds nothing any more."""

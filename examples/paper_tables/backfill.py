@@ -27,7 +27,7 @@ class Plan:
 
     method: Method
     settings: Settings = field(default_factory=Settings)
-    #: Without labels calibrations are fitted by what lies nearest in the new space, as a plan's are.
+    #: Without labels distances are calibrated by their distribution, as a plan's are, and judged by the new model's nearest.
     labels: bool = True
     calibrate: bool = True
     #: Whether there is a ρ; None: as the method has it.
@@ -125,7 +125,7 @@ class Upgrade:
         if fitted.lift is not None:  # a lifted gallery is of one space with the new one
             return 0.0, UNCALIBRATED
         legs = self.legs("pairs", new=plan.new).take(check, check).served(fitted)
-        return tuned(legs, self.check_ground(plan), calibrate=plan.calibrate)
+        return tuned(legs, self.check_ground(plan), calibrate=plan.calibrate, labels=plan.labels)
 
     def _fitted(self, plan: Plan, seed: int) -> Fitted:
         plan = replace(plan, calibrate=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -122,25 +123,31 @@ def measured(legs: Legs, ground: Ground, calibrations: Calibrations = UNCALIBRAT
         return _side_by_side(list(pool.map(some, parts)))
 
 
-def tuned(legs: Legs, ground: Ground, *, calibrate: bool = True) -> tuple[float, Calibrations]:
+def tuned(legs: Legs, ground: Ground, *, calibrate: bool = True, labels: bool = True) -> tuple[float, Calibrations]:
     """What the curves of both halves of these records are worth, and calibrations of both legs.
 
-    Calibrated only where those that were fitted on one half raise the curve of the other.
+    Calibrated only where those that were fitted on one half raise the curve of the other; by relevance only with labels.
     """
     rows = np.arange(len(legs.old_g))
     halves = [(legs.take(half, half), ground.take(half, half)) for half in (rows[::2], rows[1::2])]
-    raw = sum(_merit(measured(*half)) for half in halves)
-    if not calibrate:
-        return raw, UNCALIBRATED
-    try:
-        other = sum(_merit(measured(*one, fitted(*two))) for one, two in (halves, halves[::-1]))
-        return (other, fitted(legs, ground)) if other > raw else (raw, UNCALIBRATED)
-    except PlanRefused:  # too few pairs to calibrate on
-        return raw, UNCALIBRATED
+    found = [(sum(_merit(measured(*half)) for half in halves), UNCALIBRATED)]
+    for fit in (matched, fitted)[: (1 + labels) * calibrate]:
+        with contextlib.suppress(PlanRefused):  # too few pairs to calibrate on
+            worth = sum(_merit(measured(*one, fit(*two))) for one, two in (halves, halves[::-1]))
+            found.append((worth, fit(legs, ground)))
+    return max(found, key=lambda each: each[0])
+
+
+def matched(legs: Legs, ground: Ground) -> Calibrations:
+    """Of the old leg, to the distances that the new one has over these records."""
+    counted = ~ground.leave_out
+    old = metrics.distances(legs.old_q, legs.old_g, metric=legs.old_metric)
+    new = metrics.distances(legs.new_q, legs.new_g, metric=legs.new_metric)
+    return calibration.match(old[counted], new[counted]), None
 
 
 def fitted(legs: Legs, ground: Ground) -> Calibrations:
-    """Calibrations of both legs, fitted on these records."""
+    """Calibrations of both legs, to the odds of relevance among these records."""
     pairs = ((legs.old_q, legs.old_g, legs.old_metric), (legs.new_q, legs.new_g, legs.new_metric))
     counted = ~ground.leave_out
     found = [metrics.distances(q, g, metric=metric)[counted] for q, g, metric in pairs]

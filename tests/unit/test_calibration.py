@@ -81,6 +81,37 @@ def test_two_legs_that_differ_only_by_a_shift_come_to_one_scale():
     np.testing.assert_allclose(one.apply(places), other.apply(places + 5), atol=1e-3)
 
 
+def test_matched_distances_are_distributed_as_those_of_the_other_leg():
+    rng = np.random.default_rng(0)
+    others = rng.gamma(2.0, size=100_000)
+    distances = 3.0 * others**0.5 + 0.1 * rng.normal(size=len(others)) - 7.0
+    matched = calibration.match(distances, others).apply(distances)
+    for share in (0.001, 0.01, 0.1, 0.5):
+        assert np.quantile(matched, share) == pytest.approx(np.quantile(others, share), rel=0.05)
+
+
+def test_what_two_legs_agree_on_is_left_as_it_is():
+    distances = np.random.default_rng(0).random(5000)
+    places = np.linspace(0.01, 0.99, 20)
+    np.testing.assert_allclose(calibration.match(distances, distances).apply(places), places, atol=1e-3)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300), st.integers(0, 2**32 - 1), distances32)
+def test_matched_distances_keep_their_order_and_none_become_equal(n, seed, asked):
+    rng = np.random.default_rng(seed)
+    distances, others = (rng.choice(rng.normal(size=5), n + 2) for _ in range(2))
+    distances[:2], others[:2] = (-1.0, 2.0), (0.0, 1.0)
+    mapped = calibration.match(distances, others).apply(np.unique(np.array(asked, dtype=np.float32)))
+    assert (np.diff(mapped) > 0).all()
+
+
+def test_legs_of_one_distance_cannot_be_matched():
+    for distances, others in (([], []), ([1.0, 1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0, 1.0])):
+        with pytest.raises(PlanRefused, match="too small to calibrate"):
+            calibration.match(np.array(distances), np.array(others))
+
+
 def test_any_shape_is_kept_and_infinity_stays_last():
     fitted = calibration.fit(*sample())
     mapped = fitted.apply(np.array([[0.1, np.inf], [0.2, 0.3]]))

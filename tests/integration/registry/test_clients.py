@@ -38,3 +38,10 @@ def test_what_a_client_said_of_its_searches_outlasts_a_late_heartbeat_and_not_it
     assert registry.clients(registry.gallery("photos").id) == []
     assert registry.slowest_client("photos", enough=20, within=30.0) is not None
     assert registry.slowest_client("photos", enough=20, within=0.2) is None
+
+
+def test_what_went_wrong_is_kept_in_whatever_words_it_was_said(registry: Registry, gallery: GalleryRow) -> None:
+    registry.refresh("photos", client="c1", ready=1, trouble="no weights-\udce9.pt \0 " + "é" * 3000)
+    (client,) = registry.clients(gallery.id)
+
+    assert client.trouble == "no weights-?.pt \ufffd " + "é" * (2000 - 18)

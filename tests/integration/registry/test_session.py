@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 from sqlalchemy import text
 
@@ -82,6 +83,34 @@ def test_a_database_that_stays_away_is_named_without_its_password(far_registry: 
     stoppable_postgres.start()
     assert [row.name for row in impatient.galleries()] == ["photos"]
     impatient.close()
+
+
+@pytest.mark.postgres
+def test_a_database_that_only_reads_since_another_took_over_is_waited_for(
+    far_registry: Registry, stoppable_postgres: Postgres
+) -> None:
+    def reads_only(word: str) -> None:
+        address = far_registry.url.render_as_string(hide_password=False).replace("+psycopg", "")
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute("set default_transaction_read_only = off")
+            connection.execute(f"alter system set default_transaction_read_only = {word}")  # type: ignore[arg-type]
+            connection.execute("select pg_reload_conf()")
+
+    far_registry.refresh("photos", client="c1", ready=1, trouble="")
+    reads_only("on")
+    back = threading.Timer(2.0, reads_only, args=["off"])
+    back.start()
+    time.sleep(0.5)
+    try:
+        began = time.monotonic()
+        far_registry.refresh("photos", client="c1", ready=7, trouble="")
+        waited = time.monotonic() - began
+    finally:
+        back.join()
+    (client,) = far_registry.clients(far_registry.gallery("photos").id)
+
+    assert client.ready == 7
+    assert 0.5 < waited < 15
 
 
 @pytest.mark.postgres
