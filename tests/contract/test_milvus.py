@@ -21,7 +21,7 @@ from pymilvus import DataType, MilvusClient
 
 from rmvdb import index as index_rules
 from rmvdb import lite
-from rmvdb.errors import AlreadyExists, CannotAdopt, ConfigError, EngineError, EngineUnavailable, LeaseLost, Mismatch
+from rmvdb.errors import AlreadyExists, CannotAdopt, ConfigError, EngineError, EngineUnavailable, LeaseLost, Mismatch, Unwritable
 from rmvdb.milvus import MilvusStore, reading
 from rmvdb.types import Field, Id, IdType, Index, Metric, Record, Schema
 from tests.contract.test_store import FLAT, bare, fields_of, filled, in_threads, plain, scanned, schema_of, vectors_of
@@ -595,6 +595,24 @@ def test_a_query_of_many_vectors_is_split(milvus_store: MilvusStore, collection:
     found = milvus_store.search(collection, vectors_of(3_000), limit=100, strong=True)
     assert [len(hits) for hits in found] == [100] * 3_000
     assert [hits[0].id for hits in found[:200]] == list(range(200))
+
+
+def test_more_queries_than_a_server_takes_at_once_are_split(milvus_store: MilvusStore, collection: str) -> None:
+    milvus_store.create(plain(collection), FLAT)
+    milvus_store.upsert(collection, bare([1]))
+    assert [hit.id for hits in milvus_store.search(collection, vectors_of(16_385), limit=1, strong=True) for hit in hits] == [
+        1
+    ] * 16_385
+
+
+@pytest.mark.parametrize("wrong", [{"n": "one"}, {"city": None}, {"extra": {1, 2}}], ids=["type", "missing", "set"])
+def test_a_record_that_a_collection_cannot_hold_is_known_not_to_have_been_sent(
+    milvus_store: MilvusStore, collection: str, wrong: dict[str, Any]
+) -> None:
+    milvus_store.create(schema_of(collection), FLAT)
+    fields = {name: value for name, value in (fields_of(1) | wrong).items() if value is not None}
+    with pytest.raises(Unwritable, match="mend them"):
+        milvus_store.upsert(collection, [Record(id=1, vector=vectors_of(1)[0], fields=fields)])
 
 
 def test_a_field_that_a_lite_search_would_fail_on_is_asked_for_safely(milvus_store: MilvusStore, collection: str) -> None:

@@ -392,6 +392,12 @@ def test_records_come_in_the_order_asked_each_once(store: VectorStore, collectio
     assert store.get(collection, []) == []
 
 
+def test_get_leaves_out_what_does_not_match(store: VectorStore, collection: str) -> None:
+    filled(store, collection)
+    found = store.get(collection, [7, -20, 3, 999], filter="n >= 23 and n < 27", fields=())
+    assert found == [Record(id=3)]
+
+
 def test_get_gives_the_fields_asked_for_and_no_vector_unasked(store: VectorStore, collection: str) -> None:
     filled(store, collection)
     assert store.get(collection, [0], fields=()) == [Record(id=0)]
