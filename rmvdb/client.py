@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import socket
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,190 +16,22 @@ import numpy as np
 from rmvdb import errors, sketch
 from rmvdb.encoding import Encoder
 from rmvdb.hyperbolic import as_queries, measured
-from rmvdb.latency import WINDOW, Latency
+from rmvdb.latency import Latency
 from rmvdb.merge import merge
+from rmvdb.plans import Plans
 from rmvdb.protocols import Permit, VectorStore
-from rmvdb.registry import Registry, Serving
+from rmvdb.registry import Registry
 from rmvdb.traffic import Traffic
 from rmvdb.types import Hit, Id, Item, Leg, Metric, Record, ServingPlan, Vectors
 from rmvdb.uptime import uptime
 from rmvdb.writing import Writes
 
-log = logging.getLogger(__name__)
-
 R = TypeVar("R")
 
 #: How often a search that took longer than allowed is repeated before it fails.
 ATTEMPTS = 5
-#: Seconds after which loading a plan's models is tried again, at most.
-LONGEST_PAUSE = 60.0
 #: Records written under one announcement.
 WRITE_BATCH = 500
-
-
-class Plans:
-    """The serving plan as this process knows it, never used when it is older than its maximum age.
-
-    A thread asks again three times within that age and reports how long searches take, and now and then what they found. Another
-    one loads what an announced plan needs; until that is there this client serves, and is waited for, by the plan in force.
-    """
-
-    def __init__(
-        self,
-        gallery: str,
-        *,
-        registry: Registry,
-        prepare: Callable[[ServingPlan], None],
-        name: str,
-        latency: Latency,
-        traffic: Traffic,
-    ) -> None:
-        self._gallery, self._registry, self._prepare, self._name = gallery, registry, prepare, name
-        self._latency, self._traffic = latency, traffic
-        self._process = os.getpid()
-        self._ready, self._trouble = 0, ""
-        self._lock = threading.Lock()
-        self._loading: threading.Thread | None = None
-        #: A plan that could not be loaded is tried again then, and how long after the last time that is.
-        self._again_at, self._pause = 0.0, 0.0
-        self._stop, self._wake = threading.Event(), threading.Event()
-        #: When the registry last could not be asked, and why.
-        self._failure: tuple[float, errors.RegistryError] | None = None
-        #: The plan, and when it was asked for; in one, since another thread may be replacing them.
-        self._held = self._ask(0)
-        self._thread = threading.Thread(target=self._keep_asking, name=f"rmvdb-plans-{gallery}", daemon=True)
-        self._thread.start()
-
-    def current(self) -> ServingPlan:
-        """The plan in force, at most `max_age` seconds old; StalePlan when the registry cannot be asked.
-
-        UsageError once it is closed, and in a process that was forked off since: two must not be one to the registry.
-        """
-        if self._stop.is_set():
-            raise errors.UsageError(f"This client of {self._gallery!r} is closed; connect again")
-        if self.forked:
-            raise errors.UsageError(
-                f"This client of {self._gallery!r} is another process's, which forked; connect in each process"
-            )
-        if fresh := self._fresh():
-            return fresh
-        since = uptime()
-        try:
-            with self._lock:  # of many searches that find it too old one asks, and all hear the answer
-                if self._failure and self._failure[0] >= since:
-                    raise self._failure[1]
-                return self._fresh() or self._renewed()
-        except (errors.RegistryError, errors.UnknownName) as exc:  # or it lost the gallery
-            plan, asked = self._held
-            raise errors.StalePlan(
-                f"The serving plan of {self._gallery!r} is {uptime() - asked:.0f} s old, {plan.max_age:g} s are allowed; "
-                f"searching on could miss records: {exc}"
-            ) from exc
-
-    @property
-    def forked(self) -> bool:
-        """Whether this process was forked off the one that connected."""
-        return os.getpid() != self._process
-
-    def refresh(self) -> ServingPlan:
-        """Ask the registry now."""
-        with self._lock:
-            return self._renewed()
-
-    def _fresh(self) -> ServingPlan | None:
-        plan, asked = self._held
-        return plan if uptime() - asked <= plan.max_age else None
-
-    def _renewed(self) -> ServingPlan:
-        before = self._held[0].epoch
-        try:
-            self._held = self._ask(before)
-        except errors.RegistryError as exc:
-            self._failure = uptime(), exc
-            raise
-        if (epoch := self._held[0].epoch) != before:
-            with contextlib.suppress(errors.RegistryError):
-                self._held = self._ask(epoch)  # at once: writes wait to hear that this client serves by it
-        return self._held[0]
-
-    def close(self) -> None:
-        """Stop asking, and tell the registry that nobody need wait for this client, and what was found last."""
-        if self._stop.is_set():
-            return
-        self._stop.set()
-        self._wake.set()
-        for thread in (self._thread, self._loading):
-            if thread is not None:
-                thread.join(timeout=5)  # no longer: it may be loading a model, or wait for an import that waits for this
-        try:
-            self._registry.leave(self._name)
-        except errors.RmvdbError:  # nor would it hear anything else
-            log.info("The registry did not hear that client %s left; it will notice by itself", self._name)
-        else:
-            self._tell_found(self._traffic.take())
-
-    def _ask(self, holds: int) -> tuple[ServingPlan, float]:
-        asked = uptime()  # a plan's age counts from before the question: the answer can only be newer
-        serving = self._tell(holds)
-        if serving.next and self._ready < serving.next.epoch:
-            self._load(serving.plan, serving.next)
-        return serving.plan, asked
-
-    def _tell(self, holds: int) -> Serving:
-        searches, p99_ms = self._latency.p99()
-        return self._registry.refresh(
-            self._gallery,
-            client=self._name,
-            holds=holds,
-            ready=self._ready,
-            trouble=self._trouble,
-            searches=searches,
-            p99_ms=p99_ms,
-        )
-
-    def _load(self, served: ServingPlan, plan: ServingPlan) -> None:
-        """Begin to load what that plan needs, where that is not under way: it may take minutes, and nothing waits for it here."""
-        if (self._loading is None or not self._loading.is_alive()) and uptime() >= self._again_at:
-            self._trouble = self._trouble or "it is loading what that needs"
-            # No daemon: a process that ends in the middle of a library's loading dies of it.
-            self._loading = threading.Thread(target=self._make_ready, args=(served, plan), name="rmvdb-loading")
-            self._loading.start()
-
-    def _make_ready(self, served: ServingPlan, plan: ServingPlan) -> None:
-        with contextlib.suppress(Exception):  # who searches hears of it
-            self._prepare(served)  # first: models are loaded one after the other, and searches wait for this one
-        try:
-            self._prepare(plan)
-        except BaseException as exc:  # noqa: BLE001 (user code may raise anything; it is reported, and this client serves on)
-            self._trouble = f"{type(exc).__name__}: {exc}"
-            self._pause = min(2 * self._pause or 1.0, LONGEST_PAUSE)
-            self._again_at = uptime() + self._pause
-            log.warning(
-                "Epoch %s of %s cannot be served here: %s", plan.epoch, self._gallery, self._trouble, extra={"action": "prepare"}
-            )
-            return
-        self._ready, self._trouble, self._pause = plan.epoch, "", 0.0
-        self._wake.set()  # writes wait to hear it
-
-    def _keep_asking(self) -> None:
-        while True:
-            self._wake.wait(min(self._held[0].max_age, WINDOW) / 3)
-            self._wake.clear()
-            if self._stop.is_set():
-                return
-            try:
-                self.refresh()
-            except Exception as exc:  # noqa: BLE001 (without a heartbeat an upgrade would wait for this client, or not wait)
-                log.warning("The serving plan of %s could not be refreshed: %s", self._gallery, exc, extra={"action": "refresh"})
-            self._tell_found(self._traffic.due())  # here, where no search waits for it
-
-    def _tell_found(self, found: Mapping[Id, int]) -> None:
-        if not found:
-            return
-        try:
-            self._registry.add_traffic(self._gallery, found)
-        except Exception as exc:  # noqa: BLE001 (it is a statistic, and nothing else may fail because of it)
-            log.info("What searches of %s found could not be counted: %s", self._gallery, exc, extra={"action": "traffic"})
 
 
 class Client:

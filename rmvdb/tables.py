@@ -23,6 +23,8 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from rmvdb.plural import storable
+
 #: SQLite numbers a row by itself only where the key is a plain INTEGER.
 Serial = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -34,7 +36,7 @@ class Words(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         """As it is stored, 2,000 characters at most."""
-        return value and value[:2000].replace("\0", "\ufffd").encode(errors="replace").decode()
+        return value and storable(value[:2000])
 
 
 class Table(DeclarativeBase):

@@ -19,10 +19,11 @@ import pytest
 from sqlalchemy import text
 
 from rmvdb import errors
-from rmvdb.client import Client, Plans
+from rmvdb.client import Client
 from rmvdb.encoding import Chain, Encoder
 from rmvdb.faiss_store import FaissStore
 from rmvdb.latency import Latency
+from rmvdb.plans import Plans
 from rmvdb.protocols import always
 from rmvdb.registry import Claim, unpack_ids
 from rmvdb.tables import BatchRow
@@ -506,6 +507,7 @@ def test_of_many_searches_that_find_their_plan_too_old_one_asks_and_all_hear_the
     plans = Plans("texts", registry=registry, prepare=lambda _: None, name="one", latency=Latency(), traffic=Traffic(0))
     plans._stop.set()
     plans._thread.join()  # nobody else asks
+    plans._stop.clear()
     time.sleep(plans.current().max_age)
 
     def refresh(*args: Any, **kwargs: Any) -> Any:

@@ -196,7 +196,7 @@ def test_every_step_of_the_models_is_left_out_once() -> None:
 
 def test_the_tables_name_code_that_is_there() -> None:
     rooms = {
-        "Registry": "registry", "Backfill": "backfill", "Worker": "backfill", "Client": "client", "Plans": "client",
+        "Registry": "registry", "Backfill": "backfill", "Worker": "backfill", "Client": "client", "Plans": "plans",
         "Conductor": "upgrade", "Writes": "writing", "Mirror": "mirror",
     }  # fmt: skip
     steps = [room.name for room in pkgutil.iter_modules(upgrade.__path__)]
