@@ -135,7 +135,7 @@ class EmbeddingCache:
     """
 
     def __init__(self, folder: Path, *, model: str) -> None:
-        """Keep the embeddings of one model; `model` is its version's name or fingerprint."""
+        """Keep the embeddings of one model; `model` names it."""
         self.folder = folder / files.file_name(model)
         self._lock = threading.Lock()
         self._found: dict[_Key, Vectors] | None = None
