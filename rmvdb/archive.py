@@ -160,6 +160,11 @@ class EmbeddingCache:
         keys = zip(ids, map(_digest, old), strict=True)
         return {key[0]: found[key] for key in keys if key in found}
 
+    def some(self, most: int) -> list[Id]:
+        """Ids of records that have an embedding, at most so many, from all over."""
+        ids = list(dict.fromkeys(id for id, _ in self._load()))
+        return ids[:: max(1, len(ids) // most)][:most]
+
     @property
     def per_second(self) -> float | None:
         """How many records a second were embedded, over all that are kept; None where that is not known."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from rmvdb import errors
 from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache, Reading, same_fields
-from rmvdb.embedders import embed_checked
+from rmvdb.embedders import SURE, embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.latency import ENOUGH, WINDOW
 from rmvdb.plural import counted
@@ -245,9 +245,14 @@ class Backfill:
         return self._cache.get([record.id for record in old], [_vector(record) for record in old])
 
     def _sure(self, task: Task, known: Sequence[Record]) -> list[Any]:
-        """The item of a record that could be embedded before, or none: it tells bad records from a broken source or model."""
-        record = known[:1] or next(self._store.scan(task.new[0], page=1), [])
-        return list(self._source.load(record).values()) if self._source and record else []
+        """Items of records that could be embedded before, or none: they tell bad records from a broken source or model."""
+        records = known[:SURE] or [*next(self._store.scan(task.new[0], fields=None, page=SURE), []), *self._sampled(task)]
+        return list(self._source.load(records).values()) if self._source and records else []
+
+    def _sampled(self, task: Task) -> list[Record]:
+        """Some records that were embedded for the plan: nothing need be in the new collection yet."""
+        ids = self._cache.some(SURE) if self._cache else []
+        return [record for records in self._read(task, ids).values() for record in records]
 
     def _items(self, records: Sequence[Record], sure: Callable[[], Sequence[Any]]) -> tuple[dict[Id, Any], Reasons]:
         if not records:

@@ -225,13 +225,17 @@ def checked(embedder: Embedder, *, dim: int) -> CheckedEmbedder:
     return CheckedEmbedder(embedder, dim=dim)
 
 
+#: How many others are tried, where every item of several fails, before a model or a source counts as broken.
+SURE = 10
+
+
 def embed_checked(
     embedder: Embedder, items: Sequence[Item], dim: int, *, sure: Callable[[], Sequence[Item]] = tuple
 ) -> tuple[Vectors, dict[int, str]]:
     """Vectors (n, dim) and, by index, why an item has none; its row is NaN, so that it cannot pass for a vector.
 
     A batch that fails is halved until the items that cannot be read, or give NaN, stand alone. Raises ModelError where
-    every item of several fails, and one that could be embedded before (`sure` gives it, or none) does, too; and wherever the
+    every item of several fails, and those that could be embedded before (`sure` gives some, or none) do, too; and wherever the
     shape is wrong: then the model is broken, not an item.
     """
     vectors = np.full((len(items), dim), np.nan, np.float32)
