@@ -12,7 +12,7 @@ import io
 import json
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -102,6 +102,17 @@ class Archive:
             Reading(record=Record(id=id, vector=vector, fields=json.loads(text)), made=digest)
             for id, vector, text, digest in zip(ids, _column_vectors(table), fields, made, strict=True)
         ]
+
+    def found(self, file: ArchiveFile, *, left_out: Callable[[str], None] = lambda _: None) -> list[Reading]:
+        """As `readings`; none, and `left_out` is told, where this one file is missing or altered, which may be for good."""
+        try:
+            return self.readings(file)
+        except ArtifactError as exc:
+            if not self.folder.is_dir() or not isinstance(exc.__cause__, FileNotFoundError | None):
+                raise  # the archive is away, or closed to this process: that can be mended, and nothing is lost
+            _log.warning("Left out: %s", exc, extra={"action": "archive-skip", "file": file.path})
+            left_out(str(exc))
+            return []
 
     def files(self, *folders: str) -> list[ArchiveFile]:
         """The files under these folders, such as gallery, upgrade, the last one written first; none of them is looked into."""

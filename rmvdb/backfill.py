@@ -184,12 +184,12 @@ class Backfill:
         return asdict(self._archive.write(*name, records=records, made=made))
 
     def _kept(self, files: Mapping[str, Any] | None) -> dict[str, list[Record]]:
-        """What the archive has in these files, by the collection that it was read from."""
+        """What the archive has in these files, by the collection that it was read from; nothing of one that is damaged."""
         kept = self._readings(files).items()
         return {collection: [reading.record for reading in readings] for collection, readings in kept}
 
     def _readings(self, files: Mapping[str, Any] | None) -> dict[str, list[Reading]]:
-        return {collection: self._archive.readings(ArchiveFile(**file)) for collection, file in (files or {}).items()}
+        return {collection: self._archive.found(ArchiveFile(**file)) for collection, file in (files or {}).items()}
 
     # --- copy ---------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import text
 
 from rmvdb import errors
-from rmvdb.archive import EmbeddingCache
+from rmvdb.archive import ArchiveFile, EmbeddingCache
 from rmvdb.backfill import Backfill
 from rmvdb.client import Client, Plans
 from rmvdb.encoding import Chain, Encoder
@@ -879,3 +879,75 @@ def _sample(gallery: Gallery) -> Sample:
     )  # fmt: skip
     leg = Leg(collection=gallery.task.old[0], model="v1", metric=Metric.COSINE, embedder="v1")
     return sampler.sample("v2", [leg], [1000], frozenset(), lambda *_: None, seed=0)
+
+
+# --- a damaged archive ----------------------------------------------------------------------------------------------------
+
+
+def _damage(gallery: Gallery, kind: str) -> Path:
+    file = next(gallery.archive.folder.rglob("*.parquet"))
+    if kind == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    return file
+
+
+@pytest.mark.parametrize("kind", ["altered", "missing"])
+def test_a_batch_whose_archive_is_damaged_comes_again_and_is_archived_anew(gallery: Gallery, kind: str) -> None:
+    before = gallery.held()["old"]
+    copied(gallery)
+    _damage(gallery, kind)
+    row = gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    assert row.phase == Phase.CUT_OVER
+    gallery.expect_moved()
+    back = gallery.conductor().roll_back(row)
+    assert back is not None
+    gallery.conductor().advance(back, gallery.worker())
+    held = gallery.held()["old"]
+    assert held.keys() == before.keys()
+    assert all(np.array_equal(held[id].vector, before[id].vector) for id in before)  # type: ignore[arg-type]
+
+
+def test_a_removal_that_was_decided_is_not_made_where_nothing_can_be_put_back_any_more(gallery: Gallery) -> None:
+    copied(gallery)
+    batch = claimed(gallery, lease=0.1)
+    gallery.store.before = once("delete", gallery.task.old[0], killed)
+    with pytest.raises(Killed):
+        gallery.backfill.retire(gallery.task, batch, always)
+    gallery.store.before = lambda *_: None
+    _damage(gallery, "altered")
+    time.sleep(0.7)
+    drive(gallery)
+    gallery.expect_moved()
+    retired = gallery.registry.batches(gallery.upgrade.id)
+    assert [len(unpack_ids(row.remove)) for row in retired] == [0, 8]
+    assert len(gallery.archive.read(ArchiveFile(**retired[1].archive["texts_v1"]))) == 8
+
+
+@pytest.mark.parametrize("kind", ["altered", "missing"])
+def test_a_roll_back_has_the_old_model_embed_what_a_damaged_archive_held(gallery: Gallery, kind: str) -> None:
+    before = gallery.held()["old"]
+    drive(gallery)
+    file, conductor, said = _damage(gallery, kind), gallery.conductor(), list[str]()
+    conductor.say = said.append
+    row = conductor.advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    assert row.phase == Phase.CUT_OVER
+    assert [words for words in said if words.startswith(f"left out: {file}")]
+    back = conductor.roll_back(row)
+    assert back is not None
+    assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+    held = gallery.held()
+    assert held["old"].keys() == before.keys()
+    assert not held["new"]
+    assert all(np.allclose(held["old"][id].vector, before[id].vector, atol=1e-6) for id in before)  # type: ignore[arg-type]
+
+
+def test_an_archive_that_is_away_stops_what_needs_it(gallery: Gallery) -> None:
+    copied(gallery)
+    gallery.archive.folder.rename(gallery.folder / "elsewhere")
+    with pytest.raises(errors.ArtifactError, match="is missing; put it back"):
+        drive(gallery)
+    (gallery.folder / "elsewhere").rename(gallery.archive.folder)
+    drive(gallery)
+    gallery.expect_moved()
