@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import re
 import threading
 from collections.abc import Callable, Sequence
 
@@ -25,6 +26,8 @@ STEP = 1.0
 #: Phases in which there is nothing to do for a worker.
 DONE = (Phase.CUT_OVER, Phase.CLEANING_UP)
 LOOK = 5.0
+#: As cron counts them: 7 is Sunday again.
+DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 class Window:
@@ -33,7 +36,7 @@ class Window:
     def __init__(self, expression: str | None) -> None:
         self.expression = expression
         try:
-            self._trigger = CronTrigger.from_crontab(expression) if expression else None
+            self._trigger = CronTrigger.from_crontab(_by_name(expression)) if expression else None
         except ValueError as exc:
             raise errors.UsageError(
                 f"--window {expression!r} is no cron expression ({exc}); for nights write '0 1-6 * * *' (01:00 to 07:00)"
@@ -43,9 +46,29 @@ class Window:
         """Whether work may be done now."""
         if self._trigger is None:
             return True
-        now = now or dt.datetime.now(self._trigger.timezone)
-        fired = self._trigger.get_next_fire_time(None, now - dt.timedelta(hours=1))
-        return fired is not None and fired <= now
+        # In UTC: the hours of a day on which clocks are set are not an hour apart by the clock on the wall.
+        now = (now or dt.datetime.now(dt.UTC)).astimezone(dt.UTC)
+        before = (now - dt.timedelta(hours=1)).astimezone(self._trigger.timezone)
+        fired = self._trigger.get_next_fire_time(None, before)
+        return fired is not None and fired.astimezone(dt.UTC) <= now
+
+
+def _by_name(expression: str) -> str:
+    """The expression with its days of the week by name: cron counts them from Sunday, APScheduler from Monday."""
+    *others, days = expression.split() or [""]
+    return " ".join([*others, ",".join(map(_days, days.split(",")))])
+
+
+def _days(part: str) -> str:
+    """The days of one part of a list, such as `1-5/2`; what is no such part stays as it is, for APScheduler to refuse."""
+    found = re.fullmatch(r"(\w+)(?:-(\w+))?(?:/([1-9]\d*))?", part.lower().replace("*/", "0-6/"))
+    first, last, step = found.groups() if found else ("", None, None)
+    numbers = {name: at % 7 for at, name in enumerate(DAYS)} | {str(at): at for at in range(8)}
+    start, end = numbers.get(first), numbers.get(last or ("6" if step else first))
+    if start is None or end is None:
+        return part
+    end += 7 * (end == 0 < start)  # to Sunday
+    return ",".join(DAYS[at] for at in range(start, end + 1, int(step or 1))) or part
 
 
 class Scheduler:
