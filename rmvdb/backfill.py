@@ -364,6 +364,8 @@ class Worker:
         self._throttle = Throttle(limits, width=width)
         #: Why it does not run at all, such as the window it keeps to, in words; set by who keeps it from running.
         self.resting = ""
+        #: Whether it stays with an upgrade that is paused; one that others wait for leaves it once nothing is in hand.
+        self.patient = True
         #: What it keeps to, or waits for, while it runs, in words.
         self._held: list[str] = []
         #: The claims that it works under. One whose answer was lost is not among them, and no heartbeat keeps it.
@@ -383,11 +385,12 @@ class Worker:
         backfill: Backfill,
         *,
         until: float = 1.0,
+        patient: bool = True,
         stop: threading.Event | None = None,
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> Progress:
-        """Work until every batch is retired, or the share `until` is copied and nothing is in hand, or `stop` is set, or the
-        upgrade has ended because another took its place.
+        """Work until every batch is retired, or the share `until` is copied and nothing is in hand, or nothing is and it is not
+        `patient` in a pause, or `stop` is set, or the upgrade has ended because another took its place.
 
         An error of one batch ends the run after the others in hand have ended; what it had claimed is free again.
         """
@@ -398,7 +401,7 @@ class Worker:
         heart.start()
         try:
             with ThreadPoolExecutor(max_workers=self._width, thread_name_prefix="rmvdb-batch") as pool:
-                return self._drive(task, backfill, pool, until=until, stop=stop, progress=progress)
+                return self._drive(task, backfill, pool, until=until, patient=patient, stop=stop, progress=progress)
         finally:
             ended.set()
             heart.join()
@@ -433,6 +436,7 @@ class Worker:
         pool: ThreadPoolExecutor,
         *,
         until: float,
+        patient: bool,
         stop: threading.Event,
         progress: Callable[[Progress], None],
     ) -> Progress:
@@ -448,12 +452,13 @@ class Worker:
                 self._say(task, held if waiting else [])
             # To the end means to the end: a batch may come back when all seem copied.
             copy = until >= 1.0 or now.done + now.begun < until * now.total
+            stay = copy and (patient or not row.paused)
             claimed, asked = None, uptime()
             if not stop.is_set() and len(at_work) < self._width:
                 claimed = self._claim(task, copy=copy and not row.paused)
             if claimed is not None:
                 at_work.add(pool.submit(self._work, task, backfill, claimed, self._in_time(claimed, asked)))
-            elif not at_work and (stop.is_set() or row.phase == Phase.ENDED or not self._unfinished(task, copy=copy)):
+            elif not at_work and (stop.is_set() or row.phase == Phase.ENDED or not self._unfinished(task, copy=stay)):
                 now = self._registry.progress(task.upgrade)
                 progress(now)
                 return now
@@ -486,7 +491,7 @@ class Worker:
                 self._throttle.end()
 
     def _unfinished(self, task: Task, *, copy: bool) -> bool:
-        """Whether there is, or will be, something for this worker to do; a pause is no end."""
+        """Whether there is, or will be, something for this worker to do."""
         ended = {BatchState.RETIRED} if copy else {BatchState.RETIRED, BatchState.PENDING}
         return bool(self._registry.counts(task.upgrade).keys() - ended)
 

@@ -17,7 +17,8 @@ from apscheduler.triggers.cron import CronTrigger
 from rmvdb import errors
 from rmvdb.app import App
 from rmvdb.backfill import Worker
-from rmvdb.types import Phase
+from rmvdb.tables import UpgradeRow
+from rmvdb.types import BatchState, Phase
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Scheduler:
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set; what is in hand then is finished."""
+        self._worker.patient = False
         scheduler = BackgroundScheduler()
         scheduler.add_job(self._step, "interval", seconds=STEP, max_instances=1, coalesce=True, misfire_grace_time=None)
         scheduler.add_job(self._look, "interval", seconds=LOOK, next_run_time=dt.datetime.now(dt.UTC))
@@ -117,7 +119,14 @@ class Scheduler:
         """Galleries with work, and their upgrades."""
         names = self._galleries or [row.name for row in self._app.registry.galleries()]
         found = {name: self._app.registry.active_upgrade(self._app.registry.gallery(name).id) for name in names}
-        return {name: row.id for name, row in found.items() if row is not None and row.phase not in DONE}
+        return {name: row.id for name, row in found.items() if row is not None and self._has_work(row)}
+
+    def _has_work(self, row: UpgradeRow) -> bool:
+        """Whether there is something to do for an upgrade; in a pause, whether anything but fresh batches is left."""
+        if not row.paused or row.phase != Phase.SERVING_BOTH or not row.listed:
+            return row.phase not in DONE
+        states = self._app.registry.counts(row.id).keys()
+        return BatchState.PENDING not in states or not states <= {BatchState.PENDING, BatchState.RETIRED}
 
     def _step(self) -> None:
         try:
