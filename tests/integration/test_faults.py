@@ -881,6 +881,23 @@ def _sample(gallery: Gallery) -> Sample:
     return sampler.sample("v2", [leg], [1000], frozenset(), lambda *_: None, seed=0)
 
 
+@pytest.mark.parametrize("source", ["mended", "broken"])
+def test_a_quarantined_record_that_is_written_again_is_moved(gallery: Gallery, source: str) -> None:
+    gallery.source.of[3] = "broken"
+    conductor, worker = gallery.conductor(), gallery.worker()
+    with pytest.raises(errors.WrongPhase, match="1 record is quarantined, such as '3'"):
+        conductor.advance(gallery.registry.upgrade(gallery.upgrade.id), worker)
+    gallery.source.of[3] = source
+    with gallery.client() as client:
+        client.upsert([{"id": 3, "item": "mended", "n": 1}])
+        row = conductor.advance(gallery.registry.upgrade(gallery.upgrade.id), worker)
+        assert row.phase == Phase.CUT_OVER
+        assert [hit.id for hit in client.search("mended", limit=8)].count(3) == 1
+    gallery.source.of[3] = "mended"
+    gallery.expect_moved()
+    assert not gallery.registry.quarantined(gallery.upgrade.id)
+
+
 # --- a damaged archive ----------------------------------------------------------------------------------------------------
 
 
