@@ -42,6 +42,9 @@ LOOK = 0.5
 #: Seconds between two looks for a batch, at first; twice as long after each in vain.
 IDLE = 0.05
 
+#: Most seconds between two heartbeats, by which `status` knows that a worker lives.
+BEAT = 10.0
+
 #: Why a record is set aside, by id.
 Reasons = dict[Id, str]
 
@@ -538,7 +541,7 @@ class Worker:
             self._found = asked, self._registry.renew(self.name, upgrade, mine, lease=self._lease, note=self.note)
 
     def _beat(self, upgrade: int, ended: threading.Event) -> None:
-        while not ended.wait(self._lease / 6):
+        while not ended.wait(min(self._lease / 6, BEAT)):
             try:
                 self._renew(upgrade)
             except errors.RmvdbError as exc:  # a full disk, too: there may be room for the next one

@@ -9,7 +9,9 @@ import datetime as dt
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.cron import CronTrigger
@@ -27,6 +29,8 @@ STEP = 1.0
 #: Phases in which there is nothing to do for a worker.
 DONE = (Phase.CUT_OVER, Phase.CLEANING_UP)
 LOOK = 5.0
+#: The most seconds until a gallery that could not go on is tried again.
+LONGEST = 600.0
 #: As cron counts them: 7 is Sunday again.
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
@@ -72,6 +76,14 @@ def _days(part: str) -> str:
     return ",".join(DAYS[at] for at in range(start, end + 1, int(step or 1))) or part
 
 
+class _Wait(NamedTuple):
+    """Until when a gallery that could not go on is left alone, how long that is, and what it looked like."""
+
+    until: float
+    seconds: float
+    seen: object
+
+
 class Scheduler:
     """Works on the galleries given (all, where none is) until it is stopped; one worker, one upgrade at a time."""
 
@@ -83,6 +95,9 @@ class Scheduler:
         self._rest = threading.Event()
         #: What it last said of each gallery.
         self._last: dict[str, str] = {}
+        #: The upgrade that it is working on.
+        self._at: int | None = None
+        self._waits: dict[str, _Wait] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set; what is in hand then is finished."""
@@ -109,7 +124,8 @@ class Scheduler:
             self._rest.set()
             self._worker.resting = f"outside its window {self._window.expression}"
         try:
-            for upgrade in self._upgrades().values():
+            at = self._at  # the registry has one line for each worker: it is where it works
+            for upgrade in self._upgrades().values() if at is None else [at]:
                 lease = self._app.settings.backfill.lease
                 self._app.registry.renew(self._worker.name, upgrade, lease=lease, note=self._worker.note)
         except errors.RmvdbError as exc:
@@ -130,23 +146,43 @@ class Scheduler:
 
     def _step(self) -> None:
         try:
-            failed = [self._fails(name, upgrade) for name, upgrade in self._upgrades().items() if not self._rest.is_set()]
+            for name, upgrade in self._upgrades().items():
+                if not self._rest.is_set() and self._is_due(name, upgrade):
+                    self._try(name, upgrade)
         except errors.RmvdbError as exc:
             self._complain(exc)
-            failed = [True]
-        if any(failed):
             self._stop.wait(LOOK)
 
-    def _fails(self, gallery: str, upgrade: int) -> bool:
+    def _try(self, gallery: str, upgrade: int) -> None:
         """Work on a gallery; one that cannot go on keeps nobody from the others."""
+        self._at = upgrade
         try:
             self._work(gallery, upgrade)
         except errors.Stopped:
-            return False
+            pass
         except errors.RmvdbError as exc:
             self._complain(exc, gallery)
-            return True
-        return False
+            self._put_off(gallery, upgrade, exc)
+        finally:
+            self._at = None
+
+    def _is_due(self, gallery: str, upgrade: int) -> bool:
+        wait = self._waits.get(gallery)
+        return wait is None or time.monotonic() >= wait.until or self._seen(gallery, upgrade) != wait.seen
+
+    def _put_off(self, gallery: str, upgrade: int, exc: errors.RmvdbError) -> None:
+        """Each try in vain may read all of the gallery: twice as long until the next, as long as nothing changes."""
+        seen, before = self._seen(gallery, upgrade), self._waits.get(gallery)
+        away = isinstance(exc, errors.EngineUnavailable | errors.RegistryUnavailable)  # nothing was read
+        again = before is not None and before.seen == seen and not away
+        seconds = min(2 * before.seconds, LONGEST) if before and again else LOOK
+        self._waits[gallery] = _Wait(time.monotonic() + seconds, seconds, seen)
+
+    def _seen(self, gallery: str, upgrade: int) -> object:
+        """What commands and workers change of an upgrade."""
+        registry = self._app.registry
+        now, row = registry.progress(upgrade), registry.gallery(gallery)
+        return upgrade, len(registry.history(upgrade)), row.source, row.epoch, now.done, now.total, now.begun, now.quarantined
 
     def _work(self, gallery: str, upgrade_id: int) -> None:
         conductor = self._app.conductor(gallery, say=self._say, stop=self._rest)
@@ -158,6 +194,7 @@ class Scheduler:
             if upgrade.phase == Phase.SERVING_BOTH and upgrade.listed:
                 conductor.backfill(upgrade, self._worker)
         self._last.pop(gallery, None)
+        self._waits.pop(gallery, None)
 
     def _complain(self, exc: errors.RmvdbError, about: str = "") -> None:
         if str(exc) != self._last.get(about):  # once, not once a second

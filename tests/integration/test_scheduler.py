@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from rmvdb.methods import Method
 from rmvdb.planning import Question
 from rmvdb.registry import leg_to_json
 from rmvdb.scheduler import Scheduler, Window
+from rmvdb.status import status
 from rmvdb.tables import UpgradeRow
 from rmvdb.throttle import Limits
 from rmvdb.types import BatchState, IdType, Index, Leg, Metric, Phase, Record, Schema
@@ -127,3 +129,35 @@ def test_what_is_in_hand_is_finished_in_a_pause_before_a_worker_turns_to_another
         assert counts.keys() == {BatchState.RETIRED, BatchState.PENDING}
         gallery.registry.set_upgrade(gallery.upgrade.id, paused=False)
         wait_until(lambda: phase(gallery, gallery.upgrade) == Phase.CUT_OVER)
+
+
+def test_status_tells_all_along_which_gallery_a_worker_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmvdb.scheduler.LOOK", 0.2)
+    gallery = make(tmp_path, records=60, batch=5)
+    another(gallery, "other")
+
+    def workers(name: str) -> int:
+        return len(status(gallery.registry, gallery.registry.gallery(name)).workers or [])
+
+    with at_work(gallery, limits=Limits(rate=10.0), lease=40.0):
+        wait_until(lambda: workers("texts") == 1)
+        time.sleep(0.5)
+        seen = [(workers("texts"), workers("other"), time.sleep(0.02)) for _ in range(60)]
+        assert gallery.registry.progress(gallery.upgrade.id).t < 1.0
+    assert {(texts, other) for texts, other, _ in seen} == {(1, 0)}
+    gallery.registry.close()
+
+
+def test_a_worker_with_a_long_lease_is_heard_of_as_often_as_any(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmvdb.backfill.BEAT", 0.1)
+    gallery.conductor().deploy(gallery.upgrade)
+    gallery.encoder.embedder("v2").seconds = 1.0  # type: ignore[attr-defined]
+    real, beats = gallery.registry.renew, list[str]()
+
+    def renew(*args: Any, **options: Any) -> Any:
+        beats.append(threading.current_thread().name)
+        return real(*args, **options)
+
+    monkeypatch.setattr(gallery.registry, "renew", renew)
+    gallery.worker(lease=1200.0).run(gallery.task, gallery.backfill)
+    assert beats.count("rmvdb-heartbeat") > 3

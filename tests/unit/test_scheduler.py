@@ -88,10 +88,40 @@ def test_a_gallery_that_cannot_go_on_keeps_no_worker_from_the_others(monkeypatch
         if gallery == "a":
             raise errors.WrongPhase("1 record is quarantined")
 
+    looks = {"a": 0, "b": 0}
     monkeypatch.setattr(scheduler, "_upgrades", lambda: {"a": 1, "b": 2})
+    monkeypatch.setattr(scheduler, "_seen", lambda gallery, upgrade: looks[gallery])
     monkeypatch.setattr(scheduler, "_work", work)
-    scheduler._stop.set()  # nothing is waited for between two looks
     scheduler._step()
     scheduler._step()
-    assert worked == ["a", "b", "a", "b"]
+    assert worked == ["a", "b", "b"]
+    looks["a"] += 1  # somebody has done something about it
+    scheduler._step()
+    assert worked == ["a", "b", "b", "a", "b"]
     assert said == ["1 record is quarantined"]  # once
+
+
+@pytest.mark.parametrize(
+    ("trouble", "waits"),
+    [
+        (errors.VerifyFailed("1 difference"), [5, 10, 20, 40, 80, 160, 320, 600, 600]),
+        (errors.EngineUnavailable("no answer"), [5, 5, 5]),
+    ],
+)
+def test_what_fails_again_and_again_is_tried_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch, trouble: errors.RmvdbError, waits: list[int]
+) -> None:
+    clock, looks = [0.0], [0]
+    monkeypatch.setattr("rmvdb.scheduler.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    scheduler = Scheduler(SimpleNamespace(worker=lambda: None), galleries=(), window=Window(None), say=lambda _: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(scheduler, "_seen", lambda gallery, upgrade: looks[0])
+    for seconds in waits:
+        assert scheduler._is_due("a", 1)
+        scheduler._put_off("a", 1, trouble)
+        clock[0] += seconds - 0.1
+        assert not scheduler._is_due("a", 1)
+        clock[0] += 0.2
+    looks[0] += 1
+    scheduler._put_off("a", 1, trouble)
+    clock[0] += 5.1
+    assert scheduler._is_due("a", 1)
