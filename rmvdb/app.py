@@ -14,6 +14,7 @@ from rmvdb.manifest import Manifest
 from rmvdb.registry import Registry
 
 if TYPE_CHECKING:
+    from rmvdb.archive import EmbeddingCache
     from rmvdb.backfill import Worker
     from rmvdb.client import Client
     from rmvdb.encoding import Encoder
@@ -194,7 +195,7 @@ class App:
         stop: threading.Event | None = None,
     ) -> Conductor:
         """A conductor of a gallery's upgrades."""
-        from rmvdb.archive import Archive, EmbeddingCache
+        from rmvdb.archive import Archive
         from rmvdb.upgrade import Conductor, Hands
 
         name = self.gallery_name(gallery)
@@ -205,7 +206,7 @@ class App:
             artifacts=self.artifacts,
             archive=Archive(self.settings.archive),
             source=self.source(name),
-            cache=lambda version: EmbeddingCache(self.settings.cache / "embeddings", model=f"{name}-{version}"),
+            cache=functools.partial(self._embeddings, name),
             classifier=self.classifier,
             index=self.settings.index_for(name),
             times=self.times,
@@ -214,6 +215,13 @@ class App:
             folder=self.settings.cache,
         )
         return Conductor(name, hands, say=say, report=report, stop=stop)
+
+    def _embeddings(self, gallery: str, version: str) -> EmbeddingCache:
+        """Those kept of a gallery by one version: not by another that had its name once."""
+        from rmvdb.archive import EmbeddingCache
+
+        name = f"{gallery}-{version}-{self.registry.version(version).digest[:12]}"
+        return EmbeddingCache(self.settings.cache / "embeddings", model=name)
 
     def rebuild(
         self,

@@ -12,7 +12,7 @@ import io
 import json
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -103,6 +103,17 @@ class Archive:
             for id, vector, text, digest in zip(ids, _column_vectors(table), fields, made, strict=True)
         ]
 
+    def found(self, file: ArchiveFile, *, left_out: Callable[[str], None] = lambda _: None) -> list[Reading]:
+        """As `readings`; none, and `left_out` is told, where this one file is missing or altered, which may be for good."""
+        try:
+            return self.readings(file)
+        except ArtifactError as exc:
+            if not self.folder.is_dir() or not isinstance(exc.__cause__, FileNotFoundError | None):
+                raise  # the archive is away, or closed to this process: that can be mended, and nothing is lost
+            _log.warning("Left out: %s", exc, extra={"action": "archive-skip", "file": file.path})
+            left_out(str(exc))
+            return []
+
     def files(self, *folders: str) -> list[ArchiveFile]:
         """The files under these folders, such as gallery, upgrade, the last one written first; none of them is looked into."""
         place = self.folder.joinpath(*map(files.file_name, folders))
@@ -135,7 +146,7 @@ class EmbeddingCache:
     """
 
     def __init__(self, folder: Path, *, model: str) -> None:
-        """Keep the embeddings of one model; `model` is its version's name or fingerprint."""
+        """Keep the embeddings of one model; `model` names it."""
         self.folder = folder / files.file_name(model)
         self._lock = threading.Lock()
         self._found: dict[_Key, Vectors] | None = None
@@ -159,6 +170,11 @@ class EmbeddingCache:
         found = self._load()
         keys = zip(ids, map(_digest, old), strict=True)
         return {key[0]: found[key] for key in keys if key in found}
+
+    def some(self, most: int) -> list[Id]:
+        """Ids of records that have an embedding, at most so many, from all over."""
+        ids = list(dict.fromkeys(id for id, _ in self._load()))
+        return ids[:: max(1, len(ids) // most)][:most]
 
     @property
     def per_second(self) -> float | None:

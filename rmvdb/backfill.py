@@ -24,7 +24,7 @@ import numpy as np
 
 from rmvdb import errors
 from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache, Reading, same_fields
-from rmvdb.embedders import embed_checked
+from rmvdb.embedders import SURE, embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.latency import ENOUGH, WINDOW
 from rmvdb.plural import counted
@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 LOOK = 0.5
 #: Seconds between two looks for a batch, at first; twice as long after each in vain.
 IDLE = 0.05
+
+#: Most seconds between two heartbeats, by which `status` knows that a worker lives.
+BEAT = 10.0
 
 #: Why a record is set aside, by id.
 Reasons = dict[Id, str]
@@ -184,12 +187,12 @@ class Backfill:
         return asdict(self._archive.write(*name, records=records, made=made))
 
     def _kept(self, files: Mapping[str, Any] | None) -> dict[str, list[Record]]:
-        """What the archive has in these files, by the collection that it was read from."""
+        """What the archive has in these files, by the collection that it was read from; nothing of one that is damaged."""
         kept = self._readings(files).items()
         return {collection: [reading.record for reading in readings] for collection, readings in kept}
 
     def _readings(self, files: Mapping[str, Any] | None) -> dict[str, list[Reading]]:
-        return {collection: self._archive.readings(ArchiveFile(**file)) for collection, file in (files or {}).items()}
+        return {collection: self._archive.found(ArchiveFile(**file)) for collection, file in (files or {}).items()}
 
     # --- copy ---------------------------------------------------------------------------------------------------------
 
@@ -245,9 +248,14 @@ class Backfill:
         return self._cache.get([record.id for record in old], [_vector(record) for record in old])
 
     def _sure(self, task: Task, known: Sequence[Record]) -> list[Any]:
-        """The item of a record that could be embedded before, or none: it tells bad records from a broken source or model."""
-        record = known[:1] or next(self._store.scan(task.new[0], page=1), [])
-        return list(self._source.load(record).values()) if self._source and record else []
+        """Items of records that could be embedded before, or none: they tell bad records from a broken source or model."""
+        records = known[:SURE] or [*next(self._store.scan(task.new[0], fields=None, page=SURE), []), *self._sampled(task)]
+        return list(self._source.load(records).values()) if self._source and records else []
+
+    def _sampled(self, task: Task) -> list[Record]:
+        """Some records that were embedded for the plan: nothing need be in the new collection yet."""
+        ids = self._cache.some(SURE) if self._cache else []
+        return [record for records in self._read(task, ids).values() for record in records]
 
     def _items(self, records: Sequence[Record], sure: Callable[[], Sequence[Any]]) -> tuple[dict[Id, Any], Reasons]:
         if not records:
@@ -359,6 +367,8 @@ class Worker:
         self._throttle = Throttle(limits, width=width)
         #: Why it does not run at all, such as the window it keeps to, in words; set by who keeps it from running.
         self.resting = ""
+        #: Whether it stays with an upgrade that is paused; one that others wait for leaves it once nothing is in hand.
+        self.patient = True
         #: What it keeps to, or waits for, while it runs, in words.
         self._held: list[str] = []
         #: The claims that it works under. One whose answer was lost is not among them, and no heartbeat keeps it.
@@ -378,11 +388,12 @@ class Worker:
         backfill: Backfill,
         *,
         until: float = 1.0,
+        patient: bool = True,
         stop: threading.Event | None = None,
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> Progress:
-        """Work until every batch is retired, or the share `until` is copied and nothing is in hand, or `stop` is set, or the
-        upgrade has ended because another took its place.
+        """Work until every batch is retired, or the share `until` is copied and nothing is in hand, or nothing is and it is not
+        `patient` in a pause, or `stop` is set, or the upgrade has ended because another took its place.
 
         An error of one batch ends the run after the others in hand have ended; what it had claimed is free again.
         """
@@ -393,7 +404,7 @@ class Worker:
         heart.start()
         try:
             with ThreadPoolExecutor(max_workers=self._width, thread_name_prefix="rmvdb-batch") as pool:
-                return self._drive(task, backfill, pool, until=until, stop=stop, progress=progress)
+                return self._drive(task, backfill, pool, until=until, patient=patient, stop=stop, progress=progress)
         finally:
             ended.set()
             heart.join()
@@ -428,6 +439,7 @@ class Worker:
         pool: ThreadPoolExecutor,
         *,
         until: float,
+        patient: bool,
         stop: threading.Event,
         progress: Callable[[Progress], None],
     ) -> Progress:
@@ -443,12 +455,13 @@ class Worker:
                 self._say(task, held if waiting else [])
             # To the end means to the end: a batch may come back when all seem copied.
             copy = until >= 1.0 or now.done + now.begun < until * now.total
+            stay = copy and (patient or not row.paused)
             claimed, asked = None, uptime()
             if not stop.is_set() and len(at_work) < self._width:
                 claimed = self._claim(task, copy=copy and not row.paused)
             if claimed is not None:
                 at_work.add(pool.submit(self._work, task, backfill, claimed, self._in_time(claimed, asked)))
-            elif not at_work and (stop.is_set() or row.phase == Phase.ENDED or not self._unfinished(task, copy=copy)):
+            elif not at_work and (stop.is_set() or row.phase == Phase.ENDED or not self._unfinished(task, copy=stay)):
                 now = self._registry.progress(task.upgrade)
                 progress(now)
                 return now
@@ -481,7 +494,7 @@ class Worker:
                 self._throttle.end()
 
     def _unfinished(self, task: Task, *, copy: bool) -> bool:
-        """Whether there is, or will be, something for this worker to do; a pause is no end."""
+        """Whether there is, or will be, something for this worker to do."""
         ended = {BatchState.RETIRED} if copy else {BatchState.RETIRED, BatchState.PENDING}
         return bool(self._registry.counts(task.upgrade).keys() - ended)
 
@@ -528,7 +541,7 @@ class Worker:
             self._found = asked, self._registry.renew(self.name, upgrade, mine, lease=self._lease, note=self.note)
 
     def _beat(self, upgrade: int, ended: threading.Event) -> None:
-        while not ended.wait(self._lease / 6):
+        while not ended.wait(min(self._lease / 6, BEAT)):
             try:
                 self._renew(upgrade)
             except errors.RmvdbError as exc:  # a full disk, too: there may be room for the next one

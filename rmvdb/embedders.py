@@ -225,13 +225,18 @@ def checked(embedder: Embedder, *, dim: int) -> CheckedEmbedder:
     return CheckedEmbedder(embedder, dim=dim)
 
 
+#: How many others are tried, where every item of several fails, before a model or a source counts as broken.
+SURE = 10
+
+
 def embed_checked(
     embedder: Embedder, items: Sequence[Item], dim: int, *, sure: Callable[[], Sequence[Item]] = tuple
 ) -> tuple[Vectors, dict[int, str]]:
     """Vectors (n, dim) and, by index, why an item has none; its row is NaN, so that it cannot pass for a vector.
 
-    A batch that fails is halved until the items that cannot be read, or give NaN, stand alone. Raises ModelError where
-    every item of several fails, and one that could be embedded before (`sure` gives it, or none) does, too; and wherever the
+    A batch that fails is halved until the items that cannot be read, or give NaN, stand alone, and these are tried once more.
+    Raises ModelError where
+    every item of several fails, and those that could be embedded before (`sure` gives some, or none) do, too; and wherever the
     shape is wrong: then the model is broken, not an item.
     """
     vectors = np.full((len(items), dim), np.nan, np.float32)
@@ -248,6 +253,8 @@ def embed_checked(
             waiting += [half for half in (rest[len(rest) // 2 :], rest[: len(rest) // 2]) if half]
     if len(items) > 1 and len(failed) == len(items) and not any(_works(embedder, item, dim) for item in sure()):
         raise ModelError(f"The embedder fails for each of {len(items)} items: {failed[0]}; mend the embedder or its items")
+    if len(items) > 1:  # an embedder behind a network may have been away for a moment
+        failed = {index: reason for index in failed if (reason := _try(embedder, items, [index], vectors))}
     return vectors, dict(sorted(failed.items()))
 
 

@@ -48,6 +48,8 @@ class Question:
     to_version: str
     #: The collections that it would empty, newest first.
     old: tuple[str, ...] = ()
+    #: What the version to come, and those of these collections, are (`VersionRow.digest`).
+    versions: tuple[str, ...] = ()
     #: None takes the one of `comparison.CANDIDATES` that is worth most on the sample.
     method: Method | None = None
     #: None chooses the first that the old version can give.

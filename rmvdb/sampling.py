@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rmvdb import errors
 from rmvdb.archive import EmbeddingCache
-from rmvdb.embedders import embed_checked
+from rmvdb.embedders import SURE, embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.methods import Pairs
 from rmvdb.plural import counted
@@ -208,20 +208,19 @@ class Sampler:
     def _embed_all(self, version: str, records: Sequence[Record], report: Callable[[int, int], None]) -> dict[Id, Vectors]:
         """Raw vectors of a version by id, of the records that have one."""
         found: dict[Id, Vectors] = {}
+        sure = functools.partial(_sure, records, found.keys())
         for start in range(0, len(records), CHUNK):
             report(start, len(records))
             chunk = records[start : start + CHUNK]
-            known = self._cache(version).get([record.id for record in chunk], vectors_of(chunk))
-            sure = [record for record in chunk if record.id in known][:1]
-            made = self._embedded(version, [record for record in chunk if record.id not in known], sure)
-            found |= known | made
+            found |= self._cache(version).get([record.id for record in chunk], vectors_of(chunk))
+            found |= self._embedded(version, [record for record in chunk if record.id not in found], sure)
         report(len(records), len(records))
         return found
 
-    def _embedded(self, version: str, records: Sequence[Record], sure: Sequence[Record]) -> dict[Id, Vectors]:
+    def _embedded(self, version: str, records: Sequence[Record], sure: Callable[[], Sequence[Record]]) -> dict[Id, Vectors]:
         """Raw new vectors by id, kept so that the backfill need not compute them again.
 
-        `sure`: a record that had one before, or none; it tells bad records from a broken source or model.
+        `sure` gives others, which tell bad records from a broken source or model.
         """
         if not records:
             return {}
@@ -230,7 +229,7 @@ class Sampler:
         started = time.monotonic()
         source, items = self._source, self._source.load(records)
         there = [record for record in records if record.id in items]
-        if not there and not (sure and source.load(sure)):
+        if not there and not source.load(sure()):
             raise errors.SourceError(
                 f"The source has an item of none of {counted(len(records), 'record')}, such as {records[0].id!r}; "
                 "mend the source, then plan again"
@@ -241,12 +240,18 @@ class Sampler:
             self._encoder.embedder(version),
             [items[record.id] for record in there],
             self._encoder.chain(version).dim,
-            sure=lambda: list(source.load(sure).values()),
+            sure=lambda: list(source.load(sure()).values()),
         )
         good = [at for at in range(len(there)) if at not in bad]
         ids = [there[at].id for at in good]
         self._cache(version).put(ids, vectors_of([there[at] for at in good]), vectors[good], seconds=time.monotonic() - started)
         return dict(zip(ids, vectors[good], strict=True))
+
+
+def _sure(records: Sequence[Record], found: Set[Id]) -> Sequence[Record]:
+    """Some of those that have a vector, or of all where none has one yet, from all over."""
+    known = [record for record in records if record.id in found] or records
+    return known[:: max(1, len(known) // SURE)][:SURE]
 
 
 def _own(leg: Leg, newest: Leg) -> bool:

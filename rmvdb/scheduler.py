@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import re
 import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.cron import CronTrigger
@@ -16,7 +19,8 @@ from apscheduler.triggers.cron import CronTrigger
 from rmvdb import errors
 from rmvdb.app import App
 from rmvdb.backfill import Worker
-from rmvdb.types import Phase
+from rmvdb.tables import UpgradeRow
+from rmvdb.types import BatchState, Phase
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +29,10 @@ STEP = 1.0
 #: Phases in which there is nothing to do for a worker.
 DONE = (Phase.CUT_OVER, Phase.CLEANING_UP)
 LOOK = 5.0
+#: The most seconds until a gallery that could not go on is tried again.
+LONGEST = 600.0
+#: As cron counts them: 7 is Sunday again.
+DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 class Window:
@@ -33,7 +41,7 @@ class Window:
     def __init__(self, expression: str | None) -> None:
         self.expression = expression
         try:
-            self._trigger = CronTrigger.from_crontab(expression) if expression else None
+            self._trigger = CronTrigger.from_crontab(_by_name(expression)) if expression else None
         except ValueError as exc:
             raise errors.UsageError(
                 f"--window {expression!r} is no cron expression ({exc}); for nights write '0 1-6 * * *' (01:00 to 07:00)"
@@ -43,9 +51,37 @@ class Window:
         """Whether work may be done now."""
         if self._trigger is None:
             return True
-        now = now or dt.datetime.now(self._trigger.timezone)
-        fired = self._trigger.get_next_fire_time(None, now - dt.timedelta(hours=1))
-        return fired is not None and fired <= now
+        # In UTC: the hours of a day on which clocks are set are not an hour apart by the clock on the wall.
+        now = (now or dt.datetime.now(dt.UTC)).astimezone(dt.UTC)
+        before = (now - dt.timedelta(hours=1)).astimezone(self._trigger.timezone)
+        fired = self._trigger.get_next_fire_time(None, before)
+        return fired is not None and fired.astimezone(dt.UTC) <= now
+
+
+def _by_name(expression: str) -> str:
+    """The expression with its days of the week by name: cron counts them from Sunday, APScheduler from Monday."""
+    *others, days = expression.split() or [""]
+    return " ".join([*others, ",".join(map(_days, days.split(",")))])
+
+
+def _days(part: str) -> str:
+    """The days of one part of a list, such as `1-5/2`; what is no such part stays as it is, for APScheduler to refuse."""
+    found = re.fullmatch(r"(\w+)(?:-(\w+))?(?:/([1-9]\d*))?", part.lower().replace("*/", "0-6/"))
+    first, last, step = found.groups() if found else ("", None, None)
+    numbers = {name: at % 7 for at, name in enumerate(DAYS)} | {str(at): at for at in range(8)}
+    start, end = numbers.get(first), numbers.get(last or ("6" if step else first))
+    if start is None or end is None:
+        return part
+    end += 7 * (end == 0 < start)  # to Sunday
+    return ",".join(DAYS[at] for at in range(start, end + 1, int(step or 1))) or part
+
+
+class _Wait(NamedTuple):
+    """Until when a gallery that could not go on is left alone, how long that is, and what it looked like."""
+
+    until: float
+    seconds: float
+    seen: object
 
 
 class Scheduler:
@@ -59,9 +95,13 @@ class Scheduler:
         self._rest = threading.Event()
         #: What it last said of each gallery.
         self._last: dict[str, str] = {}
+        #: The upgrade that it is working on.
+        self._at: int | None = None
+        self._waits: dict[str, _Wait] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set; what is in hand then is finished."""
+        self._worker.patient = False
         scheduler = BackgroundScheduler()
         scheduler.add_job(self._step, "interval", seconds=STEP, max_instances=1, coalesce=True, misfire_grace_time=None)
         scheduler.add_job(self._look, "interval", seconds=LOOK, next_run_time=dt.datetime.now(dt.UTC))
@@ -84,7 +124,8 @@ class Scheduler:
             self._rest.set()
             self._worker.resting = f"outside its window {self._window.expression}"
         try:
-            for upgrade in self._upgrades().values():
+            at = self._at  # the registry has one line for each worker: it is where it works
+            for upgrade in self._upgrades().values() if at is None else [at]:
                 lease = self._app.settings.backfill.lease
                 self._app.registry.renew(self._worker.name, upgrade, lease=lease, note=self._worker.note)
         except errors.RmvdbError as exc:
@@ -94,27 +135,54 @@ class Scheduler:
         """Galleries with work, and their upgrades."""
         names = self._galleries or [row.name for row in self._app.registry.galleries()]
         found = {name: self._app.registry.active_upgrade(self._app.registry.gallery(name).id) for name in names}
-        return {name: row.id for name, row in found.items() if row is not None and row.phase not in DONE}
+        return {name: row.id for name, row in found.items() if row is not None and self._has_work(row)}
+
+    def _has_work(self, row: UpgradeRow) -> bool:
+        """Whether there is something to do for an upgrade; in a pause, whether anything but fresh batches is left."""
+        if not row.paused or row.phase != Phase.SERVING_BOTH or not row.listed:
+            return row.phase not in DONE
+        states = self._app.registry.counts(row.id).keys()
+        return BatchState.PENDING not in states or not states <= {BatchState.PENDING, BatchState.RETIRED}
 
     def _step(self) -> None:
         try:
-            failed = [self._fails(name, upgrade) for name, upgrade in self._upgrades().items() if not self._rest.is_set()]
+            for name, upgrade in self._upgrades().items():
+                if not self._rest.is_set() and self._is_due(name, upgrade):
+                    self._try(name, upgrade)
         except errors.RmvdbError as exc:
             self._complain(exc)
-            failed = [True]
-        if any(failed):
             self._stop.wait(LOOK)
 
-    def _fails(self, gallery: str, upgrade: int) -> bool:
+    def _try(self, gallery: str, upgrade: int) -> None:
         """Work on a gallery; one that cannot go on keeps nobody from the others."""
+        self._at = upgrade
         try:
             self._work(gallery, upgrade)
         except errors.Stopped:
-            return False
+            pass
         except errors.RmvdbError as exc:
             self._complain(exc, gallery)
-            return True
-        return False
+            self._put_off(gallery, upgrade, exc)
+        finally:
+            self._at = None
+
+    def _is_due(self, gallery: str, upgrade: int) -> bool:
+        wait = self._waits.get(gallery)
+        return wait is None or time.monotonic() >= wait.until or self._seen(gallery, upgrade) != wait.seen
+
+    def _put_off(self, gallery: str, upgrade: int, exc: errors.RmvdbError) -> None:
+        """Each try in vain may read all of the gallery: twice as long until the next, as long as nothing changes."""
+        seen, before = self._seen(gallery, upgrade), self._waits.get(gallery)
+        away = isinstance(exc, errors.EngineUnavailable | errors.RegistryUnavailable)  # nothing was read
+        again = before is not None and before.seen == seen and not away
+        seconds = min(2 * before.seconds, LONGEST) if before and again else LOOK
+        self._waits[gallery] = _Wait(time.monotonic() + seconds, seconds, seen)
+
+    def _seen(self, gallery: str, upgrade: int) -> object:
+        """What commands and workers change of an upgrade."""
+        registry = self._app.registry
+        now, row = registry.progress(upgrade), registry.gallery(gallery)
+        return upgrade, len(registry.history(upgrade)), row.source, row.epoch, now.done, now.total, now.begun, now.quarantined
 
     def _work(self, gallery: str, upgrade_id: int) -> None:
         conductor = self._app.conductor(gallery, say=self._say, stop=self._rest)
@@ -126,6 +194,7 @@ class Scheduler:
             if upgrade.phase == Phase.SERVING_BOTH and upgrade.listed:
                 conductor.backfill(upgrade, self._worker)
         self._last.pop(gallery, None)
+        self._waits.pop(gallery, None)
 
     def _complain(self, exc: errors.RmvdbError, about: str = "") -> None:
         if str(exc) != self._last.get(about):  # once, not once a second

@@ -151,5 +151,5 @@ def _held_back(gallery: GalleryRow, row: UpgradeRow, notes: Sequence[str], *, un
     if row.phase not in (Phase.PLANNED, Phase.SERVING_BOTH):
         return lost
     paused = ["paused; rmvdb resume goes on"] if row.paused else []
-    waiting = ["waiting for a worker: run rmvdb worker or rmvdb upgrade"] if unattended else []
+    waiting = ["waiting for a worker: run rmvdb worker or rmvdb upgrade"] if unattended and not row.paused else []
     return [*lost, *paused, *dict.fromkeys(filter(None, notes)), *waiting]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -98,6 +100,13 @@ class VersionRow(Table):
     #: The version whose vectors its own were trained to be comparable with, as whoever registered it said.
     compatible_with: Mapped[str | None] = mapped_column(ForeignKey("model_versions.name"))
     created_at: Mapped[float]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over what was registered: forgotten and registered anew, a version of the same name may be another one."""
+        names = [column.name for column in self.__table__.columns if column.name not in ("id", "created_at")]
+        told = json.dumps({name: getattr(self, name) for name in names}, sort_keys=True, default=bytes.hex)
+        return hashlib.sha256(told.encode()).hexdigest()
 
 
 class GalleryRow(Table):

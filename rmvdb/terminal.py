@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -20,14 +22,18 @@ if TYPE_CHECKING:
     from rmvdb.status import Status
 
 
+#: A progress bar hides the cursor while it lasts.
+SHOW_CURSOR = "\x1b[?25h"
+
+
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets; the second Ctrl-C ends the process at once, which loses nothing either."""
+    """An event that the first Ctrl-C or SIGTERM sets; the second ends the process at once, which loses no more than a kill."""
     stop = threading.Event()
 
     def ask(number: int, _: object) -> None:
         if stop.is_set():
-            raise KeyboardInterrupt
+            _end_now("stopped at once; the same command goes on from here")
         stop.set()
         click.echo("stopping after the batches in hand; once more stops at once", err=True)
 
@@ -37,6 +43,14 @@ def stoppable() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end_now(words: str) -> NoReturn:
+    """End as a kill would, which loses nothing: threads in the middle of something would be waited for, however long it takes."""
+    with contextlib.suppress(OSError, RuntimeError):  # nobody listens, or a word was just being said
+        click.echo(f"{SHOW_CURSOR if sys.stderr.isatty() else ''}{words}", err=True)
+        sys.stdout.flush()
+    os._exit(130)
 
 
 def agree(question: str, done: str, command: str) -> None:

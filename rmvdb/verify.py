@@ -44,6 +44,8 @@ class Report:
     problems: int = 0
     #: The first problems, a sentence each.
     examples: list[str] = field(default_factory=list)
+    #: Files of the archive that tell nothing any more, a sentence each: of their records only the ids were compared.
+    unread: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -110,7 +112,7 @@ class Verify:
         newest = _newest(batches)
         differing: dict[Id, float] = {}
         for part in _parts(batches[at.batches :]):
-            archived = [record for batch in part for record in self._moved(batch, newest)]
+            archived = [record for batch in part for record in self._moved(batch, newest, report)]
             differing |= self._compare(task, archived, report, sample=sample, of=total)
             report.fields_compared += len(archived)
             at = Position(
@@ -142,11 +144,11 @@ class Verify:
                     yield _Batch(row.id, row.archive, hashes(unpack_ids(row.remove)), hashes(unpack_ids(row.gone)))
             after = page[-1].id
 
-    def _moved(self, batch: _Batch, newest: Mapping[int, int]) -> Iterator[Record]:
+    def _moved(self, batch: _Batch, newest: Mapping[int, int], report: Report) -> Iterator[Record]:
         """The records that a batch took out, as they were read; but for those that a later one did again."""
         left = {hash for hash in batch.removed.tolist() if newest.get(hash, batch.id) == batch.id}
         for file in batch.archive.values():
-            read = self._archive.read(ArchiveFile(**file))
+            read = [reading.record for reading in self._archive.found(ArchiveFile(**file), left_out=report.unread.append)]
             hashed = hashes([record.id for record in read]).tolist()
             yield from (record for record, hash in zip(read, hashed, strict=True) if hash in left)
 

@@ -29,6 +29,8 @@ def verify(gallery: str | None, sample: int, as_json: bool) -> None:
     else:
         for example in found.examples:
             click.echo(f"differs: {example}")
+        for sentence in found.unread:
+            click.echo(f"left out: {sentence}")
         click.echo(
             f"{counted(found.records, 'record')}, {found.fields_compared} compared, {found.embedded_again} embedded again: "
             f"{counted(found.problems, 'difference')}"

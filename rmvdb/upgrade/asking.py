@@ -21,7 +21,8 @@ _COPIES = ("--instant-rollback", "--method fct")
 
 
 def resolve(lead: Lead, question: Question) -> Question:
-    """The question with `from` as the newest version that the gallery holds, and the collections that it would empty.
+    """The question with `from` as the newest version that the gallery holds, the collections that it would empty, and what the
+    versions are.
 
     Raises UsageError for a pair that cannot be, UpgradeRunning while the gallery is in an upgrade that cannot be superseded.
     """
@@ -51,6 +52,7 @@ def resolve(lead: Lead, question: Question) -> Question:
         question,
         from_version=legs[0].model,
         old=tuple(leg.collection for leg in legs),
+        versions=tuple(lead.registry.version(name).digest for name in (question.to_version, *(leg.model for leg in legs))),
         instant_rollback=question.instant_rollback or lifts,
     )
 

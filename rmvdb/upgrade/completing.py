@@ -94,9 +94,10 @@ def _remade(lead: Lead, upgrade: UpgradeRow, ids: Sequence[Id], retired: npt.NDA
 
 
 def refuse_quarantined(lead: Lead, upgrade: UpgradeRow) -> None:
-    """WrongPhase while a record is quarantined that nobody has deleted since."""
+    """WrongPhase while a record is quarantined that nobody has deleted or written since."""
     if lead.registry.quarantined(upgrade.id):
         _release_deleted(lead, upgrade)
+        _release_written(lead, upgrade)
     if aside := lead.registry.quarantined(upgrade.id):
         raise errors.WrongPhase(
             f"{counted(len(aside), 'record is', 'records are')} quarantined, such as {aside[0].record!r} "
@@ -109,8 +110,18 @@ def _release_deleted(lead: Lead, upgrade: UpgradeRow) -> None:
     """Whoever deleted a quarantined record meanwhile has settled what was to become of it."""
     if upgrade.original:
         mirroring.agree(lead, upgrade)
-    numbers = lead.registry.collection(upgrade.old_collections[0]).schema["id_type"] == IdType.INT64
-    left: set[Id] = {int(row.record) if numbers else row.record for row in lead.registry.quarantined(upgrade.id)}
+    left = set(_aside(lead, upgrade))
     for collection in upgrade.old_collections:
         left -= {record.id for record in lead.store.get(collection, list(left), fields=())}
     lead.registry.release(upgrade.id, list(left), again=False)
+
+
+def _release_written(lead: Lead, upgrade: UpgradeRow) -> None:
+    """What a client wrote since is in the new collection as it should be, and has only to leave the old ones."""
+    written = mirroring.last_done(lead, upgrade, _aside(lead, upgrade))
+    lead.registry.release(upgrade.id, [id for id, kind in written.items() if kind == "upsert"], again=True)
+
+
+def _aside(lead: Lead, upgrade: UpgradeRow) -> list[Id]:
+    numbers = lead.registry.collection(upgrade.old_collections[0]).schema["id_type"] == IdType.INT64
+    return [int(row.record) if numbers else row.record for row in lead.registry.quarantined(upgrade.id)]

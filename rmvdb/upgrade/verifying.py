@@ -34,6 +34,8 @@ def expect_verified(lead: Lead, upgrade: UpgradeRow) -> Report:
 
     report = _compare(lead, upgrade, begun=begun, keep=keep)
     _forget(lead, upgrade)  # whatever becomes of it now: another time all is compared
+    for sentence in report.unread:
+        lead.say(f"left out: {sentence}")
     if not report.ok:
         raise errors.VerifyFailed(
             f"{counted(report.problems, 'difference')}, such as: {report.examples[0]}; "

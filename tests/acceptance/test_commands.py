@@ -13,7 +13,7 @@ import pytest
 from rmvdb import app
 from rmvdb.schema import REVISION_TABLE, head
 from rmvdb.types import Index, Record
-from tests.acceptance.conftest import NAIVE
+from tests.acceptance.conftest import IDS, NAIVE
 from tests.support.project import Project
 
 
@@ -115,6 +115,16 @@ def test_the_source_of_a_gallery_can_be_changed(project: Project) -> None:
     assert refused.returncode in (1, 2)
     assert "Traceback" not in refused.stderr
     assert project.json("gallery", "show")["source"] == "folder:photos/{id}.jpg"
+
+
+def test_a_version_that_was_forgotten_and_registered_as_another_model_is_planned_with_and_embedded_anew(project: Project) -> None:
+    wrong = project.json("plan", *NAIVE[1:])
+    project.ask("model", "remove", "v2")
+    project.ask("model", "add", "v2", "--embedder", "models:v3")
+    right = project.json("plan", *NAIVE[1:])
+    assert set(project.calls("v3")) == {"probe", *map(str, IDS)}
+    assert wrong["prediction"] != right["prediction"]
+    assert project.json("plan", *NAIVE[1:])["made_at"] == right["made_at"]
 
 
 def test_a_gallery_is_forgotten_and_its_collection_stays_unless_rmvdb_made_it_and_is_told_to_drop_it(project: Project) -> None:

@@ -124,6 +124,25 @@ def test_ctrl_c_stops_and_the_same_command_goes_on(project: Project) -> None:
     assert project.json("status")["phase"] == "cut over"
 
 
+@pytest.mark.parametrize("command", [(*NAIVE, "--sample", "80"), ("worker",)])
+def test_ctrl_c_twice_stops_at_once(project: Project, command: tuple[str, ...]) -> None:
+    """A batch that is being embedded for half a minute is not waited for."""
+    project.ask(*NAIVE, "--sample", "80", "--detach")
+    project.fault(v2={"slow": 1.5})
+    begun = project.calls("v2")
+    process = project.start(*command)
+    try:
+        _until(lambda: project.calls("v2") != begun)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(1.0)
+        _, err = process.communicate(timeout=5)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert err.strip().endswith("stopped at once; the same command goes on from here")
+
+
 def test_a_killed_upgrade_run_again_ends_in_the_same_state(project: Project) -> None:
     project.fault(v2={"slow": 0.02})
     with searching(project, IDS) as watch:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,6 +19,8 @@ import pytest
 from sqlalchemy import text
 
 from rmvdb import errors
+from rmvdb.archive import ArchiveFile, EmbeddingCache
+from rmvdb.backfill import Backfill
 from rmvdb.client import Client
 from rmvdb.encoding import Chain, Encoder
 from rmvdb.faiss_store import FaissStore
@@ -26,9 +28,11 @@ from rmvdb.latency import Latency
 from rmvdb.plans import Plans
 from rmvdb.protocols import always
 from rmvdb.registry import Claim, unpack_ids
+from rmvdb.sampling import Sample, Sampler, vectors_of
+from rmvdb.sources import FieldSource
 from rmvdb.tables import BatchRow
 from rmvdb.traffic import Traffic
-from rmvdb.types import BatchState, Id, Phase, Record
+from rmvdb.types import BatchState, Id, Leg, Metric, Phase, Record
 from rmvdb.upgrade import completing
 from rmvdb.uptime import uptime
 from tests.support.inprocess import DIMS, TIMES, Gallery, TextEmbedder, make, vector
@@ -798,3 +802,171 @@ def test_who_cannot_write_by_a_plan_does_not_serve_it(gallery: Gallery) -> None:
 
     with application(gallery, load) as client, pytest.raises(errors.ModelError, match="no v1 here"):
         client._encoder.prepare(replace(plan, legs=(plan.legs[0], old)))
+
+
+# --- bad items, and a broken source ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["broken", "missing"])
+def test_a_batch_of_bad_items_is_set_aside_where_items_are_made_of_fields(gallery: Gallery, kind: str) -> None:
+    gallery.registry.discard_list(gallery.upgrade.id)
+    gallery.registry.add_batches(gallery.upgrade.id, [([1, 2, 3, 4], None), ([5, 6, 7, 8], None)], first=1)
+    bad = {"text": "broken"} if kind == "broken" else {}
+    texts = {id: bad if id > 4 else {"text": f"t{id}"} for id in gallery.source.of}
+    old = [Record(id=id, vector=vector("v1", f"t{id}"), fields={"n": 0, **fields}) for id, fields in texts.items()]
+    gallery.store.upsert(gallery.task.old[0], old)
+    backfill = Backfill(
+        registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, source=FieldSource("text"),
+        archive=gallery.archive,
+    )  # fmt: skip
+    gallery.worker(width=1).run(gallery.task, backfill)
+    assert {row.record for row in gallery.registry.quarantined(gallery.upgrade.id)} == {"5", "6", "7", "8"}
+
+
+@pytest.mark.parametrize("kind", ["broken", "missing"])
+def test_bad_items_that_come_first_in_the_order_are_set_aside_by_what_the_plan_embedded(tmp_path: Path, kind: str) -> None:
+    """A classifier is least sure of blank pictures, so that nothing is in the new collection yet."""
+    gallery = make(tmp_path, records=40)
+    for id in range(1, 21):
+        _spoil(gallery, id, kind)
+    old, ids = gallery.held()["old"], list(range(31, 41))
+    cache = EmbeddingCache(tmp_path / "embeddings", model="v2")
+    cache.put(ids, vectors_of([old[id] for id in ids]), np.stack([vector("v2", f"t{id}") for id in ids]))
+    backfill = Backfill(
+        registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, source=gallery.source, archive=gallery.archive,
+        cache=cache,
+    )  # fmt: skip
+    gallery.worker(width=1).run(gallery.task, backfill)
+    assert len(gallery.registry.quarantined(gallery.upgrade.id)) == 20
+    assert set(gallery.held()["new"]) == set(range(21, 41))
+    gallery.registry.close()
+
+
+@pytest.mark.parametrize("kind", ["broken", "missing"])
+@pytest.mark.parametrize("bad", [range(1, 11), range(11, 21), [21]])
+def test_bad_items_that_lie_together_are_left_out_of_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bad: Sequence[int]
+) -> None:
+    monkeypatch.setattr("rmvdb.sampling.CHUNK", 10)
+    gallery = make(tmp_path, records=21)
+    for id in bad:
+        _spoil(gallery, id, kind)
+    sample = _sample(gallery)
+    assert {record.id for record in sample.records} == set(range(1, 22)) - set(bad)
+    assert sample.skipped == len(bad)
+    gallery.registry.close()
+
+
+@pytest.mark.parametrize(("kind", "saying"), [("broken", "for each of 8 items"), ("missing", "an item of none of 8 records")])
+def test_where_no_item_is_good_the_source_or_the_model_is_broken(gallery: Gallery, kind: str, saying: str) -> None:
+    for id in range(1, 9):
+        _spoil(gallery, id, kind)
+    for act in (lambda: _sample(gallery), lambda: drive(gallery)):
+        with pytest.raises(errors.RmvdbError, match=saying):
+            act()
+    assert not gallery.registry.quarantined(gallery.upgrade.id)
+
+
+def _spoil(gallery: Gallery, id: Id, kind: str) -> None:
+    if kind == "broken":
+        gallery.source.of[id] = "broken"
+    else:
+        del gallery.source.of[id]
+
+
+def _sample(gallery: Gallery) -> Sample:
+    sampler = Sampler(
+        store=gallery.store, encoder=gallery.encoder, source=gallery.source,
+        cache=lambda version: EmbeddingCache(gallery.folder / "embeddings", model=version),
+    )  # fmt: skip
+    leg = Leg(collection=gallery.task.old[0], model="v1", metric=Metric.COSINE, embedder="v1")
+    return sampler.sample("v2", [leg], [1000], frozenset(), lambda *_: None, seed=0)
+
+
+@pytest.mark.parametrize("source", ["mended", "broken"])
+def test_a_quarantined_record_that_is_written_again_is_moved(gallery: Gallery, source: str) -> None:
+    gallery.source.of[3] = "broken"
+    conductor, worker = gallery.conductor(), gallery.worker()
+    with pytest.raises(errors.WrongPhase, match="1 record is quarantined, such as '3'"):
+        conductor.advance(gallery.registry.upgrade(gallery.upgrade.id), worker)
+    gallery.source.of[3] = source
+    with gallery.client() as client:
+        client.upsert([{"id": 3, "item": "mended", "n": 1}])
+        row = conductor.advance(gallery.registry.upgrade(gallery.upgrade.id), worker)
+        assert row.phase == Phase.CUT_OVER
+        assert [hit.id for hit in client.search("mended", limit=8)].count(3) == 1
+    gallery.source.of[3] = "mended"
+    gallery.expect_moved()
+    assert not gallery.registry.quarantined(gallery.upgrade.id)
+
+
+# --- a damaged archive ----------------------------------------------------------------------------------------------------
+
+
+def _damage(gallery: Gallery, kind: str) -> Path:
+    file = next(gallery.archive.folder.rglob("*.parquet"))
+    if kind == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    return file
+
+
+@pytest.mark.parametrize("kind", ["altered", "missing"])
+def test_a_batch_whose_archive_is_damaged_comes_again_and_is_archived_anew(gallery: Gallery, kind: str) -> None:
+    before = gallery.held()["old"]
+    copied(gallery)
+    _damage(gallery, kind)
+    row = gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    assert row.phase == Phase.CUT_OVER
+    gallery.expect_moved()
+    back = gallery.conductor().roll_back(row)
+    assert back is not None
+    gallery.conductor().advance(back, gallery.worker())
+    held = gallery.held()["old"]
+    assert held.keys() == before.keys()
+    assert all(np.array_equal(held[id].vector, before[id].vector) for id in before)  # type: ignore[arg-type]
+
+
+def test_a_removal_that_was_decided_is_not_made_where_nothing_can_be_put_back_any_more(gallery: Gallery) -> None:
+    copied(gallery)
+    batch = claimed(gallery, lease=0.1)
+    gallery.store.before = once("delete", gallery.task.old[0], killed)
+    with pytest.raises(Killed):
+        gallery.backfill.retire(gallery.task, batch, always)
+    gallery.store.before = lambda *_: None
+    _damage(gallery, "altered")
+    time.sleep(0.7)
+    drive(gallery)
+    gallery.expect_moved()
+    retired = gallery.registry.batches(gallery.upgrade.id)
+    assert [len(unpack_ids(row.remove)) for row in retired] == [0, 8]
+    assert len(gallery.archive.read(ArchiveFile(**retired[1].archive["texts_v1"]))) == 8
+
+
+@pytest.mark.parametrize("kind", ["altered", "missing"])
+def test_a_roll_back_has_the_old_model_embed_what_a_damaged_archive_held(gallery: Gallery, kind: str) -> None:
+    before = gallery.held()["old"]
+    drive(gallery)
+    file, conductor, said = _damage(gallery, kind), gallery.conductor(), list[str]()
+    conductor.say = said.append
+    row = conductor.advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    assert row.phase == Phase.CUT_OVER
+    assert [words for words in said if words.startswith(f"left out: {file}")]
+    back = conductor.roll_back(row)
+    assert back is not None
+    assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+    held = gallery.held()
+    assert held["old"].keys() == before.keys()
+    assert not held["new"]
+    assert all(np.allclose(held["old"][id].vector, before[id].vector, atol=1e-6) for id in before)  # type: ignore[arg-type]
+
+
+def test_an_archive_that_is_away_stops_what_needs_it(gallery: Gallery) -> None:
+    copied(gallery)
+    gallery.archive.folder.rename(gallery.folder / "elsewhere")
+    with pytest.raises(errors.ArtifactError, match="is missing; put it back"):
+        drive(gallery)
+    (gallery.folder / "elsewhere").rename(gallery.archive.folder)
+    drive(gallery)
+    gallery.expect_moved()

@@ -67,14 +67,14 @@ def third_version(gallery: Gallery) -> Iterator[None]:
 def read(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many records each file that is read from now on holds."""
     files: list[int] = []
-    real = gallery.archive.read
+    real = gallery.archive.found
 
-    def reading(file: Any) -> Any:
-        found = real(file)
+    def reading(file: Any, **options: Any) -> Any:
+        found = real(file, **options)
         files.append(len(found))
         return found
 
-    monkeypatch.setattr(gallery.archive, "read", reading)
+    monkeypatch.setattr(gallery.archive, "found", reading)
     return files
 
 

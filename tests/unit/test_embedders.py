@@ -300,6 +300,21 @@ def test_an_item_that_spoils_its_batch_is_singled_out() -> None:
     assert np.isfinite(vectors[[0, 1, 3]]).all()
 
 
+@pytest.mark.parametrize("calls", [4, 15])  # to the first single item; to the last one
+def test_an_embedder_that_is_away_for_a_moment_fails_no_good_item(calls: int) -> None:
+    words = Words()
+
+    def embed(items: Sequence[Item]) -> Vectors:
+        if words.calls < calls:
+            words.calls += 1
+            raise ConnectionError("503 Service Unavailable")
+        return words.embed(items)
+
+    vectors, failed = embed_checked(Gives(embed), ["a"] * 7 + ["bad"], 3, sure=lambda: ["a"])
+    assert failed == {7: "ValueError: bad cannot be read"}
+    assert vectors[:7, 0].tolist() == [1] * 7
+
+
 def test_a_single_item_that_fails_is_that_items_fault() -> None:
     assert embed_checked(Words(), ["bad"], 3)[1] == {0: "ValueError: bad cannot be read"}
     assert embed_checked(Words(), [], 3)[0].shape == (0, 3)

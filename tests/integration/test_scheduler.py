@@ -1,0 +1,163 @@
+"""A worker that stays, at several galleries."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rmvdb.archive import EmbeddingCache
+from rmvdb.artifacts import Artifacts
+from rmvdb.methods import Method
+from rmvdb.planning import Question
+from rmvdb.registry import leg_to_json
+from rmvdb.scheduler import Scheduler, Window
+from rmvdb.status import status
+from rmvdb.tables import UpgradeRow
+from rmvdb.throttle import Limits
+from rmvdb.types import BatchState, IdType, Index, Leg, Metric, Phase, Record, Schema
+from rmvdb.upgrade import Conductor, Hands
+from tests.support.inprocess import DIMS, UNLIMITED, Gallery, make, vector
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    """Eight texts of an upgrade that is planned."""
+    made = make(tmp_path, records=8, deployed=False)
+    yield made
+    made.registry.close()
+
+
+def another(gallery: Gallery, name: str, *, records: int = 20) -> UpgradeRow:
+    """The planned upgrade of another gallery beside it."""
+    shapes = {
+        each: Schema(collection=f"{name}_{each}", dim=DIMS[each], metric=Metric.COSINE, id_type=IdType.INT64)
+        for each in ("v1", "v2")
+    }
+    for shape in shapes.values():
+        gallery.store.create(shape, Index(type="FLAT"))
+    ids = list(range(1, records + 1))
+    gallery.source.of |= {id: f"t{id}" for id in ids}
+    gallery.store.upsert(f"{name}_v1", [Record(id=id, vector=vector("v1", f"t{id}"), fields={"n": 0}) for id in ids])
+    registry = gallery.registry
+    row = registry.add_gallery(
+        name=name, model="v1", schema=shapes["v1"], adopted=False, source="tests", search={}, times=gallery.times
+    )
+    registry.add_collection(row.id, model="v2", schema=shapes["v2"], search={})
+    legs = [Leg(collection=f"{name}_{each}", model=each, metric=Metric.COSINE, embedder=each) for each in ("v2", "v1")]
+    question = Question(gallery=name, from_version="v1", to_version="v2", method=Method.NAIVE, order="random")
+    served = {"serving": legs, "final": legs[:1], "before": legs[1:]}
+    plan = {each: [leg_to_json(leg) for leg in some] for each, some in served.items()}
+    upgrade = registry.add_upgrade(
+        gallery_id=row.id, from_version="v1", to_version="v2", old_collections=[f"{name}_v1"], new_collection=f"{name}_v2",
+        phase=Phase.PLANNED, method="naive", order="random",
+        plan=plan | {"question": asdict(question), "until": 1.0, "cutover": True},
+    )  # fmt: skip
+    registry.add_batches(upgrade.id, [(ids[at : at + 5], None) for at in range(0, records, 5)], first=1)
+    registry.set_upgrade(upgrade.id, listed=True)
+    return upgrade
+
+
+@contextmanager
+def at_work(gallery: Gallery, *, limits: Limits = UNLIMITED, lease: float = 1.6) -> Iterator[list[str]]:
+    """A worker that stays is at all galleries; what it says."""
+    said, stop = list[str](), threading.Event()
+    worker = gallery.worker(limits=limits, lease=lease)
+
+    def conductor(name: str, **options: object) -> Conductor:
+        hands = Hands(
+            registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, archive=gallery.archive,
+            artifacts=Artifacts(gallery.folder / "artifacts"), source=gallery.source,
+            cache=lambda version: EmbeddingCache(gallery.folder, model=version), classifier=lambda row: None,
+            index=Index(type="FLAT"), times=gallery.times, batch=10, longest_call=1.0, folder=gallery.folder / "cache",
+        )  # fmt: skip
+        return Conductor(name, hands, **options)  # type: ignore[arg-type]
+
+    settings = SimpleNamespace(backfill=SimpleNamespace(lease=lease))
+    app = SimpleNamespace(registry=gallery.registry, conductor=conductor, worker=lambda: worker, settings=settings)
+    scheduler = Scheduler(app, galleries=(), window=Window(None), say=said.append)  # type: ignore[arg-type]
+    thread = threading.Thread(target=scheduler.run, args=(stop,))
+    thread.start()
+    try:
+        yield said
+    finally:
+        stop.set()
+        thread.join(30.0)
+    assert not thread.is_alive()
+
+
+def wait_until(true: Callable[[], bool], *, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came so far"
+        time.sleep(0.05)
+
+
+def phase(gallery: Gallery, upgrade: UpgradeRow) -> str:
+    return gallery.registry.upgrade(upgrade.id).phase
+
+
+def test_a_paused_gallery_keeps_no_worker_from_the_others(gallery: Gallery) -> None:
+    other = another(gallery, "other")
+    gallery.registry.set_upgrade(gallery.upgrade.id, paused=True)
+    with at_work(gallery):
+        wait_until(lambda: phase(gallery, other) == Phase.CUT_OVER)
+        assert phase(gallery, gallery.upgrade) == Phase.SERVING_BOTH
+        assert not gallery.registry.progress(gallery.upgrade.id).done
+        gallery.registry.set_upgrade(gallery.upgrade.id, paused=False)
+        wait_until(lambda: phase(gallery, gallery.upgrade) == Phase.CUT_OVER)
+
+
+def test_what_is_in_hand_is_finished_in_a_pause_before_a_worker_turns_to_another_gallery(gallery: Gallery) -> None:
+    other = another(gallery, "other", records=5)
+    gallery.conductor().deploy(gallery.upgrade)
+    gallery.registry.discard_list(gallery.upgrade.id)
+    gallery.registry.add_batches(gallery.upgrade.id, [([id, id + 1], None) for id in range(1, 9, 2)], first=1)
+    gallery.encoder.embedder("v2").seconds = 0.5  # type: ignore[attr-defined]
+    with at_work(gallery):
+        wait_until(lambda: bool(gallery.registry.progress(gallery.upgrade.id).begun))
+        gallery.registry.set_upgrade(gallery.upgrade.id, paused=True)
+        wait_until(lambda: phase(gallery, other) == Phase.CUT_OVER)
+        counts = gallery.registry.counts(gallery.upgrade.id)
+        assert counts.keys() == {BatchState.RETIRED, BatchState.PENDING}
+        gallery.registry.set_upgrade(gallery.upgrade.id, paused=False)
+        wait_until(lambda: phase(gallery, gallery.upgrade) == Phase.CUT_OVER)
+
+
+def test_status_tells_all_along_which_gallery_a_worker_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmvdb.scheduler.LOOK", 0.2)
+    gallery = make(tmp_path, records=60, batch=5)
+    another(gallery, "other")
+
+    def workers(name: str) -> int:
+        return len(status(gallery.registry, gallery.registry.gallery(name)).workers or [])
+
+    with at_work(gallery, limits=Limits(rate=10.0), lease=40.0):
+        wait_until(lambda: workers("texts") == 1)
+        time.sleep(0.5)
+        seen = [(workers("texts"), workers("other"), time.sleep(0.02)) for _ in range(60)]
+        assert gallery.registry.progress(gallery.upgrade.id).t < 1.0
+    assert {(texts, other) for texts, other, _ in seen} == {(1, 0)}
+    gallery.registry.close()
+
+
+def test_a_worker_with_a_long_lease_is_heard_of_as_often_as_any(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmvdb.backfill.BEAT", 0.1)
+    gallery.conductor().deploy(gallery.upgrade)
+    gallery.encoder.embedder("v2").seconds = 1.0  # type: ignore[attr-defined]
+    real, beats = gallery.registry.renew, list[str]()
+
+    def renew(*args: Any, **options: Any) -> Any:
+        beats.append(threading.current_thread().name)
+        return real(*args, **options)
+
+    monkeypatch.setattr(gallery.registry, "renew", renew)
+    gallery.worker(lease=1200.0).run(gallery.task, gallery.backfill)
+    assert beats.count("rmvdb-heartbeat") > 3
