@@ -40,16 +40,19 @@ class Plans(Database):
         times: Mapping[str, float],
         *,
         upgrade: int | None = None,
+        phase: str | None = None,
+        baton: int | None = None,
         unless: str | None = None,
         after: int | None = None,
     ) -> int:
         """Write the next plan and let the clients prepare for it; the epoch it will have. The same legs again: the same epoch.
 
-        `upgrade` is the one that asks: WrongPhase where it has ended, for another decides what is served by now; WrongPhase, too,
-        where the collection `unless` is served first already, or another epoch than `after` is in force.
+        `upgrade` is the one that asks, in that `phase`: WrongPhase where it has left it, UpgradeRunning where another has taken
+        the baton, for somebody else decides what is served by now. WrongPhase, too, where the collection `unless` is served
+        first already, or another epoch than `after` is in force.
         """
         row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
-        queries.refuse_ended(s, upgrade)
+        queries.refuse_gone_on(s, upgrade, phase, baton)
         served = queries.plan(s, row, row.epoch)
         if served.legs[0].collection == unless:
             raise errors.WrongPhase(f"Collection {unless!r} is served already; see rmvdb status")
@@ -66,11 +69,22 @@ class Plans(Database):
         return row.next_epoch
 
     @transaction
-    def activate(self, s: Session, /, gallery: str, epoch: int, *, force: bool = False, upgrade: int | None = None) -> list[str]:
+    def activate(
+        self,
+        s: Session,
+        /,
+        gallery: str,
+        epoch: int,
+        *,
+        force: bool = False,
+        upgrade: int | None = None,
+        phase: str | None = None,
+        baton: int | None = None,
+    ) -> list[str]:
         """Put the announced plan in force, or say who is not ready: an epoch changes only when older writes and claims have ended
-        and every live client can serve the next plan (`force` leaves the clients out)."""
+        and every live client can serve the next plan (`force` leaves the clients out). Refuses what `announce` does."""
         row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
-        queries.refuse_ended(s, upgrade)
+        queries.refuse_gone_on(s, upgrade, phase, baton)
         if row.epoch == epoch:
             return []
         if row.next_epoch != epoch:

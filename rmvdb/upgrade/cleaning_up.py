@@ -23,7 +23,7 @@ def clean_up(lead: Lead, upgrade: UpgradeRow) -> None:
         _refuse_late(lead, upgrade)
     lead.registry.begin_clean_up(upgrade.id)
     if upgrade.original and upgrade.undoes is None:
-        serving.serve(lead, upgrade, "alone")
+        serving.serve(lead, lead.registry.upgrade(upgrade.id), "alone")
     dropped = upgrade.leaving
     for collection in dropped:
         lead.store.drop(collection)

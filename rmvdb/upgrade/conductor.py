@@ -115,7 +115,8 @@ class Conductor(Lead):
     def advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> UpgradeRow:
         """Go on with an upgrade from wherever it stands until it is cut over, `until` is reached, or it is stopped."""
         with baton.leading(self, upgrade, worker):
-            self._advance(upgrade, worker, force=force)
+            # As it is now: until the baton was taken, another conductor may have gone on with it.
+            self._advance(self.registry.upgrade(upgrade.id), worker, force=force)
         return self.registry.upgrade(upgrade.id)
 
     def launch(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
@@ -151,7 +152,8 @@ class Conductor(Lead):
             return upgrade  # stopped, or not meant to go so far
         serving.serve(self, upgrade, "later", force=force)
         note, plan = f"from t = {at:g} on the new model alone embeds the queries", self.registry.upgrade(upgrade.id).plan
-        self.registry.set_upgrade(upgrade.id, plan=plan | {"serving": plan["later"], "switch": None}, note=note)
+        switched = plan | {"serving": plan["later"], "switch": None}
+        self.registry.set_upgrade(upgrade.id, plan=switched, note=note, baton=self.baton)
         self.say(note)
         return self.registry.upgrade(upgrade.id)
 
@@ -179,7 +181,7 @@ class Conductor(Lead):
         serving.move_aliases(self, upgrade)
         searched = only([upgrade.new_collection])
         note = f"verified {counted(report.records, 'record')}; {searched}"
-        self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, was=Phase.SERVING_BOTH, note=note)
+        self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, was=Phase.SERVING_BOTH, note=note, baton=self.baton)
         self.say(
             f"{'rolled back' if upgrade.undoes else 'cut over'}: {counted(report.records, 'record')} verified, {searched} now"
         )

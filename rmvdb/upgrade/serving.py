@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from rmvdb import catalog, errors, index
 from rmvdb.registry import leg_from_json, schema_from_json
@@ -44,14 +45,15 @@ def is_ours(lead: Lead, collection: str) -> bool:
 def serve(lead: Lead, upgrade: UpgradeRow, which: str, *, force: bool = False, after: int | None = None) -> int:
     """Put the serving plan of that name in the upgrade's plan in force, once everybody is ready for it; its epoch.
 
-    WrongPhase where another epoch than `after` was in force.
+    WrongPhase where another epoch than `after` was in force, or the upgrade has left the phase that it is handed in.
     """
     legs = [leg_from_json(leg) for leg in upgrade.plan[which]]
     served = upgrade.new_collection if which == "copying" else None
     name, times = lead.gallery.name, lead.hands.times
-    epoch = lead.registry.announce(name, legs, times, upgrade=upgrade.id, unless=served, after=after)
+    asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": upgrade.phase, "baton": lead.baton}
+    epoch = lead.registry.announce(name, legs, times, unless=served, after=after, **asks)
     told = ""
-    while waiting := lead.registry.activate(lead.gallery.name, epoch, force=force, upgrade=upgrade.id):
+    while waiting := lead.registry.activate(name, epoch, force=force, **asks):
         if waiting[0] != told:
             told = waiting[0]
             lead.say(f"epoch {epoch} waits: {told}")

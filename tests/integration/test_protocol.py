@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,10 @@ import pytest
 from rmvdb import errors
 from rmvdb.client import Client
 from rmvdb.encoding import Chain, Encoder
+from rmvdb.tables import UpgradeRow
 from rmvdb.types import BatchState, Id, Item, Phase, Vectors
+from rmvdb.upgrade import serving
+from rmvdb.upgrade.lead import Lead
 from rmvdb.uptime import uptime
 from tests.support.inprocess import DIMS, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
 
@@ -286,6 +290,48 @@ def test_a_conductor_that_is_suspended_while_it_lists_lists_no_record_twice(gall
 
     assert Counter(id for batch in gallery.registry.batches(row.id) for id in _ids(batch.ids)) == dict.fromkeys(range(1, 41), 1)
     assert gallery.registry.progress(row.id).done == 10
+
+
+@pytest.mark.parametrize("step", ["deploy", "switch", "roll back"])
+def test_a_conductor_that_is_suspended_before_it_serves_leads_nobody_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """For so long that another takes its place and cuts over."""
+    gallery = make(tmp_path, deployed=step != "deploy")
+    row, first, real, ended = gallery.upgrade, gallery.conductor(), serving.serve, list[UpgradeRow]()
+    if step == "switch":
+        new, old = row.plan["serving"]
+        gallery.registry.set_upgrade(row.id, plan=row.plan | {"switch": 0.3, "later": [new, old | {"write_with": "v1"}]})
+    elif step == "roll back":
+        back = gallery.conductor().roll_back(gallery.conductor().advance(row, gallery.worker()))
+        assert back is not None
+        row = back
+
+    def serve(lead: Lead, *args: Any, **options: Any) -> int:
+        if lead is first and not ended:
+            assert first.baton is not None
+            gallery.registry.keep_leading(row.id, first.baton, 0)
+            ended.append(gallery.conductor().advance(row, gallery.worker()))
+        return real(lead, *args, **options)
+
+    monkeypatch.setattr(serving, "serve", serve)
+    with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
+        first.advance(row, gallery.worker())
+
+    assert [each.phase for each in ended] == [Phase.CUT_OVER]
+    assert [leg.collection for leg in gallery.registry.plan("texts").legs] == [row.new_collection]
+    gallery.conductor().clean_up(ended[0])
+    with gallery.client() as client:
+        assert [hit.id for hit in client.search("t3", limit=1)] == [3]
+    gallery.registry.close()
+
+
+def test_a_conductor_that_waited_for_the_baton_goes_on_from_where_the_upgrade_is_then(tmp_path: Path) -> None:
+    gallery = make(tmp_path, deployed=False)
+    for _ in range(2):
+        assert gallery.conductor().advance(gallery.upgrade, gallery.worker()).phase == Phase.CUT_OVER
+        assert [leg.collection for leg in gallery.registry.plan("texts").legs] == ["texts_v2"]
+    gallery.registry.close()
 
 
 def test_an_item_that_changes_just_before_its_record_is_written_is_no_difference(gallery: Gallery) -> None:
