@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rmvdb import catalog, errors, index
+from rmvdb import errors, index
 from rmvdb.registry import leg_from_json, schema_from_json
 from rmvdb.tables import UpgradeRow, VersionRow
 from rmvdb.types import Metric
@@ -26,7 +26,9 @@ def create(lead: Lead, collection: str, model: str, *, like: str) -> None:
     lead.say(f"creating collection {schema.collection} ({schema.dim} dimensions, {schema.metric}, {lead.hands.index.type})")
     lead.store.create(schema, lead.hands.index)
     if lead.store.count(collection) and collection not in _known(lead):  # in this order: it is known before it is filled
-        raise catalog.foreign(collection, "give the upgrade up with rmvdb rollback")
+        raise errors.AlreadyExists(
+            f"Collection {collection!r} is there already and holds records; give the upgrade up with rmvdb rollback, or drop it"
+        )
     lead.registry.add_collection(lead.gallery.id, model=model, schema=schema, search=lead.hands.index.search)
 
 

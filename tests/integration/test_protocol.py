@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 import time
 from collections import Counter
@@ -15,15 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmvdb import errors
+from rmvdb import catalog, errors
 from rmvdb.client import Client
 from rmvdb.encoding import Chain, Encoder
+from rmvdb.methods import Method
+from rmvdb.planning import Question
 from rmvdb.tables import UpgradeRow
-from rmvdb.types import BatchState, Id, Item, Phase, Vectors
+from rmvdb.types import BatchState, Id, Index, Item, Phase, Vectors
 from rmvdb.upgrade import serving
 from rmvdb.upgrade.lead import Lead
 from rmvdb.uptime import uptime
-from tests.support.inprocess import DIMS, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
+from tests.support.inprocess import DIMS, TIMES, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
 
 
 @pytest.fixture
@@ -355,6 +358,38 @@ def test_an_item_that_changes_just_before_its_record_is_written_is_no_difference
 
 def distance_of(id: int, text: str) -> float:
     return 1.0 - float(vector("v2", f"t{id}") @ vector("v2", text))
+
+
+def test_two_projects_that_share_a_server_share_no_collection(tmp_path: Path) -> None:
+    made = list[tuple[Gallery, list[str]]]()
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        gallery = make(tmp_path / name, records=2, deployed=False)
+        assert gallery.conductor().roll_back(gallery.upgrade) is None
+        gallery.store = made[0][0].store if made else gallery.store
+        row = catalog.add_gallery(
+            gallery.registry, gallery.store, gallery.encoder, name="photos", model="v1", collection=None, id_type=None,
+            fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
+        )  # fmt: skip
+        question = Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE, order="random")
+        conductor = gallery.conductor()
+        question = conductor.resolve(replace(question, instant_rollback=True))
+        begun = conductor.begin(question, conductor.plan(question), gallery.worker())
+        made.append((gallery, [gallery.registry.collections(row.id)[0].name, *begun.made]))
+    (one, names), (other, others) = made
+    assert len({*names, *others}) == 6
+
+    with Client("photos", registry=one.registry, store=one.store, encoder=one.encoder) as client:
+        client.upsert([{"id": 1, "item": "one's"}])
+        catalog.remove_gallery(other.registry, other.store, other.registry.gallery("photos"), drop=True)
+        assert [hit.id for hit in client.search("one's")] == [1]
+    for gallery, _ in made:
+        gallery.registry.close()
+
+
+def test_a_collections_name_fits_whatever_it_is_made_of(gallery: Gallery) -> None:
+    name = catalog.collection_name("g" * 255, "v2+8fdcc5e6.β", "u7")
+    assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", name)
 
 
 def test_fifty_threads_search_on_through_cut_over_and_clean_up(tmp_path: Path) -> None:
