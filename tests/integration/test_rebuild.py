@@ -101,6 +101,28 @@ def expect(gallery: Gallery, truth: Truth, version: str) -> None:
         assert np.allclose(record.vector, own, atol=1e-6), id  # type: ignore[arg-type]
 
 
+# --- what is to be had ---------------------------------------------------------------------------------------------------
+
+
+def test_an_older_copy_of_the_database_does_not_forget_what_the_newer_one_had_served(tmp_path: Path) -> None:
+    made = make(tmp_path, deployed=False)
+    made.registry.close()
+    copy = (tmp_path / "registry.sqlite").read_bytes()
+    go_on(made)
+    newer = (tmp_path / "manifest.json").read_bytes()
+    made.registry.close()
+    lose(made)
+    (tmp_path / "registry.sqlite").write_bytes(copy)
+    with pytest.raises(errors.RegistryError, match=r"The registry is an older copy: .* put the newer database back"):
+        made.registry.set_upgrade(made.upgrade.id, note="anything, such as a worker that begins")
+    assert (tmp_path / "manifest.json").read_bytes() == newer
+    made.registry.close()
+    lose(made)
+    rebuilding(made).run()
+    assert [leg.collection for leg in made.registry.plan("texts").legs] == ["texts_v2"]
+    made.registry.close()
+
+
 # --- at every point ---------------------------------------------------------------------------------------------------
 
 
