@@ -36,10 +36,10 @@ def _known(lead: Lead) -> set[str]:
     return {row.name for row in lead.registry.collections(lead.gallery.id)}
 
 
-def is_ours(lead: Lead, collection: str) -> bool:
-    """Whether it is known, or empty as one that was made and not registered."""
+def is_ours(lead: Lead, upgrade: UpgradeRow, collection: str) -> bool:
+    """Whether nothing is lost with what was made for an upgrade that never served: a copy that is known, or an empty one."""
     try:
-        return collection in _known(lead) or not lead.store.count(collection)
+        return bool(upgrade.original and collection in _known(lead)) or not lead.store.count(collection)
     except errors.EngineError:  # not loaded, or not there
         return False
 
