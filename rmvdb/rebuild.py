@@ -135,8 +135,7 @@ class Rebuild:
         if gone:
             return errors.RegistryError(
                 f"Gallery {gallery.name!r} was served from {gone[0]!r} when {self._manifest.path} was written, and that "
-                "collection is no more; empty the database, put the manifest of a later day back, then run rmvdb registry rebuild "
-                "again"
+                "collection is no more; empty the database, put the manifest of a later day back, then rebuild again"
             )
         self._rebuild(gallery)
         return None

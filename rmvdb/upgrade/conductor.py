@@ -135,6 +135,7 @@ class Conductor(Lead):
         upgrade = self.registry.upgrade(upgrade.id)
         if upgrade.phase != Phase.SERVING_BOTH:
             return
+        serving.prolong(self, upgrade, force=force)
         self.list_work(upgrade)
         upgrade = self.registry.upgrade(upgrade.id)
         if upgrade.plan.get("switch") is not None:

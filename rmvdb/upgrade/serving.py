@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rmvdb import errors, index
 from rmvdb.registry import leg_from_json, schema_from_json
 from rmvdb.tables import UpgradeRow, VersionRow
-from rmvdb.types import Metric
+from rmvdb.types import Leg, Metric
 from rmvdb.upgrade.lead import Lead
 
 
@@ -51,9 +52,25 @@ def serve(lead: Lead, upgrade: UpgradeRow, which: str, *, force: bool = False, a
     """
     legs = [leg_from_json(leg) for leg in upgrade.plan[which]]
     served = upgrade.new_collection if which == "copying" else None
-    name, times = lead.gallery.name, lead.hands.times
+    return _put_in_force(lead, upgrade, legs, lead.hands.times, force=force, unless=served, after=after)
+
+
+def prolong(lead: Lead, upgrade: UpgradeRow, *, force: bool = False) -> None:
+    """Serve the same again where longer times are set by now; shorter ones count from the next plan on, lest two processes that
+    are set differently change them without end."""
+    plan = lead.registry.plan(lead.gallery.name)
+    before = {name: float(getattr(plan, name)) for name in lead.hands.times}
+    times = {name: max(before[name], seconds) for name, seconds in lead.hands.times.items()}
+    if times != before:
+        _put_in_force(lead, upgrade, [*plan.legs, *plan.mirrors], times, force=force)
+
+
+def _put_in_force(
+    lead: Lead, upgrade: UpgradeRow, legs: Sequence[Leg], times: Mapping[str, float], *, force: bool, **only: Any
+) -> int:
+    name = lead.gallery.name
     asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": upgrade.phase, "baton": lead.baton}
-    epoch = lead.registry.announce(name, legs, times, unless=served, after=after, **asks)
+    epoch = lead.registry.announce(name, legs, times, **only, **asks)
     told = ""
     while waiting := lead.registry.activate(name, epoch, force=force, **asks):
         if waiting[0] != told:

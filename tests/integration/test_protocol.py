@@ -329,6 +329,23 @@ def test_a_conductor_that_is_suspended_before_it_serves_leads_nobody_back(
     gallery.registry.close()
 
 
+def test_longer_times_count_once_the_upgrade_goes_on_and_for_every_worker(gallery: Gallery) -> None:
+    row = gallery.upgrade
+    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 0.0, "cutover": False})
+    gallery.times = TIMES | {"longest_search": 3.0}
+    for _ in range(2):
+        gallery.conductor().advance(row, gallery.worker())
+        plan = gallery.registry.plan("texts")
+        assert (plan.epoch, plan.longest_search, [leg.model for leg in plan.legs]) == (3, 3.0, ["v2", "v1"])
+    gallery.times = TIMES
+    gallery.conductor().advance(row, gallery.worker())
+    assert gallery.registry.plan("texts").epoch == 3
+
+    began = time.monotonic()
+    gallery.worker().run(gallery.task, gallery.backfill, until=0.25)  # told of the grace as it was
+    assert time.monotonic() - began > 3.0
+
+
 def test_a_conductor_that_waited_for_the_baton_goes_on_from_where_the_upgrade_is_then(tmp_path: Path) -> None:
     gallery = make(tmp_path, deployed=False)
     for _ in range(2):
