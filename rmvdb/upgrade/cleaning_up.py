@@ -24,8 +24,10 @@ def clean_up(lead: Lead, upgrade: UpgradeRow) -> None:
     lead.registry.begin_clean_up(upgrade.id)
     if upgrade.original and upgrade.undoes is None:
         serving.serve(lead, lead.registry.upgrade(upgrade.id), "alone")
-    dropped = upgrade.leaving
+    dropped, served = upgrade.leaving, lead.registry.plan(lead.gallery.name).legs[0].collection
     for collection in dropped:
+        # A conductor that was suspended between its look and this call may have moved them back.
+        serving.say_moved(lead, lead.store.move_aliases(collection, served), served)
         lead.store.drop(collection)
         lead.registry.mark_dropped(collection)
     done = _ended_with(lead, upgrade)

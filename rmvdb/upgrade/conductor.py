@@ -76,6 +76,7 @@ class Conductor(Lead):
         ),
         "clean up": (
             "registry.begin_clean_up",
+            "store.move_aliases new",
             "store.drop old",
             "registry.mark_dropped",
             "archive.clear",

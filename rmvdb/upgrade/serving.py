@@ -82,8 +82,15 @@ def _put_in_force(
 
 
 def move_aliases(lead: Lead, upgrade: UpgradeRow) -> None:
-    """Other programs find the records by the names that they know."""
-    moved = [alias for each in upgrade.leaving for alias in lead.store.move_aliases(each, upgrade.new_collection)]
-    if moved:
-        what = f"the alias {moved[0]} now stands" if len(moved) == 1 else f"the aliases {', '.join(moved)} now stand"
-        lead.say(f"{what} for {upgrade.new_collection}")
+    """Other programs find the records by the names that they know, unless another conductor has gone on."""
+    lead.registry.refuse_ended(upgrade.id)
+    lead.registry.refuse_overtaken(upgrade.id, lead.baton)
+    for each in upgrade.leaving:
+        say_moved(lead, lead.store.move_aliases(each, upgrade.new_collection), upgrade.new_collection)
+
+
+def say_moved(lead: Lead, aliases: Sequence[str], collection: str) -> None:
+    """Which names stand for it from now on, if any."""
+    if aliases:
+        what = f"the alias {aliases[0]} now stands" if len(aliases) == 1 else f"the aliases {', '.join(aliases)} now stand"
+        lead.say(f"{what} for {collection}")

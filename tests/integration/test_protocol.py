@@ -329,6 +329,44 @@ def test_a_conductor_that_is_suspended_before_it_serves_leads_nobody_back(
     gallery.registry.close()
 
 
+@pytest.mark.parametrize("moment", ["before it looks", "after it has looked"])
+def test_no_alias_is_left_on_a_collection_that_is_dropped(gallery: Gallery, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """A conductor is suspended where it moves aliases, for so long that another cuts over, and back."""
+    stands_for, first, back = {"texts": "texts_v1"}, gallery.conductor(), list[UpgradeRow]()
+    real, waiting = serving.move_aliases, [moment]
+
+    def overtaken() -> None:
+        waiting.clear()
+        assert first.baton is not None
+        gallery.registry.keep_leading(gallery.upgrade.id, first.baton, 0)
+        row = gallery.conductor().roll_back(gallery.conductor().advance(gallery.upgrade, gallery.worker()))
+        assert row is not None
+        back.append(row)
+        gallery.conductor().advance(row, gallery.worker())
+
+    def move_there(collection: str, target: str) -> list[str]:
+        if waiting == ["after it has looked"]:
+            overtaken()
+        if stands_for["texts"] != collection:
+            return []
+        stands_for["texts"] = target
+        return ["texts"]
+
+    def move(lead: Lead, upgrade: UpgradeRow) -> None:
+        if waiting == ["before it looks"]:
+            overtaken()
+        real(lead, upgrade)
+
+    monkeypatch.setattr(gallery.store, "move_aliases", move_there)
+    monkeypatch.setattr(serving, "move_aliases", move)
+    with pytest.raises(errors.WrongPhase, match="has ended"):
+        first.advance(gallery.upgrade, gallery.worker())
+    assert stands_for["texts"] == ("texts_v1" if moment == "before it looks" else "texts_v2")
+    gallery.conductor().clean_up(gallery.registry.upgrade(back[0].id))
+    assert stands_for["texts"] == "texts_v1"
+    assert [gallery.store.exists(each) for each in ("texts_v1", "texts_v2")] == [True, False]
+
+
 def test_longer_times_count_once_the_upgrade_goes_on_and_for_every_worker(gallery: Gallery) -> None:
     row = gallery.upgrade
     gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 0.0, "cutover": False})
