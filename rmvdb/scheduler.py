@@ -25,6 +25,8 @@ STEP = 1.0
 #: Phases in which there is nothing to do for a worker.
 DONE = (Phase.CUT_OVER, Phase.CLEANING_UP)
 LOOK = 5.0
+#: Seconds for which a plan of one gallery may wait for its clients, before the others have their turn.
+PATIENCE = 10.0
 
 
 class Window:
@@ -118,6 +120,7 @@ class Scheduler:
 
     def _work(self, gallery: str, upgrade_id: int) -> None:
         conductor = self._app.conductor(gallery, say=self._say, stop=self._rest)
+        conductor.patience = PATIENCE
         upgrade = self._app.registry.upgrade(upgrade_id)
         try:
             conductor.advance(upgrade, self._worker)

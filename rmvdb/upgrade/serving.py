@@ -11,6 +11,7 @@ from rmvdb.registry import leg_from_json, schema_from_json
 from rmvdb.tables import UpgradeRow, VersionRow
 from rmvdb.types import Leg, Metric
 from rmvdb.upgrade.lead import Lead
+from rmvdb.uptime import uptime
 
 
 def check_index(lead: Lead, version: VersionRow) -> None:
@@ -71,13 +72,19 @@ def _put_in_force(
     name = lead.gallery.name
     asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": upgrade.phase, "baton": lead.baton}
     epoch = lead.registry.announce(name, legs, times, **only, **asks)
-    told = ""
+    told, began = "", uptime()
     while waiting := lead.registry.activate(name, epoch, force=force, **asks):
         if waiting[0] != told:
             told = waiting[0]
+            why = f"Epoch {epoch} waits: {told}; end whoever holds it up, or do not wait for clients: rmvdb upgrade --force"
             lead.say(f"epoch {epoch} waits: {told}")
+            lead.registry.set_upgrade(upgrade.id, reason=why, baton=lead.baton)
         lead.check_stop()
+        if uptime() - began > lead.patience:
+            raise errors.RmvdbError(why)
         lead.stop.wait(0.1)
+    if told:
+        lead.registry.set_upgrade(upgrade.id, reason="", baton=lead.baton)
     return epoch
 
 

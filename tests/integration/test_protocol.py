@@ -11,19 +11,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rmvdb import catalog, errors
+from rmvdb import catalog, errors, scheduler
 from rmvdb.client import Client
 from rmvdb.encoding import Chain, Encoder
 from rmvdb.methods import Method
 from rmvdb.planning import Question
+from rmvdb.status import status
 from rmvdb.tables import UpgradeRow
 from rmvdb.types import BatchState, Id, Index, Item, Phase, Vectors
-from rmvdb.upgrade import serving
+from rmvdb.upgrade import Conductor, serving
 from rmvdb.upgrade.lead import Lead
 from rmvdb.uptime import uptime
 from tests.support.inprocess import DIMS, TIMES, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
@@ -365,6 +367,46 @@ def test_no_alias_is_left_on_a_collection_that_is_dropped(gallery: Gallery, monk
     gallery.conductor().clean_up(gallery.registry.upgrade(back[0].id))
     assert stands_for["texts"] == "texts_v1"
     assert [gallery.store.exists(each) for each in ("texts_v1", "texts_v2")] == [True, False]
+
+
+def test_a_client_that_cannot_serve_the_next_plan_keeps_no_worker_from_other_galleries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "PATIENCE", 0.5)
+    gallery = make(tmp_path, deployed=False, times=TIMES | {"max_age": 60.0})
+    gallery.registry.refresh("texts", client="web", ready=0, trouble="No module named v2", holds=1)
+    said, worked = list[str](), list[str]()
+
+    def conductor(name: str, **_: object) -> Conductor:
+        worked.append(name)
+        return gallery.conductor()
+
+    app = SimpleNamespace(worker=gallery.worker, registry=gallery.registry, conductor=conductor)
+    made = scheduler.Scheduler(app, galleries=(), window=scheduler.Window(None), say=said.append)  # type: ignore[arg-type]
+    monkeypatch.setattr(made, "_upgrades", lambda: {"texts": gallery.upgrade.id, "others": gallery.upgrade.id})
+    made._stop.set()  # nothing is waited for between two looks
+    made._step()
+    assert worked == ["texts", "others"]
+    assert said[0].startswith("Epoch 2 waits: client web cannot serve epoch 2 yet: No module named v2; end whoever")
+    assert status(gallery.registry, gallery.registry.gallery("texts")).stopped == said[0]
+    gallery.registry.close()
+
+
+def test_status_says_whom_an_upgrade_waits_for(tmp_path: Path) -> None:
+    gallery, said = make(tmp_path, deployed=False, times=TIMES | {"max_age": 60.0}), list[str]()
+    gallery.registry.refresh("texts", client="web", ready=0, trouble="No module named v2", holds=1)
+    conductor = gallery.conductor()
+
+    def wait(_: float) -> bool:
+        said.append(status(gallery.registry, gallery.registry.gallery("texts")).stopped)
+        gallery.registry.leave("web")
+        return False
+
+    conductor.stop.wait = wait  # type: ignore[method-assign]
+    conductor.deploy(gallery.upgrade)
+    assert ["No module named v2" in each for each in said] == [True]
+    assert status(gallery.registry, gallery.registry.gallery("texts")).stopped == ""
+    gallery.registry.close()
 
 
 def test_longer_times_count_once_the_upgrade_goes_on_and_for_every_worker(gallery: Gallery) -> None:
