@@ -140,6 +140,29 @@ def test_a_manifest_of_before_the_upgrade_was_deployed_loses_no_record(tmp_path:
     made.registry.close()
 
 
+def test_who_was_suspended_across_the_loss_takes_no_write_or_claim_of_another_for_its_own(gallery: Gallery) -> None:
+    write = gallery.registry.open_intents("texts", "upsert", [3], client="suspended", lasting=60.0)
+    batch = gallery.registry.claim(gallery.upgrade.id, "suspended", lease=60.0, grace=0.0, copy=True)
+    assert write is not None
+    assert batch is not None
+    lose(gallery)
+    time.sleep(1.0)  # of the 30 s and more that are waited
+    rebuilding(gallery).run()
+    another = gallery.registry.open_intents("texts", "upsert", [5], client="another", lasting=60.0)
+    gallery.conductor().list_work(gallery.registry.upgrade(gallery.upgrade.id))
+    taken = gallery.registry.claim(gallery.upgrade.id, "another", lease=60.0, grace=0.0, copy=True)
+    assert another is not None
+    assert taken is not None
+    assert (another.intents, taken.id) == (write.intents, batch.id)
+
+    gallery.registry.close_intents(write, {write.intents[0]: b"0"})
+    gallery.registry.withdraw_intents(write)
+    assert not gallery.registry.extend_intents(write, lasting=1.0)
+    assert [(row.record, row.done, row.sketch) for row in gallery.registry.written(gallery.upgrade.id)] == [("5", False, None)]
+    with pytest.raises(errors.LeaseLost):
+        gallery.registry.copied(batch, again=[], aside={})
+
+
 def test_a_manifest_of_before_clean_up_serves_what_is_there(gallery: Gallery) -> None:
     older = (gallery.folder / "manifest.json").read_bytes()
     go_on(gallery)
