@@ -26,6 +26,8 @@ KINDS: tuple[Kind, ...] = ("text", "image")
 LOOKED_AT = 8
 #: Characters of a collection's name before its last part; Milvus takes 255 in all.
 LONGEST_NAME = 200
+#: What a record has besides its fields, by the names that `Client.upsert` takes them by.
+TAKEN = {"id", "item"}
 #: Cosine distance up to which two computations of one vector agree: other hardware, other batch sizes.
 AGREES = 1e-3
 
@@ -210,6 +212,8 @@ def _created(
             f"A gallery has one field of a name, and {schema.id_field!r} and {schema.vector_field!r} of its own; "
             f"give --field {twice} another name"
         )
+    if TAKEN & set(names[2:]):
+        raise errors.UsageError("A record of rmvdb's client has its item by the name 'item'; give --field item another name")
     index.check(chosen, dim=schema.dim, metric=schema.metric, engine=store.version())
     store.create(schema, chosen)
     return schema
@@ -219,6 +223,12 @@ def _adopted(store: VectorStore, version: VersionRow, collection: str, chosen: I
     """Its schema, and the parameters that it is searched with."""
     schema = store.describe(collection)
     check_fits(schema, version)
+    if taken := TAKEN & {field.name for field in schema.fields}:
+        raise errors.CannotAdopt(
+            f"Collection {collection!r} has a field {min(taken)!r}, by which name a record of rmvdb's client has its "
+            f"{'item' if 'item' in taken else 'key'}, so that nobody could write it; copy it into a collection with another name "
+            "for that field, and adopt that one"
+        )
     return schema, index.search_for(store.index(schema.collection), chosen, dim=schema.dim)
 
 

@@ -434,6 +434,7 @@ def test_a_full_disk_while_archiving_stops_the_upgrade_with_nothing_lost(project
         (("--field", "size:FLOAT_VECTOR"), "No type of --field size is called 'FLOAT_VECTOR'"),
         (("--field", "size:VARCHAR(70000)"), "only VARCHAR has a length, from 1 to 65535"),
         (("--field", "vector:INT64"), "give --field vector another name"),
+        (("--field", "item:VARCHAR"), "give --field item another name"),
         (("--field", "size:INT64", "--field", "size:INT64"), "give --field size another name"),
         (("--collection", "thing_v1_e1"), "There is no collection 'thing_v1_e1' at unix:"),
         (("--collection", "{held}", "--field", "size:INT64"), "is adopted as it is; leave --field and --id-type out"),

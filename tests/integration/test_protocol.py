@@ -24,7 +24,7 @@ from rmvdb.methods import Method
 from rmvdb.planning import Question
 from rmvdb.status import status
 from rmvdb.tables import UpgradeRow
-from rmvdb.types import BatchState, Id, Index, Item, Phase, Vectors
+from rmvdb.types import BatchState, Field, Id, IdType, Index, Item, Metric, Phase, Schema, Vectors
 from rmvdb.upgrade import Conductor, serving
 from rmvdb.upgrade.lead import Lead
 from rmvdb.uptime import uptime
@@ -482,6 +482,20 @@ def test_two_projects_that_share_a_server_share_no_collection(tmp_path: Path) ->
         assert [hit.id for hit in client.search("one's")] == [1]
     for gallery, _ in made:
         gallery.registry.close()
+
+
+@pytest.mark.parametrize(("field", "what"), [("item", "item"), ("id", "key")])
+def test_a_collection_that_no_client_could_write_is_not_adopted(gallery: Gallery, field: str, what: str) -> None:
+    schema = Schema(
+        collection="theirs", dim=DIMS["v1"], metric=Metric.COSINE, id_type=IdType.INT64, id_field="pk",
+        fields=(Field(name=field, type="VARCHAR", params={"max_length": 9}),),
+    )  # fmt: skip
+    gallery.store.create(schema, Index(type="FLAT"))
+    with pytest.raises(errors.CannotAdopt, match=f"has a field '{field}', by which name a record .* has its {what}"):
+        catalog.add_gallery(
+            gallery.registry, gallery.store, gallery.encoder, name="theirs", model="v1", collection="theirs", id_type=None,
+            fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
+        )  # fmt: skip
 
 
 def test_a_collections_name_fits_whatever_it_is_made_of(gallery: Gallery) -> None:
