@@ -173,7 +173,8 @@ class Conductor(Lead):
                     f"The backfill was asked to stop at {now.done} of {counted(now.total, 'record')}; "
                     "run rmvdb upgrade without --until"
                 )
-            self.say(f"{now.total - now.done} of {counted(now.total, 'record is', 'records are')} left to move")
+            paused = "; paused, until rmvdb resume" if self.registry.upgrade(upgrade.id).paused else ""
+            self.say(f"{now.total - now.done} of {counted(now.total, 'record is', 'records are')} left to move{paused}")
             self.backfill(upgrade, worker, until=1.0)
         completing.refuse_quarantined(self, upgrade)
         self.complete(upgrade, worker)

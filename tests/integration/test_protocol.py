@@ -409,6 +409,19 @@ def test_status_says_whom_an_upgrade_waits_for(tmp_path: Path) -> None:
     gallery.registry.close()
 
 
+def test_a_cut_over_that_waits_for_the_end_of_a_pause_says_so(gallery: Gallery) -> None:
+    said, conductor = list[str](), gallery.conductor()
+
+    def say(words: str) -> None:
+        said.append(words)
+        gallery.registry.set_upgrade(gallery.upgrade.id, paused=False)
+
+    conductor.say = say
+    gallery.registry.set_upgrade(gallery.upgrade.id, paused=True)
+    conductor.cut_over(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    assert said[0] == "40 of 40 records are left to move; paused, until rmvdb resume"
+
+
 def test_longer_times_count_once_the_upgrade_goes_on_and_for_every_worker(gallery: Gallery) -> None:
     row = gallery.upgrade
     gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 0.0, "cutover": False})
