@@ -240,6 +240,7 @@ class App:
             archive=Archive(self.settings.archive),
             manifest=self.manifest,
             quiet=max(WRITE_LASTS, self.settings.backfill.lease),
+            search=lambda gallery: self.settings.index_for(gallery).search,
             say=say,
             report=report,
             stop=stop,

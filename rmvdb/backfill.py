@@ -78,6 +78,11 @@ class Task:
         return self.old == self.new
 
 
+def _grace(registry: Registry, task: Task) -> float:
+    """The plan in force may ask for more than the one that the task was made under."""
+    return max(task.grace, registry.plan(task.gallery).grace)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
     """What is to be done with the ids of a copied batch; written down before it is done."""
@@ -288,7 +293,7 @@ class Backfill:
         was = {each.record.id: each for readings in self._readings(batch.archive).values() for each in readings}
         now = {record.id: record for records in self._read(task, ids).values() for record in records}
         announced = self._registry.intents(task.upgrade, ids)
-        settled = self._registry.now() - task.grace
+        settled = self._registry.now() - _grace(self._registry, task)
         uncopied = set(unpack_ids(batch.again))
         decision = Decision(remove=[], gone=[], again=[])
         for id in ids:
@@ -500,7 +505,7 @@ class Worker:
 
     def _claim(self, task: Task, *, copy: bool) -> BatchRow | None:
         copy = copy and self._throttle.wait() == 0
-        claimed = self._registry.claim(task.upgrade, self.name, lease=self._lease, grace=task.grace, copy=copy)
+        claimed = self._registry.claim(task.upgrade, self.name, lease=self._lease, grace=_grace(self._registry, task), copy=copy)
         if claimed is not None:
             self._in_hand.add((claimed.id, claimed.token))
             if claimed.state == BatchState.CLAIMED:

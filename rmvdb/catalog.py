@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 KINDS: tuple[Kind, ...] = ("text", "image")
 #: Records that are embedded again to see whether a collection's vectors are the model's.
 LOOKED_AT = 8
+#: Characters of a collection's name before its last part; Milvus takes 255 in all.
+LONGEST_NAME = 200
+#: What a record has besides its fields, by the names that `Client.upsert` takes them by.
+TAKEN = {"id", "item"}
 #: Cosine distance up to which two computations of one vector agree: other hardware, other batch sizes.
 AGREES = 1e-3
 
@@ -159,7 +164,7 @@ def add_gallery(
     if name in {row.name for row in registry.galleries()}:
         return _same_gallery(registry, name, model, collection, source, id_type, fields)
     if collection is None:
-        made = f"{name}_{model}_e1"
+        made = collection_name(name, model, "e1")
         schema = _created(store, version, made, id_type or IdType.INT64, fields, chosen_index)
         search = chosen_index.search
     else:
@@ -168,22 +173,34 @@ def add_gallery(
         schema, search = _adopted(store, version, collection, chosen_index)
         if loaded_source is not None:
             _check_vectors(store, encoder, collection, version, loaded_source)
-    return registry.add_gallery(
-        name=name,
-        model=model,
-        schema=schema,
-        adopted=collection is not None,
-        source=source,
-        search=search,
-        times=times,
-    )
+    try:
+        return registry.add_gallery(
+            name=name,
+            model=model,
+            schema=schema,
+            adopted=collection is not None,
+            source=source,
+            search=search,
+            times=times,
+        )
+    except errors.AlreadyExists:  # somebody else was faster
+        if collection is None:
+            store.drop(schema.collection)
+        raise
+
+
+def collection_name(*parts: str) -> str:
+    """A name for a collection to be made, of letters, digits and underscores: another one each time, since several projects may
+    share a server and call their galleries alike."""
+    plain = "_".join("".join(each if each.isascii() and each.isalnum() else "_" for each in part) for part in parts)
+    return f"{plain[:LONGEST_NAME]}_{secrets.token_hex(3)}"
 
 
 def _created(
     store: VectorStore, version: VersionRow, name: str, id_type: IdType, fields: Sequence[Field], chosen: Index
 ) -> Schema:
     schema = Schema(
-        collection=re.sub(r"\W", "_", name),
+        collection=name,
         dim=version.dim,
         metric=Metric(version.metric).stored,
         id_type=id_type,
@@ -195,10 +212,10 @@ def _created(
             f"A gallery has one field of a name, and {schema.id_field!r} and {schema.vector_field!r} of its own; "
             f"give --field {twice} another name"
         )
+    if TAKEN & set(names[2:]):
+        raise errors.UsageError("A record of rmvdb's client has its item by the name 'item'; give --field item another name")
     index.check(chosen, dim=schema.dim, metric=schema.metric, engine=store.version())
     store.create(schema, chosen)
-    if store.count(schema.collection):
-        raise foreign(schema.collection, f"adopt it with --collection {schema.collection}")
     return schema
 
 
@@ -206,6 +223,12 @@ def _adopted(store: VectorStore, version: VersionRow, collection: str, chosen: I
     """Its schema, and the parameters that it is searched with."""
     schema = store.describe(collection)
     check_fits(schema, version)
+    if taken := TAKEN & {field.name for field in schema.fields}:
+        raise errors.CannotAdopt(
+            f"Collection {collection!r} has a field {min(taken)!r}, by which name a record of rmvdb's client has its "
+            f"{'item' if 'item' in taken else 'key'}, so that nobody could write it; copy it into a collection with another name "
+            "for that field, and adopt that one"
+        )
     return schema, index.search_for(store.index(schema.collection), chosen, dim=schema.dim)
 
 
@@ -252,11 +275,6 @@ def remove_gallery(registry: Registry, store: VectorStore, gallery: GalleryRow, 
             left.append(row.name)
     registry.remove_gallery(gallery.name)  # last, so that the same command goes on where it was killed
     return left
-
-
-def foreign(collection: str, instead: str) -> errors.AlreadyExists:
-    """For a collection to be made that holds records already: a forgotten gallery's, or somebody else's."""
-    return errors.AlreadyExists(f"Collection {collection!r} is there already and holds records; {instead}, or drop it")
 
 
 def check_fits(schema: Schema, version: VersionRow) -> None:

@@ -199,7 +199,7 @@ class Client:
                 return answer
         raise errors.EngineError(
             f"A search of {self.gallery!r} took longer than {plan.longest_search:g} s {ATTEMPTS} times; "
-            "look at the engine's load, or raise search.longest_search and wait one grace"
+            "look at the engine's load, or raise search.longest_search, then repeat rmvdb upgrade, or restart its worker"
         )
 
     def _alone_since(self, plan: ServingPlan) -> bool:

@@ -28,13 +28,20 @@ class Manifest:
         """Keep these contents; nothing is written where the file has them already.
 
         Raises RegistryError where the file holds the galleries of another registry: one that was lost must not be forgotten
-        because somebody begins anew. Raises DiskFull and ArtifactError where it cannot be written.
+        because somebody begins anew; and where it is ahead, but for one change that was not committed: an older copy of the
+        registry must not take its place. Raises DiskFull and ArtifactError where it cannot be written.
         """
         known = self._known()
         if known == contents:
             return
         if known and known["galleries"] and not _versions(known) & _versions(contents):
             raise self._lost(known)
+        if known and (kept := _changes(known)) > (own := _changes(contents)):
+            raise RegistryError(
+                f"The registry is an older copy: {self.path} holds its change {kept}, and this is change {own}; put the newer "
+                "database back, or empty this one and run rmvdb registry rebuild; to go on with the older one, move that file "
+                "away"
+            )
         whole = {"rmvdb": FORMAT, "sha256": _digest(contents), "tables": contents}
         files.durable_write(self.path, json.dumps(whole, indent=1, ensure_ascii=False).encode())
 
@@ -88,6 +95,11 @@ class Manifest:
 def _versions(contents: Contents) -> set[tuple[str, float]]:
     """What a registry is known by: no change takes the model versions of all its galleries out of it."""
     return {(row["name"], row["created_at"]) for row in contents["model_versions"]}
+
+
+def _changes(contents: Contents) -> int:
+    """How many changes led to these contents."""
+    return max((row["number"] for row in contents.get("changes", ())), default=0)
 
 
 def _digest(contents: Contents) -> str:

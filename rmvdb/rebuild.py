@@ -10,12 +10,12 @@ from __future__ import annotations
 import fcntl
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from pathlib import PurePosixPath
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,8 @@ Report: TypeAlias = Callable[[str, int, int], None]
 
 
 class Rebuild:
-    """Brings a lost registry back. `quiet`: seconds after which no write or claim of the lost one goes on."""
+    """Brings a lost registry back. `quiet`: seconds after which no write or claim of the lost one goes on; `search`: by gallery,
+    the parameters with which new collections are searched."""
 
     def __init__(
         self,
@@ -45,10 +46,12 @@ class Rebuild:
         archive: Archive,
         manifest: Manifest,
         quiet: float,
+        search: Callable[[str], Mapping[str, Any]] = lambda _: {},
         say: Callable[[str], None] = lambda _: None,
         report: Report = lambda *_: None,
         stop: threading.Event | None = None,
     ) -> None:
+        self._search = search
         self._registry, self._store, self._archive, self._manifest = registry, store, archive, manifest
         self._quiet, self._say, self._report = quiet, say, report
         self._stop = stop or threading.Event()
@@ -56,15 +59,15 @@ class Rebuild:
     def run(self) -> None:
         """Bring back everything; run again, it goes on where it stopped.
 
-        Raises AlreadyExists for a registry that holds something else, RegistryError while another process rebuilds it, and what
-        reading the manifest raises.
+        Raises AlreadyExists for a registry that holds something else, RegistryError while another process rebuilds it, for a
+        manifest that is too old for the collections there are, and what reading the manifest raises.
         """
         with self._alone():
             if not self._is_begun():
                 self._restore()
-            for gallery in self._registry.galleries():
-                if gallery.rebuilding:
-                    self._rebuild(gallery)
+            refused = [self._refused(gallery) for gallery in self._registry.galleries() if gallery.rebuilding]
+            if first := next(filter(None, refused), None):
+                raise first
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -122,6 +125,36 @@ class Rebuild:
             raise errors.Stopped("Stopped; the same command goes on from here")
 
     # --- the work -----------------------------------------------------------------------------------------------------
+
+    def _refused(self, gallery: GalleryRow) -> errors.RegistryError | None:
+        """Why it cannot be made whole, which keeps no other gallery from it."""
+        upgrade = self._registry.active_upgrade(gallery.id)
+        if upgrade is not None:
+            self._put_forward(gallery, upgrade)
+        gone = [leg.collection for leg in self._registry.plan(gallery.name).written if not self._store.exists(leg.collection)]
+        if gone:
+            return errors.RegistryError(
+                f"Gallery {gallery.name!r} was served from {gone[0]!r} when {self._manifest.path} was written, and that "
+                "collection is no more; empty the database, put the manifest of a later day back, then rebuild again"
+            )
+        self._rebuild(gallery)
+        return None
+
+    def _put_forward(self, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
+        """Where the manifest is older than what the collections hold: it was deployed, or cleaned up, since."""
+        new, old = upgrade.new_collection, [self._store.exists(each) for each in upgrade.old_collections]
+        early = upgrade.phase in (Phase.PLANNED, Phase.SERVING_BOTH) and upgrade.undoes is None and not upgrade.original
+        if not early or not self._store.exists(new):
+            return
+        if not any(old):
+            phase, which, note = Phase.CUT_OVER, "final", f"only {new} is there"
+        elif upgrade.phase == Phase.PLANNED and all(old) and self._store.count(new):
+            phase, which, note = Phase.SERVING_BOTH, "serving", f"{new} holds records"
+        else:
+            return
+        shape, search = self._store.describe(new), self._search(gallery.name)
+        self._registry.add_collection(gallery.id, model=upgrade.to_version, schema=shape, search=search)
+        self._registry.put_forward(upgrade.id, phase, which, note=note)
 
     def _rebuild(self, gallery: GalleryRow) -> None:
         plan = self._registry.plan(gallery.name)

@@ -33,6 +33,8 @@ LOOK = 5.0
 LONGEST = 600.0
 #: As cron counts them: 7 is Sunday again.
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
+#: Seconds for which a plan of one gallery may wait for its clients, before the others have their turn.
+PATIENCE = 10.0
 
 
 class Window:
@@ -186,6 +188,7 @@ class Scheduler:
 
     def _work(self, gallery: str, upgrade_id: int) -> None:
         conductor = self._app.conductor(gallery, say=self._say, stop=self._rest)
+        conductor.patience = PATIENCE
         upgrade = self._app.registry.upgrade(upgrade_id)
         try:
             conductor.advance(upgrade, self._worker)

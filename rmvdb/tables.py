@@ -109,6 +109,15 @@ class VersionRow(Table):
         return hashlib.sha256(told.encode()).hexdigest()
 
 
+class ChangesRow(Table):
+    """How often what the manifest holds was changed, in one row: of two copies of a registry it tells the newer one."""
+
+    __tablename__ = "changes"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger)
+
+
 class GalleryRow(Table):
     """All records that can be found together."""
 
@@ -377,6 +386,6 @@ class WorkerRow(Table):
 
 #: What the manifest holds, each table after those that it refers to. The work (batches, intents, quarantine) is made again from
 #: the collections and the archive, clients and workers tell of themselves, and what is found is counted anew.
-KEPT: tuple[type[Table], ...] = (ArtifactRow, VersionRow, GalleryRow, CollectionRow, PlanRow, UpgradeRow, PhaseRow)
+KEPT: tuple[type[Table], ...] = (ChangesRow, ArtifactRow, VersionRow, GalleryRow, CollectionRow, PlanRow, UpgradeRow, PhaseRow)
 #: Columns of these tables that hold for seconds only, or without which a step begins anew.
 PASSING = frozenset({"closing_until", "rebuilding", "conductor", "conductor_until", "copying", "verifying"})

@@ -22,8 +22,8 @@ from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.plural import counted
 from rmvdb.protocols import Source, VectorStore
-from rmvdb.registry import Registry, key, unpack_ids
-from rmvdb.tables import IntentRow
+from rmvdb.registry import BEGUN, Registry, key, unpack_ids
+from rmvdb.tables import BatchRow, IntentRow
 from rmvdb.types import BatchState, Id, IdType, Record
 
 #: Largest cosine distance between a stored vector and the item embedded again.
@@ -129,7 +129,7 @@ class Verify:
         def look() -> None:
             progress(report.fields_compared, total)
 
-        self._compare_ids(task, np.unique(np.fromiter(moved, np.uint64)), report, look=look)
+        self._compare_ids(task, batches, np.unique(np.fromiter(moved, np.uint64)), report, look=look)
         self._compare_written(task, report, look=look)
         for id, distance in self._unwritten(task, differing).items():
             report.complain(f"record {id!r} embedded again lies {distance:.1e} from the stored vector")
@@ -137,12 +137,23 @@ class Verify:
 
     def _retired(self, task: Task) -> Iterator[_Batch]:
         """What batches took out of the old collections, in the order in which they were listed."""
+        for row in self._batches(task, BatchState.RETIRED):
+            if row.archive and row.remove is not None:
+                yield _Batch(row.id, row.archive, hashes(unpack_ids(row.remove)), hashes(unpack_ids(row.gone)))
+
+    def _batches(self, task: Task, state: BatchState) -> Iterator[BatchRow]:
         after = 0
-        while page := self._registry.batches(task.upgrade, after=after, limit=50, state=BatchState.RETIRED):
-            for row in page:
-                if row.archive and row.remove is not None:
-                    yield _Batch(row.id, row.archive, hashes(unpack_ids(row.remove)), hashes(unpack_ids(row.gone)))
+        while page := self._registry.batches(task.upgrade, after=after, limit=50, state=state):
+            yield from page
             after = page[-1].id
+
+    def _under_way(self, task: Task, batches: Sequence[_Batch]) -> npt.NDArray[np.uint64]:
+        """Hashes of what batches have in hand now, and of what those moved that were retired after `batches`."""
+        ids = [hashes(unpack_ids(row.ids)) for state in (*BEGUN, BatchState.COPIED) for row in self._batches(task, state)]
+        if self._registry.counts(task.upgrade).get(BatchState.RETIRED, (0, 0))[0] > len(batches):
+            known = {batch.id for batch in batches}
+            ids += [batch.removed for batch in self._retired(task) if batch.id not in known]
+        return np.concatenate([hashes([]), *ids])
 
     def _moved(self, batch: _Batch, newest: Mapping[int, int], report: Report) -> Iterator[Record]:
         """The records that a batch took out, as they were read; but for those that a later one did again."""
@@ -204,7 +215,15 @@ class Verify:
                 return differing
             time.sleep(0.1)
 
-    def _compare_ids(self, task: Task, moved: npt.NDArray[np.uint64], report: Report, *, look: Callable[[], None]) -> None:
+    def _compare_ids(
+        self,
+        task: Task,
+        batches: Sequence[_Batch],
+        moved: npt.NDArray[np.uint64],
+        report: Report,
+        *,
+        look: Callable[[], None],
+    ) -> None:
         upserted, deleted = self._written(task) if self._is_written(task) else (hashes([]), hashes([]))
         expected = np.setdiff1d(np.union1d(moved, upserted), deleted)
         stored = [np.empty(0, np.uint64)]
@@ -212,7 +231,7 @@ class Verify:
             for page in self._store.scan(collection):
                 look()
                 stored.append(hashes([record.id for record in page]))
-                self._complain_of_strangers(task, collection, page, expected, report)
+                self._complain_of_strangers(task, collection, self._strangers(task, batches, page, expected), report)
         present = np.unique(np.concatenate(stored))
         report.records = len(present)
         # Read after the scan: what was deleted meanwhile, or may have been, is not missing.
@@ -220,11 +239,14 @@ class Verify:
             what = counted(missing, "record that was moved or written is", "records that were moved or written are")
             report.complain(f"{what} not in {' or '.join(task.new)}")
 
-    def _complain_of_strangers(
-        self, task: Task, collection: str, page: Sequence[Record], expected: npt.NDArray[np.uint64], report: Report
-    ) -> None:
-        known = np.isin(hashes([record.id for record in page]), expected)
-        strangers = [record.id for record, is_known in zip(page, known, strict=True) if not is_known]
+    def _strangers(
+        self, task: Task, batches: Sequence[_Batch], page: Sequence[Record], expected: npt.NDArray[np.uint64]
+    ) -> list[Id]:
+        """Those of these records that are not to be expected, however far the backfill is."""
+        strangers = _not_in(expected, [record.id for record in page])
+        return _not_in(self._under_way(task, batches), strangers) if strangers else []
+
+    def _complain_of_strangers(self, task: Task, collection: str, strangers: Sequence[Id], report: Report) -> None:
         written = self._registry.announced(task.upgrade, strangers)
         if task.undoes is None:  # a roll back fills collections that were not empty
             for id in strangers:
@@ -289,6 +311,10 @@ class Verify:
             now = self._registry.announced(task.upgrade, other)
             found += [id for id in other if (last := now.get(key(id))) is not None and last.id == made[key(id)][0]]
         return found
+
+
+def _not_in(known: npt.NDArray[np.uint64], ids: Sequence[Id]) -> list[Id]:
+    return [id for id, is_known in zip(ids, np.isin(hashes(ids), known), strict=True) if not is_known]
 
 
 def _is_deletion(intent: IntentRow) -> bool:

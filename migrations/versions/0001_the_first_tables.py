@@ -25,6 +25,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("sha256", name=op.f("pk_artifacts")),
     )
     op.create_table(
+        "changes",
+        sa.Column("id", Serial, nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_changes")),
+    )
+    op.create_table(
         "galleries",
         sa.Column("id", Serial, nullable=False),
         sa.Column("name", sa.String(length=255), nullable=False),
@@ -249,4 +255,5 @@ def downgrade() -> None:
     op.drop_table("clients")
     op.drop_table("workers")
     op.drop_table("galleries")
+    op.drop_table("changes")
     op.drop_table("artifacts")

@@ -49,7 +49,9 @@ class Claims(Database):
         )
         row = s.scalar(chosen)
         if row is not None:
-            row.worker, row.token, row.lease_until = worker, row.token + 1, now(s) + lease
+            at = now(s)
+            # Beyond every token that a registry which was lost since can have given.
+            row.worker, row.token, row.lease_until = worker, max(row.token + 1, int(at)), at + lease
             if row.state in (BatchState.PENDING, BatchState.WRITING):
                 row.state = BatchState.CLAIMED
         return row

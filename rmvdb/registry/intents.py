@@ -28,6 +28,8 @@ class Opened:
     plan: ServingPlan
     intents: tuple[int, ...]
     upgrade: int | None
+    #: The name of this write.
+    client: str
 
 
 class Intents(Database):
@@ -70,7 +72,7 @@ class Intents(Database):
         ]
         s.add_all(made)
         s.flush()
-        return Opened(plan=plan, intents=tuple(each.id for each in made), upgrade=upgrade)
+        return Opened(plan=plan, intents=tuple(each.id for each in made), upgrade=upgrade, client=client)
 
     @transaction
     def close_intents(self, s: Session, /, opened: Opened, sketches: Mapping[int, bytes] | None = None) -> bool:
@@ -78,7 +80,7 @@ class Intents(Database):
 
         `sketches`: by intent, of the vectors that were written into the collection that the upgrade fills.
         """
-        mine = IntentRow.id.in_(opened.intents)
+        mine = _of(opened)
         in_time = and_(mine, ~IntentRow.done, IntentRow.deadline > clock())
         if opened.upgrade is None:
             s.execute(delete(IntentRow).where(in_time))
@@ -86,21 +88,22 @@ class Intents(Database):
             s.execute(update(IntentRow).where(in_time).values(done=True, done_at=clock()))
             if sketches:  # of an intent that clean-up has forgotten meanwhile nothing is kept
                 table = IntentRow.metadata.tables[IntentRow.__tablename__]
-                kept = update(table).where(table.c.id == bindparam("intent")).values(sketch=bindparam("of_it"))
+                this = and_(table.c.id == bindparam("intent"), table.c.client == opened.client)
+                kept = update(table).where(this).values(sketch=bindparam("of_it"))
                 s.execute(kept, [{"intent": intent, "of_it": sketch} for intent, sketch in sketches.items()])
         return s.scalar(select(IntentRow.id).where(mine, ~IntentRow.done).limit(1)) is None
 
     @transaction
     def extend_intents(self, s: Session, /, opened: Opened, *, lasting: float) -> bool:
         """Announce a write that still waits anew; False where its deadline has made everybody believe that it was never made."""
-        in_time = and_(IntentRow.id.in_(opened.intents), IntentRow.deadline > clock())
+        in_time = and_(_of(opened), IntentRow.deadline > clock())
         extended = s.execute(update(IntentRow).where(in_time).values(deadline=clock() + lasting))
         return bool(extended.rowcount == len(opened.intents))  # type: ignore[attr-defined]
 
     @transaction
     def withdraw_intents(self, s: Session, /, opened: Opened) -> None:
         """Forget a write that never began."""
-        s.execute(delete(IntentRow).where(IntentRow.id.in_(opened.intents)))
+        s.execute(delete(IntentRow).where(_of(opened)))
 
     @transaction
     def blocked(self, s: Session, /, opened: Opened, ids: Sequence[Id]) -> bool:
@@ -169,6 +172,11 @@ class Intents(Database):
         never = and_(IntentRow.gallery_id == row.id, IntentRow.upgrade_id.is_(None), ~IntentRow.done)
         keys = s.scalars(select(IntentRow.record).where(never, IntentRow.deadline <= clock()).distinct())
         return [int(each) if row.id_type == IdType.INT64 else each for each in keys]
+
+
+def _of(opened: Opened) -> ColumnElement[bool]:
+    """A registry that was lost and rebuilt may have given these numbers to another write."""
+    return and_(IntentRow.id.in_(opened.intents), IntentRow.client == opened.client)
 
 
 def _forgotten(gallery: GalleryRow) -> ColumnElement[bool]:

@@ -6,10 +6,10 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from sqlalchemy import LargeBinary, Select, event, func, insert, inspect, select
+from sqlalchemy import LargeBinary, Select, event, func, insert, inspect, select, update
 from sqlalchemy.orm import ORMExecuteState, Session
 
-from rmvdb.tables import KEPT, PASSING, Table
+from rmvdb.tables import KEPT, PASSING, ChangesRow, Table
 
 #: What the manifest holds: rows as JSON values, by table.
 Contents: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -37,6 +37,12 @@ def _executed(state: ORMExecuteState) -> None:
     mapper = state.bind_mapper
     if not state.is_select and mapper is not None and mapper.class_ in KEPT and isinstance(state.session, WatchedSession):
         state.session.changed = True
+
+
+def count_change(s: Session) -> None:
+    """One more change of what is kept."""
+    if not s.execute(update(ChangesRow).values(number=ChangesRow.number + 1)).rowcount:  # type: ignore[attr-defined]
+        s.execute(insert(ChangesRow).values(number=1))
 
 
 def contents(s: Session) -> Contents:

@@ -40,24 +40,27 @@ class Plans(Database):
         times: Mapping[str, float],
         *,
         upgrade: int | None = None,
+        phase: str | None = None,
+        baton: int | None = None,
         unless: str | None = None,
         after: int | None = None,
     ) -> int:
-        """Write the next plan and let the clients prepare for it; the epoch it will have. The same legs again: the same epoch.
+        """Write the next plan and let the clients prepare for it; the epoch it will have. The same plan again: the same.
 
-        `upgrade` is the one that asks: WrongPhase where it has ended, for another decides what is served by now; WrongPhase, too,
-        where the collection `unless` is served first already, or another epoch than `after` is in force.
+        `upgrade` is the one that asks, in that `phase`: WrongPhase where it has left it, UpgradeRunning where another has taken
+        the baton, for somebody else decides what is served by now. WrongPhase, too, where the collection `unless` is served
+        first already, or another epoch than `after` is in force.
         """
         row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
-        queries.refuse_ended(s, upgrade)
+        queries.refuse_gone_on(s, upgrade, phase, baton)
         served = queries.plan(s, row, row.epoch)
         if served.legs[0].collection == unless:
             raise errors.WrongPhase(f"Collection {unless!r} is served already; see rmvdb status")
         if after not in (None, row.epoch):
             raise errors.WrongPhase(f"Gallery {gallery!r} is served differently since; run the same command again")
-        if row.next_epoch and _legs(s, row, row.next_epoch) == list(legs):
+        if row.next_epoch and _same(s, row, row.next_epoch, legs, times):
             return row.next_epoch
-        if _legs(s, row, row.epoch) == list(legs):
+        if _same(s, row, row.epoch, legs, times):
             row.next_epoch, row.closing_until = None, None
             return row.epoch
         newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == row.id)) or 0
@@ -66,11 +69,22 @@ class Plans(Database):
         return row.next_epoch
 
     @transaction
-    def activate(self, s: Session, /, gallery: str, epoch: int, *, force: bool = False, upgrade: int | None = None) -> list[str]:
+    def activate(
+        self,
+        s: Session,
+        /,
+        gallery: str,
+        epoch: int,
+        *,
+        force: bool = False,
+        upgrade: int | None = None,
+        phase: str | None = None,
+        baton: int | None = None,
+    ) -> list[str]:
         """Put the announced plan in force, or say who is not ready: an epoch changes only when older writes and claims have ended
-        and every live client can serve the next plan (`force` leaves the clients out)."""
+        and every live client can serve the next plan (`force` leaves the clients out). Refuses what `announce` does."""
         row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
-        queries.refuse_ended(s, upgrade)
+        queries.refuse_gone_on(s, upgrade, phase, baton)
         if row.epoch == epoch:
             return []
         if row.next_epoch != epoch:
@@ -90,9 +104,10 @@ class Plans(Database):
         return []
 
 
-def _legs(s: Session, gallery: GalleryRow, epoch: int) -> list[Leg]:
-    """Legs and mirrors, as they were announced."""
-    return [leg_from_json(leg) for leg in queries.row_of_plan(s, gallery, epoch).legs]
+def _same(s: Session, gallery: GalleryRow, epoch: int, legs: Sequence[Leg], times: Mapping[str, float]) -> bool:
+    """Whether these legs and mirrors, and times, were announced for that epoch."""
+    plan = queries.row_of_plan(s, gallery, epoch)
+    return [leg_from_json(leg) for leg in plan.legs] == list(legs) and all(getattr(plan, name) == times[name] for name in times)
 
 
 def _unready(s: Session, gallery: GalleryRow, epoch: int) -> list[str]:

@@ -108,6 +108,16 @@ def refuse_overtaken(s: Session, upgrade_id: int, baton: int | None) -> None:
         )
 
 
+def refuse_gone_on(s: Session, upgrade_id: int | None, phase: str | None, baton: int | None) -> None:
+    """Nobody changes what is served for an upgrade that has left the `phase` in which that was decided: WrongPhase."""
+    if upgrade_id is None:
+        return
+    refuse_ended(s, upgrade_id)
+    refuse_overtaken(s, upgrade_id, baton)
+    if phase not in (None, now_in := s.get_one(UpgradeRow, upgrade_id).phase):
+        raise errors.WrongPhase(f"Upgrade {upgrade_id} is {now_in} by now, not {phase}; run the same command again")
+
+
 def forget_work(s: Session, upgrades: Sequence[int]) -> None:
     """Their work lists, intents and quarantine."""
     for table in (BatchRow, IntentRow, QuarantineRow):

@@ -39,15 +39,19 @@ class Restoring(Database):
         for table in KEPT:
             kept.put_back(s, table, contents.get(table.__tablename__, ()))
         for gallery in s.scalars(select(GalleryRow)):
-            newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == gallery.id)) or 0
-            served = queries.row_of_plan(s, gallery, gallery.epoch)
-            times = {name: getattr(served, name) for name in ("max_age", "longest_search", "staleness")}
-            legs, grace = [leg_from_json(leg) for leg in served.legs], queries.plan(s, gallery, gallery.epoch).grace
-            s.add(queries.new_plan(gallery, newest + 1, legs, times, at=now(s), grace_before=grace))
-            gallery.epoch, gallery.next_epoch, gallery.rebuilding = newest + 1, None, True
+            _serve(s, gallery, queries.row_of_plan(s, gallery, gallery.epoch).legs)
+            gallery.rebuilding = True
         for upgrade in s.scalars(select(UpgradeRow).where(UpgradeRow.phase != Phase.ENDED)):
             upgrade.listed = upgrade.phase == Phase.CUT_OVER
             s.add(PhaseRow(upgrade_id=upgrade.id, at=now(s), phase=upgrade.phase, note="brought back by registry rebuild"))
+
+    @transaction
+    def put_forward(self, s: Session, /, upgrade_id: int, phase: Phase, which: str, *, note: str) -> None:
+        """The collections tell that an upgrade got further than the manifest knows: that phase, and that plan of it in force."""
+        upgrade, gallery = s.get_one(UpgradeRow, upgrade_id), s.scalars(queries.gallery_of(upgrade_id)).one()
+        _serve(s, gallery, upgrade.plan[which])
+        upgrade.phase, upgrade.listed = phase, phase == Phase.CUT_OVER
+        s.add(PhaseRow(upgrade_id=upgrade_id, at=now(s), phase=phase, note=note))
 
     @transaction
     def add_copied(
@@ -79,3 +83,13 @@ class Restoring(Database):
     def rebuilt(self, s: Session, /, gallery_id: int) -> None:
         """The work of a gallery is whole again: writes, claims and conductors go on."""
         s.get_one(GalleryRow, gallery_id).rebuilding = False
+
+
+def _serve(s: Session, gallery: GalleryRow, legs: Sequence[Mapping[str, Any]]) -> None:
+    """By these legs, with the times of the plan in force, at an epoch after every other one."""
+    newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == gallery.id)) or 0
+    served = queries.plan(s, gallery, gallery.epoch)
+    times = {name: getattr(served, name) for name in ("max_age", "longest_search", "staleness")}
+    some = [leg_from_json(leg) for leg in legs]
+    s.add(queries.new_plan(gallery, newest + 1, some, times, at=now(s), grace_before=served.grace))
+    gallery.epoch, gallery.next_epoch = newest + 1, None

@@ -89,6 +89,7 @@ class Database:
         if s.changed:
             if s.get_bind().dialect.name == "postgresql":  # in SQLite the transaction, which began IMMEDIATE, is the lock
                 s.execute(select(func.pg_advisory_xact_lock(KEEPING)))
+            kept.count_change(s)
             self._keeper(kept.contents(s))
 
     @transaction

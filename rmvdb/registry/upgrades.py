@@ -124,11 +124,14 @@ class Upgrades(Database):
 
     @transaction
     def begin_clean_up(self, s: Session, /, upgrade_id: int) -> None:
-        """From here on there is no way back; WrongPhase where the upgrade is not cut over (any more)."""
+        """From here on there is no way back; WrongPhase where the upgrade is not cut over, or what would go is in service."""
+        gallery = s.scalars(queries.gallery_of(upgrade_id).with_for_update(key_share=True, of=GalleryRow)).one()
         row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
         queries.refuse_ended(s, upgrade_id)
         if row.phase not in (Phase.CUT_OVER, Phase.CLEANING_UP):
             raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
+        if served := _in_service(s, gallery, row) & set(row.leaving):
+            raise errors.WrongPhase(f"Collection {min(served)!r} is in service and cannot be dropped: rmvdb rollback")
         if row.phase == Phase.CUT_OVER:
             row.phase = Phase.CLEANING_UP
             s.add(PhaseRow(upgrade_id=upgrade_id, at=now(s), phase=row.phase, note="no way back from here"))
@@ -181,6 +184,12 @@ class Upgrades(Database):
     def refuse_overtaken(self, s: Session, /, upgrade_id: int, baton: int | None) -> None:
         """UpgradeRunning where another has taken the baton."""
         queries.refuse_overtaken(s, upgrade_id, baton)
+
+
+def _in_service(s: Session, gallery: GalleryRow, upgrade: UpgradeRow) -> set[str]:
+    """What the plan in force searches or keeps current, but for an original that is kept: clean-up takes it out itself."""
+    kept = upgrade.original if upgrade.undoes is None else None
+    return {leg.collection for leg in queries.plan(s, gallery, gallery.epoch).written if leg.collection != kept}
 
 
 def _new_upgrade(s: Session, values: Mapping[str, Any], details: Details) -> UpgradeRow:

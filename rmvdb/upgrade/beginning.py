@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from rmvdb import errors
+from rmvdb import catalog, errors
 from rmvdb.backfill import Worker
 from rmvdb.mirror import plans
 from rmvdb.planning import Plan, Question
@@ -60,8 +60,7 @@ def _details(
     gallery: str, number: int, question: Question, plan: Plan, legs: Sequence[Leg], version: VersionRow, *, own: bool
 ) -> dict[str, Any]:
     """What the upgrade of this number works on, and the legs of each of its epochs; `own`: v1 itself writes a mirror."""
-    # The name carries the upgrade's number, so no collection is ever named like one before it.
-    collection, copy = (f"{_plain(gallery)}_{_plain(name)}_u{number}" for name in (version.name, legs[0].model))
+    collection, copy = (catalog.collection_name(gallery, name, f"u{number}") for name in (version.name, legs[0].model))
     # What is listed, which is emptied, too, but for a lifted copy: confidence is read off vectors of the old model.
     listed = [replace(legs[0], collection=copy)] if question.instant_rollback and not plan.lift else legs
     old = [leg_of(version, collection)] if plan.lift else listed  # in place: its own vectors are replaced
@@ -121,8 +120,3 @@ def _register_version(lead: Lead, question: Question, plan: Plan) -> VersionRow:
         compatible_with=None,
         **{name: getattr(base, name) for name in same},
     )
-
-
-def _plain(name: str) -> str:
-    """A name as collections may have it: letters, digits, underscores."""
-    return "".join(each if each.isascii() and each.isalnum() else "_" for each in name)

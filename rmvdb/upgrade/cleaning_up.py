@@ -23,9 +23,11 @@ def clean_up(lead: Lead, upgrade: UpgradeRow) -> None:
         _refuse_late(lead, upgrade)
     lead.registry.begin_clean_up(upgrade.id)
     if upgrade.original and upgrade.undoes is None:
-        serving.serve(lead, upgrade, "alone")
-    dropped = upgrade.leaving
+        serving.serve(lead, lead.registry.upgrade(upgrade.id), "alone")
+    dropped, served = upgrade.leaving, lead.registry.plan(lead.gallery.name).legs[0].collection
     for collection in dropped:
+        # A conductor that was suspended between its look and this call may have moved them back.
+        serving.say_moved(lead, lead.store.move_aliases(collection, served), served)
         lead.store.drop(collection)
         lead.registry.mark_dropped(collection)
     done = _ended_with(lead, upgrade)
@@ -43,8 +45,10 @@ def drop_given_up(lead: Lead) -> list[str]:
     Whoever gives one up ends it first and may be killed before anything is dropped: whoever comes next does it.
     """
     dropped = []
-    for collection in _given_up(lead):
-        if lead.store.exists(collection) and serving.is_ours(lead, collection):
+    for upgrade, collection in _given_up(lead):
+        if lead.store.exists(collection):
+            if not serving.is_ours(lead, upgrade, collection):
+                continue
             lead.say(f"dropping {collection}, whose upgrade was given up")
             lead.store.drop(collection)
             dropped.append(collection)
@@ -52,7 +56,7 @@ def drop_given_up(lead: Lead) -> list[str]:
     return dropped
 
 
-def _given_up(lead: Lead) -> Iterator[str]:
+def _given_up(lead: Lead) -> Iterator[tuple[UpgradeRow, str]]:
     """What was made for such upgrades and is not known to be dropped; what was not registered, of the latest one alone."""
     rows, plan = lead.registry.upgrades(lead.gallery.id), lead.registry.plan(lead.gallery.name)
     gone = {row.name: row.dropped_at is not None for row in lead.registry.collections(lead.gallery.id)}
@@ -60,7 +64,7 @@ def _given_up(lead: Lead) -> Iterator[str]:
     for row in rows:
         left = [each for each in row.made if not gone.get(each, row is not rows[-1])]
         if left and row.phase == Phase.ENDED and _was_never_served(lead, row):
-            yield from left
+            yield from ((row, each) for each in left)
 
 
 def _was_never_served(lead: Lead, upgrade: UpgradeRow) -> bool:

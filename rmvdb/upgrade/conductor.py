@@ -76,6 +76,7 @@ class Conductor(Lead):
         ),
         "clean up": (
             "registry.begin_clean_up",
+            "store.move_aliases new",
             "store.drop old",
             "registry.mark_dropped",
             "archive.clear",
@@ -115,7 +116,8 @@ class Conductor(Lead):
     def advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> UpgradeRow:
         """Go on with an upgrade from wherever it stands until it is cut over, `until` is reached, or it is stopped."""
         with baton.leading(self, upgrade, worker):
-            self._advance(upgrade, worker, force=force)
+            # As it is now: until the baton was taken, another conductor may have gone on with it.
+            self._advance(self.registry.upgrade(upgrade.id), worker, force=force)
         return self.registry.upgrade(upgrade.id)
 
     def launch(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
@@ -134,6 +136,7 @@ class Conductor(Lead):
         upgrade = self.registry.upgrade(upgrade.id)
         if upgrade.phase != Phase.SERVING_BOTH:
             return
+        serving.prolong(self, upgrade, force=force)
         self.list_work(upgrade)
         upgrade = self.registry.upgrade(upgrade.id)
         if upgrade.plan.get("switch") is not None:
@@ -151,7 +154,8 @@ class Conductor(Lead):
             return upgrade  # stopped, or not meant to go so far
         serving.serve(self, upgrade, "later", force=force)
         note, plan = f"from t = {at:g} on the new model alone embeds the queries", self.registry.upgrade(upgrade.id).plan
-        self.registry.set_upgrade(upgrade.id, plan=plan | {"serving": plan["later"], "switch": None}, note=note)
+        switched = plan | {"serving": plan["later"], "switch": None}
+        self.registry.set_upgrade(upgrade.id, plan=switched, note=note, baton=self.baton)
         self.say(note)
         return self.registry.upgrade(upgrade.id)
 
@@ -169,7 +173,8 @@ class Conductor(Lead):
                     f"The backfill was asked to stop at {now.done} of {counted(now.total, 'record')}; "
                     "run rmvdb upgrade without --until"
                 )
-            self.say(f"{now.total - now.done} of {counted(now.total, 'record is', 'records are')} left to move")
+            paused = "; paused, until rmvdb resume" if self.registry.upgrade(upgrade.id).paused else ""
+            self.say(f"{now.total - now.done} of {counted(now.total, 'record is', 'records are')} left to move{paused}")
             self.backfill(upgrade, worker, until=1.0)
         completing.refuse_quarantined(self, upgrade)
         self.complete(upgrade, worker)
@@ -179,7 +184,7 @@ class Conductor(Lead):
         serving.move_aliases(self, upgrade)
         searched = only([upgrade.new_collection])
         note = f"verified {counted(report.records, 'record')}; {searched}"
-        self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, was=Phase.SERVING_BOTH, note=note)
+        self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, was=Phase.SERVING_BOTH, note=note, baton=self.baton)
         self.say(
             f"{'rolled back' if upgrade.undoes else 'cut over'}: {counted(report.records, 'record')} verified, {searched} now"
         )

@@ -33,7 +33,7 @@ def deploy(lead: Lead, upgrade: UpgradeRow, *, force: bool = False) -> None:
         may = functools.partial(lead.registry.refuse_overtaken, upgrade.id, lead.baton)  # what is there may be re-embedded by now
         mirroring.mirror(lead, upgrade).finish(upgrade.old_collections[0], cut_off, may)
     searched = both(upgrade.searched)
-    lead.registry.set_upgrade(upgrade.id, phase=Phase.SERVING_BOTH, was=Phase.PLANNED, note=searched)
+    lead.registry.set_upgrade(upgrade.id, phase=Phase.SERVING_BOTH, was=Phase.PLANNED, note=searched, baton=lead.baton)
     by = dict.fromkeys(leg["embedder"] for leg in upgrade.plan["serving"] if leg.get("searched", True))
     lead.say(f"{searched}; queries are embedded by {' and '.join(by)} from now on")
 
@@ -84,5 +84,6 @@ def _serve_original(lead: Lead, upgrade: UpgradeRow, *, force: bool) -> None:
     serving.serve(lead, upgrade, "original", force=force)
     serving.move_aliases(lead, upgrade)
     searched = only([upgrade.new_collection])
-    lead.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, was=Phase.PLANNED, listed=True, note=searched)
+    cut_over = {"phase": Phase.CUT_OVER, "listed": True}
+    lead.registry.set_upgrade(upgrade.id, was=Phase.PLANNED, note=searched, baton=lead.baton, **cut_over)
     lead.say(f"rolled back: {searched} now")

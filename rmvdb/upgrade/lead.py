@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ class Lead:
     ) -> None:
         self.hands, self.say, self.report = hands, say, report
         self.stop = stop or threading.Event()
+        #: Seconds for which it waits until a plan can come into force.
+        self.patience = math.inf
         #: The baton that it leads by, and the worker for whom, while it does.
         self.baton: int | None = None
         self.worker: Worker | None = None

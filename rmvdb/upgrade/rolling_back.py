@@ -23,7 +23,7 @@ def roll_back(lead: Lead, upgrade: UpgradeRow) -> UpgradeRow | None:
     if upgrade.phase == Phase.PLANNED:
         if _abandon(lead, upgrade):
             return None
-        deploying.deploy(lead, upgrade)  # its plan is in force already: only its phase does not say so yet
+        deploying.deploy(lead, lead.registry.upgrade(upgrade.id))  # only its phase does not say yet that it is served
         upgrade = lead.registry.upgrade(upgrade.id)
     if upgrade.original:
         return _back_to_original(lead, upgrade)

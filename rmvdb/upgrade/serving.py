@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from rmvdb import catalog, errors, index
+from rmvdb import errors, index
 from rmvdb.registry import leg_from_json, schema_from_json
 from rmvdb.tables import UpgradeRow, VersionRow
-from rmvdb.types import Metric
+from rmvdb.types import Leg, Metric
 from rmvdb.upgrade.lead import Lead
+from rmvdb.uptime import uptime
 
 
 def check_index(lead: Lead, version: VersionRow) -> None:
@@ -25,7 +28,9 @@ def create(lead: Lead, collection: str, model: str, *, like: str) -> None:
     lead.say(f"creating collection {schema.collection} ({schema.dim} dimensions, {schema.metric}, {lead.hands.index.type})")
     lead.store.create(schema, lead.hands.index)
     if lead.store.count(collection) and collection not in _known(lead):  # in this order: it is known before it is filled
-        raise catalog.foreign(collection, "give the upgrade up with rmvdb rollback")
+        raise errors.AlreadyExists(
+            f"Collection {collection!r} is there already and holds records; give the upgrade up with rmvdb rollback, or drop it"
+        )
     lead.registry.add_collection(lead.gallery.id, model=model, schema=schema, search=lead.hands.index.search)
 
 
@@ -33,10 +38,10 @@ def _known(lead: Lead) -> set[str]:
     return {row.name for row in lead.registry.collections(lead.gallery.id)}
 
 
-def is_ours(lead: Lead, collection: str) -> bool:
-    """Whether it is known, or empty as one that was made and not registered."""
+def is_ours(lead: Lead, upgrade: UpgradeRow, collection: str) -> bool:
+    """Whether nothing is lost with what was made for an upgrade that never served: a copy that is known, or an empty one."""
     try:
-        return collection in _known(lead) or not lead.store.count(collection)
+        return bool(upgrade.original and collection in _known(lead)) or not lead.store.count(collection)
     except errors.EngineError:  # not loaded, or not there
         return False
 
@@ -44,25 +49,55 @@ def is_ours(lead: Lead, collection: str) -> bool:
 def serve(lead: Lead, upgrade: UpgradeRow, which: str, *, force: bool = False, after: int | None = None) -> int:
     """Put the serving plan of that name in the upgrade's plan in force, once everybody is ready for it; its epoch.
 
-    WrongPhase where another epoch than `after` was in force.
+    WrongPhase where another epoch than `after` was in force, or the upgrade has left the phase that it is handed in.
     """
     legs = [leg_from_json(leg) for leg in upgrade.plan[which]]
     served = upgrade.new_collection if which == "copying" else None
-    name, times = lead.gallery.name, lead.hands.times
-    epoch = lead.registry.announce(name, legs, times, upgrade=upgrade.id, unless=served, after=after)
-    told = ""
-    while waiting := lead.registry.activate(lead.gallery.name, epoch, force=force, upgrade=upgrade.id):
+    return _put_in_force(lead, upgrade, legs, lead.hands.times, force=force, unless=served, after=after)
+
+
+def prolong(lead: Lead, upgrade: UpgradeRow, *, force: bool = False) -> None:
+    """Serve the same again where longer times are set by now; shorter ones count from the next plan on, lest two processes that
+    are set differently change them without end."""
+    plan = lead.registry.plan(lead.gallery.name)
+    before = {name: float(getattr(plan, name)) for name in lead.hands.times}
+    times = {name: max(before[name], seconds) for name, seconds in lead.hands.times.items()}
+    if times != before:
+        _put_in_force(lead, upgrade, [*plan.legs, *plan.mirrors], times, force=force)
+
+
+def _put_in_force(
+    lead: Lead, upgrade: UpgradeRow, legs: Sequence[Leg], times: Mapping[str, float], *, force: bool, **only: Any
+) -> int:
+    name = lead.gallery.name
+    asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": upgrade.phase, "baton": lead.baton}
+    epoch = lead.registry.announce(name, legs, times, **only, **asks)
+    told, began = "", uptime()
+    while waiting := lead.registry.activate(name, epoch, force=force, **asks):
         if waiting[0] != told:
             told = waiting[0]
+            why = f"Epoch {epoch} waits: {told}; end whoever holds it up, or do not wait for clients: rmvdb upgrade --force"
             lead.say(f"epoch {epoch} waits: {told}")
+            lead.registry.set_upgrade(upgrade.id, reason=why, baton=lead.baton)
         lead.check_stop()
+        if uptime() - began > lead.patience:
+            raise errors.RmvdbError(why)
         lead.stop.wait(0.1)
+    if told:
+        lead.registry.set_upgrade(upgrade.id, reason="", baton=lead.baton)
     return epoch
 
 
 def move_aliases(lead: Lead, upgrade: UpgradeRow) -> None:
-    """Other programs find the records by the names that they know."""
-    moved = [alias for each in upgrade.leaving for alias in lead.store.move_aliases(each, upgrade.new_collection)]
-    if moved:
-        what = f"the alias {moved[0]} now stands" if len(moved) == 1 else f"the aliases {', '.join(moved)} now stand"
-        lead.say(f"{what} for {upgrade.new_collection}")
+    """Other programs find the records by the names that they know, unless another conductor has gone on."""
+    lead.registry.refuse_ended(upgrade.id)
+    lead.registry.refuse_overtaken(upgrade.id, lead.baton)
+    for each in upgrade.leaving:
+        say_moved(lead, lead.store.move_aliases(each, upgrade.new_collection), upgrade.new_collection)
+
+
+def say_moved(lead: Lead, aliases: Sequence[str], collection: str) -> None:
+    """Which names stand for it from now on, if any."""
+    if aliases:
+        what = f"the alias {aliases[0]} now stands" if len(aliases) == 1 else f"the aliases {', '.join(aliases)} now stand"
+        lead.say(f"{what} for {collection}")

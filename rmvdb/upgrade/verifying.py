@@ -8,6 +8,7 @@ from dataclasses import asdict
 from rmvdb import errors
 from rmvdb.plural import counted
 from rmvdb.tables import UpgradeRow
+from rmvdb.types import Phase
 from rmvdb.upgrade import backfilling
 from rmvdb.upgrade.lead import Lead
 from rmvdb.verify import Position, Report, Verify
@@ -17,7 +18,9 @@ COUNTS = 600.0
 
 
 def verify(lead: Lead, upgrade: UpgradeRow, *, sample: int = 200) -> Report:
-    """Compare all of it, now."""
+    """Compare all of it, now; WrongPhase where nothing is moved yet."""
+    if upgrade.phase == Phase.PLANNED:
+        raise errors.WrongPhase(f"The upgrade is {upgrade.phase}: there is nothing to compare yet; go on with rmvdb upgrade")
     report = _compare(lead, upgrade, sample=sample)
     if not report.ok:
         _forget(lead, upgrade)

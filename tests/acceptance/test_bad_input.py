@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rmvdb import app
+from rmvdb.errors import CollectionMissing
 from tests.acceptance.conftest import IDS, NAIVE, TRAINED
 from tests.support.project import Project
 
@@ -428,24 +429,29 @@ def test_a_full_disk_while_archiving_stops_the_upgrade_with_nothing_lost(project
         (("--field", "size:FLOAT_VECTOR"), "No type of --field size is called 'FLOAT_VECTOR'"),
         (("--field", "size:VARCHAR(70000)"), "only VARCHAR has a length, from 1 to 65535"),
         (("--field", "vector:INT64"), "give --field vector another name"),
+        (("--field", "item:VARCHAR"), "give --field item another name"),
         (("--field", "size:INT64", "--field", "size:INT64"), "give --field size another name"),
         (("--collection", "thing_v1_e1"), "There is no collection 'thing_v1_e1' at unix:"),
-        (("--collection", "things_v1_e1", "--field", "size:INT64"), "is adopted as it is; leave --field and --id-type out"),
+        (("--collection", "{held}", "--field", "size:INT64"), "is adopted as it is; leave --field and --id-type out"),
     ],
 )
 def test_a_gallery_that_cannot_be_added_is_refused_and_nothing_is_made(
     project: Project, options: tuple[str, ...], saying: str
 ) -> None:
     code = 1 if "no collection" in saying else 2
+    held = project.json("gallery", "show")["collections"][0]["name"]
+    options = tuple(each.format(held=held) for each in options)
     refused(project, "gallery", "add", "more", "--model", "v1", *options, code=code, saying=saying)
     assert [each["name"] for each in project.json("gallery", "list")] == ["things"]
-    with contextlib.closing(app.load(project.folder)) as opened:
-        assert not opened.store.exists("more_v1_e1")
+    there = pytest.raises(CollectionMissing, match=f"there are: {held}$")
+    with contextlib.closing(app.load(project.folder)) as opened, there:
+        opened.store.describe("missing")
 
 
 def test_a_missing_collection_is_told_with_the_one_that_is_meant(project: Project) -> None:
-    adopt = ("gallery", "add", "mine", "--model", "v1", "--collection", "thing_v1_e1")
-    refused(project, *adopt, code=1, saying="; did you mean 'things_v1_e1'?")
+    held = project.json("gallery", "show")["collections"][0]["name"]
+    adopt = ("gallery", "add", "mine", "--model", "v1", "--collection", held.replace("things", "thing"))
+    refused(project, *adopt, code=1, saying=f"; did you mean '{held}'?")
 
 
 def test_a_gallery_that_is_there_is_not_said_to_have_what_it_has_not(project: Project) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 import time
 from collections import Counter
@@ -10,16 +11,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from rmvdb import errors
+from rmvdb import catalog, errors, scheduler
 from rmvdb.client import Client
 from rmvdb.encoding import Chain, Encoder
-from rmvdb.types import BatchState, Id, Item, Phase, Vectors
+from rmvdb.methods import Method
+from rmvdb.planning import Question
+from rmvdb.status import status
+from rmvdb.tables import UpgradeRow
+from rmvdb.types import BatchState, Field, Id, IdType, Index, Item, Metric, Phase, Schema, Vectors
+from rmvdb.upgrade import Conductor, serving
+from rmvdb.upgrade.lead import Lead
 from rmvdb.uptime import uptime
-from tests.support.inprocess import DIMS, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
+from tests.support.inprocess import DIMS, TIMES, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
 
 
 @pytest.fixture
@@ -288,6 +297,156 @@ def test_a_conductor_that_is_suspended_while_it_lists_lists_no_record_twice(gall
     assert gallery.registry.progress(row.id).done == 10
 
 
+@pytest.mark.parametrize("step", ["deploy", "switch", "roll back"])
+def test_a_conductor_that_is_suspended_before_it_serves_leads_nobody_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """For so long that another takes its place and cuts over."""
+    gallery = make(tmp_path, deployed=step != "deploy")
+    row, first, real, ended = gallery.upgrade, gallery.conductor(), serving.serve, list[UpgradeRow]()
+    if step == "switch":
+        new, old = row.plan["serving"]
+        gallery.registry.set_upgrade(row.id, plan=row.plan | {"switch": 0.3, "later": [new, old | {"write_with": "v1"}]})
+    elif step == "roll back":
+        back = gallery.conductor().roll_back(gallery.conductor().advance(row, gallery.worker()))
+        assert back is not None
+        row = back
+
+    def serve(lead: Lead, *args: Any, **options: Any) -> int:
+        if lead is first and not ended:
+            assert first.baton is not None
+            gallery.registry.keep_leading(row.id, first.baton, 0)
+            ended.append(gallery.conductor().advance(row, gallery.worker()))
+        return real(lead, *args, **options)
+
+    monkeypatch.setattr(serving, "serve", serve)
+    with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
+        first.advance(row, gallery.worker())
+
+    assert [each.phase for each in ended] == [Phase.CUT_OVER]
+    assert [leg.collection for leg in gallery.registry.plan("texts").legs] == [row.new_collection]
+    gallery.conductor().clean_up(ended[0])
+    with gallery.client() as client:
+        assert [hit.id for hit in client.search("t3", limit=1)] == [3]
+    gallery.registry.close()
+
+
+@pytest.mark.parametrize("moment", ["before it looks", "after it has looked"])
+def test_no_alias_is_left_on_a_collection_that_is_dropped(gallery: Gallery, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """A conductor is suspended where it moves aliases, for so long that another cuts over, and back."""
+    stands_for, first, back = {"texts": "texts_v1"}, gallery.conductor(), list[UpgradeRow]()
+    real, waiting = serving.move_aliases, [moment]
+
+    def overtaken() -> None:
+        waiting.clear()
+        assert first.baton is not None
+        gallery.registry.keep_leading(gallery.upgrade.id, first.baton, 0)
+        row = gallery.conductor().roll_back(gallery.conductor().advance(gallery.upgrade, gallery.worker()))
+        assert row is not None
+        back.append(row)
+        gallery.conductor().advance(row, gallery.worker())
+
+    def move_there(collection: str, target: str) -> list[str]:
+        if waiting == ["after it has looked"]:
+            overtaken()
+        if stands_for["texts"] != collection:
+            return []
+        stands_for["texts"] = target
+        return ["texts"]
+
+    def move(lead: Lead, upgrade: UpgradeRow) -> None:
+        if waiting == ["before it looks"]:
+            overtaken()
+        real(lead, upgrade)
+
+    monkeypatch.setattr(gallery.store, "move_aliases", move_there)
+    monkeypatch.setattr(serving, "move_aliases", move)
+    with pytest.raises(errors.WrongPhase, match="has ended"):
+        first.advance(gallery.upgrade, gallery.worker())
+    assert stands_for["texts"] == ("texts_v1" if moment == "before it looks" else "texts_v2")
+    gallery.conductor().clean_up(gallery.registry.upgrade(back[0].id))
+    assert stands_for["texts"] == "texts_v1"
+    assert [gallery.store.exists(each) for each in ("texts_v1", "texts_v2")] == [True, False]
+
+
+def test_a_client_that_cannot_serve_the_next_plan_keeps_no_worker_from_other_galleries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "PATIENCE", 0.5)
+    gallery = make(tmp_path, deployed=False, times=TIMES | {"max_age": 60.0})
+    gallery.registry.refresh("texts", client="web", ready=0, trouble="No module named v2", holds=1)
+    said, worked = list[str](), list[str]()
+
+    def conductor(name: str, **_: object) -> Conductor:
+        worked.append(name)
+        return gallery.conductor()
+
+    app = SimpleNamespace(worker=gallery.worker, registry=gallery.registry, conductor=conductor)
+    made = scheduler.Scheduler(app, galleries=(), window=scheduler.Window(None), say=said.append)  # type: ignore[arg-type]
+    monkeypatch.setattr(made, "_upgrades", lambda: {"texts": gallery.upgrade.id, "others": gallery.upgrade.id})
+    made._stop.set()  # nothing is waited for between two looks
+    made._step()
+    assert worked == ["texts", "others"]
+    assert said[0].startswith("Epoch 2 waits: client web cannot serve epoch 2 yet: No module named v2; end whoever")
+    assert status(gallery.registry, gallery.registry.gallery("texts")).stopped == said[0]
+    gallery.registry.close()
+
+
+def test_status_says_whom_an_upgrade_waits_for(tmp_path: Path) -> None:
+    gallery, said = make(tmp_path, deployed=False, times=TIMES | {"max_age": 60.0}), list[str]()
+    gallery.registry.refresh("texts", client="web", ready=0, trouble="No module named v2", holds=1)
+    conductor = gallery.conductor()
+
+    def wait(_: float) -> bool:
+        said.append(status(gallery.registry, gallery.registry.gallery("texts")).stopped)
+        gallery.registry.leave("web")
+        return False
+
+    conductor.stop.wait = wait  # type: ignore[method-assign]
+    conductor.deploy(gallery.upgrade)
+    assert ["No module named v2" in each for each in said] == [True]
+    assert status(gallery.registry, gallery.registry.gallery("texts")).stopped == ""
+    gallery.registry.close()
+
+
+def test_a_cut_over_that_waits_for_the_end_of_a_pause_says_so(gallery: Gallery) -> None:
+    said, conductor = list[str](), gallery.conductor()
+
+    def say(words: str) -> None:
+        said.append(words)
+        gallery.registry.set_upgrade(gallery.upgrade.id, paused=False)
+
+    conductor.say = say
+    gallery.registry.set_upgrade(gallery.upgrade.id, paused=True)
+    conductor.cut_over(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    assert said[0] == "40 of 40 records are left to move; paused, until rmvdb resume"
+
+
+def test_longer_times_count_once_the_upgrade_goes_on_and_for_every_worker(gallery: Gallery) -> None:
+    row = gallery.upgrade
+    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 0.0, "cutover": False})
+    gallery.times = TIMES | {"longest_search": 3.0}
+    for _ in range(2):
+        gallery.conductor().advance(row, gallery.worker())
+        plan = gallery.registry.plan("texts")
+        assert (plan.epoch, plan.longest_search, [leg.model for leg in plan.legs]) == (3, 3.0, ["v2", "v1"])
+    gallery.times = TIMES
+    gallery.conductor().advance(row, gallery.worker())
+    assert gallery.registry.plan("texts").epoch == 3
+
+    began = time.monotonic()
+    gallery.worker().run(gallery.task, gallery.backfill, until=0.25)  # told of the grace as it was
+    assert time.monotonic() - began > 3.0
+
+
+def test_a_conductor_that_waited_for_the_baton_goes_on_from_where_the_upgrade_is_then(tmp_path: Path) -> None:
+    gallery = make(tmp_path, deployed=False)
+    for _ in range(2):
+        assert gallery.conductor().advance(gallery.upgrade, gallery.worker()).phase == Phase.CUT_OVER
+        assert [leg.collection for leg in gallery.registry.plan("texts").legs] == ["texts_v2"]
+    gallery.registry.close()
+
+
 def test_an_item_that_changes_just_before_its_record_is_written_is_no_difference(gallery: Gallery) -> None:
     gallery.worker().run(gallery.task, gallery.backfill)
     gallery.source.of[7] = "newer"
@@ -309,6 +468,52 @@ def test_an_item_that_changes_just_before_its_record_is_written_is_no_difference
 
 def distance_of(id: int, text: str) -> float:
     return 1.0 - float(vector("v2", f"t{id}") @ vector("v2", text))
+
+
+def test_two_projects_that_share_a_server_share_no_collection(tmp_path: Path) -> None:
+    made = list[tuple[Gallery, list[str]]]()
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        gallery = make(tmp_path / name, records=2, deployed=False)
+        assert gallery.conductor().roll_back(gallery.upgrade) is None
+        gallery.store = made[0][0].store if made else gallery.store
+        row = catalog.add_gallery(
+            gallery.registry, gallery.store, gallery.encoder, name="photos", model="v1", collection=None, id_type=None,
+            fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
+        )  # fmt: skip
+        question = Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE, order="random")
+        conductor = gallery.conductor()
+        question = conductor.resolve(replace(question, instant_rollback=True))
+        begun = conductor.begin(question, conductor.plan(question), gallery.worker())
+        made.append((gallery, [gallery.registry.collections(row.id)[0].name, *begun.made]))
+    (one, names), (other, others) = made
+    assert len({*names, *others}) == 6
+
+    with Client("photos", registry=one.registry, store=one.store, encoder=one.encoder) as client:
+        client.upsert([{"id": 1, "item": "one's"}])
+        catalog.remove_gallery(other.registry, other.store, other.registry.gallery("photos"), drop=True)
+        assert [hit.id for hit in client.search("one's")] == [1]
+    for gallery, _ in made:
+        gallery.registry.close()
+
+
+@pytest.mark.parametrize(("field", "what"), [("item", "item"), ("id", "key")])
+def test_a_collection_that_no_client_could_write_is_not_adopted(gallery: Gallery, field: str, what: str) -> None:
+    schema = Schema(
+        collection="theirs", dim=DIMS["v1"], metric=Metric.COSINE, id_type=IdType.INT64, id_field="pk",
+        fields=(Field(name=field, type="VARCHAR", params={"max_length": 9}),),
+    )  # fmt: skip
+    gallery.store.create(schema, Index(type="FLAT"))
+    with pytest.raises(errors.CannotAdopt, match=f"has a field '{field}', by which name a record .* has its {what}"):
+        catalog.add_gallery(
+            gallery.registry, gallery.store, gallery.encoder, name="theirs", model="v1", collection="theirs", id_type=None,
+            fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
+        )  # fmt: skip
+
+
+def test_a_collections_name_fits_whatever_it_is_made_of(gallery: Gallery) -> None:
+    name = catalog.collection_name("g" * 255, "v2+8fdcc5e6.β", "u7")
+    assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", name)
 
 
 def test_fifty_threads_search_on_through_cut_over_and_clean_up(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rmvdb.client import Client
 from rmvdb.manifest import Manifest
 from rmvdb.rebuild import Rebuild
 from rmvdb.status import status
-from rmvdb.types import BatchState, Id, Phase, Record
+from rmvdb.types import BatchState, Id, Phase, Record, Vectors
 from rmvdb.upgrade import baton
 from tests.support.inprocess import Crash, Gallery, crash_at, drive, make, vector
 
@@ -90,15 +90,106 @@ def roll_back(gallery: Gallery) -> None:
     go_on(gallery, back.id)
 
 
-def expect(gallery: Gallery, truth: Truth, version: str) -> None:
+def expect(gallery: Gallery, truth: Truth, version: str, *, odd: Mapping[Id, Vectors] = ODD) -> None:
     """One collection holds the truth, as that version embeds it, and the other one nothing."""
     held = gallery.held()
     full, empty = ("new", "old") if version == "v2" else ("old", "new")
     assert held[empty] == {}
     assert {id: record.fields["n"] for id, record in held[full].items()} == {id: n for id, (_, n) in truth.items()}
     for id, record in held[full].items():
-        own = ODD[id] if version == "v1" and id in ODD else vector(version, truth[id][0])
+        own = odd[id] if version == "v1" and id in odd else vector(version, truth[id][0])
         assert np.allclose(record.vector, own, atol=1e-6), id  # type: ignore[arg-type]
+
+
+# --- what is to be had ---------------------------------------------------------------------------------------------------
+
+
+def test_an_older_copy_of_the_database_does_not_forget_what_the_newer_one_had_served(tmp_path: Path) -> None:
+    made = make(tmp_path, deployed=False)
+    made.registry.close()
+    copy = (tmp_path / "registry.sqlite").read_bytes()
+    go_on(made)
+    newer = (tmp_path / "manifest.json").read_bytes()
+    made.registry.close()
+    lose(made)
+    (tmp_path / "registry.sqlite").write_bytes(copy)
+    with pytest.raises(errors.RegistryError, match=r"The registry is an older copy: .* put the newer database back"):
+        made.registry.set_upgrade(made.upgrade.id, note="anything, such as a worker that begins")
+    assert (tmp_path / "manifest.json").read_bytes() == newer
+    made.registry.close()
+    lose(made)
+    rebuilding(made).run()
+    assert [leg.collection for leg in made.registry.plan("texts").legs] == ["texts_v2"]
+    made.registry.close()
+
+
+def test_a_manifest_of_before_the_upgrade_was_deployed_loses_no_record(tmp_path: Path) -> None:
+    made = make(tmp_path, deployed=False)
+    older = (tmp_path / "manifest.json").read_bytes()
+    made.conductor().deploy(made.upgrade)
+    drive(made)
+    lose(made)
+    (tmp_path / "manifest.json").write_bytes(older)
+    rebuilding(made).run()
+    with made.client() as client:
+        assert [leg.collection for leg in client.plan.legs] == ["texts_v2", "texts_v1"]
+        assert [hit.id for hit in client.search("t3", limit=1)] == [3]
+        assert client.count() == 40
+    roll_back(made)
+    expect(made, UNTOUCHED, "v1", odd={})
+    made.registry.close()
+
+
+def test_who_was_suspended_across_the_loss_takes_no_write_or_claim_of_another_for_its_own(gallery: Gallery) -> None:
+    write = gallery.registry.open_intents("texts", "upsert", [3], client="suspended", lasting=60.0)
+    batch = gallery.registry.claim(gallery.upgrade.id, "suspended", lease=60.0, grace=0.0, copy=True)
+    assert write is not None
+    assert batch is not None
+    lose(gallery)
+    time.sleep(1.0)  # of the 30 s and more that are waited
+    rebuilding(gallery).run()
+    another = gallery.registry.open_intents("texts", "upsert", [5], client="another", lasting=60.0)
+    gallery.conductor().list_work(gallery.registry.upgrade(gallery.upgrade.id))
+    taken = gallery.registry.claim(gallery.upgrade.id, "another", lease=60.0, grace=0.0, copy=True)
+    assert another is not None
+    assert taken is not None
+    assert (another.intents, taken.id) == (write.intents, batch.id)
+
+    gallery.registry.close_intents(write, {write.intents[0]: b"0"})
+    gallery.registry.withdraw_intents(write)
+    assert not gallery.registry.extend_intents(write, lasting=1.0)
+    assert [(row.record, row.done, row.sketch) for row in gallery.registry.written(gallery.upgrade.id)] == [("5", False, None)]
+    with pytest.raises(errors.LeaseLost):
+        gallery.registry.copied(batch, again=[], aside={})
+
+
+def test_a_manifest_of_before_clean_up_serves_what_is_there(gallery: Gallery) -> None:
+    older = (gallery.folder / "manifest.json").read_bytes()
+    go_on(gallery)
+    gallery.conductor().clean_up(gallery.registry.upgrade(gallery.upgrade.id))
+    lose(gallery)
+    (gallery.folder / "manifest.json").write_bytes(older)
+    rebuilding(gallery).run()
+    with gallery.client() as client:
+        assert [hit.id for hit in client.search("t3", limit=1)] == [3]
+    gallery.conductor().clean_up(gallery.registry.upgrade(gallery.upgrade.id))
+    assert gallery.registry.active_upgrade(gallery.upgrade.gallery_id) is None
+
+
+def test_a_manifest_whose_collections_are_no_more_is_refused_by_name(gallery: Gallery) -> None:
+    lose(gallery)
+    gallery.store.drop("texts_v2")
+    for _ in range(2):  # nothing is served by halves in between
+        with pytest.raises(errors.RegistryError, match=r"'texts' was served from 'texts_v2' when .* put the manifest of a later"):
+            rebuilding(gallery).run()
+
+
+def test_what_was_given_up_stays_where_it_holds_records_all_the_same(tmp_path: Path) -> None:
+    made = make(tmp_path, deployed=False)
+    made.store.upsert("texts_v2", [Record(id=1, vector=vector("v2", "t1"), fields={})])
+    assert made.conductor().roll_back(made.upgrade) is None
+    assert made.store.count("texts_v2") == 1
+    made.registry.close()
 
 
 # --- at every point ---------------------------------------------------------------------------------------------------

@@ -11,13 +11,15 @@ import pytest
 from sqlalchemy import text
 
 from rmvdb import errors, sketch
+from rmvdb.protocols import always
 from rmvdb.registry import unpack_ids
 from rmvdb.status import status
 from rmvdb.tables import UpgradeRow
 from rmvdb.types import Phase, Record
 from rmvdb.upgrade import verifying
 from rmvdb.verify import Position
-from tests.support.inprocess import Gallery, make, vector
+from tests.integration.test_faults import once
+from tests.support.inprocess import Gallery, drive, make, vector
 
 
 @pytest.fixture
@@ -27,6 +29,41 @@ def gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gallery
     made = make(tmp_path)
     made.worker().run(made.task, made.backfill)
     yield made
+    made.registry.close()
+
+
+@pytest.mark.parametrize("moment", ["written", "copied", "retired"])
+def test_what_is_under_way_is_no_difference(tmp_path: Path, moment: str) -> None:
+    """As after Ctrl-C, or while workers go on."""
+    made = make(tmp_path, records=20)
+    batch = made.registry.claim(made.upgrade.id, "w", lease=60.0, grace=0.0, copy=True)
+    assert batch is not None
+    reports = []
+    if moment == "written":
+        made.store.after = once("upsert", made.task.new[0], lambda: reports.append(made.verify()))
+    made.backfill.copy(made.task, batch, always)
+    if moment == "copied":
+        reports.append(made.verify())
+    elif moment == "retired":
+
+        def scanned(*_: object) -> None:
+            made.registry.batches = real  # type: ignore[method-assign]
+            drive(made)
+
+        real = made.registry.batches
+        made.registry.batches = lambda *args, **options: (real(*args, **options), scanned())[0]  # type: ignore[method-assign]
+        reports.append(made.verify())
+    assert [(report.ok, report.examples) for report in reports] == [(True, [])]
+    made.store.upsert(made.task.new[0], [Record(id=99, vector=vector("v2", "t99"), fields={})])
+    assert made.verify().examples == ["record 99 is in texts_v2 though it was neither moved nor written there"]
+    made.registry.close()
+
+
+def test_nothing_can_be_compared_of_an_upgrade_that_is_planned(tmp_path: Path) -> None:
+    made = make(tmp_path, deployed=False)
+    made.store.drop("texts_v2")
+    with pytest.raises(errors.WrongPhase, match="The upgrade is planned: there is nothing to compare yet"):
+        made.verify()
     made.registry.close()
 
 

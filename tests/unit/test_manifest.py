@@ -108,6 +108,16 @@ def test_the_galleries_of_a_lost_registry_are_not_forgotten_for_a_new_one(manife
     assert manifest.read() == contents("photos")
 
 
+def test_an_older_copy_of_a_registry_does_not_take_the_place_of_a_newer_one(manifest: Manifest) -> None:
+    newer = dict(contents("photos", "texts")) | {"changes": [{"id": 1, "number": 7}]}
+    manifest.write(newer)
+    manifest.write(dict(newer) | contents("photos"))  # change 7 was handed over and not committed: this is another one
+    manifest.write(newer)
+    with pytest.raises(RegistryError, match=r"holds its change 7, and this is change 6; put the newer database back, or"):
+        manifest.write(dict(contents("photos")) | {"changes": [{"id": 1, "number": 6}]})
+    assert manifest.read() == newer
+
+
 def test_where_no_gallery_would_be_forgotten_one_may_begin_anew(manifest: Manifest) -> None:
     manifest.write(contents(at=1.0))
     manifest.write(contents("photos", at=9.0))

@@ -37,6 +37,15 @@ def test_the_same_plan_announced_again_is_the_same_epoch(registry: Registry, gal
     assert registry.announce("photos", [NEW, OLD], TIMES) == first
 
 
+def test_the_same_legs_with_other_times_are_another_plan(registry: Registry, gallery: GalleryRow) -> None:
+    longer = TIMES | {"longest_search": 9.0}
+    assert registry.announce("photos", [OLD], longer) == 2
+    assert registry.announce("photos", [OLD], longer) == 2
+    assert registry.announce("photos", [OLD], TIMES | {"max_age": 9.0}) == 3
+    assert registry.activate("photos", 3) == []
+    assert (registry.plan("photos").max_age, registry.plan("photos").legs) == (9.0, (OLD,))
+
+
 def test_an_epoch_is_never_used_again(registry: Registry, gallery: GalleryRow) -> None:
     for expected, legs in enumerate(([NEW, OLD], [NEW], [NEW, OLD], [OLD]), start=2):
         assert registry.announce("photos", legs, TIMES) == expected

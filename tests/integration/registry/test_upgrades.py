@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from rmvdb.errors import UpgradeRunning, WrongPhase
 from rmvdb.registry import Registry, unpack_ids
 from rmvdb.tables import GalleryRow, UpgradeRow
-from rmvdb.types import Phase
+from rmvdb.types import Leg, Phase
 from tests.support.photos import NEW, NEWEST, OLD, TIMES, add_gallery, add_upgrade, at_once, opened, set_aside, supersede
 
 
@@ -127,6 +128,30 @@ def test_an_upgrade_that_has_ended_changes_nothing_more(registry: Registry, upgr
     with pytest.raises(WrongPhase, match=ended):
         registry.add_late(upgrade.id, [1])
     assert [leg.collection for leg in registry.plan("photos").legs] == ["photos_2", "photos_1"]
+
+
+@pytest.mark.parametrize("served", [[NEW, OLD], [NEW, replace(OLD, searched=False)]])
+def test_no_clean_up_begins_that_would_drop_what_is_in_service(
+    registry: Registry, upgrade: UpgradeRow, served: list[Leg]
+) -> None:
+    registry.activate("photos", registry.announce("photos", served, TIMES))
+    registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER)
+
+    with pytest.raises(WrongPhase, match="Collection 'photos_1' is in service and cannot be dropped"):
+        registry.begin_clean_up(upgrade.id)
+    assert registry.upgrade(upgrade.id).phase == Phase.CUT_OVER
+
+
+def test_who_asks_for_a_plan_in_a_phase_that_is_over_is_refused(registry: Registry, upgrade: UpgradeRow) -> None:
+    asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": Phase.SERVING_BOTH}
+    epoch = registry.announce("photos", [NEW], TIMES, **asks)
+    registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER)
+
+    over = f"Upgrade {upgrade.id} is cut over by now, not serving both; run the same command again"
+    with pytest.raises(WrongPhase, match=over):
+        registry.activate("photos", epoch, **asks)
+    with pytest.raises(WrongPhase, match=over):
+        registry.announce("photos", [NEW, OLD], TIMES, **asks)
 
 
 def test_an_upgrade_goes_on_with_the_writes_made_while_another_had_its_place(
