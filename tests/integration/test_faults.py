@@ -669,6 +669,33 @@ def test_nobody_waits_for_a_client_that_was_seen_before_the_clock_was_set_back(g
         pool.submit(client.upsert, [{"id": 3, "item": "newer", "n": 1}]).result(timeout=10)
 
 
+def test_what_was_copied_before_the_clock_was_set_back_waits_for_one_more_grace(gallery: Gallery) -> None:
+    copied(gallery)
+    _set_clock_back(gallery, "batches", "copied_at")
+    began = time.monotonic()
+    drive(gallery, seconds=10.0)
+    assert time.monotonic() - began >= gallery.task.grace
+    gallery.expect_moved()
+
+
+def test_a_conductor_that_was_killed_before_the_clock_was_set_back_is_waited_for_no_longer(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmvdb.upgrade.baton.BATON", 1.0)
+    gallery.registry.lead(gallery.upgrade.id, "killed", 1.0)
+    _set_clock_back(gallery, "upgrades", "conductor_until")
+    conductor = gallery.conductor()
+    threading.Timer(15.0, conductor.stop.set).start()
+    row = conductor.advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    assert row.phase == Phase.CUT_OVER
+
+
+def _set_clock_back(gallery: Gallery, table: str, column: str) -> None:
+    """What was written down by the clock as it was lies an hour ahead."""
+    with gallery.registry.engine.begin() as connection:
+        connection.execute(text(f"UPDATE {table} SET {column} = {column} + 3600"))
+
+
 def test_a_write_does_not_wait_without_end_for_its_turn(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmvdb.writing.WRITE_WAITS", 0.5)
     with gallery.client() as client, gallery.registry.engine.begin() as connection:
