@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -32,7 +33,7 @@ from rmvdb.sources import FieldSource
 from rmvdb.tables import BatchRow
 from rmvdb.traffic import Traffic
 from rmvdb.types import BatchState, Id, Leg, Metric, Phase, Record
-from rmvdb.upgrade import completing
+from rmvdb.upgrade import completing, listing
 from rmvdb.uptime import uptime
 from tests.support.inprocess import DIMS, TIMES, Gallery, TextEmbedder, make, vector
 
@@ -995,3 +996,32 @@ def test_an_archive_that_is_away_stops_what_needs_it(gallery: Gallery) -> None:
     (gallery.folder / "elsewhere").rename(gallery.archive.folder)
     drive(gallery)
     gallery.expect_moved()
+
+
+# --- the list of a roll back ----------------------------------------------------------------------------------------------
+
+
+def test_a_roll_back_is_listed_a_page_at_a_time_with_each_record_once_by_its_last_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery = make(tmp_path, records=12, batch=2)
+    drive(gallery)
+    gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "t3"), fields={"n": 7})])
+    completing._list_late(gallery.conductor(), gallery.upgrade, gallery.task.old[0])
+    drive(gallery)
+    real, pages = gallery.registry.batches, list[list[weakref.ref[BatchRow]]]()
+
+    def batches(*args: Any, **options: Any) -> Any:
+        assert not [row for page in pages[:-1] for row in page if row() is not None]
+        found = real(*args, **options | {"limit": 2})
+        pages.append([weakref.ref(row) for row in found])
+        return found
+
+    monkeypatch.setattr(gallery.registry, "batches", batches)
+    back = gallery.conductor().roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    listed = [(ids, gallery.backfill._kept(file)) for ids, file in listing._undone(gallery.conductor(), back)]
+    assert [ids for ids, _ in listed] == [[3], [11, 12], [9, 10], [7, 8], [5, 6], [4], [1, 2]]
+    assert listed[0][1]["texts_v1"][0].fields == {"n": 7}
+    assert len(pages) == 10
+    gallery.registry.close()
