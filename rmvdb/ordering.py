@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import heapq
 import json
+import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -44,6 +49,8 @@ RUN = 1_000_000
 MOST_OPEN = 256
 #: What is found by searches has a confidence of minus this, or of so many times as much as its place: lower than any other.
 PLACE = 1e30
+#: Seconds for which a folder that nobody has locked may be one that was just made.
+YOUNG = 60.0
 #: k-means learns from this many vectors at most.
 MOST_LEARNED = 50_000
 
@@ -217,10 +224,10 @@ def ordered(
     One streaming pass; memory is bounded by RUN ids, the rest is in `folder` until the iterator ends or is closed. `fields`
     are those that the order reads. Raises DiskFull where the folder has no space, ArtifactError where a file in it was altered.
     """
-    with tempfile.TemporaryDirectory(prefix="order-", dir=folder) as place:
+    with _room(folder) as place:
         try:
             found = _confident(store, collection, order, leave_out, fields, progress)
-            ids = (id for _, id in _sorted(found, Path(place)))
+            ids = (id for _, id in _sorted(found, place))
             while chunk := list(islice(ids, batch)):
                 yield chunk
         except OSError as exc:
@@ -229,6 +236,29 @@ def ordered(
             raise DiskFull(
                 f"No space left in {folder} to sort the records of {collection}; free some, then run it again"
             ) from exc
+
+
+@contextmanager
+def _room(folder: Path) -> Iterator[Path]:
+    """A folder in this one, for as long as it is needed; those of processes that were killed are removed."""
+    for left in folder.glob("order-*"):
+        with suppress(OSError), _opened(left) as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which its process has, from a moment after it is made
+            if time.time() - left.stat().st_mtime > YOUNG:
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix="order-", dir=folder) as place, _opened(Path(place)) as handle:
+        with suppress(OSError):  # where there are no locks, nobody else can have one, and nothing is removed
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield Path(place)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 #: Confidence and id.

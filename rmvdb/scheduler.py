@@ -79,9 +79,9 @@ def _days(part: str) -> str:
 
 
 class _Wait(NamedTuple):
-    """Until when a gallery that could not go on is left alone, how long that is, and what it looked like."""
+    """Since when a gallery that could not go on is left alone, for how long, and what it looked like."""
 
-    until: float
+    since: float
     seconds: float
     seen: object
 
@@ -169,8 +169,10 @@ class Scheduler:
             self._at = None
 
     def _is_due(self, gallery: str, upgrade: int) -> bool:
-        wait = self._waits.get(gallery)
-        return wait is None or time.monotonic() >= wait.until or self._seen(gallery, upgrade) != wait.seen
+        if (wait := self._waits.get(gallery)) is None:
+            return True
+        waited = time.monotonic() - wait.since
+        return waited >= wait.seconds or (waited >= LOOK and self._seen(gallery, upgrade) != wait.seen)
 
     def _put_off(self, gallery: str, upgrade: int, exc: errors.RmvdbError) -> None:
         """Each try in vain may read all of the gallery: twice as long until the next, as long as nothing changes."""
@@ -178,7 +180,7 @@ class Scheduler:
         away = isinstance(exc, errors.EngineUnavailable | errors.RegistryUnavailable)  # nothing was read
         again = before is not None and before.seen == seen and not away
         seconds = min(2 * before.seconds, LONGEST) if before and again else LOOK
-        self._waits[gallery] = _Wait(time.monotonic() + seconds, seconds, seen)
+        self._waits[gallery] = _Wait(time.monotonic(), seconds, seen)
 
     def _seen(self, gallery: str, upgrade: int) -> object:
         """What commands and workers change of an upgrade."""

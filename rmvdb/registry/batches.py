@@ -73,10 +73,22 @@ class Batches(Database):
 
     @transaction
     def batches(
-        self, s: Session, /, upgrade_id: int, *, after: int = 0, limit: int = 200, state: BatchState | None = None
+        self,
+        s: Session,
+        /,
+        upgrade_id: int,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = 200,
+        state: BatchState | None = None,
     ) -> Sequence[BatchRow]:
-        """Batches by row id, a page at a time."""
-        page = select(BatchRow).where(BatchRow.upgrade_id == upgrade_id, BatchRow.id > after).order_by(BatchRow.id).limit(limit)
+        """Batches by row id, a page at a time; those `before` a number from there downwards."""
+        page = select(BatchRow).where(BatchRow.upgrade_id == upgrade_id).limit(limit)
+        if before is None:
+            page = page.where(BatchRow.id > after).order_by(BatchRow.id)
+        else:
+            page = page.where(BatchRow.id < before).order_by(BatchRow.id.desc())
         return s.scalars(page if state is None else page.where(BatchRow.state == state)).all()
 
     @transaction

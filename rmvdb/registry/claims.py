@@ -54,6 +54,9 @@ class Claims(Database):
             row.worker, row.token, row.lease_until = worker, max(row.token + 1, int(at)), at + lease
             if row.state in (BatchState.PENDING, BatchState.WRITING):
                 row.state = BatchState.CLAIMED
+        else:  # where the clock was set back since, the grace begins anew
+            later = and_(BatchRow.upgrade_id == upgrade_id, BatchRow.state == BatchState.COPIED, BatchRow.copied_at > clock())
+            s.execute(update(BatchRow).where(later).values(copied_at=clock()))
         return row
 
     @transaction

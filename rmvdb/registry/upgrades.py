@@ -164,9 +164,13 @@ class Upgrades(Database):
         return s.scalars(select(PhaseRow).where(PhaseRow.upgrade_id == upgrade_id).order_by(PhaseRow.id)).all()
 
     @transaction
-    def lead(self, s: Session, /, upgrade_id: int, worker: str, seconds: float) -> int | None:
-        """Become the one process that makes batches and changes phases: the baton, a fencing token; None while another has it."""
-        free = or_(UpgradeRow.conductor.is_(None), UpgradeRow.conductor == worker, UpgradeRow.conductor_until < clock())
+    def lead(self, s: Session, /, upgrade_id: int, worker: str, seconds: float, *, silent: float | None = None) -> int | None:
+        """Become the one process that makes batches and changes phases: the baton, a fencing token; None while another has it.
+
+        `silent`: until when somebody had it who has not held it for longer since, whatever the clock says by now.
+        """
+        over = or_(UpgradeRow.conductor_until < clock(), UpgradeRow.conductor_until == silent)
+        free = or_(UpgradeRow.conductor.is_(None), UpgradeRow.conductor == worker, over)
         values = {"conductor": worker, "conductor_until": clock() + seconds, "baton": UpgradeRow.baton + 1}
         taken = update(UpgradeRow).where(UpgradeRow.id == upgrade_id, free).values(**values)
         return s.scalar(taken.returning(UpgradeRow.baton))

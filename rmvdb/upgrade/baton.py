@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -59,13 +60,16 @@ def held(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
 def _taken(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> int:
     """Wait for the baton of a conductor that is silent, as after a kill; refuse at the first sign that it lives."""
     seen: float | None = None
-    while (baton := lead.registry.lead(upgrade.id, worker.name, BATON)) is None:
+    silent: float | None = None  # a clock that was set back would keep what it is held until in the future
+    while (baton := lead.registry.lead(upgrade.id, worker.name, BATON, silent=silent)) is None:
         row = lead.registry.upgrade(upgrade.id)
         if seen is None:
-            seen = row.conductor_until
+            seen, since = row.conductor_until, time.monotonic()
             lead.say(f"{row.conductor} has this upgrade; taking over if it is silent for {BATON:g} s")
         elif row.conductor_until != seen:
             raise errors.UpgradeRunning(f"{row.conductor} is at work on this upgrade; watch it with rmvdb status --watch")
+        elif time.monotonic() > since + BATON:
+            silent = seen
         lead.check_stop()
         lead.stop.wait(0.2)
     return baton

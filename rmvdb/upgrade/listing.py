@@ -6,13 +6,17 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from rmvdb.ordering import ordered
 from rmvdb.planning import Question
 from rmvdb.registry import leg_from_json, unpack_ids
-from rmvdb.tables import BatchRow, UpgradeRow
+from rmvdb.tables import UpgradeRow
 from rmvdb.types import BatchState, Id, Leg
 from rmvdb.upgrade import asking
 from rmvdb.upgrade.lead import Lead
+from rmvdb.verify import hashes
 
 #: Batches put on the work list in one transaction.
 LISTED_AT_ONCE = 50
@@ -20,6 +24,8 @@ LISTED_AT_ONCE = 50
 STEPS = 50
 #: Unless batches would be smaller than this: each costs some 25 ms on Milvus Lite, whatever is in it.
 LEAST_BATCH = 20
+#: No batch has such a number.
+LAST = 2**62
 
 
 def list_work(lead: Lead, upgrade: UpgradeRow) -> None:
@@ -76,17 +82,30 @@ def _undone(lead: Lead, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], Mapping
     """For a roll back: what each batch moved and the file with its old vectors; each id once, the last reading first."""
     assert upgrade.undoes is not None  # noqa: S101 (the caller looked)
     seen = lead.registry.listed_ids(upgrade.id)
-    rows: list[tuple[int, BatchRow]] = []
-    after = 0
-    while page := lead.registry.batches(upgrade.undoes, after=after):
-        rows += [(row.id, row) for row in page if row.archive is not None]
-        after = page[-1].id
-    for _, row in sorted(rows, key=lambda each: each[0], reverse=True):
-        decided = row.state in (BatchState.RETIRED, BatchState.REMOVING)
-        moved = [id for id in unpack_ids(row.remove if decided else row.ids) if id not in seen]
-        seen.update(moved)
-        if moved and row.archive is not None:
-            yield moved, row.archive
+    often = _often(lead, upgrade.undoes)
+    for archive, moved in _moved(lead, upgrade.undoes):
+        ids = [id for id in moved if id not in seen]
+        seen.update(itertools.compress(ids, np.isin(hashes(ids), often)))
+        if ids:
+            yield ids, archive
+
+
+def _often(lead: Lead, upgrade: int) -> npt.NDArray[np.uint64]:
+    """Eight bytes of each id that several batches had: no others need be kept in memory to list each once."""
+    found = [hashes(ids) for _, ids in _moved(lead, upgrade)]
+    different, times = np.unique(np.concatenate([hashes([]), *found]), return_counts=True)
+    return different[times > 1]
+
+
+def _moved(lead: Lead, upgrade: int) -> Iterator[tuple[Mapping[str, Any], list[Id]]]:
+    """The file with the old vectors of each batch and what it moved, the last batch first."""
+    before = LAST
+    while page := lead.registry.batches(upgrade, before=before):
+        for row in page:
+            decided = row.state in (BatchState.RETIRED, BatchState.REMOVING)
+            if row.archive is not None:
+                yield row.archive, unpack_ids(row.remove if decided else row.ids)
+        before = page[-1].id
 
 
 def _chunks(work: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -33,7 +34,7 @@ from rmvdb.sources import FieldSource
 from rmvdb.tables import BatchRow
 from rmvdb.traffic import Traffic
 from rmvdb.types import BatchState, Id, Leg, Metric, Phase, Record
-from rmvdb.upgrade import completing
+from rmvdb.upgrade import completing, listing
 from rmvdb.uptime import uptime
 from tests.support.inprocess import DIMS, TIMES, Gallery, TextEmbedder, make, vector
 
@@ -671,6 +672,33 @@ def test_nobody_waits_for_a_client_that_was_seen_before_the_clock_was_set_back(g
         pool.submit(client.upsert, [{"id": 3, "item": "newer", "n": 1}]).result(timeout=10)
 
 
+def test_what_was_copied_before_the_clock_was_set_back_waits_for_one_more_grace(gallery: Gallery) -> None:
+    copied(gallery)
+    _set_clock_back(gallery, "batches", "copied_at")
+    began = time.monotonic()
+    drive(gallery, seconds=10.0)
+    assert time.monotonic() - began >= gallery.task.grace
+    gallery.expect_moved()
+
+
+def test_a_conductor_that_was_killed_before_the_clock_was_set_back_is_waited_for_no_longer(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmvdb.upgrade.baton.BATON", 1.0)
+    gallery.registry.lead(gallery.upgrade.id, "killed", 1.0)
+    _set_clock_back(gallery, "upgrades", "conductor_until")
+    conductor = gallery.conductor()
+    threading.Timer(15.0, conductor.stop.set).start()
+    row = conductor.advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    assert row.phase == Phase.CUT_OVER
+
+
+def _set_clock_back(gallery: Gallery, table: str, column: str) -> None:
+    """What was written down by the clock as it was lies an hour ahead."""
+    with gallery.registry.engine.begin() as connection:
+        connection.execute(text(f"UPDATE {table} SET {column} = {column} + 3600"))
+
+
 def test_a_write_does_not_wait_without_end_for_its_turn(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmvdb.writing.WRITE_WAITS", 0.5)
     with gallery.client() as client, gallery.registry.engine.begin() as connection:
@@ -970,3 +998,32 @@ def test_an_archive_that_is_away_stops_what_needs_it(gallery: Gallery) -> None:
     (gallery.folder / "elsewhere").rename(gallery.archive.folder)
     drive(gallery)
     gallery.expect_moved()
+
+
+# --- the list of a roll back ----------------------------------------------------------------------------------------------
+
+
+def test_a_roll_back_is_listed_a_page_at_a_time_with_each_record_once_by_its_last_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery = make(tmp_path, records=12, batch=2)
+    drive(gallery)
+    gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "t3"), fields={"n": 7})])
+    completing._list_late(gallery.conductor(), gallery.upgrade, gallery.task.old[0])
+    drive(gallery)
+    real, pages = gallery.registry.batches, list[list[weakref.ref[BatchRow]]]()
+
+    def batches(*args: Any, **options: Any) -> Any:
+        assert not [row for page in pages[:-1] for row in page if row() is not None]
+        found = real(*args, **options | {"limit": 2})
+        pages.append([weakref.ref(row) for row in found])
+        return found
+
+    monkeypatch.setattr(gallery.registry, "batches", batches)
+    back = gallery.conductor().roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    listed = [(ids, gallery.backfill._kept(file)) for ids, file in listing._undone(gallery.conductor(), back)]
+    assert [ids for ids, _ in listed] == [[3], [11, 12], [9, 10], [7, 8], [5, 6], [4], [1, 2]]
+    assert listed[0][1]["texts_v1"][0].fields == {"n": 7}
+    assert len(pages) == 10
+    gallery.registry.close()

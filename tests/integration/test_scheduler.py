@@ -133,15 +133,14 @@ def test_what_is_in_hand_is_finished_in_a_pause_before_a_worker_turns_to_another
 
 def test_status_tells_all_along_which_gallery_a_worker_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmvdb.scheduler.LOOK", 0.2)
-    gallery = make(tmp_path, records=60, batch=5)
+    gallery = make(tmp_path, records=400, batch=5)
     another(gallery, "other")
 
     def workers(name: str) -> int:
         return len(status(gallery.registry, gallery.registry.gallery(name)).workers or [])
 
     with at_work(gallery, limits=Limits(rate=10.0), lease=40.0):
-        wait_until(lambda: workers("texts") == 1)
-        time.sleep(0.5)
+        wait_until(lambda: gallery.registry.progress(gallery.upgrade.id).done > 0)
         seen = [(workers("texts"), workers("other"), time.sleep(0.02)) for _ in range(60)]
         assert gallery.registry.progress(gallery.upgrade.id).t < 1.0
     assert {(texts, other) for texts, other, _ in seen} == {(1, 0)}

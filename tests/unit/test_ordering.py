@@ -1,5 +1,6 @@
 """Least sure first, every record once, in bounded memory."""
 
+import os
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -196,6 +197,22 @@ def test_an_iterator_that_is_closed_early_leaves_nothing_behind(tmp_path, monkey
     assert len(list(tmp_path.iterdir())) == 1
     batches.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_process_that_was_killed_left_is_removed_and_nothing_that_is_in_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(ordering, "RUN", 5)
+    left, fresh = tmp_path / "order-killed", tmp_path / "order-fresh"
+    for place in (left, fresh):
+        place.mkdir()
+        (place / "0.jsonl").touch()
+    in_use = ordered(Shelf(records()), "c", Random(), batch=7, folder=tmp_path, leave_out=nobody)
+    first = next(in_use)
+    for place in set(tmp_path.iterdir()) - {fresh}:
+        os.utime(place, (0, 0))
+    again = list(ordered(Shelf(records()), "c", Random(), batch=7, folder=tmp_path, leave_out=nobody))
+    assert not left.exists()
+    assert (fresh / "0.jsonl").exists()
+    assert [first, *in_use] == again
 
 
 @pytest.mark.parametrize("alter", [lambda text: text.replace("0.", "0.9", 1), lambda text: text[: text.index("\n") + 1]])

@@ -92,12 +92,18 @@ def test_a_gallery_that_cannot_go_on_keeps_no_worker_from_the_others(monkeypatch
     monkeypatch.setattr(scheduler, "_upgrades", lambda: {"a": 1, "b": 2})
     monkeypatch.setattr(scheduler, "_seen", lambda gallery, upgrade: looks[gallery])
     monkeypatch.setattr(scheduler, "_work", work)
+    clock = [0.0]
+    monkeypatch.setattr("rmvdb.scheduler.time", SimpleNamespace(monotonic=lambda: clock[0]))
     scheduler._step()
     scheduler._step()
     assert worked == ["a", "b", "b"]
+    for _ in range(2):
+        clock[0] += 6
+        scheduler._step()
+    assert worked == ["a", "b", "b", "a", "b", "b"]
     looks["a"] += 1  # somebody has done something about it
     scheduler._step()
-    assert worked == ["a", "b", "b", "a", "b"]
+    assert worked[-2:] == ["a", "b"]
     assert said == ["1 record is quarantined"]  # once
 
 
