@@ -73,10 +73,10 @@ def match(distances: npt.NDArray[np.floating], others: npt.NDArray[np.floating])
     """Fit so that distances (n,) of one leg are distributed as `others` (n,), those of the same (query, record) pairs in another.
 
     As many pairs are as near by one as by the other then, wherever one draws the line; no labels are needed. Raises
-    PlanRefused where all distances of a leg are equal.
+    PlanRefused where there are fewer than LEAST_HITS, or all distances of a leg are equal.
     """
     d, other = (np.asarray(each, dtype=np.float64) for each in (distances, others))
-    if not len(d) or d.min() == d.max() or other.min() == other.max():
+    if len(d) < LEAST_HITS or d.min() == d.max() or other.min() == other.max():
         raise PlanRefused("The sample is too small to calibrate distances: it needs pairs of several distances")
     # As many quantiles to each power of ten: what is nearest decides.
     shares = np.geomspace(min(0.5, max(NEAREST, LEAST_HITS / len(d))), 1.0, MOST_BINS)

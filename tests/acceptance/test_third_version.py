@@ -112,8 +112,8 @@ def test_three_legs_need_one_extraction_a_query_unless_naive(halfway: Project, m
         assert oldest.transforms[: len(second.transforms)] == second.transforms
         assert second.transforms[: len(newest.transforms)] == newest.transforms
         assert len(oldest.transforms) == len(second.transforms) + 1
-    scales = [leg.calibration for leg in plan.legs]
-    assert scales == [None] * 3 or len(set(scales) - {None}) == 3
+    scales = [leg.calibration for leg in plan.legs]  # by relevance, to the newest leg's distances, or not at all
+    assert (len(set(scales) - {None}), scales[0] is None) in ((3, False), (2, True), (0, True))
 
 
 @METHODS

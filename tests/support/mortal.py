@@ -34,7 +34,7 @@ READS = {
     "active_upgrade", "upgrade", "upgrades", "history", "next_priority", "listed_ids", "workers", "batches", "counts",
     "last_done", "last_intent", "readings", "progress", "blocked", "intents", "announced", "written", "open_writes",
     "quarantined", "slowest_client", "refuse_ended", "refuse_overtaken", "cut_off", "describe", "exists", "search", "traffic",
-    "get", "scan", "count", "read", "ids", "path",
+    "get", "scan", "count", "read", "found", "ids", "path",
 }  # fmt: skip
 
 
