@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rmvdb.archive import ArchiveFile
 from rmvdb.ordering import ordered
 from rmvdb.planning import Question
 from rmvdb.registry import leg_from_json, unpack_ids
@@ -73,7 +74,8 @@ def newer(lead: Lead, upgrade: UpgradeRow, collection: str, ids: Sequence[Id]) -
 
 
 def _undone(lead: Lead, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], Mapping[str, Any]]]:
-    """For a roll back: what each batch moved and the file with its old vectors; each id once, the last reading first."""
+    """For a roll back: what each batch moved and the file with its old vectors; each id once, the last reading first. For what
+    no batch had decided to remove no file is needed: it is where it was, or another program deleted it."""
     assert upgrade.undoes is not None  # noqa: S101 (the caller looked)
     seen = lead.registry.listed_ids(upgrade.id)
     rows: list[tuple[int, BatchRow]] = []
@@ -82,11 +84,21 @@ def _undone(lead: Lead, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], Mapping
         rows += [(row.id, row) for row in page if row.archive is not None]
         after = page[-1].id
     for _, row in sorted(rows, key=lambda each: each[0], reverse=True):
-        decided = row.state in (BatchState.RETIRED, BatchState.REMOVING)
-        moved = [id for id in unpack_ids(row.remove if decided else row.ids) if id not in seen]
-        seen.update(moved)
-        if moved and row.archive is not None:
-            yield moved, row.archive
+        removed = unpack_ids(row.remove) if row.state in (BatchState.RETIRED, BatchState.REMOVING) else []
+        for ids, files in ((removed, row.archive), (_undecided(lead, row), {})):
+            listed = [id for id in ids if id not in seen]
+            seen.update(listed)
+            if listed and files is not None:
+                yield listed, files
+
+
+def _undecided(lead: Lead, batch: BatchRow) -> list[Id]:
+    """What a batch has found in the old collections and did not take out of them."""
+    if batch.state == BatchState.RETIRED:
+        return []
+    files = (ArchiveFile(**file) for file in (batch.archive or {}).values())
+    found = {id for file in files for id in lead.hands.archive.ids(file)}
+    return [id for id in unpack_ids(batch.ids) if id in found]
 
 
 def _chunks(work: Iterable[Any], size: int) -> Iterator[list[Any]]:
