@@ -130,14 +130,15 @@ class Backfill:
         ids = unpack_ids(batch.ids)
         held = self._read(task, ids)
         old = [record for records in held.values() for record in records]
-        made, reasons = self._embed(task, batch, old)
+        left = self._left(task, batch, [record.id for record in old])
+        made, reasons = self._embed(task, batch, [record for record in old if record.id not in left])
         kept = self._read_earlier(batch, {record.id for record in old})
         for collection, records in held.items():
             kept[collection] = [*records, *kept.get(collection, [])]
         archived = {
             collection: self._keep(task, batch, collection, records, made[task.new[0]]) for collection, records in kept.items()
         }
-        self._registry.advance(batch, BatchState.WRITING, archive=archived)
+        self._registry.advance(batch, BatchState.WRITING, archive=archived, left=pack_ids(left))
         # Both sides announce, then look: a client that writes from here on sees *writing* and waits.
         announced = self._registry.intents(task.upgrade, ids)
         for collection, records in made.items():
@@ -201,6 +202,27 @@ class Backfill:
 
     # --- copy ---------------------------------------------------------------------------------------------------------
 
+    def _left(self, task: Task, batch: BatchRow, ids: Sequence[Id]) -> set[Id]:
+        """For a roll back: the records that are left as they are where they go back to, and only leave where they are.
+
+        What never left is there still, unless another program deleted it; what did is there only by another program. Decided
+        once: later tries find there what the first one wrote.
+        """
+        if batch.origin is None:
+            return set()
+        written = self._written(task, ids)
+        unwritten = [id for id in ids if key(id) not in written]
+        if batch.archive is not None:
+            return set(unpack_ids(batch.left)).intersection(unwritten)
+        if not batch.origin:
+            return set(unwritten)
+        return {record.id for each in task.new for record in self._store.get(each, unwritten, fields=())}
+
+    def _written(self, task: Task, ids: Sequence[Id]) -> set[str]:
+        """Keys of the records that were, or may have been, written since the upgrade began that a roll back undoes."""
+        upgrades = (task.undoes, task.upgrade) if task.undoes else ()
+        return {record for each in upgrades for record in self._registry.announced(each, ids)}
+
     def _embed(self, task: Task, batch: BatchRow, old: Sequence[Record]) -> tuple[dict[str, list[Record]], Reasons]:
         """The records with their new vectors, by the collection that they go to, and why some have none."""
         vectors = self._from_archive(task, batch, old)
@@ -213,8 +235,7 @@ class Backfill:
         """A roll back's vectors: those the records had where they were, but for records that were, or may have been, written
         since."""
         ids = [record.id for record in old]
-        upgrades = (task.undoes, task.upgrade) if task.undoes else ()
-        written = {record for each in upgrades for record in self._registry.announced(each, ids)}
+        written = self._written(task, ids)
         wanted = {id for id in ids if key(id) not in written}
         return {
             collection: {each.id: each.vector for each in kept if each.id in wanted and each.vector is not None}

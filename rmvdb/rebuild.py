@@ -230,6 +230,8 @@ class Look:
         #: Of these: ids that a reading explains, and the last file of those that none has explained yet.
         self._explained: set[Id] = set()
         self._unexplained: dict[Id, ArchiveFile] = {}
+        #: What a roll back found in place and did not write.
+        self._left: set[Id] = set()
         self._priorities = count(1)
         self.moved = self.written = 0
 
@@ -249,7 +251,9 @@ class Look:
         """Note what became of the records in a file; the file written last comes first."""
         readings = {each.record.id: each for each in self._archive.readings(file) if each.record.id not in self._explained}
         found = self._store.get(self._upgrade.new_collection, list(readings), vector=True)
-        copied = [record.id for record in found if readings[record.id].is_copied_to(record)]
+        if self._upgrade.undoes is not None:
+            self._left.update(record.id for record in found if readings[record.id].made is None)
+        copied = [each.id for each in found if each.id in self._left or readings[each.id].is_copied_to(each)]
         others = [id for id in (record.id for record in found) if id not in set(copied)]
         often = {id for id, hash in zip(readings, hashes(list(readings)).tolist(), strict=True) if hash in self._often}
         self._explained.update(often.intersection(copied))
@@ -282,7 +286,8 @@ class Look:
     def _note_copied(self, file: ArchiveFile, ids: Sequence[Id], *, retired: bool) -> None:
         if ids:
             archive = {self._read_from[PurePosixPath(file.path).parent.name]: asdict(file)}
-            self._registry.add_copied(self._upgrade.id, ids, archive, retired=retired, priority=next(self._priorities))
+            left, priority = [id for id in ids if id in self._left], next(self._priorities)
+            self._registry.add_copied(self._upgrade.id, ids, archive, retired=retired, priority=priority, left=left)
         self.moved += len(ids)
 
     def _note_written(self, ids: Sequence[Id]) -> None:

@@ -297,8 +297,11 @@ class BatchRow(Table):
     copied_at: Mapped[float | None]
     #: What was read, by old collection: path, SHA-256 and count of a Parquet file.
     archive: Mapped[dict[str, Any] | None]
-    #: For a roll back: the files that hold the vectors to write, by the collection that they go back to.
+    #: For a roll back: the files that hold the vectors to write, by the collection that they go back to; none where nobody had
+    #: decided that the records leave it.
     origin: Mapped[dict[str, Any] | None]
+    #: For a roll back: ids that are left as they are where they go back to; decided before anything is written.
+    left: Mapped[bytes | None]
     #: Decided before anything is removed, so that a rerun does the same: ids to take out of every old collection, out of the new
     #: one (gone from old behind our back), and to move again (changed or being written).
     remove: Mapped[bytes | None]

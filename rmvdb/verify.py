@@ -139,7 +139,9 @@ class Verify:
         """What batches took out of the old collections, in the order in which they were listed."""
         for row in self._batches(task, BatchState.RETIRED):
             if row.archive and row.remove is not None:
-                yield _Batch(row.id, row.archive, hashes(unpack_ids(row.remove)), hashes(unpack_ids(row.gone)))
+                left = set(unpack_ids(row.left))  # another program's, and not what was moved
+                moved = [id for id in unpack_ids(row.remove) if id not in left]
+                yield _Batch(row.id, row.archive, hashes(moved), hashes(unpack_ids(row.gone)))
 
     def _batches(self, task: Task, state: BatchState) -> Iterator[BatchRow]:
         after = 0

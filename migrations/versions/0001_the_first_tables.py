@@ -189,6 +189,7 @@ def upgrade() -> None:
         sa.Column("copied_at", sa.Float(precision=53), nullable=True),
         sa.Column("archive", sa.JSON(), nullable=True),
         sa.Column("origin", sa.JSON(), nullable=True),
+        sa.Column("left", sa.LargeBinary(), nullable=True),
         sa.Column("remove", sa.LargeBinary(), nullable=True),
         sa.Column("gone", sa.LargeBinary(), nullable=True),
         sa.Column("again", sa.LargeBinary(), nullable=True),

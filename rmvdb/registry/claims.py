@@ -117,7 +117,7 @@ class Claims(Database):
         _move(s, batch, BatchState.RETIRED, count=moved, lease_until=None, worker=None)
         if again:
             # Not a fresh one: what it holds is in the new collection, too, and not what it is in the old one.
-            begun = {"state": BatchState.CLAIMED, "copied_at": batch.copied_at, "archive": batch.archive}
+            begun = {"state": BatchState.CLAIMED, "copied_at": batch.copied_at, "archive": batch.archive, "left": batch.left}
             s.add(queries.new_batch(batch.upgrade_id, batch.priority, again, batch.origin, **begun))
 
 

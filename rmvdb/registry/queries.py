@@ -131,7 +131,7 @@ def new_batch(upgrade_id: int, priority: int, ids: Sequence[Id], origin: Mapping
         priority=priority,
         ids=pack_ids(ids),
         count=len(ids),
-        origin=dict(origin) if origin else None,
+        origin=None if origin is None else dict(origin),
         **{"state": BatchState.PENDING} | begun,
     )
 

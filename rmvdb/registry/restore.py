@@ -12,7 +12,7 @@ from rmvdb import errors
 from rmvdb.registry import kept, queries
 from rmvdb.registry.clock import now
 from rmvdb.registry.kept import Contents
-from rmvdb.registry.packing import key, leg_from_json
+from rmvdb.registry.packing import key, leg_from_json, pack_ids
 from rmvdb.registry.session import Database, transaction
 from rmvdb.tables import KEPT, BatchRow, GalleryRow, IntentRow, PhaseRow, PlanRow, UpgradeRow
 from rmvdb.types import BatchState, Id, Phase
@@ -55,13 +55,25 @@ class Restoring(Database):
 
     @transaction
     def add_copied(
-        self, s: Session, /, upgrade_id: int, ids: Sequence[Id], archive: Mapping[str, Any], *, retired: bool, priority: int
+        self,
+        s: Session,
+        /,
+        upgrade_id: int,
+        ids: Sequence[Id],
+        archive: Mapping[str, Any],
+        *,
+        retired: bool,
+        priority: int,
+        left: Sequence[Id] = (),
     ) -> None:
-        """Note a batch that was copied, now, or `retired` too, and the file with what its records were; none is noted twice."""
+        """Note a batch that was copied, now, or `retired` too, and the file with what its records were; none is noted twice.
+
+        `left`: those that a roll back left as they are.
+        """
         there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
         if s.scalar(there) is None:
             row = queries.new_batch(upgrade_id, priority, ids, None)
-            row.archive, row.copied_at = dict(archive), None if retired else now(s)
+            row.archive, row.copied_at, row.left = dict(archive), None if retired else now(s), pack_ids(left)
             row.state, row.remove = (BatchState.RETIRED, row.ids) if retired else (BatchState.COPIED, None)
             s.add(row)
 

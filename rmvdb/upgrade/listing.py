@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rmvdb.archive import ArchiveFile
 from rmvdb.ordering import ordered
 from rmvdb.planning import Question
 from rmvdb.registry import leg_from_json, unpack_ids
@@ -79,7 +80,8 @@ def newer(lead: Lead, upgrade: UpgradeRow, collection: str, ids: Sequence[Id]) -
 
 
 def _undone(lead: Lead, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], Mapping[str, Any]]]:
-    """For a roll back: what each batch moved and the file with its old vectors; each id once, the last reading first."""
+    """For a roll back: what each batch moved and the file with its old vectors; each id once, the last reading first. For what
+    no batch had decided to remove no file is needed: it is where it was, or another program deleted it."""
     assert upgrade.undoes is not None  # noqa: S101 (the caller looked)
     seen = lead.registry.listed_ids(upgrade.id)
     often = _often(lead, upgrade.undoes)
@@ -98,14 +100,24 @@ def _often(lead: Lead, upgrade: int) -> npt.NDArray[np.uint64]:
 
 
 def _moved(lead: Lead, upgrade: int) -> Iterator[tuple[Mapping[str, Any], list[Id]]]:
-    """The file with the old vectors of each batch and what it moved, the last batch first."""
+    """The files with the old vectors of each batch and what it moved, the last batch first; with none what it left there."""
     before = LAST
     while page := lead.registry.batches(upgrade, before=before):
         for row in page:
             decided = row.state in (BatchState.RETIRED, BatchState.REMOVING)
             if row.archive is not None:
-                yield row.archive, unpack_ids(row.remove if decided else row.ids)
+                yield row.archive, unpack_ids(row.remove) if decided else []
+                yield {}, _undecided(lead, row)
         before = page[-1].id
+
+
+def _undecided(lead: Lead, batch: BatchRow) -> list[Id]:
+    """What a batch has found in the old collections and did not take out of them."""
+    if batch.state == BatchState.RETIRED:
+        return []
+    files = (ArchiveFile(**file) for file in (batch.archive or {}).values())
+    found = {id for file in files for id in lead.hands.archive.ids(file)}
+    return [id for id in unpack_ids(batch.ids) if id in found]
 
 
 def _chunks(work: Iterable[Any], size: int) -> Iterator[list[Any]]:

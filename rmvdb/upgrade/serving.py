@@ -13,6 +13,9 @@ from rmvdb.types import Leg, Metric
 from rmvdb.upgrade.lead import Lead
 from rmvdb.uptime import uptime
 
+#: Seconds for which a plan may wait for its clients before the status says so.
+USUAL = 3.0
+
 
 def check_index(lead: Lead, version: VersionRow) -> None:
     """ConfigError where a collection of this version cannot have the index that new ones shall have."""
@@ -72,18 +75,21 @@ def _put_in_force(
     name = lead.gallery.name
     asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": upgrade.phase, "baton": lead.baton}
     epoch = lead.registry.announce(name, legs, times, **only, **asks)
-    told, began = "", uptime()
+    told, noted, began = "", "", uptime()
     while waiting := lead.registry.activate(name, epoch, force=force, **asks):
         if waiting[0] != told:
             told = waiting[0]
-            why = f"Epoch {epoch} waits: {told}; end whoever holds it up, or do not wait for clients: rmvdb upgrade --force"
             lead.say(f"epoch {epoch} waits: {told}")
-            lead.registry.set_upgrade(upgrade.id, reason=why, baton=lead.baton)
         lead.check_stop()
-        if uptime() - began > lead.patience:
+        waited = uptime() - began
+        why = f"Epoch {epoch} waits: {told}; end whoever holds it up, or do not wait for clients: rmvdb upgrade --force"
+        if waited > lead.patience:
             raise errors.RmvdbError(why)
+        if waited > USUAL and noted != told:
+            lead.registry.set_upgrade(upgrade.id, reason=why, baton=lead.baton)
+            noted = told
         lead.stop.wait(0.1)
-    if told:
+    if noted:
         lead.registry.set_upgrade(upgrade.id, reason="", baton=lead.baton)
     return epoch
 

@@ -392,7 +392,8 @@ def test_a_client_that_cannot_serve_the_next_plan_keeps_no_worker_from_other_gal
     gallery.registry.close()
 
 
-def test_status_says_whom_an_upgrade_waits_for(tmp_path: Path) -> None:
+def test_status_says_whom_an_upgrade_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "USUAL", 0.0)
     gallery, said = make(tmp_path, deployed=False, times=TIMES | {"max_age": 60.0}), list[str]()
     gallery.registry.refresh("texts", client="web", ready=0, trouble="No module named v2", holds=1)
     conductor = gallery.conductor()

@@ -5,12 +5,69 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rmvdb.methods import Method
 from rmvdb.planning import Question
-from rmvdb.types import Phase
+from rmvdb.types import BatchState, Phase, Record
+from tests.integration.test_faults import copied, remove
 from tests.integration.test_instant_rollback import go_on, put, without_v1
-from tests.support.inprocess import make, vector
+from tests.support.inprocess import Crash, drive, make, vector
+
+
+def killed_at_removal(call: str, _: str) -> None:
+    if call == "delete":
+        raise Crash
+
+
+def test_what_another_program_deleted_stays_away_where_the_worker_was_killed_once_it_had_seen_that(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=30)
+    copied(gallery)
+    remove(gallery, 3)
+    gallery.store.before = killed_at_removal
+    with pytest.raises(Crash):
+        drive(gallery)
+    gallery.store.before = lambda *_: None
+    assert 3 in gallery.records("texts_v2")
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+    assert gallery.records("texts_v1").keys() == gallery.source.of.keys()
+    gallery.registry.close()
+
+
+@pytest.mark.parametrize("moment", ["copied", "removing", "retired"])
+def test_what_another_program_did_in_the_old_collection_stays_after_a_roll_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """One gone, one changed before it had left, or put there again since; a third one is in hand all the same."""
+    gallery = make(tmp_path, records=30)
+    copied(gallery)
+    if moment == "removing":
+        gallery.store.before = killed_at_removal
+        with pytest.raises(Crash):
+            drive(gallery)
+        gallery.store.before = lambda *_: None
+        assert BatchState.REMOVING in gallery.registry.counts(gallery.upgrade.id)
+    elif moment == "retired":
+        drive(gallery)
+    else:
+        remove(gallery, 3)
+    gallery.source.of[4] = "other"
+    gallery.store.upsert("texts_v1", [Record(id=4, vector=vector("v1", "other"), fields={"n": 77})])
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    if moment == "copied":  # nothing has to be embedded for it
+        monkeypatch.setattr(gallery.encoder, "_load_embedder", without_v1)
+    assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+    held = gallery.records("texts_v1")
+    assert held.keys() == gallery.source.of.keys()
+    assert {id: record.fields["n"] for id, record in held.items() if record.fields["n"]} == {4: 77}
+    assert all(np.allclose(held[id].vector, vector("v1", text)) for id, text in gallery.source.of.items())  # type: ignore[arg-type]
+    assert gallery.records("texts_v2") == {}
+    gallery.registry.close()
 
 
 def test_what_was_written_keeps_the_vector_of_psi_and_all_else_its_own(tmp_path: Path) -> None:

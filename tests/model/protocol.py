@@ -5,7 +5,7 @@ A step is one call that leaves the process, in the order of the code; between tw
 | step | code |
 |---|---|
 | worker: claim | Registry.claim |
-| read, vectors | Backfill.copy: store.get(old); Backfill._from_archive: Registry.intents |
+| read, vectors | Backfill.copy: store.get(old); Backfill._left, Backfill._from_archive: Registry.announced |
 | writing, look, copy, copied | Backfill.copy: Registry.advance, Registry.intents, store.upsert(new), Registry.copied |
 | compare, decide, removing | Backfill._decide: store.get(old), Registry.intents; Registry.advance |
 | look_again, gone, remove, again | Backfill.retire: Registry.intents, store.delete(new), store.delete(old), Registry.retire |
@@ -229,14 +229,17 @@ class Protocol:
     def _vectors(self, s: State, w: int, me: Worker) -> Iterator[State]:
         half_made = self.has("half-made writes override the archive")
         written = s.undone == "done" or (half_made and (s.undone or self._deciding(s, me.upgrade, expired=True) >= 0))
-        right = written or s.batches[me.batch].origin == me.was
-        yield s.put("workers", w, at="writing", vector=me.was if right else MIXED)
+        b = s.batches[me.batch]
+        left = b.left or (b.archive == UNREAD and not written and s.held[1 - me.upgrade] != ABSENT)
+        vector = ABSENT if left and not written else me.was if written or b.origin == me.was else MIXED
+        yield s.put("workers", w, at="writing", vector=vector, left=left)
 
     def _writing(self, s: State, w: int, me: Worker) -> Iterator[State]:
         b = s.batches[me.batch]
         earlier = max(b.archive, ABSENT) if self.has("the archive keeps what an earlier try read") else ABSENT
         state = "writing" if self.has("a worker announces that it writes") else b.state
-        moved = s.put("batches", me.batch, state=state, archive=me.was or earlier).put("workers", w, at="look", was=UNREAD)
+        moved = s.put("batches", me.batch, state=state, archive=me.was or earlier, left=me.left)
+        moved = moved.put("workers", w, at="look", was=UNREAD)
         yield self._if_mine(s, w, moved)
 
     def _look(self, s: State, w: int, me: Worker) -> Iterator[State]:
@@ -308,8 +311,8 @@ class Protocol:
         row = Batch(upgrade=b.upgrade)
         if me.decided == "again" and self.has("what changed comes again"):
             archive = b.archive if self.has("a batch that comes again keeps its archive") else UNREAD
-            row = row._replace(state="pending", archive=archive, origin=b.origin)
-        moved = b.archive if me.decided == "remove" else s.moved
+            row = row._replace(state="pending", archive=archive, origin=b.origin, left=b.left)
+        moved = s.moved if me.decided != "remove" else ABSENT if b.left else b.archive
         yield self._if_mine(s, w, s._replace(moved=moved).put("batches", me.batch, row).put("workers", w, Worker()))
 
     def _lost(self, s: State, w: int, me: Worker) -> Iterator[State]:
@@ -457,7 +460,7 @@ class Protocol:
             each.at in ("decide", "removing", "look_again", "gone", "remove", "again") for each in s.workers
         )
         written = any(each.at != "open" for each in s.writers)
-        if s.others and not late and not written and (s.held[0] or not s.truth):
+        if s.others and not s.upgrade and not late and not written and (s.held[0] or not s.truth):
             then = s.stored(0, s.others[0])._replace(
                 truth=s.others[0], replaced=s.replaced | {s.truth} - {ABSENT}, others=s.others[1:]
             )
@@ -542,7 +545,9 @@ class Protocol:
         rows = [b if b.lease == "live" else Batch(upgrade=1) for b in s.batches]
         free = [at for at, b in enumerate(rows) if b.upgrade]
         if origin and free:
-            rows[free[0]] = Batch(upgrade=1, state="pending", origin=origin)
+            undecided = first.state not in ("retired", "removing") or (first.state, first.decided) == ("removing", "gone")
+            left = undecided and self.has("a roll back leaves what had not left")
+            rows[free[0]] = Batch(upgrade=1, state="pending", origin=origin, left=left)
         decides = self._deciding(s, 0, expired=True)
         undone = s.writers[decides].intent if decides >= 0 else ""
         served = {"plan": (0, 1), "upgrade": 1, "superseded": False, "moved": ABSENT, "undone": undone}

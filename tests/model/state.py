@@ -35,8 +35,9 @@ class Batch(NamedTuple):
     #: Left to a client, when it was copied.
     uncopied: bool = False
     decided: str = ""
-    #: A roll back's archived record.
+    #: A roll back's archived record, and whether it is left as it is where it goes back to.
     origin: int = ABSENT
+    left: bool = False
     #: Its record was set aside.
     empty: bool = False
 
@@ -50,6 +51,7 @@ class Worker(NamedTuple):
     was: int = UNREAD
     vector: int = UNREAD
     announced: bool = False
+    left: bool = False
     decided: str = ""
     #: The collection and the value that are on their way to the engine.
     call: tuple[int, ...] = ()

@@ -51,6 +51,8 @@ SCENARIOS = {
     "an upsert and a roll back": Protocol(writes=(2,), roll_back=True, cut_over=True, faults=2),
     "a deletion and a roll back": Protocol(writes=(0,), roll_back=True, cut_over=True),
     "an insertion and a roll back": Protocol(writes=(2,), first=ABSENT, roll_back=True, cut_over=True),
+    "others change it, and a roll back": Protocol(others=(4,), roll_back=True, cut_over=True, faults=1),
+    "others delete it, and a roll back": Protocol(others=(0,), roll_back=True, cut_over=True, faults=1),
     "a quarantined record": Protocol(workers=2, sick=True, rows=2, faults=1),
     "the original kept": Mirrored(workers=2, faults=1),
     "an upsert, the original kept": Mirrored(writes=(2,), faults=1),
@@ -130,6 +132,7 @@ STEPS = {
     "the second look waits for open writes": "to the cut-over",
     "verify knows of half-made writes": "to the cut-over",
     "half-made writes override the archive": "an upsert and a roll back",
+    "a roll back leaves what had not left": "others delete it, and a roll back",
 }
 
 #: And where it is missed, too, while the records stay in their collection.
