@@ -13,7 +13,7 @@ from rmvdb.archive import ArchiveFile
 from rmvdb.ordering import ordered
 from rmvdb.planning import Question
 from rmvdb.registry import leg_from_json, unpack_ids
-from rmvdb.tables import UpgradeRow
+from rmvdb.tables import BatchRow, UpgradeRow
 from rmvdb.types import BatchState, Id, Leg
 from rmvdb.upgrade import asking
 from rmvdb.upgrade.lead import Lead
