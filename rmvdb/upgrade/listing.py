@@ -112,11 +112,12 @@ def _moved(lead: Lead, upgrade: int) -> Iterator[tuple[Mapping[str, Any], list[I
 
 
 def _undecided(lead: Lead, batch: BatchRow) -> list[Id]:
-    """What a batch has found in the old collections and did not take out of them."""
+    """What a batch has found in the old collections and did not take out of them, as far as the archive can tell; what it cannot
+    comes late."""
     if batch.state == BatchState.RETIRED:
         return []
     files = (ArchiveFile(**file) for file in (batch.archive or {}).values())
-    found = {id for file in files for id in lead.hands.archive.ids(file)}
+    found = {reading.record.id for file in files for reading in lead.hands.archive.found(file)}
     return [id for id in unpack_ids(batch.ids) if id in found]
 
 

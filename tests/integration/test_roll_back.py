@@ -37,6 +37,23 @@ def test_what_another_program_deleted_stays_away_where_the_worker_was_killed_onc
     gallery.registry.close()
 
 
+def test_what_was_copied_goes_back_though_its_archive_was_altered(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=30)
+    before = gallery.records("texts_v1")
+    copied(gallery)
+    for file in gallery.archive.folder.rglob("*.parquet"):
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+    held = gallery.records("texts_v1")
+    assert held.keys() == before.keys()
+    assert all(np.allclose(held[id].vector, before[id].vector, atol=1e-6) for id in before)  # type: ignore[arg-type]
+    assert gallery.records("texts_v2") == {}
+    gallery.registry.close()
+
+
 @pytest.mark.parametrize("moment", ["copied", "removing", "retired"])
 def test_what_another_program_did_in_the_old_collection_stays_after_a_roll_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
