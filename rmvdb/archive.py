@@ -108,7 +108,10 @@ class Archive:
         try:
             return self.readings(file)
         except ArtifactError as exc:
-            if not self.folder.is_dir() or not isinstance(exc.__cause__, FileNotFoundError | None):
+            # Where not even its folder is there, another archive, or none, may be mounted.
+            if not files.inside(self.folder, file.path).parent.is_dir() or not isinstance(
+                exc.__cause__, FileNotFoundError | None
+            ):
                 raise  # the archive is away, or closed to this process: that can be mended, and nothing is lost
             _log.warning("Left out: %s", exc, extra={"action": "archive-skip", "file": file.path})
             left_out(str(exc))

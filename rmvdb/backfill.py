@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -158,10 +158,10 @@ class Backfill:
             decided = Decision(remove=unpack_ids(batch.remove), gone=unpack_ids(batch.gone), again=unpack_ids(batch.again))
             decision = self._decide_again(task, batch, decided)
         else:
-            decided, decision = None, self._decide(task, batch)
+            decided, decision = None, self._decide(task, batch, self._lost(task, batch))
         if decision != decided:
             packed = {name: pack_ids(getattr(decision, name)) for name in Decision.__slots__}
-            self._registry.advance(batch, BatchState.REMOVING, **packed)
+            self._registry.advance(batch, BatchState.REMOVING, left=batch.left, **packed)
         announced = self._registry.intents(task.upgrade, decision.gone) if decision.gone else {}
         self._delete(task.new, [id for id in decision.gone if key(id) not in announced], in_time)
         if not task.in_place:
@@ -227,7 +227,7 @@ class Backfill:
         """The records with their new vectors, by the collection that they go to, and why some have none."""
         vectors = self._from_archive(task, batch, old)
         ready = {id for each in vectors.values() for id in each}
-        embedded, reasons = self._from_items(task, [record for record in old if record.id not in ready])
+        embedded, reasons = self._from_items(task, [each for each in old if each.id not in ready], batch.origin)
         vectors[task.new[0]] = vectors.get(task.new[0], {}) | embedded
         return {collection: _with_vectors(old, each) for collection, each in vectors.items()}, reasons
 
@@ -242,7 +242,9 @@ class Backfill:
             for collection, kept in self._kept(batch.origin).items()
         }
 
-    def _from_items(self, task: Task, old: Sequence[Record]) -> tuple[dict[Id, Vectors], Reasons]:
+    def _from_items(
+        self, task: Task, old: Sequence[Record], origin: Mapping[str, Any] | None
+    ) -> tuple[dict[Id, Vectors], Reasons]:
         if not old:
             return {}, {}
         chain = self._encoder.chain(task.version)
@@ -251,6 +253,7 @@ class Backfill:
         except errors.ModelError:
             if not task.stand_in:
                 raise
+            self._expect_whole(origin)
             vectors = np.stack([record.vector for record in old if record.vector is not None])
             return dict(zip([record.id for record in old], self._encoder.apply(task.stand_in, vectors), strict=True)), {}
         raw = self._cached(task, old)
@@ -265,6 +268,11 @@ class Backfill:
             raw |= {id: vectors[at] for at, id in enumerate(ids) if at not in bad}
         made = self._encoder.own(task.version, np.stack(list(raw.values()))) if raw else np.empty((0, 0), np.float32)
         return dict(zip(raw, made, strict=True)), reasons
+
+    def _expect_whole(self, files: Mapping[str, Any] | None) -> None:
+        """ArtifactError where a file with a roll back's vectors is missing or altered: ψ's may not take their place for good."""
+        for file in (files or {}).values():
+            self._archive.ids(ArchiveFile(**file))
 
     def _cached(self, task: Task, old: Sequence[Record]) -> dict[Id, Vectors]:
         if self._cache is None:
@@ -309,7 +317,16 @@ class Backfill:
 
     # --- retire -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, task: Task, batch: BatchRow) -> Decision:
+    def _lost(self, task: Task, batch: BatchRow) -> set[Id]:
+        """What was left where it goes back to, and is there no more: from now on it is put there as everything else."""
+        left = unpack_ids(batch.left) if batch.origin else []
+        there = {record.id for each in task.new for record in self._store.get(each, left, fields=())} if left else set()
+        lost = set(left) - there
+        if lost:
+            batch.left = pack_ids([id for id in left if id in there])
+        return lost
+
+    def _decide(self, task: Task, batch: BatchRow, lost: Collection[Id]) -> Decision:
         ids = unpack_ids(batch.ids)
         was = {each.record.id: each for readings in self._readings(batch.archive).values() for each in readings}
         now = {record.id: record for records in self._read(task, ids).values() for record in records}
@@ -323,7 +340,7 @@ class Backfill:
                 # An open write may still change it. A done one put the truth into the new collection, but a search that looked
                 # there before must still find it in the old one: the grace counts from the write.
                 bucket = "remove" if intent.done and (intent.done_at or 0.0) <= settled else "again"
-            elif id in uncopied:
+            elif id in uncopied or id in lost:
                 bucket = "again"  # the write that it was left to was never made
             else:
                 bucket = _fate(was.get(id), now.get(id), in_place=task.in_place)

@@ -183,7 +183,10 @@ def add_gallery(
             search=search,
             times=times,
         )
-    except errors.AlreadyExists:  # somebody else was faster
+    except errors.AlreadyExists:  # somebody else was faster, or it was this one, whose answer was lost
+        row = registry.gallery(name)
+        if schema.collection in {each.name for each in registry.collections(row.id)}:
+            return row
         if collection is None:
             store.drop(schema.collection)
         raise

@@ -235,9 +235,8 @@ def embed_checked(
     """Vectors (n, dim) and, by index, why an item has none; its row is NaN, so that it cannot pass for a vector.
 
     A batch that fails is halved until the items that cannot be read, or give NaN, stand alone, and these are tried once more.
-    Raises ModelError where
-    every item of several fails, and those that could be embedded before (`sure` gives some, or none) do, too; and wherever the
-    shape is wrong: then the model is broken, not an item.
+    Raises ModelError where every item fails, and those that could be embedded before (`sure` gives some, or none) do, too; and
+    wherever the shape is wrong: then the model is broken, not an item.
     """
     vectors = np.full((len(items), dim), np.nan, np.float32)
     failed: dict[int, str] = {}
@@ -251,9 +250,13 @@ def embed_checked(
             # Rows that came out well are kept: only the others are tried again, the first half first.
             rest = [index for index in part if not np.isfinite(vectors[index]).all()]
             waiting += [half for half in (rest[len(rest) // 2 :], rest[: len(rest) // 2]) if half]
-    if len(items) > 1 and len(failed) == len(items) and not any(_works(embedder, item, dim) for item in sure()):
-        raise ModelError(f"The embedder fails for each of {len(items)} items: {failed[0]}; mend the embedder or its items")
-    if len(items) > 1:  # an embedder behind a network may have been away for a moment
+    others = sure() if failed and len(failed) == len(items) else ()
+    several = len(items) > 1 or bool(others)  # of one item alone, with nothing to compare it with, nobody can tell
+    if several and failed and len(failed) == len(items) and not any(_works(embedder, item, dim) for item in others):
+        raise ModelError(
+            f"The embedder fails for each of {counted(len(items), 'item')}: {failed[0]}; mend the embedder or its items"
+        )
+    if several:  # an embedder behind a network may have been away for a moment
         failed = {index: reason for index in failed if (reason := _try(embedder, items, [index], vectors))}
     return vectors, dict(sorted(failed.items()))
 

@@ -45,8 +45,8 @@ class Plans:
         self._ready, self._trouble = 0, ""
         self._lock = threading.Lock()
         self._loading: threading.Thread | None = None
-        #: A plan that could not be loaded is tried again then, and how long after the last time that is.
-        self._again_at, self._pause = 0.0, 0.0
+        #: The epoch that could not be loaded last, when it is tried again, and how long after the last time that is.
+        self._failed, self._again_at, self._pause = 0, 0.0, 0.0
         self._stop, self._wake = threading.Event(), threading.Event()
         #: When the registry last could not be asked, and why.
         self._failure: tuple[float, errors.RegistryError] | None = None
@@ -144,6 +144,8 @@ class Plans:
 
     def _load(self, served: ServingPlan, plan: ServingPlan) -> None:
         """Begin to load what that plan needs, where that is not under way: it may take minutes, and nothing waits for it here."""
+        if plan.epoch != self._failed:
+            self._again_at = self._pause = 0.0
         if (self._loading is None or not self._loading.is_alive()) and uptime() >= self._again_at:
             self._trouble = self._trouble or "it is loading what that needs"
             # No daemon: a process that ends in the middle of a library's loading dies of it.
@@ -158,7 +160,7 @@ class Plans:
         except BaseException as exc:  # noqa: BLE001 (user code may raise anything; it is reported, and this client serves on)
             self._trouble = storable(f"{type(exc).__name__}: {exc}")
             self._pause = min(2 * self._pause or 1.0, LONGEST_PAUSE)
-            self._again_at = uptime() + self._pause
+            self._failed, self._again_at = plan.epoch, uptime() + self._pause
             log.warning(
                 "Epoch %s of %s cannot be served here: %s", plan.epoch, self._gallery, self._trouble, extra={"action": "prepare"}
             )

@@ -22,7 +22,7 @@ from rmvdb.embedders import embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.plural import counted
 from rmvdb.protocols import Source, VectorStore
-from rmvdb.registry import BEGUN, Registry, key, unpack_ids
+from rmvdb.registry import Registry, key, unpack_ids
 from rmvdb.tables import BatchRow, IntentRow
 from rmvdb.types import BatchState, Id, IdType, Record
 
@@ -30,6 +30,8 @@ from rmvdb.types import BatchState, Id, IdType, Record
 TOLERANCE = 1e-5
 #: Problems that a report names; the rest it counts.
 NAMED = 20
+#: The states of what is under way, in their order: read one after the other, a batch that goes on meanwhile is in the next.
+IN_HAND = (BatchState.CLAIMED, BatchState.WRITING, BatchState.COPIED, BatchState.REMOVING)
 #: Records that are compared at once, whatever their batches hold.
 AT_ONCE = 1_000
 
@@ -151,7 +153,7 @@ class Verify:
 
     def _under_way(self, task: Task, batches: Sequence[_Batch]) -> npt.NDArray[np.uint64]:
         """Hashes of what batches have in hand now, and of what those moved that were retired after `batches`."""
-        ids = [hashes(unpack_ids(row.ids)) for state in (*BEGUN, BatchState.COPIED) for row in self._batches(task, state)]
+        ids = [hashes(unpack_ids(row.ids)) for state in IN_HAND for row in self._batches(task, state)]
         if self._registry.counts(task.upgrade).get(BatchState.RETIRED, (0, 0))[0] > len(batches):
             known = {batch.id for batch in batches}
             ids += [batch.removed for batch in self._retired(task) if batch.id not in known]

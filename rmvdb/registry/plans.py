@@ -82,7 +82,8 @@ class Plans(Database):
         baton: int | None = None,
     ) -> list[str]:
         """Put the announced plan in force, or say who is not ready: an epoch changes only when older writes and claims have ended
-        and every live client can serve the next plan (`force` leaves the clients out). Refuses what `announce` does."""
+        and every live client can serve the next plan (`force` leaves the clients out); where only its times are others, claims
+        go on. Refuses what `announce` does."""
         row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
         queries.refuse_gone_on(s, upgrade, phase, baton)
         if row.epoch == epoch:
@@ -94,7 +95,8 @@ class Plans(Database):
             return waiting
         if row.rebuilding:
             return ["its registry is being rebuilt"]
-        if waiting := _claimed(s, row) or _lingering(s, row, epoch):
+        moved = queries.row_of_plan(s, row, epoch).legs != queries.row_of_plan(s, row, row.epoch).legs
+        if waiting := (_claimed(s, row) if moved else []) or _lingering(s, row, epoch):
             return waiting
         # From here on new writes and claims wait, so that the open ones come to an end under steady load.
         row.closing_until = now(s) + CLOSING

@@ -171,9 +171,11 @@ class Upgrades(Database):
         """
         over = or_(UpgradeRow.conductor_until < clock(), UpgradeRow.conductor_until == silent)
         free = or_(UpgradeRow.conductor.is_(None), UpgradeRow.conductor == worker, over)
-        values = {"conductor": worker, "conductor_until": clock() + seconds, "baton": UpgradeRow.baton + 1}
-        taken = update(UpgradeRow).where(UpgradeRow.id == upgrade_id, free).values(**values)
-        return s.scalar(taken.returning(UpgradeRow.baton))
+        row = s.scalar(select(UpgradeRow).where(UpgradeRow.id == upgrade_id, free).with_for_update())
+        if row is None:
+            return None
+        row.conductor, row.conductor_until, row.baton = worker, now(s) + seconds, row.baton + 1
+        return row.baton
 
     @transaction
     def keep_leading(self, s: Session, /, upgrade_id: int, baton: int, seconds: float) -> bool:

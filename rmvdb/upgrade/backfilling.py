@@ -45,7 +45,6 @@ def backfill(lead: Lead, upgrade: UpgradeRow, worker: Worker, *, until: float | 
     None: the share that was asked for, or that at which a schedule switches; every worker stops there, and one that is not
     patient in a pause.
     """
-    patient = worker.patient or until is not None
     if until is None:
         switch = upgrade.plan.get("switch")
         until = upgrade.plan["until"] if switch is None else min(switch, upgrade.plan["until"])
@@ -53,7 +52,7 @@ def backfill(lead: Lead, upgrade: UpgradeRow, worker: Worker, *, until: float | 
         task(lead, upgrade),
         each_batch(lead, upgrade),
         until=until,
-        patient=patient,
+        patient=worker.patient,
         stop=lead.stop,
         progress=lambda now: lead.report("backfilling", now.done, now.total),
     )

@@ -39,6 +39,8 @@ def complete(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> None:
                 what = "re-embedded" if upgrade.in_place else "moved"
                 lead.say(f"{counted(late, 'record')} came into {old} meanwhile, to be {what}, too")
             backfilling.backfill(lead, upgrade, worker, until=1.0)
+            if not worker.patient and lead.registry.upgrade(upgrade.id).paused:
+                raise errors.Stopped("paused")
         elif quiet:
             return
         else:

@@ -179,6 +179,9 @@ class Conductor(Lead):
         completing.refuse_quarantined(self, upgrade)
         self.complete(upgrade, worker)
         completing.refuse_quarantined(self, upgrade)
+        while backfilling.unfinished(self, upgrade):  # what was quarantined meanwhile, and written again since
+            self.complete(upgrade, worker)
+            completing.refuse_quarantined(self, upgrade)
         report = verifying.expect_verified(self, upgrade)
         serving.serve(self, upgrade, "final", force=force)
         serving.move_aliases(self, upgrade)

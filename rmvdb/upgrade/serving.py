@@ -66,7 +66,7 @@ def prolong(lead: Lead, upgrade: UpgradeRow, *, force: bool = False) -> None:
     before = {name: float(getattr(plan, name)) for name in lead.hands.times}
     times = {name: max(before[name], seconds) for name, seconds in lead.hands.times.items()}
     if times != before:
-        _put_in_force(lead, upgrade, [*plan.legs, *plan.mirrors], times, force=force)
+        _put_in_force(lead, upgrade, [*plan.legs, *plan.mirrors], times, force=force, after=plan.epoch)
 
 
 def _put_in_force(
@@ -76,6 +76,7 @@ def _put_in_force(
     asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": upgrade.phase, "baton": lead.baton}
     epoch = lead.registry.announce(name, legs, times, **only, **asks)
     told, noted, began = "", "", uptime()
+    models = len({leg.model for leg in legs if leg.searched})  # a collection alone was verified, or copied, for hours
     while waiting := lead.registry.activate(name, epoch, force=force, **asks):
         if waiting[0] != told:
             told = waiting[0]
@@ -83,7 +84,7 @@ def _put_in_force(
         lead.check_stop()
         waited = uptime() - began
         why = f"Epoch {epoch} waits: {told}; end whoever holds it up, or do not wait for clients: rmvdb upgrade --force"
-        if waited > lead.patience:
+        if waited > lead.patience and models > 1:
             raise errors.RmvdbError(why)
         if waited > USUAL and noted != told:
             lead.registry.set_upgrade(upgrade.id, reason=why, baton=lead.baton)

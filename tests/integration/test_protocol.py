@@ -24,8 +24,8 @@ from rmvdb.methods import Method
 from rmvdb.planning import Question
 from rmvdb.status import status
 from rmvdb.tables import UpgradeRow
-from rmvdb.types import BatchState, Field, Id, IdType, Index, Item, Metric, Phase, Schema, Vectors
-from rmvdb.upgrade import Conductor, serving
+from rmvdb.types import BatchState, Field, Id, IdType, Index, Item, Metric, Phase, Record, Schema, Vectors
+from rmvdb.upgrade import Conductor, completing, serving
 from rmvdb.upgrade.lead import Lead
 from rmvdb.uptime import uptime
 from tests.support.inprocess import DIMS, TIMES, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
@@ -565,3 +565,37 @@ def test_an_item_that_broke_after_it_was_embedded_is_not_compared(gallery: Galle
     report = gallery.verify()
     assert report.examples == []
     assert report.embedded_again == len(gallery.source.of) - 1
+
+
+def test_a_gallery_whose_registration_was_not_answered_is_there(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = gallery.registry.add_gallery
+
+    def answered_late(**values: Any) -> None:
+        real(**values)
+        real(**values)  # as the registry repeats it
+
+    monkeypatch.setattr(gallery.registry, "add_gallery", answered_late)
+    row = catalog.add_gallery(
+        gallery.registry, gallery.store, gallery.encoder, name="photos", model="v1", collection=None, id_type=None,
+        fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
+    )  # fmt: skip
+    assert gallery.store.exists(gallery.registry.collections(row.id)[0].name)
+
+
+def test_what_is_given_back_at_the_last_look_is_moved_before_the_cut_over(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarantined record that its application has written again, between the two looks."""
+    looks = list[int]()
+
+    def look(_: object, upgrade: UpgradeRow) -> None:
+        looks.append(upgrade.id)
+        if len(looks) == 2:
+            gallery.source.of[99] = "t99"
+            gallery.store.upsert("texts_v1", [Record(id=99, vector=vector("v1", "t99"), fields={"n": 0})])
+            gallery.registry.add_late(upgrade.id, [99])
+
+    monkeypatch.setattr(completing, "refuse_quarantined", look)
+    row = gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    assert row.phase == Phase.CUT_OVER
+    gallery.expect_moved()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from rmvdb import errors
 from rmvdb.methods import Method
 from rmvdb.planning import Question
+from rmvdb.registry import unpack_ids
+from rmvdb.tables import BatchRow
 from rmvdb.types import BatchState, Phase, Record
 from tests.integration.test_faults import copied, remove
 from tests.integration.test_instant_rollback import go_on, put, without_v1
@@ -117,4 +121,44 @@ def test_what_was_written_keeps_the_vector_of_psi_and_all_else_its_own(tmp_path:
         assert np.allclose(held[id].vector, gallery.encoder.apply([psi], vector("v2", text)[None])[0], atol=1e-6)  # type: ignore[arg-type]
     assert all(np.array_equal(held[id].vector, before[id].vector) for id in held.keys() - {moved, 300})  # type: ignore[arg-type]
     assert said[-1] == "2 records written since keep ψ's vector"
+    gallery.registry.close()
+
+
+def test_what_was_left_in_place_goes_back_all_the_same_where_it_is_there_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery = make(tmp_path, records=30)
+    drive(gallery)
+    gallery.store.upsert("texts_v1", [Record(id=4, vector=vector("v1", "t4"), fields={"n": 77})])
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    real = gallery.registry.copied
+
+    def then_it_is_gone(batch: BatchRow, **values: Any) -> None:
+        real(batch, **values)
+        if 4 in unpack_ids(batch.left):
+            gallery.store.delete("texts_v1", [4])
+
+    monkeypatch.setattr(gallery.registry, "copied", then_it_is_gone)
+    assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+    assert gallery.records("texts_v1").keys() == gallery.source.of.keys()
+    assert gallery.records("texts_v2") == {}
+    gallery.registry.close()
+
+
+def test_psi_stands_in_for_nothing_that_only_an_archive_could_give_back(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=200, deployed=False)
+    conductor = gallery.conductor()
+    assert conductor.roll_back(gallery.upgrade) is None
+    question = conductor.resolve(Question(gallery="texts", from_version="v1", to_version="v2", method=Method.RQT, order="random"))
+    row = go_on(gallery, conductor.begin(question, conductor.plan(question), gallery.worker()))
+    for file in gallery.archive.folder.rglob("*.parquet"):
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    gallery.encoder._load_embedder = without_v1
+    gallery.encoder._kept.clear()
+    back = conductor.roll_back(row)
+    assert back is not None
+    with pytest.raises(errors.ArtifactError, match="was altered"):
+        conductor.advance(back, gallery.worker())
     gallery.registry.close()

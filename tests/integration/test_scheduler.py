@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rmvdb import errors
 from rmvdb.archive import EmbeddingCache
 from rmvdb.artifacts import Artifacts
 from rmvdb.methods import Method
@@ -160,3 +161,15 @@ def test_a_worker_with_a_long_lease_is_heard_of_as_often_as_any(gallery: Gallery
     monkeypatch.setattr(gallery.registry, "renew", renew)
     gallery.worker(lease=1200.0).run(gallery.task, gallery.backfill)
     assert beats.count("rmvdb-heartbeat") > 3
+
+
+def test_what_comes_late_in_a_pause_keeps_no_worker(gallery: Gallery) -> None:
+    conductor, worker = gallery.conductor(), gallery.worker()
+    row = gallery.upgrade
+    conductor.deploy(row)
+    worker.run(gallery.task, gallery.backfill)
+    gallery.registry.set_upgrade(row.id, paused=True, listed=True)
+    gallery.store.upsert("texts_v1", [Record(id=99, vector=vector("v1", "t99"), fields={"n": 0})])
+    worker.patient = False
+    with pytest.raises(errors.Stopped):
+        conductor.complete(gallery.registry.upgrade(row.id), worker)

@@ -300,6 +300,24 @@ def test_an_item_that_spoils_its_batch_is_singled_out() -> None:
     assert np.isfinite(vectors[[0, 1, 3]]).all()
 
 
+def test_one_item_alone_is_tried_twice_and_compared_with_what_is_sure() -> None:
+    away = iter([True])
+
+    def embed(items: Sequence[Item]) -> Vectors:
+        if next(away, False):
+            raise ConnectionError("503 Service Unavailable")
+        return Words().embed(items)
+
+    assert embed_checked(Gives(embed), ["a"], 3, sure=lambda: ["a"])[1] == {}
+
+    def broken(items: Sequence[Item]) -> Vectors:
+        raise ConnectionError("503 Service Unavailable")
+
+    with pytest.raises(ModelError, match="fails for each of 1 item"):
+        embed_checked(Gives(broken), ["a"], 3, sure=lambda: ["a"])
+    assert embed_checked(Gives(broken), ["a"], 3)[1] == {0: "ConnectionError: 503 Service Unavailable"}
+
+
 @pytest.mark.parametrize("calls", [4, 15])  # to the first single item; to the last one
 def test_an_embedder_that_is_away_for_a_moment_fails_no_good_item(calls: int) -> None:
     words = Words()

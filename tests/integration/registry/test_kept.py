@@ -150,3 +150,12 @@ def test_of_two_changes_at_once_the_last_one_handed_over_holds_both(registry: Re
 
     assert handed[-1] == registry.contents()
     assert len(handed[-1]["artifacts"]) == 4
+
+
+def test_who_waits_for_the_baton_changes_nothing_that_is_kept(
+    registry: Registry, upgrade: UpgradeRow, kept: list[Contents]
+) -> None:
+    assert registry.lead(upgrade.id, "one", 60.0) is not None
+    kept.clear()
+    assert registry.lead(upgrade.id, "two", 60.0) is None
+    assert kept == []

@@ -46,6 +46,15 @@ def test_the_same_legs_with_other_times_are_another_plan(registry: Registry, gal
     assert (registry.plan("photos").max_age, registry.plan("photos").legs) == (9.0, (OLD,))
 
 
+def test_other_times_do_not_wait_for_who_is_at_a_batch(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    assert claim(registry, upgrade, "w1") is not None
+    plan = registry.plan("photos")
+    epoch = registry.announce("photos", [*plan.legs, *plan.mirrors], TIMES | {"longest_search": 9.0})
+    assert registry.activate("photos", epoch) == []
+    assert registry.plan("photos").longest_search == 9.0
+
+
 def test_an_epoch_is_never_used_again(registry: Registry, gallery: GalleryRow) -> None:
     for expected, legs in enumerate(([NEW, OLD], [NEW], [NEW, OLD], [OLD]), start=2):
         assert registry.announce("photos", legs, TIMES) == expected
