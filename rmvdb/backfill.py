@@ -208,13 +208,13 @@ class Backfill:
         What never left is there still, unless another program deleted it; what did is there only by another program. Decided
         once: later tries find there what the first one wrote.
         """
-        if batch.origin is None:
+        if task.undoes is None:
             return set()
         written = self._written(task, ids)
         unwritten = [id for id in ids if key(id) not in written]
         if batch.archive is not None:
             return set(unpack_ids(batch.left)).intersection(unwritten)
-        if not batch.origin:
+        if batch.origin == {}:
             return set(unwritten)
         return {record.id for each in task.new for record in self._store.get(each, unwritten, fields=())}
 
@@ -319,7 +319,7 @@ class Backfill:
 
     def _lost(self, task: Task, batch: BatchRow) -> set[Id]:
         """What was left where it goes back to, and is there no more: from now on it is put there as everything else."""
-        left = unpack_ids(batch.left) if batch.origin else []
+        left = unpack_ids(batch.left) if batch.origin != {} else []
         there = {record.id for each in task.new for record in self._store.get(each, left, fields=())} if left else set()
         lost = set(left) - there
         if lost:

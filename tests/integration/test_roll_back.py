@@ -43,8 +43,9 @@ def test_what_another_program_deleted_stays_away_where_the_worker_was_killed_onc
 
 def test_what_was_copied_goes_back_though_its_archive_was_altered(tmp_path: Path) -> None:
     gallery = make(tmp_path, records=30)
-    before = gallery.records("texts_v1")
     copied(gallery)
+    gallery.store.upsert("texts_v1", [Record(id=4, vector=vector("v1", "t4"), fields={"n": 77})])
+    before = gallery.records("texts_v1")
     for file in gallery.archive.folder.rglob("*.parquet"):
         file.write_bytes(file.read_bytes()[:-1] + b"x")
     conductor = gallery.conductor()
@@ -53,7 +54,8 @@ def test_what_was_copied_goes_back_though_its_archive_was_altered(tmp_path: Path
     assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
     held = gallery.records("texts_v1")
     assert held.keys() == before.keys()
-    assert all(np.allclose(held[id].vector, before[id].vector, atol=1e-6) for id in before)  # type: ignore[arg-type]
+    assert all(np.array_equal(held[id].vector, before[id].vector) for id in before)  # type: ignore[arg-type]
+    assert held[4].fields["n"] == 77
     assert gallery.records("texts_v2") == {}
     gallery.registry.close()
 
