@@ -139,7 +139,8 @@ def test_what_was_left_in_place_goes_back_all_the_same_where_it_is_there_no_more
 
     def then_it_is_gone(batch: BatchRow, **values: Any) -> None:
         real(batch, **values)
-        if 4 in unpack_ids(batch.left):
+        if 4 in unpack_ids(batch.ids):
+            monkeypatch.undo()
             gallery.store.delete("texts_v1", [4])
 
     monkeypatch.setattr(gallery.registry, "copied", then_it_is_gone)
