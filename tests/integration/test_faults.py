@@ -98,6 +98,16 @@ def copied(gallery: Gallery) -> None:
     gallery.backfill.copy(gallery.task, claimed(gallery), always)
 
 
+def decided(gallery: Gallery) -> None:
+    """The batch waits for an heir: its worker died after it had decided what leaves, and before anything left."""
+    copied(gallery)
+    batch = claimed(gallery, lease=0.1)
+    gallery.store.before = once("delete", gallery.task.old[0], killed)
+    with pytest.raises(Killed):
+        gallery.backfill.retire(gallery.task, batch, always)
+    gallery.store.before = lambda *_: None
+
+
 def remove(gallery: Gallery, id: Id) -> None:
     """As another program does, straight from the old collection."""
     gallery.source.of.pop(id)
@@ -580,12 +590,7 @@ def test_a_claim_that_the_database_has_given_to_another_is_lost_whatever_the_clo
 
 def test_what_another_program_changes_while_a_removal_waits_for_its_heir_is_moved_again(gallery: Gallery) -> None:
     """Its worker died after it had decided; the record lies where it always was, for hours perhaps."""
-    copied(gallery)
-    batch = claimed(gallery, lease=0.1)
-    gallery.store.before = once("delete", gallery.task.old[0], killed)
-    with pytest.raises(Killed):
-        gallery.backfill.retire(gallery.task, batch, always)
-    gallery.store.before = lambda *_: None
+    decided(gallery)
     gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "t3"), fields={"n": 7})])
     gallery.store.delete(gallery.task.old[0], [4])  # as the first worker may have
     time.sleep(0.7)
@@ -957,12 +962,7 @@ def test_a_batch_whose_archive_is_damaged_comes_again_and_is_archived_anew(galle
 
 
 def test_a_removal_that_was_decided_is_not_made_where_nothing_can_be_put_back_any_more(gallery: Gallery) -> None:
-    copied(gallery)
-    batch = claimed(gallery, lease=0.1)
-    gallery.store.before = once("delete", gallery.task.old[0], killed)
-    with pytest.raises(Killed):
-        gallery.backfill.retire(gallery.task, batch, always)
-    gallery.store.before = lambda *_: None
+    decided(gallery)
     _damage(gallery, "altered")
     time.sleep(0.7)
     drive(gallery)
