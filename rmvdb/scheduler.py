@@ -99,6 +99,8 @@ class Scheduler:
         self._last: dict[str, str] = {}
         #: The upgrade that it is working on.
         self._at: int | None = None
+        #: Held while the registry is told where the worker is: it has one line for each.
+        self._telling = threading.Lock()
         self._waits: dict[str, _Wait] = {}
 
     def run(self, stop: threading.Event) -> None:
@@ -126,12 +128,15 @@ class Scheduler:
             self._rest.set()
             self._worker.resting = f"outside its window {self._window.expression}"
         try:
-            at = self._at  # the registry has one line for each worker: it is where it works
-            for upgrade in self._upgrades().values() if at is None else [at]:
-                lease = self._app.settings.backfill.lease
-                self._app.registry.renew(self._worker.name, upgrade, lease=lease, note=self._worker.note)
+            with self._telling:
+                if (upgrade := self._at or next(iter(self._upgrades().values()), None)) is not None:
+                    self._tell(upgrade)
         except errors.RmvdbError as exc:
             self._complain(exc)
+
+    def _tell(self, upgrade: int) -> None:
+        lease, note = self._app.settings.backfill.lease, self._worker.note
+        self._app.registry.renew(self._worker.name, upgrade, lease=lease, note=note)
 
     def _upgrades(self) -> dict[str, int]:
         """Galleries with work, and their upgrades."""
@@ -157,8 +162,10 @@ class Scheduler:
 
     def _try(self, gallery: str, upgrade: int) -> None:
         """Work on a gallery; one that cannot go on keeps nobody from the others."""
-        self._at = upgrade
         try:
+            with self._telling:
+                self._at = upgrade
+                self._tell(upgrade)
             self._work(gallery, upgrade)
         except errors.Stopped:
             pass

@@ -135,7 +135,14 @@ def test_what_is_in_hand_is_finished_in_a_pause_before_a_worker_turns_to_another
 def test_status_tells_all_along_which_gallery_a_worker_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmvdb.scheduler.LOOK", 0.2)
     gallery = make(tmp_path, records=400, batch=5)
-    another(gallery, "other")
+    other = another(gallery, "other")
+    real = gallery.registry.renew
+
+    def renew(worker: str, upgrade: int, *args: Any, **options: Any) -> Any:
+        time.sleep(3.0 if upgrade == other.id else 0.0)  # a look that is slow, while work begins
+        return real(worker, upgrade, *args, **options)
+
+    monkeypatch.setattr(gallery.registry, "renew", renew)
 
     def workers(name: str) -> int:
         return len(status(gallery.registry, gallery.registry.gallery(name)).workers or [])
