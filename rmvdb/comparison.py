@@ -83,10 +83,11 @@ class Comparison:
         }
 
 
-def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Method] = ()) -> Comparison:
+def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Method] = (), declared: bool = False) -> Comparison:
     """Every method, and what others do, with every order of the trial, and the models alone.
 
-    Those that are `unable` to be served here are not recommended.
+    Recommended is what `chosen` takes of them, with the order that suits it best; those that are `unable` to be served here
+    never are.
     """
     steps = [(method, order) for method in dict.fromkeys(methods) for order in trial.orders]
     known: dict[tuple[Method, str], Prediction] = {}
@@ -102,8 +103,22 @@ def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Metho
     methods_ = (replace(_of_method(trial, each), best=best[each.method, each.switch is None] is each) for each in told)
     rows = [*_levels(trial, told), *methods_]
     rows += [row for name, founds in _others(trial) for row in _of_others(trial, name, founds)]
-    able = [each for each in told if each.method not in unable] or told
-    return Comparison(rows=rows, recommended=recommend(able, seed=trial.seed), relevance=trial.relevance)
+    able = [method for method in methods if method not in unable] or list(methods)
+    first = chosen(trial, [method for method in CANDIDATES if method in able] or able, declared=declared)
+    worth = [each for each in told if each.method not in unable and each.verdict != "refuse"]
+    return Comparison(rows=rows, recommended=with_order(first, worth), relevance=trial.relevance)
+
+
+def with_order(first: Prediction, others: Sequence[Prediction]) -> Prediction:
+    """The `first`, which was chosen in one order, in its best one of these; others that are worth more are named in `choice`."""
+    best = max([first, *(each for each in others if each.method is first.method)], key=_worth)
+    said = [first.choice]
+    if best.order != first.order:
+        said.append(f"it is worth more in the order {best.order} ({_points(best.merit)}; {first.order} {_points(first.merit)})")
+    if more := [each for each in others if _worth(each) > _worth(best)]:
+        most = max(more, key=_worth)
+        said.append(f"{_name(most)} is worth more still ({_points(most.merit)}): --method {most.method} --order {most.order}")
+    return replace(best, choice="; ".join(said))
 
 
 def chosen(trial: Trial, candidates: Sequence[Method], *, declared: bool = False) -> Prediction:
@@ -181,22 +196,21 @@ def recommend(told: Sequence[Prediction], *, seed: int) -> Prediction:
 
 
 def _because(best: Prediction, told: Sequence[Prediction], allowed: Sequence[Prediction], seed: int) -> str:
-    several = len({each.order for each in told}) > 1
-    words = f"{_name(best, several)} is worth most on what was kept to choose by (AUC of mAP + CMC@1 {_points(best.merit)}"
+    words = f"{_name(best)} is worth most on what was kept to choose by (AUC of mAP + CMC@1 {_points(best.merit)}"
     others = [each for each in allowed if (each.method, each.switch) != (best.method, best.switch)]
     if others:
         second = max(others, key=_worth)
-        words += f", less its falls; {_name(second, several)} {_points(second.merit)}"
+        words += f", less its falls; {_name(second)} {_points(second.merit)}"
     words += ")"
-    refused = dict.fromkeys(_name(each, False) for each in told if each.verdict == "refuse" and each is not best)
+    refused = dict.fromkeys(_name(each) for each in told if each.verdict == "refuse" and each is not best)
     if refused:
         words += f"; {' and '.join(refused)} would start below what is served now"
-    simpler = [each for each in others if each.order == best.order and _rank(each) < _rank(best)]
+    simpler = [each for each in others if _rank(each) < _rank(best)]
     for each in sorted(simpler, key=_rank):
         low, high = metrics.bootstrap(best.measured.merit - each.measured.merit, seed=seed)
         if low <= 0:
             return words + (
-                f"; {_name(each, several)}, which is simpler, lies within the noise of the measured queries "
+                f"; {_name(each)}, which is simpler, lies within the noise of the measured queries "
                 f"({_points(low, '+')} to {_points(high, '+')})"
             )
     return words
@@ -273,9 +287,8 @@ def _rank(told: Prediction) -> int:
     return list(Method).index(told.method)
 
 
-def _name(told: Prediction, several: bool) -> str:
-    name = str(told.method) if told.switch is None else f"{told.method} from t = {told.switch:g} on"
-    return f"{name} (order {told.order})" if several else name
+def _name(told: Prediction) -> str:
+    return str(told.method) if told.switch is None else f"{told.method} from t = {told.switch:g} on"
 
 
 def _points(share: float, sign: str = "") -> str:

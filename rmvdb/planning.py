@@ -67,24 +67,20 @@ class Question:
     instant_rollback: bool = False
     #: The field with a record's side information, a list of numbers, by which `fct` may lift it.
     side: str | None = None
-    #: A file of queries, as `sources.queries` reads it without answers, that ψ is trained on beside the sample.
-    query_log: str | None = None
+    #: A file of queries, as `sources.queries` reads it: those with answers are chosen and measured by, the others trained on.
+    queries: str | None = None
 
     @property
     def key(self) -> str:
         """A name for the answer; of the file of queries its content counts, not its name."""
         told = asdict(self)
-        if self.query_log is not None:
-            told["query_log"] = [(str(each.item), type(each.item).__name__) for each in self.logged()]
+        if self.queries is not None:
+            told["queries"] = [(str(each.item), type(each.item).__name__, each.answers) for each in self.asked()]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
 
-    def logged(self) -> list[Query]:
-        """The queries to train on beside the sample; UsageError where the file has none."""
-        if self.query_log is None:
-            return []
-        if not (found := sources.queries(Path(self.query_log), answered=False)):
-            raise errors.UsageError(f'{self.query_log!r} holds no query; write a line each: {{"item": "a text or a file"}}')
-        return found
+    def asked(self) -> list[Query]:
+        """The queries of the file, if there is one; UsageError where it has none."""
+        return [] if self.queries is None else sources.queries(Path(self.queries))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +162,7 @@ class Planner:
         told = few = None
         if len(sample.rows(0)) >= prediction.LEAST_PAIRS or question.method is not Method.NAIVE:
             trial = self._trial(question, legs, Metric(to.metric), sample, {order: confidence}, held_out, report)
-            told = self._told(trial, question.method, self._able(legs, to), declared=to.compatible_with == legs[0].model)
+            told = self._told(trial, question.method, self._able(legs, to), declared=_is_declared(legs, to))
             told = comparison.tuned(trial, told) if question.tune else told
         elif sample.records:  # nothing is to be trained, and there is too little to measure on
             few = self._few(question, legs, Metric(to.metric), sample)
@@ -184,14 +180,12 @@ class Planner:
         classifiers: Sequence[Classifier | None],
         methods: Sequence[Method] = tuple(Method),
         orders: Sequence[str] = (),
-        queries: Sequence[Query] = (),
         seen: Set[Id] = frozenset(),
         report: Report = lambda *_: None,
     ) -> comparison.Comparison:
         """Methods and orders (none: all that can be given) side by side, on a sample as for a plan; only embeddings are kept.
 
-        `queries` with known answers, which are put into the sample, are searched for in place of the records themselves. Raises
-        what `plan` raises, and UsageError for queries that cannot be measured by.
+        Raises what `plan` raises.
         """
         unable = set(comparison.CANDIDATES) - set(self._able(legs, to))
         methods = _possible(methods, legs, unable)
@@ -199,14 +193,14 @@ class Planner:
             self._refuse_order(name, question, legs, classifiers)
         counts = [self._store.count(leg.collection) for leg in legs]
         sizes, held_out = _sizes(question.sample, counts)
-        sample = self._sample(question, legs, sizes, seen, report, methods=methods, queries=queries)
+        sample = self._sample(question, legs, sizes, seen, report, methods=methods)
         able = [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
         names = orders or [*able, *([TRAFFIC] if self._traffic() else [])]
         confidences = {name: self._confidence(replace(question, order=name), legs, classifiers, sample)[1] for name in names}
         trial = self._trial(question, legs, Metric(to.metric), sample, confidences, held_out, report)
         if Method.NAIVE in unable:
             unable.add(Method.FCT)  # which keeps the original current by v1's embedder
-        found = comparison.compare(trial, methods, unable=unable)
+        found = comparison.compare(trial, methods, unable=unable, declared=_is_declared(legs, to))
         return replace(found, skipped=sample.skipped, unlabelled=sample.unlabelled)
 
     def _sample(
@@ -218,8 +212,15 @@ class Planner:
         report: Report,
         *,
         methods: Sequence[Method],
-        queries: Sequence[Query] = (),
     ) -> Sample:
+        """A sample to train these methods on. The queries with answers, which are put into it, are searched for in place of the
+        records themselves.
+        """
+        asked = question.asked()
+        judged = [each for each in asked if each.answers]
+        logged = [each for each in asked if not each.answers and any(method.trains_reverse for method in methods)]
+        if judged or logged:
+            self._refuse_unasked(legs[0])
         return self._sampler.sample(
             question.to_version,
             legs,
@@ -227,28 +228,21 @@ class Planner:
             seen,
             report,
             seed=question.seed,
-            queries=queries,
-            logged=self._logged(question, legs[0], methods),
+            queries=judged,
+            logged=_drawn(logged, question),
             labels=question.labels,
             side=question.side,
         )
 
-    def _logged(self, question: Question, newest: Leg, methods: Sequence[Method]) -> list[Item]:
-        """What is logged, at most as many as records are sampled; PlanRefused where the model in service cannot embed it.
-
-        Nothing where none of the methods trains a ψ.
-        """
-        logged = question.logged() if any(method.trains_reverse for method in methods) else []
+    def _refuse_unasked(self, newest: Leg) -> None:
+        """PlanRefused where the model in service cannot embed queries."""
         try:
-            if logged:
-                self._encoder.embedder(newest.embedder)
+            self._encoder.embedder(newest.embedder)
         except errors.ModelError as exc:
             raise errors.PlanRefused(
-                f"The query log has to be embedded by {newest.embedder}, too, which cannot be loaded ({exc}); "
-                "bring its embedder back, or leave --query-log out"
+                f"The queries have to be embedded by {newest.embedder}, too, which cannot be loaded ({exc}); "
+                "bring its embedder back, or leave --queries out"
             ) from exc
-        drawn = np.random.default_rng(question.seed).permutation(len(logged))[: question.sample]
-        return [logged[at].item for at in sorted(drawn.tolist())]
 
     def kept(self, question: Question) -> Plan | None:
         """The plan that was made for this question, if it is still whole."""
@@ -436,6 +430,17 @@ class Planner:
             **({"copy_bytes": held} if question.instant_rollback and question.method is not Method.FCT else {}),
             **seconds,
         }
+
+
+def _is_declared(legs: Sequence[Leg], to: VersionRow) -> bool:
+    """Whether the new model is declared to be comparable with the newest one in service."""
+    return to.compatible_with == legs[0].model
+
+
+def _drawn(logged: Sequence[Query], question: Question) -> list[Item]:
+    """At most as many of the queries as records are sampled."""
+    rows = np.random.default_rng(question.seed).permutation(len(logged))[: question.sample]
+    return [logged[row].item for row in sorted(rows.tolist())]
 
 
 def _pairs(question: Question, sample: Sample) -> Pairs:

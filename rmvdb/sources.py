@@ -69,25 +69,29 @@ def shown(spec: str) -> str:
     return f"{without_password(url) if has_password(url) else url}{mark}{query}" if spec.startswith("sql:") else spec
 
 
-def queries(file: Path, *, answered: bool = True) -> list[Query]:
-    """Queries with known answers, a JSON object a line: {"item": "a text or the path of a file", "answers": [7, 42]}.
+def queries(file: Path) -> list[Query]:
+    """Queries, a JSON object a line: {"item": "a text or the path of a file", "answers": [7, 42]}, or without answers where
+    nobody knows any.
 
-    Those of a log need not be `answered`: {"item": …}. Raises UsageError, with the line, for a file that is none.
+    Raises UsageError, with the line, for a file that is none.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
         raise UsageError(f"The queries in {str(file)!r} cannot be read ({exc}); name a text file of JSON lines") from exc
-    return [_query(line, f"Line {number} of {file}", answered) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not (found := [_query(line, f"Line {number} of {file}") for number, line in enumerate(lines, start=1) if line.strip()]):
+        raise UsageError(f'{str(file)!r} holds no query; write a line each: {{"item": "a text or a file"}}')
+    return found
 
 
-def _query(line: str, where: str, answered: bool) -> Query:
+def _query(line: str, where: str) -> Query:
     try:
         told = json.loads(line)
-        item, answers = told["item"], told["answers"] if answered else []
-    except (json.JSONDecodeError, KeyError, TypeError) as exc:
-        form = '{"item": "a text or a file"' + (', "answers": [ids]}' if answered else "}")
-        raise UsageError(f"{where} is no query; write {form}") from exc
+        item, answers = told["item"], told.get("answers", [])
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as exc:
+        raise UsageError(
+            f'{where} is no query; write {{"item": "a text or a file"}}, and beside it "answers": [ids] where they are known'
+        ) from exc
     if not isinstance(answers, list) or not all(isinstance(id, int | str) and not isinstance(id, bool) for id in answers):
         raise UsageError(f"{where} has answers {answers!r}; write a list of ids")
     is_file = isinstance(item, str) and len(item) < LONGEST_PATH and Path(item).is_file()

@@ -95,11 +95,11 @@ class Hit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """Something to search for whose answers are known."""
+    """Something to search for."""
 
     item: Item
-    #: The records that it should find.
-    answers: tuple[Id, ...]
+    #: The records that it should find; none where nobody has judged that.
+    answers: tuple[Id, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

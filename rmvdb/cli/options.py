@@ -27,8 +27,8 @@ def _together(*options: Decorator) -> Decorator:
     return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
 
 
-def sample_options(most: int, *query_log: str) -> Decorator:
-    """What a plan and a simulation are asked alike, with so many records sampled by default; `query_log` are its names."""
+def sample_options(most: int) -> Decorator:
+    """What a plan and a simulation are asked alike, with so many records sampled by default."""
     return _together(
         gallery_option,
         click.option("--from", "from_version", required=True, help="The model version the gallery holds."),
@@ -41,10 +41,10 @@ def sample_options(most: int, *query_log: str) -> Decorator:
             "--side", metavar="FIELD", help="The field with a list of numbers that helps the method fct, if there is one."
         ),
         click.option(
-            *query_log,
-            "query_log",
+            "--queries",
             metavar="FILE",
-            help='Queries without answers to train ψ on, too, a line each: {"item": "a text"}.',
+            help='Queries, a line each: {"item": "a text", "answers": [7, 42]} to choose and measure by; those without answers '
+            "ψ is trained on, too.",
         ),
         click.option("--paper", is_flag=True, help="Train with the paper's settings as printed, and calibrate nothing."),
         click.option("--seed", type=int, default=0, show_default=True, help="Of the sample, the split and the training."),
@@ -52,7 +52,7 @@ def sample_options(most: int, *query_log: str) -> Decorator:
 
 
 plan_options = _together(
-    sample_options(20_000, "--query-log", "--queries"),
+    sample_options(20_000),
     click.option(
         "--method",
         type=click.Choice((AUTO, *METHODS)),

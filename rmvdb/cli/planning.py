@@ -28,7 +28,7 @@ def _some(kind: str, known: tuple[str, ...], every: tuple[str, ...]) -> Callable
 
 
 @click.command()
-@sample_options(2000, "--query-log")
+@sample_options(2000)
 @click.option(
     "--methods",
     metavar="NAMES",
@@ -43,16 +43,12 @@ def _some(kind: str, known: tuple[str, ...], every: tuple[str, ...]) -> Callable
     callback=_some("order", ORDERS, ()),
     help=f"Some of {','.join(ORDERS)} [default: all that can be given].",
 )
-@click.option(
-    "--queries", "file", metavar="FILE", help='Queries with known answers, a line each: {"item": "a text", "answers": [7, 42]}.'
-)
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw the curves into this file, too.")
 @json_option
 def simulate(
     gallery: str | None,
     methods: tuple[str, ...],
     orders: tuple[str, ...],
-    file: str | None,
     png: Path | None,
     as_json: bool,
     **options: Any,
@@ -67,7 +63,6 @@ def simulate(
       rmvdb simulate --from v1 --to v2 --labels category --png curves.png
       rmvdb simulate --from v1 --to v2 --queries judged.jsonl --methods naive,rqt,rm
     """
-    from rmvdb import sources
     from rmvdb.methods import Method
 
     if png is not None:
@@ -82,7 +77,6 @@ def simulate(
             conductor.resolve(make_question(name, options)),
             methods=[Method(method) for method in methods],
             orders=orders,
-            queries=sources.queries(Path(file)) if file else (),
         ).to_json()
     if png is not None:
         picture.draw(found, png)

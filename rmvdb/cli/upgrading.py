@@ -78,7 +78,7 @@ def _begun(app: App, gallery: str, from_version: str, to_version: str) -> Upgrad
 
 
 #: What is asked of an upgrade, besides method and order, only where it begins.
-_FROM_THE_START = ("labels", "sample", "seed", "side", "query_log", "instant_rollback", "paper", "tune")
+_FROM_THE_START = ("labels", "sample", "seed", "side", "queries", "instant_rollback", "paper", "tune")
 
 
 def _refuse_another_way(row: UpgradeRow, method: str, options: dict[str, Any]) -> None:

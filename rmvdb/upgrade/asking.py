@@ -12,7 +12,7 @@ from rmvdb.planning import Plan, Planner, Question
 from rmvdb.protocols import Classifier
 from rmvdb.registry import unpack_ids
 from rmvdb.tables import UpgradeRow, VersionRow
-from rmvdb.types import Id, Leg, Phase, Query
+from rmvdb.types import Id, Leg, Phase
 from rmvdb.upgrade import serving
 from rmvdb.upgrade.lead import Lead
 
@@ -84,7 +84,6 @@ def simulate(
     *,
     methods: Sequence[Method] = tuple(Method),
     orders: Sequence[str] = (),
-    queries: Sequence[Query] = (),
 ) -> Comparison:
     """What every method and order (none: all that can be given) would do; changes nothing but the cache of embeddings."""
     if question.side and Method.FCT not in methods:
@@ -98,7 +97,6 @@ def simulate(
         classifiers=_classifiers(lead, legs),
         methods=methods,
         orders=orders,
-        queries=queries,
         seen=_trained_on(lead),
         report=lead.report,
     )

@@ -89,7 +89,9 @@ def test_queries_with_known_answers_are_what_is_measured(project: Project) -> No
 @pytest.mark.parametrize(
     ("text", "saying"),
     [
-        ('{"item": "a"}', "Line 1 of "),
+        ('{"answers": [7]}', "Line 1 of "),
+        ('["a"]', "Line 1 of "),
+        ("", "holds no query"),
         ("no json", "Line 1 of "),
         ('{"item": "a", "answers": 7}', "has answers 7; write a list of ids"),
         ('{"item": "a", "answers": ["7"]}', "Answer '7' to query 1 is no id of this gallery, whose ids are int"),

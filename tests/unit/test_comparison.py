@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rmvdb import bridges, comparison, metrics
-from rmvdb.comparison import CANDIDATES, chosen, compare, recommend
+from rmvdb.comparison import CANDIDATES, chosen, compare, recommend, with_order
 from rmvdb.errors import UsageError
 from rmvdb.methods import Fitted, Method, Pairs
 from rmvdb.prediction import Trial
@@ -162,11 +162,23 @@ def test_what_would_start_lower_is_not_recommended_and_said():
     assert recommend([told(Method.RQT, 0.9, verdict="refuse")], seed=0).verdict == "refuse"
 
 
-def test_the_order_is_recommended_with_the_method():
-    best = recommend([told(Method.RQT, 1.0), told(Method.RQT, 1.2, order="two"), told(Method.NAIVE, 1.1)], seed=0)
+def test_what_a_simulation_recommends_is_what_a_plan_chooses_in_its_best_order(found):
+    made, table = found
+    best = table.recommended
+    assert best.method is chosen(made, TRAINED).method
+    assert best.merit == max(row.merit for row in table.rows if row.name == best.method)
+
+
+def test_an_order_that_is_worth_more_is_taken_and_a_method_that_is_no_candidate_named():
+    first = replace(told(Method.RQT, 1.0), choice="rqt is worth most")
+    others = [first, told(Method.RQT, 1.2, order="two"), told(Method.NAIVE, 1.1), told(Method.FCT, 1.4, order="two")]
+    best = with_order(first, others)
     assert (best.method, best.order) == (Method.RQT, "two")
-    assert "rqt (order two)" in best.choice
-    assert "naive (order one) 110.0" in best.choice
+    assert (
+        "rqt is worth most; it is worth more in the order two (120.0; one 100.0); fct is worth more still (140.0)" in best.choice
+    )
+    assert best.choice.endswith(": --method fct --order two")
+    assert with_order(first, others[:1]) == first
 
 
 def test_a_merit_that_is_not_a_number_is_worth_nothing():
