@@ -80,6 +80,7 @@ class App:
             load_chain=self._chain,
             load_artifact=self.artifacts.get,
             import_embedder=self._import_embedder,
+            load_digests=lambda: {row.name: row.digest for row in self.registry.versions()},
         )
 
     @functools.cached_property
@@ -199,6 +200,7 @@ class App:
         from rmvdb.upgrade import Conductor, Hands
 
         name = self.gallery_name(gallery)
+        self.encoder.refresh()  # a worker lives for months
         hands = Hands(
             registry=self.registry,
             store=self.store,

@@ -216,7 +216,18 @@ class Backfill:
             return set(unpack_ids(batch.left)).intersection(unwritten)
         if batch.origin == {}:
             return set(unwritten)
-        return {record.id for each in task.new for record in self._store.get(each, unwritten, fields=())}
+        return self._in_place(task, batch, unwritten)
+
+    def _in_place(self, task: Task, batch: BatchRow, ids: Sequence[Id]) -> set[Id]:
+        """Those of these records that are where a roll back puts them, or in a newer collection: an older copy of a record is not
+        what clients were shown.
+        """
+        places = {name: at for at, name in enumerate(task.new)}
+        home = {each.id: places[name] for name, kept in self._kept(batch.origin).items() for each in kept}
+        # Of a file that is damaged nobody knows the ids: what is put back needlessly costs an embedding, and nothing is lost.
+        unknown = min((places[name] for name in batch.origin or ()), default=len(task.new) - 1)
+        found = {name: self._store.get(name, ids, fields=()) for name in places}
+        return {each.id for name, records in found.items() for each in records if places[name] <= home.get(each.id, unknown)}
 
     def _written(self, task: Task, ids: Sequence[Id]) -> set[str]:
         """Keys of the records that were, or may have been, written since the upgrade began that a roll back undoes."""
@@ -320,7 +331,7 @@ class Backfill:
     def _lost(self, task: Task, batch: BatchRow) -> set[Id]:
         """What was left where it goes back to, and is there no more: from now on it is put there as everything else."""
         left = unpack_ids(batch.left) if batch.origin != {} else []
-        there = {record.id for each in task.new for record in self._store.get(each, left, fields=())} if left else set()
+        there = self._in_place(task, batch, left) if left else set()
         lost = set(left) - there
         if lost:
             batch.left = pack_ids([id for id in left if id in there])

@@ -184,8 +184,8 @@ def add_gallery(
             times=times,
         )
     except errors.AlreadyExists:  # somebody else was faster, or it was this one, whose answer was lost
-        row = registry.gallery(name)
-        if schema.collection in {each.name for each in registry.collections(row.id)}:
+        row = next((each for each in registry.galleries() if each.name == name), None)
+        if row is not None and schema.collection in {each.name for each in registry.collections(row.id)}:
             return row
         if collection is None:
             store.drop(schema.collection)

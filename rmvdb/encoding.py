@@ -38,7 +38,7 @@ class Encoder:
     """Makes vectors for the legs of a plan. Loads what it needs once and keeps it; safe to share between threads.
 
     `load_embedder` gives the embedder of a version name, whose module `import_embedder` imports first, `load_chain` how a
-    version's vectors are made, `load_artifact` the checked bytes of an artifact.
+    version's vectors are made, `load_artifact` the checked bytes of an artifact, `load_digests` what each version is, by name.
     """
 
     def __init__(
@@ -48,16 +48,19 @@ class Encoder:
         load_chain: Callable[[str], Chain],
         load_artifact: Callable[[str], bytes],
         import_embedder: Callable[[str], object] = lambda _: None,
+        load_digests: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._load_embedder, self._import_embedder = load_embedder, import_embedder
         self._load_chain = load_chain
-        self._load_artifact = load_artifact
+        self._load_artifact, self._load_digests = load_artifact, load_digests
+        self._digests: Mapping[str, str] = {}
         self._kept: dict[tuple[str, str], object] = {}
         self._loading: dict[tuple[str, str], threading.Lock] = {}
         self._lock = threading.Lock()
 
     def prepare(self, plan: ServingPlan) -> None:
         """Load everything that the plan's queries and mirrors need; raises what loading raises."""
+        self.refresh()
         for leg in plan.written:
             version, transforms = self._writes(leg)
             for each in {leg.embedder, version}:
@@ -65,6 +68,14 @@ class Encoder:
             for sha256 in (*leg.transforms, *transforms):
                 self._transform(sha256)
             self.calibration(leg)
+
+    def refresh(self) -> None:
+        """Let go of what was loaded of a version that is forgotten by now, or that another one has the name of."""
+        before, self._digests = self._digests, self._load_digests()
+        with self._lock:
+            for kind, name in list(self._kept):
+                if kind in (Embedder.__name__, Chain.__name__) and before.get(name) != self._digests.get(name):
+                    del self._kept[kind, name]
 
     def embed(self, version: str, items: Sequence[Item]) -> Vectors:
         """Raw vectors (n, dim) of a version's embedder; ItemError where one item fails, ModelError where all do."""
@@ -183,6 +194,7 @@ class Encoder:
         with self._lock:
             loading = self._loading.setdefault(at, threading.Lock())
         with loading:  # of this one only: searches go on while the next model is loaded
-            if at not in self._kept:
-                self._kept[at] = load()
-            return self._kept[at]  # type: ignore[return-value]
+            found = self._kept.get(at)
+            if found is None:
+                found = self._kept[at] = load()
+            return found  # type: ignore[return-value]

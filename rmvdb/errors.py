@@ -27,6 +27,7 @@ RmvdbError                    something failed (exit code 1)
 ├── PlanRefused               the plan would lower the quality, or cannot be made
 ├── VerifyFailed              the new gallery is not the old one, re-embedded
 ├── StalePlan                 a client's serving plan is too old to answer safely
+├── NotServed                 an application cannot serve the next plan yet
 └── LeaseLost                 another worker has taken over this batch
 """
 
@@ -45,6 +46,11 @@ def offer(name: str, known: Iterable[str], *, hint: str = "") -> str:
     if known:
         return f"there are: {', '.join(known[:8])}{' …' if len(known) > 8 else ''}"
     return hint or "there is none yet"
+
+
+def told(exc: BaseException) -> str:
+    """What to say of it: of what is none of ours its kind, too."""
+    return str(exc) if isinstance(exc, RmvdbError) else f"{type(exc).__name__}: {exc}"
 
 
 class RmvdbError(Exception):
@@ -164,6 +170,10 @@ class VerifyFailed(RmvdbError):
 
 class StalePlan(RmvdbError):
     """A client's serving plan is too old to answer without risking to miss records."""
+
+
+class NotServed(RmvdbError):
+    """An application cannot serve the next plan yet, and it was waited for as long as may be."""
 
 
 class LeaseLost(RmvdbError):

@@ -224,18 +224,20 @@ def ordered(
     One streaming pass; memory is bounded by RUN ids, the rest is in `folder` until the iterator ends or is closed. `fields`
     are those that the order reads. Raises DiskFull where the folder has no space, ArtifactError where a file in it was altered.
     """
-    with _room(folder) as place:
-        try:
+    try:
+        with _room(folder) as place:
             found = _confident(store, collection, order, leave_out, fields, progress)
             ids = (id for _, id in _sorted(found, place))
             while chunk := list(islice(ids, batch)):
                 yield chunk
-        except OSError as exc:
-            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
                 f"No space left in {folder} to sort the records of {collection}; free some, then run it again"
             ) from exc
+        raise ArtifactError(
+            f"The records of {collection} cannot be sorted in {folder} ({exc.strerror}); mend that, then run it again"
+        ) from exc
 
 
 @contextmanager

@@ -169,7 +169,7 @@ class Scheduler:
             self._work(gallery, upgrade)
         except errors.Stopped:
             pass
-        except errors.RmvdbError as exc:
+        except Exception as exc:  # noqa: BLE001 (what nobody thought of, too: its traceback is in the log)
             self._complain(exc, gallery)
             self._put_off(gallery, upgrade, exc)
         finally:
@@ -181,10 +181,10 @@ class Scheduler:
         waited = time.monotonic() - wait.since
         return waited >= wait.seconds or (waited >= LOOK and self._seen(gallery, upgrade) != wait.seen)
 
-    def _put_off(self, gallery: str, upgrade: int, exc: errors.RmvdbError) -> None:
+    def _put_off(self, gallery: str, upgrade: int, exc: Exception) -> None:
         """Each try in vain may read all of the gallery: twice as long until the next, as long as nothing changes."""
         seen, before = self._seen(gallery, upgrade), self._waits.get(gallery)
-        away = isinstance(exc, errors.EngineUnavailable | errors.RegistryUnavailable)  # nothing was read
+        away = isinstance(exc, errors.EngineUnavailable | errors.RegistryUnavailable | errors.NotServed)  # nothing was read
         again = before is not None and before.seen == seen and not away
         seconds = min(2 * before.seconds, LONGEST) if before and again else LOOK
         self._waits[gallery] = _Wait(time.monotonic(), seconds, seen)
@@ -208,8 +208,9 @@ class Scheduler:
         self._last.pop(gallery, None)
         self._waits.pop(gallery, None)
 
-    def _complain(self, exc: errors.RmvdbError, about: str = "") -> None:
-        if str(exc) != self._last.get(about):  # once, not once a second
-            self._last[about] = str(exc)
-            self._say(str(exc))
-            log.error("%s", exc, extra={"action": "step"})
+    def _complain(self, exc: Exception, about: str = "") -> None:
+        if (told := errors.told(exc)) != self._last.get(about):  # once, not once a second
+            self._last[about] = told
+            self._say(told)
+            unexpected = None if isinstance(exc, errors.RmvdbError) else exc
+            log.error("%s", told, extra={"action": "step"}, exc_info=unexpected)

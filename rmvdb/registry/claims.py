@@ -98,6 +98,8 @@ class Claims(Database):
     @transaction
     def copied(self, s: Session, /, batch: BatchRow, *, again: Sequence[Id], aside: Mapping[Id, str]) -> None:
         """End the claim on a batch, which waits for its grace: `again` was left to a client, `aside` leaves it for quarantine."""
+        if _is_in(s, batch, BatchState.COPIED):
+            return
         left = [id for id in unpack_ids(batch.ids) if id not in aside]
         ended = {"copied_at": clock(), "lease_until": None, "worker": None}
         _move(s, batch, BatchState.COPIED, ids=pack_ids(left), count=len(left), again=pack_ids(again), **ended)
@@ -111,9 +113,8 @@ class Claims(Database):
     @transaction
     def retire(self, s: Session, /, batch: BatchRow, *, moved: int, again: Sequence[Id]) -> None:
         """End a batch; the ids in `again` become a batch of their own at the same place in the order, begun already."""
-        mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token)
-        if s.scalar(select(BatchRow.state).where(mine)) == BatchState.RETIRED:
-            return  # repeated, because the answer of the first try was lost
+        if _is_in(s, batch, BatchState.RETIRED):
+            return
         _move(s, batch, BatchState.RETIRED, count=moved, lease_until=None, worker=None)
         if again:
             # Not a fresh one: what it holds is in the new collection, too, and not what it is in the old one.
@@ -121,11 +122,19 @@ class Claims(Database):
             s.add(queries.new_batch(batch.upgrade_id, batch.priority, again, batch.origin, **begun))
 
 
+def _is_in(s: Session, batch: BatchRow, state: BatchState) -> bool:
+    """Whether this claim has ended in that state: the step is repeated, because the answer to the first try was lost."""
+    return s.scalar(select(BatchRow.state).where(BatchRow.id == batch.id, BatchRow.token == batch.token)) == state
+
+
 def _move(s: Session, batch: BatchRow, state: BatchState, **values: Any) -> None:
-    """Change a claimed batch under its fencing token."""
-    mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token)
+    """Change a claimed batch under its fencing token, while its lease runs: a roll back waits no longer before it lists what the
+    upgrade moved."""
+    mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token, BatchRow.lease_until > clock())
     if not s.execute(update(BatchRow).where(mine).values(state=state, **values)).rowcount:  # type: ignore[attr-defined]
-        raise errors.LeaseLost(f"Batch {batch.id} was taken over by another worker; nothing of it was changed here since")
+        raise errors.LeaseLost(
+            f"The lease on batch {batch.id} ran out, or another worker has taken it over; nothing of it was changed here since"
+        )
 
 
 def _let_go(s: Session, mine: ColumnElement[bool]) -> None:

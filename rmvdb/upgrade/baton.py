@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from rmvdb import errors
 from rmvdb.backfill import Worker
+from rmvdb.plural import storable
 from rmvdb.tables import UpgradeRow
 from rmvdb.upgrade.lead import Lead
 
@@ -25,9 +26,9 @@ def leading(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
     with held(lead, upgrade, worker):
         try:
             yield
-        except errors.RmvdbError as exc:
+        except Exception as exc:
             lead.registry.refuse_ended(upgrade.id)  # whatever failed did so because another upgrade took the place
-            lead.registry.set_upgrade(upgrade.id, reason=str(exc), baton=lead.baton)
+            lead.registry.set_upgrade(upgrade.id, reason=storable(errors.told(exc)), baton=lead.baton)
             raise
         lead.registry.set_upgrade(upgrade.id, reason="")
 

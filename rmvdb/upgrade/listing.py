@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rmvdb import files
 from rmvdb.archive import ArchiveFile
 from rmvdb.ordering import ordered
 from rmvdb.planning import Question
@@ -48,7 +49,7 @@ def list_work(lead: Lead, upgrade: UpgradeRow) -> None:
 
 def _in_order(lead: Lead, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], None]]:
     begun = lead.registry.listed_ids(upgrade.id)
-    lead.hands.folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(lead.hands.folder, "home")
     counted = [(leg, lead.store.count(leg.collection)) for leg in map(leg_from_json, reversed(upgrade.plan["before"]))]
     batch = min(lead.hands.batch, max(LEAST_BATCH, sum(count for _, count in counted) // STEPS))
     for leg in (leg for leg, count in counted if count):
@@ -106,19 +107,18 @@ def _moved(lead: Lead, upgrade: int) -> Iterator[tuple[Mapping[str, Any], list[I
         for row in page:
             decided = row.state in (BatchState.RETIRED, BatchState.REMOVING)
             if row.archive is not None:
-                yield row.archive, unpack_ids(row.remove) if decided else []
-                yield {}, _undecided(lead, row)
+                removed = unpack_ids(row.remove) if decided else []
+                yield row.archive, removed
+                yield {}, [] if row.state == BatchState.RETIRED else _undecided(lead, row, set(removed))
         before = page[-1].id
 
 
-def _undecided(lead: Lead, batch: BatchRow) -> list[Id]:
-    """What a batch has found in the old collections and did not take out of them, as far as the archive can tell; what it cannot
-    comes late."""
-    if batch.state == BatchState.RETIRED:
-        return []
+def _undecided(lead: Lead, batch: BatchRow, removed: Set[Id]) -> list[Id]:
+    """What a batch has found in the old collections and did not decide to take out of them, as far as the archive can tell; what
+    it cannot comes late."""
     files = (ArchiveFile(**file) for file in (batch.archive or {}).values())
     found = {reading.record.id for file in files for reading in lead.hands.archive.found(file)}
-    return [id for id in unpack_ids(batch.ids) if id in found]
+    return [id for id in unpack_ids(batch.ids) if id in found and id not in removed]
 
 
 def _chunks(work: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -85,7 +85,7 @@ def _put_in_force(
         waited = uptime() - began
         why = f"Epoch {epoch} waits: {told}; end whoever holds it up, or do not wait for clients: rmvdb upgrade --force"
         if waited > lead.patience and models > 1:
-            raise errors.RmvdbError(why)
+            raise errors.NotServed(why)
         if waited > USUAL and noted != told:
             lead.registry.set_upgrade(upgrade.id, reason=why, baton=lead.baton)
             noted = told

@@ -201,3 +201,13 @@ def test_db_check_says_whether_the_registry_is_at_this_versions_schema(project: 
     refused = project.ask("db", "check", code=1)
     assert "rmvdb db upgrade" in refused.stderr or "newer" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_a_worker_that_lives_for_months_loads_what_has_a_forgotten_versions_name(project: Project) -> None:
+    with contextlib.closing(app.load(project.folder / "rmvdb.toml")) as worker:
+        worker.conductor("things")
+        before = worker.encoder.embedder("v2")
+        project.ask("model", "remove", "v2")
+        project.ask("model", "add", "v2", "--embedder", "models:v3")
+        worker.conductor("things")
+        assert worker.encoder.embedder("v2") is not before

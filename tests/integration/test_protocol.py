@@ -381,7 +381,8 @@ def test_a_client_that_cannot_serve_the_next_plan_keeps_no_worker_from_other_gal
         worked.append(name)
         return gallery.conductor()
 
-    app = SimpleNamespace(worker=gallery.worker, registry=gallery.registry, conductor=conductor)
+    settings = SimpleNamespace(backfill=SimpleNamespace(lease=1.6))
+    app = SimpleNamespace(worker=gallery.worker, registry=gallery.registry, conductor=conductor, settings=settings)
     made = scheduler.Scheduler(app, galleries=(), window=scheduler.Window(None), say=said.append)  # type: ignore[arg-type]
     monkeypatch.setattr(made, "_upgrades", lambda: {"texts": gallery.upgrade.id, "others": gallery.upgrade.id})
     made._stop.set()  # nothing is waited for between two looks
@@ -389,6 +390,28 @@ def test_a_client_that_cannot_serve_the_next_plan_keeps_no_worker_from_other_gal
     assert worked == ["texts", "others"]
     assert said[0].startswith("Epoch 2 waits: client web cannot serve epoch 2 yet: No module named v2; end whoever")
     assert status(gallery.registry, gallery.registry.gallery("texts")).stopped == said[0]
+    gallery.registry.close()
+
+
+def test_a_cut_over_waits_for_its_clients_however_long_others_do(tmp_path: Path) -> None:
+    """What was verified for hours is not verified again for a client that is late."""
+    gallery = make(tmp_path, records=20, times=TIMES | {"max_age": 60.0})
+    gallery.worker().run(gallery.task, gallery.backfill)
+    epoch = gallery.registry.plan("texts").epoch
+    gallery.registry.refresh("texts", client="web", ready=epoch, trouble="it is loading what that needs", holds=epoch)
+    conductor, waited = gallery.conductor(), list[float]()
+    conductor.patience = 0.0
+
+    def wait(seconds: float) -> bool:
+        waited.append(seconds)
+        if len(waited) == 3:
+            gallery.registry.leave("web")
+        return False
+
+    conductor.stop.wait = wait  # type: ignore[method-assign]
+    conductor.advance(gallery.upgrade, gallery.worker())
+    assert len(waited) >= 3
+    assert gallery.registry.upgrade(gallery.upgrade.id).phase == Phase.CUT_OVER
     gallery.registry.close()
 
 
@@ -580,6 +603,14 @@ def test_a_gallery_whose_registration_was_not_answered_is_there(gallery: Gallery
         fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
     )  # fmt: skip
     assert gallery.store.exists(gallery.registry.collections(row.id)[0].name)
+
+
+def test_a_collection_of_another_gallery_is_refused_as_such(gallery: Gallery) -> None:
+    with pytest.raises(errors.AlreadyExists, match="Collection 'texts_v1' belongs to gallery 'texts' already"):
+        catalog.add_gallery(
+            gallery.registry, gallery.store, gallery.encoder, name="photos", model="v1", collection="texts_v1", id_type=None,
+            fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
+        )  # fmt: skip
 
 
 def test_what_is_given_back_at_the_last_look_is_moved_before_the_cut_over(

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 
 from rmvdb import errors
 from rmvdb.methods import Method
 from rmvdb.planning import Question
-from rmvdb.registry import unpack_ids
+from rmvdb.registry import pack_ids, unpack_ids
 from rmvdb.tables import BatchRow
 from rmvdb.types import BatchState, Phase, Record
+from rmvdb.upgrade import listing
+from rmvdb.upgrade.lead import Lead
 from tests.integration.test_faults import copied, remove
 from tests.integration.test_instant_rollback import go_on, put, without_v1
 from tests.support.inprocess import Crash, drive, make, vector
@@ -37,6 +40,30 @@ def test_what_another_program_deleted_stays_away_where_the_worker_was_killed_onc
     back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
     assert back is not None
     assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+    assert gallery.records("texts_v1").keys() == gallery.source.of.keys()
+    gallery.registry.close()
+
+
+def test_what_is_decided_while_a_roll_back_is_listed_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery = make(tmp_path, records=30)
+    copied(gallery)
+    conductor, often = gallery.conductor(), listing._often
+
+    def decided_since(lead: Lead, upgrade: int) -> Any:
+        found = often(lead, upgrade)
+        row = next(iter(gallery.registry.batches(upgrade, state=BatchState.COPIED)))
+        values = {"state": BatchState.REMOVING.value, "remove": row.ids, "gone": pack_ids([]), "id": row.id}
+        with gallery.registry.engine.begin() as connection:
+            told = text("UPDATE batches SET state = :state, remove = :remove, gone = :gone WHERE id = :id")
+            connection.execute(told, values)
+        return found
+
+    monkeypatch.setattr(listing, "_often", decided_since)
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    assert conductor.advance(back, gallery.worker(width=1)).phase == Phase.CUT_OVER
+    ids = [id for row in gallery.registry.batches(back.id) for id in unpack_ids(row.ids)]
+    assert len(ids) == len(set(ids)) == 10
     assert gallery.records("texts_v1").keys() == gallery.source.of.keys()
     gallery.registry.close()
 
@@ -119,8 +146,8 @@ def test_what_was_written_keeps_the_vector_of_psi_and_all_else_its_own(tmp_path:
         assert client.search("new", limit=1)[0].id == 300
     held = gallery.records("texts_v1")
     assert held.keys() == (before.keys() | {300}) - {still}
-    for id, text in ((moved, "written where it had moved to"), (300, "new")):
-        assert np.allclose(held[id].vector, gallery.encoder.apply([psi], vector("v2", text)[None])[0], atol=1e-6)  # type: ignore[arg-type]
+    for id, item in ((moved, "written where it had moved to"), (300, "new")):
+        assert np.allclose(held[id].vector, gallery.encoder.apply([psi], vector("v2", item)[None])[0], atol=1e-6)  # type: ignore[arg-type]
     assert all(np.array_equal(held[id].vector, before[id].vector) for id in held.keys() - {moved, 300})  # type: ignore[arg-type]
     assert said[-1] == "2 records written since keep ψ's vector"
     gallery.registry.close()

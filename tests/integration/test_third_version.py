@@ -344,6 +344,32 @@ def test_what_a_dead_worker_was_writing_is_finished_first(gallery: Gallery) -> N
     gallery.expect_moved()
 
 
+def test_an_older_copy_of_a_record_is_not_what_a_roll_back_leaves_in_place(gallery: Gallery) -> None:
+    """25 was written into v2, and lies in v1 as it was; a worker dies once it has taken it out of v2 alone."""
+    first = gallery.upgrade
+    gallery.supersede()
+
+    def die(call: str, collection: str) -> None:
+        rows = gallery.registry.batches(gallery.upgrade.id, state=BatchState.REMOVING)
+        if call == "delete" and collection == V1 and any(25 in unpack_ids(row.remove) for row in rows):
+            raise Crash
+
+    gallery.store.before = die
+    with pytest.raises(Crash):
+        drive(gallery, width=1)
+    gallery.store.before = lambda *_: None
+    assert (25 in gallery.records(V1), 25 in gallery.records(V2)) == (True, False)
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+    conductor.clean_up(gallery.registry.upgrade(back.id))
+    assert gallery.records(V2)[25].fields["n"] == 1
+    assert conductor.advance(gallery.registry.upgrade(first.id), gallery.worker()).phase == Phase.CUT_OVER
+    assert gallery.records(V2).keys() == gallery.source.of.keys()
+    gallery.registry.close()
+
+
 def test_other_workers_leave_the_upgrade_that_is_superseded(gallery: Gallery) -> None:
     slow = copy.copy(gallery.backfill)
     slow._source = SlowTexts(gallery.source)

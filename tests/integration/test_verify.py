@@ -15,9 +15,9 @@ from rmvdb.protocols import always
 from rmvdb.registry import unpack_ids
 from rmvdb.status import status
 from rmvdb.tables import UpgradeRow
-from rmvdb.types import Phase, Record
+from rmvdb.types import BatchState, Phase, Record
 from rmvdb.upgrade import verifying
-from rmvdb.verify import Position
+from rmvdb.verify import Position, Verify
 from tests.integration.test_faults import once
 from tests.support.inprocess import Gallery, drive, make, vector
 
@@ -56,6 +56,29 @@ def test_what_is_under_way_is_no_difference(tmp_path: Path, moment: str) -> None
     assert [(report.ok, report.examples) for report in reports] == [(True, [])]
     made.store.upsert(made.task.new[0], [Record(id=99, vector=vector("v2", "t99"), fields={})])
     assert made.verify().examples == ["record 99 is in texts_v2 though it was neither moved nor written there"]
+    made.registry.close()
+
+
+def test_what_goes_on_while_it_is_looked_for_is_found_in_one_state_or_the_next(tmp_path: Path) -> None:
+    made = make(tmp_path, records=10)
+    batch = made.registry.claim(made.upgrade.id, "w", lease=60.0, grace=0.0, copy=True)
+    assert batch is not None
+    states = iter([BatchState.WRITING, BatchState.COPIED, BatchState.REMOVING])
+    real = made.registry.batches
+
+    def batches(*args: Any, **options: Any) -> Any:
+        found = real(*args, **options)
+        if (state := next(states, None)) is not None:
+            with made.registry.engine.begin() as connection:
+                connection.execute(
+                    text("UPDATE batches SET state = :state WHERE id = :id"), {"state": state.value, "id": batch.id}
+                )
+        return found
+
+    made.registry.batches = batches  # type: ignore[method-assign]
+    comparison = Verify(registry=made.registry, store=made.store, encoder=made.encoder, source=made.source, archive=made.archive)
+    hashes = comparison._under_way(made.task, [])
+    assert len(set(hashes.tolist())) == 10
     made.registry.close()
 
 

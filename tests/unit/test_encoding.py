@@ -67,6 +67,31 @@ def encoder(embedders: Loaded) -> Encoder:
     )
 
 
+def test_what_was_loaded_of_a_version_is_let_go_once_another_one_has_its_name() -> None:
+    digests, loaded = {"v1": "a", "v2": "b"}, list[str]()
+
+    def load(version: str) -> Embedder:
+        loaded.append(version)
+        return Embedder(version)
+
+    encoder = Encoder(
+        load_embedder=load,
+        load_chain=lambda version: Chain(embedder=version, dim=DIMS[version], head=digests[version]),
+        load_artifact=lambda sha256: b"",
+        load_digests=lambda: dict(digests),
+    )
+    encoder.refresh()
+    first = [(encoder.embedder(version), encoder.chain(version)) for version in ("v1", "v2")]
+    encoder.refresh()
+    assert [(encoder.embedder(version), encoder.chain(version)) for version in ("v1", "v2")] == first
+    digests["v2"] = "c"
+    encoder.prepare(ServingPlan(gallery="g", epoch=1, legs=(), max_age=1, longest_search=1, staleness=0))
+    assert encoder.embedder("v1") is first[0][0]
+    assert encoder.embedder("v2") is not first[1][0]
+    assert encoder.chain("v2").head == "c"
+    assert loaded == ["v1", "v2", "v2"]
+
+
 def served(*old: Leg) -> ServingPlan:
     """v3 over these legs."""
     legs = (V3, *(led(leg, old[0], V3, "psi32") for leg in old))

@@ -78,7 +78,16 @@ def test_a_window_keeps_to_the_clock_on_the_wall_on_the_days_when_it_is_set(
     assert [now for now in passed if window.is_open(now.astimezone(zone))] == expected
 
 
-def test_a_gallery_that_cannot_go_on_keeps_no_worker_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("trouble", "saying"),
+    [
+        (errors.WrongPhase("1 record is quarantined"), "1 record is quarantined"),
+        (PermissionError(13, "Permission denied", "cache"), "PermissionError: [Errno 13] Permission denied: 'cache'"),
+    ],
+)
+def test_a_gallery_that_cannot_go_on_keeps_no_worker_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, trouble: Exception, saying: str
+) -> None:
     said, worked = list[str](), list[str]()
     app = SimpleNamespace(worker=lambda: None)
     scheduler = Scheduler(app, galleries=(), window=Window(None), say=said.append)  # type: ignore[arg-type]
@@ -86,11 +95,12 @@ def test_a_gallery_that_cannot_go_on_keeps_no_worker_from_the_others(monkeypatch
     def work(gallery: str, upgrade: int) -> None:
         worked.append(gallery)
         if gallery == "a":
-            raise errors.WrongPhase("1 record is quarantined")
+            raise trouble
 
     looks = {"a": 0, "b": 0}
     monkeypatch.setattr(scheduler, "_upgrades", lambda: {"a": 1, "b": 2})
     monkeypatch.setattr(scheduler, "_seen", lambda gallery, upgrade: looks[gallery])
+    monkeypatch.setattr(scheduler, "_tell", lambda upgrade: None)
     monkeypatch.setattr(scheduler, "_work", work)
     clock = [0.0]
     monkeypatch.setattr("rmvdb.scheduler.time", SimpleNamespace(monotonic=lambda: clock[0]))
@@ -104,7 +114,15 @@ def test_a_gallery_that_cannot_go_on_keeps_no_worker_from_the_others(monkeypatch
     looks["a"] += 1  # somebody has done something about it
     scheduler._step()
     assert worked[-2:] == ["a", "b"]
-    assert said == ["1 record is quarantined"]  # once
+    for _ in range(4):
+        clock[0] += 1
+        looks["a"] += 1  # others work on it all the while: that is no reason to try once a second
+        scheduler._step()
+    assert worked[-4:] == ["b", "b", "b", "b"]
+    clock[0] += 1.1
+    scheduler._step()
+    assert worked[-2:] == ["a", "b"]
+    assert said == [saying]  # once
 
 
 @pytest.mark.parametrize(
@@ -112,6 +130,7 @@ def test_a_gallery_that_cannot_go_on_keeps_no_worker_from_the_others(monkeypatch
     [
         (errors.VerifyFailed("1 difference"), [5, 10, 20, 40, 80, 160, 320, 600, 600]),
         (errors.EngineUnavailable("no answer"), [5, 5, 5]),
+        (errors.NotServed("client web cannot serve epoch 2 yet"), [5, 5, 5]),
     ],
 )
 def test_what_fails_again_and_again_is_tried_ever_more_seldom(

@@ -130,10 +130,38 @@ def test_a_dead_workers_batch_is_taken_over_and_its_token_is_worthless(
 
     assert early is None
     assert (taken.id, taken.worker, taken.token > batch.token) == (batch.id, "w2", True)
-    with pytest.raises(LeaseLost, match=f"Batch {batch.id} was taken over by another worker"):
+    lost = f"The lease on batch {batch.id} ran out, or another worker has taken it over"
+    with pytest.raises(LeaseLost, match=lost):
         registry.advance(batch, BatchState.WRITING)
-    with pytest.raises(LeaseLost, match=f"Batch {batch.id} was taken over by another worker"):
+    with pytest.raises(LeaseLost, match=lost):
         registry.retire(batch, moved=1, again=[])
+
+
+def test_a_claim_whose_lease_has_run_out_changes_nothing_though_nobody_has_taken_it_over(
+    registry: Registry, upgrade: UpgradeRow
+) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    batch = claimed(registry, upgrade, "suspended", lease=0.1)
+    time.sleep(0.2)
+    for late in (
+        lambda: registry.advance(batch, BatchState.WRITING),
+        lambda: registry.copied(batch, again=[], aside={}),
+        lambda: registry.retire(batch, moved=1, again=[]),
+    ):
+        with pytest.raises(LeaseLost):
+            late()
+    assert registry.counts(upgrade.id).keys() == {BatchState.CLAIMED}
+
+
+def test_a_copied_batch_is_said_to_be_copied_twice_where_the_first_answer_was_lost(
+    registry: Registry, upgrade: UpgradeRow
+) -> None:
+    registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
+    batch = claimed(registry, upgrade, "w")
+    for _ in range(2):
+        registry.copied(batch, again=[1], aside={2: "bad"})
+    (row,) = registry.batches(upgrade.id)
+    assert (row.state, row.count, unpack_ids(row.again)) == (BatchState.COPIED, 1, [1])
 
 
 def test_a_batch_that_was_being_written_is_begun_again(registry: Registry, upgrade: UpgradeRow) -> None:
