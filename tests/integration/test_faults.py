@@ -37,6 +37,7 @@ from rmvdb.types import BatchState, Id, Leg, Metric, Phase, Record
 from rmvdb.upgrade import completing, listing
 from rmvdb.uptime import uptime
 from tests.support.inprocess import DIMS, TIMES, Gallery, TextEmbedder, make, vector
+from tests.support.leases import run_out
 
 
 @pytest.fixture
@@ -88,8 +89,8 @@ def drive(gallery: Gallery, *, seconds: float = 20.0) -> None:
     assert gallery.registry.counts(gallery.upgrade.id).keys() == {BatchState.RETIRED}
 
 
-def claimed(gallery: Gallery, *, lease: float = 60.0) -> BatchRow:
-    batch = gallery.registry.claim(gallery.upgrade.id, "w", lease=lease, grace=0.0, copy=True)
+def claimed(gallery: Gallery) -> BatchRow:
+    batch = gallery.registry.claim(gallery.upgrade.id, "w", lease=60.0, grace=0.0, copy=True)
     assert batch is not None
     return batch
 
@@ -101,11 +102,12 @@ def copied(gallery: Gallery) -> None:
 def decided(gallery: Gallery) -> None:
     """The batch waits for an heir: its worker died after it had decided what leaves, and before anything left."""
     copied(gallery)
-    batch = claimed(gallery, lease=0.1)
+    batch = claimed(gallery)
     gallery.store.before = once("delete", gallery.task.old[0], killed)
     with pytest.raises(Killed):
         gallery.backfill.retire(gallery.task, batch, always)
     gallery.store.before = lambda *_: None
+    run_out(gallery.registry)
 
 
 def remove(gallery: Gallery, id: Id) -> None:
@@ -423,10 +425,10 @@ def test_what_was_deleted_between_two_tries_that_died_does_not_come_back(
 ) -> None:
     for number, step in enumerate(("copied", "intents")):
         with dying(monkeypatch, gallery, step):
-            gallery.backfill.copy(gallery.task, claimed(gallery, lease=0.1), always)
+            gallery.backfill.copy(gallery.task, claimed(gallery), always)
         if number == 0:
             remove(gallery, 3)
-        time.sleep(0.2)
+        run_out(gallery.registry)
     drive(gallery)
     gallery.expect_moved()
 

@@ -30,6 +30,7 @@ from rmvdb.upgrade.lead import Lead
 from rmvdb.verify import Report
 from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import Crash, Gallery, die_and_drive_again, drive, make, vector
+from tests.support.leases import run_out
 
 V1, V2 = "texts_v1", "texts_v2"
 
@@ -328,7 +329,7 @@ def test_lost_under_a_third_version_the_upgrade_before_it_can_go_on_to_its_end(g
 
 def test_what_a_dead_worker_was_writing_is_finished_first(gallery: Gallery) -> None:
     first = gallery.upgrade.id
-    batch = gallery.registry.claim(first, "dead", lease=0.3, grace=60, copy=True)
+    batch = gallery.registry.claim(first, "dead", lease=60.0, grace=60, copy=True)
     assert batch is not None
 
     def die(call: str, collection: str) -> None:
@@ -338,6 +339,7 @@ def test_what_a_dead_worker_was_writing_is_finished_first(gallery: Gallery) -> N
     with pytest.raises(Crash):
         gallery.backfill.copy(gallery.task, batch, lambda: None)
     gallery.store.before = lambda call, collection: None
+    run_out(gallery.registry)
     gallery.supersede()
     assert in_hand(gallery, first) == set()
     drive(gallery)

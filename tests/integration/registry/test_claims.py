@@ -12,6 +12,7 @@ from rmvdb.errors import LeaseLost
 from rmvdb.registry import Claim, Registry, pack_ids, unpack_ids
 from rmvdb.tables import UpgradeRow
 from rmvdb.types import BatchState
+from tests.support.leases import run_out
 from tests.support.photos import at_once, claim, claimed, opened
 
 
@@ -97,11 +98,11 @@ def test_a_worker_that_may_not_copy_only_ends_what_is_copied(registry: Registry,
 def test_what_was_begun_is_finished_though_nothing_fresh_may_begin(registry: Registry, upgrade: UpgradeRow, held_up: str) -> None:
     registry.add_batches(upgrade.id, [([1, 2], None), ([3], None), ([4], None), ([5], None)], first=1)
     copied = claimed(registry, upgrade)
-    written, _ = (claimed(registry, upgrade, "dead", lease=0.05) for _ in range(2))
+    written, _ = (claimed(registry, upgrade, "dead") for _ in range(2))
     registry.advance(written, BatchState.WRITING, archive={"photos_1": {"path": "a.parquet"}})
     registry.copied(copied, again=[], aside={})
     registry.retire(claimed(registry, upgrade), moved=1, again=[2])  # changed in the old collection after it was copied
-    time.sleep(0.1)
+    run_out(registry)
     registry.set_upgrade(upgrade.id, paused=held_up == "pause")
     begun = [unpack_ids(claimed(registry, upgrade, copy=held_up == "pause").ids) for _ in range(3)]
     none = claim(registry, upgrade, copy=held_up == "pause")
@@ -118,14 +119,14 @@ def test_a_dead_workers_batch_is_taken_over_and_its_token_is_worthless(
     registry: Registry, upgrade: UpgradeRow, state: BatchState
 ) -> None:
     registry.add_batches(upgrade.id, [([1], None)], first=1)
-    batch = claimed(registry, upgrade, "dead", lease=0.2)
+    batch = claimed(registry, upgrade, "dead")
     if state == BatchState.COPIED:
         registry.copied(batch, again=[], aside={})
-        batch = claimed(registry, upgrade, "dead", lease=0.2)
+        batch = claimed(registry, upgrade, "dead")
     else:
         registry.advance(batch, state)
     early = claim(registry, upgrade, "w2")
-    time.sleep(0.3)
+    run_out(registry)
     taken = claimed(registry, upgrade, "w2")
 
     assert early is None
@@ -141,8 +142,8 @@ def test_a_claim_whose_lease_has_run_out_changes_nothing_though_nobody_has_taken
     registry: Registry, upgrade: UpgradeRow
 ) -> None:
     registry.add_batches(upgrade.id, [([1], None)], first=1)
-    batch = claimed(registry, upgrade, "suspended", lease=0.1)
-    time.sleep(0.2)
+    batch = claimed(registry, upgrade, "suspended")
+    run_out(registry)
     for late in (
         lambda: registry.advance(batch, BatchState.WRITING),
         lambda: registry.copied(batch, again=[], aside={}),
@@ -166,8 +167,8 @@ def test_a_copied_batch_is_said_to_be_copied_twice_where_the_first_answer_was_lo
 
 def test_a_batch_that_was_being_written_is_begun_again(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None)], first=1)
-    registry.advance(claimed(registry, upgrade, "dead", lease=0.05), BatchState.WRITING)
-    time.sleep(0.1)
+    registry.advance(claimed(registry, upgrade, "dead"), BatchState.WRITING)
+    run_out(registry)
 
     assert claimed(registry, upgrade, "w2").state == BatchState.CLAIMED
 
@@ -187,9 +188,9 @@ def test_a_heartbeat_keeps_claims_alive(registry: Registry, upgrade: UpgradeRow)
 def test_a_heartbeat_does_not_revive_a_lease_that_has_run_out(registry: Registry, upgrade: UpgradeRow) -> None:
     """From then on clients write without asking that worker: what it would write could be older than theirs."""
     registry.add_batches(upgrade.id, [([1], None)], first=1)
-    batch = claimed(registry, upgrade, "suspended", lease=0.1)
+    batch = claimed(registry, upgrade, "suspended")
     registry.advance(batch, BatchState.WRITING)
-    time.sleep(0.2)
+    run_out(registry)
     held = registry.renew("suspended", upgrade.id, {(batch.id, batch.token)}, lease=60)
 
     assert held == set()
@@ -233,7 +234,7 @@ def test_what_a_worker_leaves_half_written_is_free_when_its_lease_has_run_out(
 ) -> None:
     """A call of it that failed may still arrive; until then clients wait, and its own heartbeat does not hold it."""
     registry.add_batches(upgrade.id, [([1], None)], first=1)
-    batch = claimed(registry, upgrade, lease=0.6)
+    batch = claimed(registry, upgrade)
     registry.advance(batch, state, gone=pack_ids([1]))
     write = opened(registry, [1])
 
@@ -242,7 +243,7 @@ def test_what_a_worker_leaves_half_written_is_free_when_its_lease_has_run_out(
 
     registry.retire_worker("w1") if leaves == "worker" else registry.hand_back(batch)
     during = registry.blocked(write, [1]), claim(registry, upgrade, "w2"), renewed()
-    time.sleep(0.7)
+    run_out(registry)
 
     assert during == (True, None, set())
     assert not registry.blocked(write, [1])

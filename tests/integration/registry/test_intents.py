@@ -13,6 +13,7 @@ from sqlalchemy import event
 from rmvdb.registry import Registry
 from rmvdb.tables import GalleryRow, UpgradeRow
 from rmvdb.types import BatchState, Phase
+from tests.support.leases import run_out
 from tests.support.photos import NEW, NEWEST, OLD, OLD_AGAIN, TIMES, add_gallery, add_upgrade, at_once, claimed, opened, supersede
 
 
@@ -32,8 +33,8 @@ def test_a_write_waits_while_its_record_is_being_written(registry: Registry, upg
 
 def test_a_write_does_not_wait_for_a_worker_that_died(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None)], first=1)
-    registry.advance(claimed(registry, upgrade, lease=0.1), BatchState.WRITING)
-    time.sleep(0.2)
+    registry.advance(claimed(registry, upgrade), BatchState.WRITING)
+    run_out(registry)
 
     assert not registry.blocked(opened(registry, [1]), [1])
 

@@ -12,6 +12,7 @@ from rmvdb.errors import WrongPhase
 from rmvdb.registry import Registry, plans
 from rmvdb.tables import GalleryRow, UpgradeRow
 from rmvdb.types import BatchState
+from tests.support.leases import run_out
 from tests.support.photos import NEW, OLD, TIMES, add_gallery, claim, claimed, opened
 
 
@@ -187,12 +188,12 @@ def test_an_epoch_waits_for_a_claim_that_compares(registry: Registry, upgrade: U
 
 def test_an_epoch_waits_for_what_a_worker_left_half_written(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None)], first=1)
-    batch = claimed(registry, upgrade, lease=0.6)
+    batch = claimed(registry, upgrade)
     registry.advance(batch, BatchState.WRITING)
     registry.retire_worker("w1")
     epoch = registry.announce("photos", [OLD], TIMES)
     waiting = registry.activate("photos", epoch)
-    time.sleep(0.7)
+    run_out(registry)
 
     assert waiting == [f"a call that failed may still arrive for batch {batch.id}"]
     assert registry.activate("photos", epoch) == []
