@@ -5,6 +5,7 @@ tests/model finds these by exhaustion; here the real code goes through them.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -33,11 +34,11 @@ from rmvdb.sampling import Sample, Sampler, vectors_of
 from rmvdb.sources import FieldSource
 from rmvdb.tables import BatchRow
 from rmvdb.traffic import Traffic
-from rmvdb.types import BatchState, Id, Leg, Metric, Phase, Record
+from rmvdb.types import BatchState, Id, Leg, Metric, Phase, Record, ServingPlan
 from rmvdb.upgrade import completing, listing
 from rmvdb.uptime import uptime
 from tests.support.inprocess import DIMS, TIMES, Gallery, TextEmbedder, make, vector
-from tests.support.leases import run_out
+from tests.support.waiting import run_out, wait_until
 
 
 @pytest.fixture
@@ -823,6 +824,24 @@ def test_an_epoch_that_a_client_cannot_serve_does_not_begin_however_long_it_take
             conductor.deploy(hasty.upgrade)
         assert [hit.id for hit in client.search("t3", limit=1)] == [3]
     assert any("cannot serve epoch 2 yet: ModelError: no room for it" in words for words in heard), heard
+
+
+def test_a_plan_that_cannot_be_loaded_puts_off_no_later_one(hasty: Gallery) -> None:
+    tried = list[int]()
+
+    def prepare(plan: ServingPlan) -> None:
+        tried.append(plan.epoch)
+        if plan.epoch == 2:
+            raise errors.ModelError("no room for it")
+
+    registry = hasty.registry
+    plans = Plans("texts", registry=registry, prepare=prepare, name="one", latency=Latency(), traffic=Traffic(0))
+    assert registry.announce("texts", plans.current().legs, hasty.times | {"staleness": 1.0}) == 2
+    wait_until(lambda: plans._failed == 2)
+    plans._again_at = math.inf  # as far away as after many tries
+    assert registry.announce("texts", plans.current().legs, hasty.times | {"staleness": 2.0}) == 3
+    wait_until(lambda: 3 in tried)
+    plans.close()
 
 
 def test_who_cannot_write_by_a_plan_does_not_serve_it(gallery: Gallery) -> None:

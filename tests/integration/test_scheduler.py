@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +26,7 @@ from rmvdb.throttle import Limits
 from rmvdb.types import BatchState, IdType, Index, Leg, Metric, Phase, Record, Schema
 from rmvdb.upgrade import Conductor, Hands
 from tests.support.inprocess import DIMS, UNLIMITED, Gallery, make, vector
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -92,13 +93,6 @@ def at_work(gallery: Gallery, *, limits: Limits = UNLIMITED, lease: float = 1.6)
         stop.set()
         thread.join(30.0)
     assert not thread.is_alive()
-
-
-def wait_until(true: Callable[[], bool], *, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came so far"
-        time.sleep(0.05)
 
 
 def phase(gallery: Gallery, upgrade: UpgradeRow) -> str:

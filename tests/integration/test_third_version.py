@@ -30,7 +30,7 @@ from rmvdb.upgrade.lead import Lead
 from rmvdb.verify import Report
 from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import Crash, Gallery, die_and_drive_again, drive, make, vector
-from tests.support.leases import run_out
+from tests.support.waiting import run_out
 
 V1, V2 = "texts_v1", "texts_v2"
 

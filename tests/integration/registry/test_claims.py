@@ -12,8 +12,8 @@ from rmvdb.errors import LeaseLost
 from rmvdb.registry import Claim, Registry, pack_ids, unpack_ids
 from rmvdb.tables import UpgradeRow
 from rmvdb.types import BatchState
-from tests.support.leases import run_out
 from tests.support.photos import at_once, claim, claimed, opened
+from tests.support.waiting import run_out
 
 
 def test_nothing_is_claimed_of_an_upgrade_that_ends_meanwhile(registry: Registry, upgrade: UpgradeRow) -> None:

@@ -13,8 +13,8 @@ from sqlalchemy import event
 from rmvdb.registry import Registry
 from rmvdb.tables import GalleryRow, UpgradeRow
 from rmvdb.types import BatchState, Phase
-from tests.support.leases import run_out
 from tests.support.photos import NEW, NEWEST, OLD, OLD_AGAIN, TIMES, add_gallery, add_upgrade, at_once, claimed, opened, supersede
+from tests.support.waiting import run_out
 
 
 def test_a_write_waits_while_its_record_is_being_written(registry: Registry, upgrade: UpgradeRow) -> None:

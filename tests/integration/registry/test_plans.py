@@ -12,8 +12,8 @@ from rmvdb.errors import WrongPhase
 from rmvdb.registry import Registry, plans
 from rmvdb.tables import GalleryRow, UpgradeRow
 from rmvdb.types import BatchState
-from tests.support.leases import run_out
 from tests.support.photos import NEW, OLD, TIMES, add_gallery, claim, claimed, opened
+from tests.support.waiting import run_out
 
 
 def test_a_plan_is_announced_then_put_in_force(registry: Registry, gallery: GalleryRow) -> None:
