@@ -11,15 +11,13 @@ from rmvdb import metrics
 from rmvdb.merge import reciprocal_ranks
 from rmvdb.methods import Fitted, Method
 from rmvdb.plural import counted
-from rmvdb.prediction import Measured, Prediction, Trial, ends, finite
+from rmvdb.prediction import LEAST_TO_CHOOSE, Measured, Prediction, Trial, ends, finite
 from rmvdb.simulate import Curve, Summary, summary
 
 #: What is compared where the method is left to rmvdb: no training, no ψ where the spaces can be compared, the ψ that is trained
 #: fastest and needs no labels, and the one that gains most, which is `mcl` where ρ isn't shown to help. The others are the
 #: paper's steps between these.
 CANDIDATES = (Method.NAIVE, Method.IDENTITY, Method.RQT, Method.RM)
-#: Fewer records than these to choose by say more of chance than of methods.
-LEAST_TO_CHOOSE = 40
 #: What others do.
 RRF, PROCRUSTES, RIDGE = "rrf", "procrustes", "ridge"
 #: Settings of ψ and ρ that are worth a try, one at a time: what moved Gain most from one pair of models to another.
@@ -106,6 +104,8 @@ def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Metho
     able = [method for method in methods if method not in unable] or list(methods)
     first = chosen(trial, [method for method in CANDIDATES if method in able] or able, declared=declared)
     worth = [each for each in told if each.method not in unable and each.verdict != "refuse"]
+    if first.verdict == "refuse" and worth:
+        first = recommend(worth, seed=trial.seed)
     return Comparison(rows=rows, recommended=with_order(first, worth), relevance=trial.relevance)
 
 
@@ -126,12 +126,12 @@ def chosen(trial: Trial, candidates: Sequence[Method], *, declared: bool = False
 
     Where there is too little to choose by it is the last of the candidates.
     """
-    if not declared:
+    if not declared or Method.IDENTITY not in candidates:
         return _chosen(trial, candidates)
     told = trial.predict(Method.IDENTITY)
     if told.verdict != "refuse":
         return replace(told, choice="the new model is declared to be compatible with the old one, so nothing is trained")
-    told = _chosen(trial, [method for method in candidates if method is not Method.IDENTITY])
+    told = _chosen(trial, [method for method in candidates if method is not Method.IDENTITY] or candidates)
     return replace(told, choice=f"the new model is declared to be compatible, but would start below the old one; {told.choice}")
 
 
@@ -141,7 +141,7 @@ def _chosen(trial: Trial, candidates: Sequence[Method]) -> Prediction:
         return replace(trial.predict(candidates[-1]), choice=f"{few} too few; it is the one that gains most in general")
     told = [trial.predict(method) for method in candidates]
     # Nobody said that the models are comparable, and it is no news that they are not.
-    told = [each for each in told if each.method is not Method.IDENTITY or each.verdict != "refuse"]
+    told = [each for each in told if each.method is not Method.IDENTITY or each.verdict != "refuse"] or told
     if Method.NAIVE in candidates:
         told += [later for each in told if (later := schedule(trial, each))]
     return recommend(told, seed=trial.seed)

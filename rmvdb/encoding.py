@@ -72,10 +72,16 @@ class Encoder:
     def refresh(self) -> None:
         """Let go of what was loaded of a version that is forgotten by now, or that another one has the name of."""
         before, self._digests = self._digests, self._load_digests()
+        others = {name for name, digest in before.items() if digest != self._digests.get(name)}
         with self._lock:
             for kind, name in list(self._kept):
-                if kind in (Embedder.__name__, Chain.__name__) and before.get(name) != self._digests.get(name):
+                if kind in (Embedder.__name__, Chain.__name__) and name in others:
                     del self._kept[kind, name]
+
+    def _note(self, version: str) -> None:
+        """What a version is when something of it is first loaded."""
+        if version not in self._digests:
+            self._digests = {**self._load_digests(), **self._digests}
 
     def embed(self, version: str, items: Sequence[Item]) -> Vectors:
         """Raw vectors (n, dim) of a version's embedder; ItemError where one item fails, ModelError where all do."""
@@ -170,7 +176,7 @@ class Encoder:
 
     def embedder(self, version: str) -> Embedder:
         """The embedder of a version, loaded once; ModelError where it cannot be loaded."""
-
+        self._note(version)
         if ("Embedder", version) not in self._kept:
             self._import_embedder(version)  # under no lock: whoever is importing it just now may be waiting for this embedder
 
@@ -182,6 +188,7 @@ class Encoder:
 
     def chain(self, version: str) -> Chain:
         """How a version's own vectors are made."""
+        self._note(version)
         return self._keep(Chain, version, lambda: self._load_chain(version))
 
     def _transform(self, sha256: str) -> Transform:

@@ -23,8 +23,10 @@ from rmvdb.traffic import TRAFFIC
 from rmvdb.types import Metric
 
 LEAST_PAIRS = 60
-#: Half of the queries choose, half are measured on.
+#: Fewer queries can't be measured on.
 LEAST_QUERIES = 10
+#: Fewer records, or queries, than these to choose by say more of chance than of methods.
+LEAST_TO_CHOOSE = 40
 #: Two queries whose vectors are no farther apart, by their cosine, are one: what batch an item is embedded in makes a difference.
 SAME = 1e-5
 #: A fall of less than half a point is not worth a warning.
@@ -352,14 +354,14 @@ class _Stage:
     choosers: tuple[Part, ...] = ()
 
     @classmethod
-    def of(cls, check: Part, judge: Part, asked: tuple[Queries, Queries] | None) -> _Stage:
-        """Where queries are `asked`, the first half chooses and the second is measured."""
+    def of(cls, check: Part, judge: Part, asked: Sequence[Queries]) -> _Stage:
+        """Where queries are `asked`, the last ones are measured, and those before them choose."""
         rows = np.arange(len(check.pairs))
         halves = check.take(rows[::2]), check.take(rows[1::2])
-        if asked is None:
+        if not asked:
             return cls(check=check, halves=halves, judge=judge)
-        chooser, measured = (replace(judge, queries=each) for each in asked)
-        return cls(check=check, halves=halves, judge=measured, choosers=(chooser,))
+        *choosers, measured = (replace(judge, queries=each) for each in asked)
+        return cls(check=check, halves=halves, judge=measured, choosers=tuple(choosers))
 
     def unasked(self, logged: Pairs) -> Pairs | None:
         """Those of these queries that are neither tuned, chosen nor measured by: their new vectors differ from all of those."""
@@ -422,7 +424,7 @@ def _stages(
 ) -> dict[str, _Stage]:
     """Of each backfill order, where `rows` are those to tune on and those to measure on."""
     check, judge = (replace(sample, queries=None).take(each) for each in rows)
-    asked = None if sample.queries is None else _halves(sample.queries.among(rows[1]), seed)
+    asked = [] if sample.queries is None else _asked(sample.queries.among(rows[1]), seed)
     made = {
         name: _Stage.of(_in_order(check, keys[rows[0]]), _in_order(judge, keys[rows[1]]), asked)
         for name, keys in confidences.items()
@@ -434,13 +436,17 @@ def _in_order(part: Part, confidence: npt.NDArray[np.floating]) -> Part:
     return replace(part, confidence=np.asarray(confidence, dtype=np.float64))
 
 
-def _halves(queries: Queries, seed: int) -> tuple[Queries, Queries]:
-    """Those that have something to find, in two parts drawn at random."""
+def _asked(queries: Queries, seed: int) -> list[Queries]:
+    """Those that have something to find: one half to choose by, drawn at random, and the other to measure on; all to measure on
+    where they are so few that records choose better.
+    """
     known = np.random.default_rng(seed).permutation(np.flatnonzero(queries.relevance.any(axis=1)))
     if len(known) < LEAST_QUERIES:
         few = counted(len(known), "query with an answer in the sample is", "queries with an answer in the sample are")
-        raise UsageError(f"{few} too few to choose and to measure by; give {LEAST_QUERIES} or more, or leave --queries out")
-    return queries.take(known[::2]), queries.take(known[1::2])
+        raise UsageError(f"{few} too few to measure by; give {LEAST_QUERIES} or more, or leave --queries out")
+    if len(known) < 2 * LEAST_TO_CHOOSE:
+        return [queries.take(known)]
+    return [queries.take(known[::2]), queries.take(known[1::2])]
 
 
 def unmeasured(pairs: Pairs, *, old_metric: Metric, new_metric: Metric, behind: Sequence[Behind]) -> Calibrations:

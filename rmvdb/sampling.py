@@ -272,10 +272,11 @@ def _answers(queries: Sequence[Query], held: Sequence[Sequence[Record]]) -> list
     """The answers to all queries that the sample doesn't hold yet."""
     known = {record.id for records in held for record in records}
     kind = type(next(iter(known), 0))
-    for number, query in enumerate(queries, start=1):
+    for query in queries:
         if wrong := [id for id in query.answers if type(id) is not kind]:
             raise errors.UsageError(
-                f"Answer {wrong[0]!r} to query {number} is no id of this gallery, whose ids are {kind.__name__}; write them so"
+                f"Answer {wrong[0]!r} to query {str(query.item)!r:.60} is no id of this gallery, whose ids are {kind.__name__}; "
+                "write them so"
             )
     return list(dict.fromkeys(id for query in queries for id in query.answers if id not in known))
 

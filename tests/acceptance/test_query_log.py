@@ -49,9 +49,9 @@ def test_logged_queries_that_are_measured_are_not_trained_on(project: Project) -
     with file.open("a") as end:
         end.write("\n".join(judged))
     told = project.json(*SIMULATE, "--queries", str(file))
-    assert (told["logged"], told["relevance"], told["evaluated"]) == (14, "answers", 10)
+    assert (told["logged"], told["relevance"], told["evaluated"]) == (14, "answers", 20)
     plan = project.json(*PLAN[:5], "--queries", str(file), "--sample", "2000")["prediction"]
-    assert (plan["logged"], plan["evaluated"]) == (14, 10)
+    assert (plan["logged"], plan["evaluated"]) == (14, 20)
     assert plan["method"] == project.json(*SIMULATE[:5], "--queries", str(file))["recommended"]["method"]
 
 

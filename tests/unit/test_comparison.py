@@ -229,6 +229,17 @@ def test_too_few_to_choose_by_is_the_last_candidate():
     assert "too few" in best.choice
 
 
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("records", [120, 300])
+def test_of_strangers_nothing_that_is_refused_is_recommended_while_there_is_another_and_nothing_else_fails(declared, records):
+    made = trial(strangers(records), orders=("one",))
+    alone = compare(made, [Method.IDENTITY], declared=declared).recommended
+    assert (alone.method, alone.verdict) == (Method.IDENTITY, "refuse")
+    several = compare(made, [Method.NAIVE, Method.IDENTITY, Method.RM], declared=declared).recommended
+    assert several.verdict != "refuse"
+    assert compare(made, [Method.NAIVE], declared=True).recommended.method is Method.NAIVE
+
+
 def test_what_cannot_be_served_is_measured_and_not_recommended():
     table = compare(trial(strangers(), orders=("one",)), [Method.NAIVE, Method.RQT], unable={Method.NAIVE})
     assert table.recommended.method is Method.RQT
@@ -251,7 +262,7 @@ def test_no_measured_record_has_a_say_in_what_is_chosen():
 # --- queries with known answers ---------------------------------------------------------------------------------------
 
 
-def asked(sample, count=40, seed=5):
+def asked(sample, count=80, seed=5):
     """Queries like the records of the first classes, which should find five records each."""
     rng = np.random.default_rng(seed)
     rows = rng.choice(len(sample), count, replace=False)
@@ -271,16 +282,16 @@ def test_queries_are_searched_for_in_place_of_the_records():
     answers = set(np.flatnonzero(queries.relevance.any(0)).tolist())
     assert made.relevance == "answers"
     (chooser,) = stage.choosers
-    assert made.evaluated == len(chooser.asked) == 20
+    assert made.evaluated == len(chooser.asked) == 40
     assert not answers & set(made.seen.tolist())
     measured, choosing = (set(map(bytes, part.asked.new)) for part in (stage.judge, chooser))
     assert not measured & choosing
     naive = made.naive("one").curve
     distance = metrics.distances(stage.judge.asked.old, stage.judge.pairs.old, metric=Metric.COSINE)
     np.testing.assert_allclose(naive.precision[0], metrics.average_precision(distance, stage.judge.asked.relevance))
-    assert stage.judge.asked.relevance.sum(1).tolist() == [5] * 20  # every answer is there
+    assert stage.judge.asked.relevance.sum(1).tolist() == [5] * 40  # every answer is there
     told = made.predict(Method.RM)
-    assert told.evaluated == 20
+    assert told.evaluated == 40
     assert told.curve.map[-1] == pytest.approx(metrics.mean(told.measured.precision[-1]))
 
 
@@ -292,6 +303,13 @@ def test_an_answer_that_was_trained_on_before_does_not_count():
     made = trial(sample, orders=("one",), queries=queries, seen=seen)
     assert set(np.flatnonzero(seen)) <= set(made.seen.tolist())
     assert (made._stages["one"].judge.asked.relevance.sum(1) <= 5).all()
+
+
+def test_few_queries_are_all_measured_and_records_choose():
+    made = trial(pairs(400), orders=("one",), queries=asked(pairs(400), 79))
+    stage = made._stages["one"]
+    assert (stage.choosers, made.evaluated) == ((), 79)
+    assert [each.precision.shape[1] for each in made.naive("one").tuning] == [len(half.pairs) for half in stage.halves]
 
 
 def test_too_few_queries_are_named():
@@ -373,14 +391,14 @@ def test_no_measured_query_has_a_say_in_the_order_by_traffic():
     made = trial(sample, orders=("traffic",), queries=queries)
     stage = made._stages["traffic"]
     one, two = stage.choosers
-    assert len(one.asked) + len(two.asked) == len(stage.judge.asked) == 20
+    assert len(one.asked) + len(two.asked) == len(stage.judge.asked) == 40
     sets = [set(map(bytes, part.asked.new)) for part in (one, two, stage.judge)]
     assert len(set().union(*sets)) == sum(map(len, sets))
     both = np.concatenate([one.asked.old, two.asked.old])
     for part, others in ((one, two.asked.old), (two, one.asked.old), (stage.judge, both)):
         assert (np.diff(candidates(others, part.pairs.old)[part.order]) <= 0).all()
     told = made.predict(Method.NAIVE)
-    assert (told.order, told.evaluated) == ("traffic", 20)
+    assert (told.order, told.evaluated) == ("traffic", 40)
 
 
 def test_every_old_collection_has_candidates_of_its_own():
@@ -416,10 +434,10 @@ def test_where_queries_keep_to_a_corner_of_the_gallery_what_they_find_is_worth_m
     """A sixth of the records is what all queries ask for, three records each."""
     rng = np.random.default_rng(0)
     topic, view = rng.normal(size=12), rng.normal(size=(12, 8))
-    new, wanted = rng.normal(size=(900, 12)), rng.normal(size=(60, 12)) + 2 * topic
+    new, wanted = rng.normal(size=(900, 12)), rng.normal(size=(80, 12)) + 2 * topic
     new[:150] += 2 * topic
     old, asked_old = (each @ view + rng.normal(size=(len(each), 8)) for each in (new, wanted))
-    relevance = np.zeros((60, 900), dtype=bool)
+    relevance = np.zeros((80, 900), dtype=bool)
     answers = np.argsort(metrics.distances(wanted, new, metric=Metric.COSINE), axis=1)[:, :3]
     np.put_along_axis(relevance, answers, True, axis=1)
     sample = Pairs(old=old.astype(np.float32), new=new.astype(np.float32))

@@ -80,8 +80,8 @@ def test_what_was_loaded_of_a_version_is_let_go_once_another_one_has_its_name() 
         load_artifact=lambda sha256: b"",
         load_digests=lambda: dict(digests),
     )
-    encoder.refresh()
     first = [(encoder.embedder(version), encoder.chain(version)) for version in ("v1", "v2")]
+    digests["v3"] = "d"
     encoder.refresh()
     assert [(encoder.embedder(version), encoder.chain(version)) for version in ("v1", "v2")] == first
     digests["v2"] = "c"
