@@ -27,8 +27,6 @@ from rmvdb.types import Id, Item, Query, Record
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-#: A longer text is no path: the system would refuse to look.
-LONGEST_PATH = 1000
 #: Ids in one query: far below what any database allows, large enough to be few.
 _IDS_A_QUERY = 500
 _QUERY = "SELECT id, item FROM … WHERE id IN :ids"
@@ -94,8 +92,12 @@ def _query(line: str, where: str) -> Query:
         ) from exc
     if not isinstance(answers, list) or not all(isinstance(id, int | str) and not isinstance(id, bool) for id in answers):
         raise UsageError(f"{where} has answers {answers!r}; write a list of ids")
-    is_file = isinstance(item, str) and len(item) < LONGEST_PATH and Path(item).is_file()
-    return Query(item=Path(item) if is_file else item, answers=tuple(answers))
+    return Query(item=item_of(item) if isinstance(item, str) else item, answers=tuple(answers))
+
+
+def item_of(text: str) -> Path | str:
+    """The file of that name, else the text itself."""
+    return Path(text) if os.path.isfile(text) else text  # noqa: PTH113 (Path.is_file raises for a text longer than any name)
 
 
 def _sql_source(rest: str) -> Source:

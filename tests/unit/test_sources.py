@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -232,3 +233,13 @@ def test_a_spec_of_no_kind_names_all_kinds(spec: str) -> None:
     with pytest.raises(UsageError, match=r"is no source; write folder:.*, field:.*, call:.* or sql:") as caught:
         sources.load(spec)
     assert "s3cret" not in str(caught.value)
+
+
+TEXTS = ["a red bicycle", "a red bicycle " * 20, "a red bicycle " * 2000, "nul \0", "\udce9", "", "photos"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_query_that_is_no_file_is_a_text_however_long_it_is(folder: Path, text: str) -> None:
+    file = folder / "queries.jsonl"
+    file.write_text(json.dumps({"item": text}) + "\n" + json.dumps({"item": "photos/1.jpg"}))
+    assert [query.item for query in sources.queries(file)] == [text, Path("photos/1.jpg")]
