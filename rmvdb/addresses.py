@@ -7,9 +7,12 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rmvdb.errors import RmvdbError, UsageError
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 _OBJECT = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<name>\w+(\.\w+)*)")
 
@@ -59,6 +62,20 @@ def _place(found: object) -> str:
 def database_url(url: str) -> str:
     """The URL with the driver that rmvdb uses: plain `postgresql://` and `postgres://` become `postgresql+psycopg://`."""
     return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
+
+
+def parsed(url: str) -> URL | None:
+    """The URL of a database in its parts, or None; none, too, where an @ ends the password before its end: what comes after it
+    would be read, and told by whoever looks for it, as the host or the database."""
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    if re.search(r"://[^:/]*:[^@]*@[^?]*(\?[^=]*)?@", url):
+        return None
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError):
+        return None
 
 
 def has_password(url: str) -> bool:

@@ -485,7 +485,7 @@ def _field(keys: _Keys) -> FieldInfo | None:
 
 def _value(keys: _Keys, value: object) -> str:
     """The wrong value as it may be shown."""
-    if keys[-1] == "token" or isinstance(value, SecretStr):
+    if keys[-1] == "token" or isinstance(value, SecretStr) or (keys[-1] == "uri" and "@" in str(value)):
         return ""
     return f" = {without_password(value)!r}" if isinstance(value, str) else f" = {value!r}"
 

@@ -204,6 +204,7 @@ class Scheduler:
         except errors.UpgradeRunning:
             # Somebody else makes the batches and changes the phases; batches can be worked on all the same.
             if upgrade.phase == Phase.SERVING_BOTH and upgrade.listed:
+                conductor.expect_unchanged()
                 conductor.backfill(upgrade, self._worker)
         self._last.pop(gallery, None)
         self._waits.pop(gallery, None)

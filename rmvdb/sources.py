@@ -18,19 +18,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from rmvdb.addresses import database_url, has_password, load_object, without_password
+from rmvdb.addresses import database_url, has_password, load_object, parsed, without_password
 from rmvdb.errors import SourceError, SourceUnavailable, UsageError
 from rmvdb.protocols import Source
 from rmvdb.types import Id, Item, Query, Record
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import URL, Engine
 
-#: A longer text is no path: the system would refuse to look.
-LONGEST_PATH = 1000
 #: Ids in one query: far below what any database allows, large enough to be few.
 _IDS_A_QUERY = 500
+#: What is read from the environment, and the parts of a URL in which it is escaped: the user with the password, and parameters.
+_NAME, _ESCAPED = re.compile(r"\$\{(\w+)\}"), re.compile(r"(?<=://)[^/]*@|\?.*")
 _QUERY = "SELECT id, item FROM … WHERE id IN :ids"
 
 
@@ -94,8 +95,12 @@ def _query(line: str, where: str) -> Query:
         ) from exc
     if not isinstance(answers, list) or not all(isinstance(id, int | str) and not isinstance(id, bool) for id in answers):
         raise UsageError(f"{where} has answers {answers!r}; write a list of ids")
-    is_file = isinstance(item, str) and len(item) < LONGEST_PATH and Path(item).is_file()
-    return Query(item=Path(item) if is_file else item, answers=tuple(answers))
+    return Query(item=item_of(item) if isinstance(item, str) else item, answers=tuple(answers))
+
+
+def item_of(text: str) -> Path | str:
+    """The file of that name, else the text itself."""
+    return Path(text) if os.path.isfile(text) else text  # noqa: PTH113 (Path.is_file raises for a text longer than any name)
 
 
 def _sql_source(rest: str) -> Source:
@@ -220,10 +225,13 @@ class SQLSource:
         wanted = {record.id for record in records}
         try:
             return {id: item for id, item in self._rows(list(wanted)) if id in wanted and item is not None}
-        except (SQLAlchemyError, ImportError) as exc:
+        except (SQLAlchemyError, ImportError, ValueError) as exc:
             cause = getattr(exc, "orig", None) or exc
+            # A ValueError repeats the value, and that may be a secret.
+            words = "" if isinstance(cause, ValueError) else without_password(str(cause))
+            said = (words or type(cause).__name__).splitlines()[0]
             raise SourceError(
-                f"{without_password(self.url)} does not answer {self.query!r}: {without_password(str(cause).splitlines()[0])}; "
+                f"{without_password(self.url)} does not answer {self.query!r}: {said}; "
                 "check the address, the query and the database"
             ) from exc
 
@@ -244,16 +252,24 @@ class SQLSource:
         with self._lock:
             if self._made is None:
                 # No pool: one query a batch is rare, and a connection kept for hours is one that may be gone.
-                self._made = create_engine(database_url(_filled_in(self.url)), poolclass=NullPool)
+                self._made = create_engine(_filled_in(self.url), poolclass=NullPool)
             return self._made
 
 
-def _filled_in(url: str) -> str:
-    """The URL with each ${NAME} from the environment, so that a password need not be kept with the gallery."""
+def _filled_in(url: str) -> URL:
+    """The URL with each ${NAME} from the environment, so that a password need not be kept with the gallery, nor escaped."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in os.environ:
             raise SourceError(f"The environment variable {match[1]} is not set; {without_password(url)} needs it")
         return os.environ[match[1]]
 
-    return re.sub(r"\$\{(\w+)\}", value, url)
+    def escaped(part: re.Match[str]) -> str:  # not the colon: a name may stand for user:password
+        return _NAME.sub(lambda match: quote(value(match), safe=":"), part[0])
+
+    if (found := parsed(database_url(_NAME.sub(value, _ESCAPED.sub(escaped, url))))) is None:
+        raise SourceError(
+            f"{without_password(url)!r} is no address of a database; write one such as postgresql://user:${{PASSWORD}}@host/db, "
+            "with %40 for @ in a password that is no ${NAME} of its own"
+        )
+    return found

@@ -72,8 +72,10 @@ def _shown(distance: float) -> float:
 
 def _item(app: App, text: str, versions: Iterable[str]) -> Path | str:
     """The file of that name, else a text: UsageError where a model embeds pictures, so that it must be a file."""
-    if Path(text).is_file():
-        return Path(text)
+    from rmvdb import sources
+
+    if isinstance(item := sources.item_of(text), Path):
+        return item
     if pictures := [name for name in versions if app.registry.version(name).probe_kind == "image"]:
         raise errors.UsageError(f"There is no file {text!r}, and {pictures[0]} embeds pictures; name a file that holds one")
-    return text
+    return item

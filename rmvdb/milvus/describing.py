@@ -20,7 +20,10 @@ _NO_PARAMETERS |= {"total_rows", "indexed_rows", "pending_index_rows"}
 
 
 def describe(session: Session, collection: str) -> Schema:
-    """Read the schema (of the collection behind the name, where it is an alias); CannotAdopt for what cannot be served."""
+    """Read the schema (of the collection behind the name, where it is an alias); CannotAdopt for what cannot be served.
+
+    From here on this session reads and writes by it: the name may have been another collection's before.
+    """
     raw = read(session, collection)
     _adoptable(collection, raw, session.engine())
     partitions = _partitions(session, collection, raw)
@@ -31,7 +34,8 @@ def describe(session: Session, collection: str) -> Schema:
         _refuse(collection, f"has the partition {partitions[0]!r}", "copy it into a collection without partitions")
     if metric not in set(Metric):
         _refuse(collection, f"has no index with a metric on {vector['name']!r}", "create one, such as AUTOINDEX with COSINE")
-    return _schema(name, raw, Metric(metric))
+    found = session.schemas[collection] = session.schemas[name] = _schema(name, raw, Metric(metric))
+    return found
 
 
 def index(session: Session, collection: str) -> Index:
@@ -47,11 +51,8 @@ def exists(session: Session, collection: str) -> bool:
 
 
 def schema_of(session: Session, collection: str) -> Schema:
-    """The schema, read once."""
-    known = session.schemas.get(collection)
-    if known is None:
-        known = session.schemas[collection] = describe(session, collection)
-    return known
+    """The schema as it was last read."""
+    return session.schemas.get(collection) or describe(session, collection)
 
 
 def read(session: Session, collection: str) -> dict[str, Any]:

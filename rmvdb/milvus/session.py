@@ -70,7 +70,7 @@ class Session:
         self._patience = patience
         self._staleness = staleness
         self.gate = gate
-        #: Of each collection, until the engine says that there is none.
+        #: Of each collection, until it is described again or the engine says that there is none.
         self.schemas: dict[str, Schema] = {}
         #: Rows written into each collection since its last flush.
         self.unflushed: dict[str, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, delete, insert, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, case, delete, insert, or_, select, true, tuple_, update
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
@@ -76,6 +76,7 @@ class Claims(Database):
         held = {(id, token) for id, token in s.execute(renewed)}
         values = {"upgrade_id": upgrade_id, "note": note, "seen_at": clock()}
         if not s.execute(update(WorkerRow).where(WorkerRow.id == worker).values(**values)).rowcount:  # type: ignore[attr-defined]
+            queries.forget_silent(s, WorkerRow, true())
             s.execute(insert(WorkerRow).values(id=worker, **values))
         return held
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from rmvdb.registry import queries
 from rmvdb.registry.clock import clock
 from rmvdb.registry.session import Database, transaction
-from rmvdb.tables import ClientRow, GalleryRow
+from rmvdb.tables import ClientRow, GalleryRow, PlanRow
 from rmvdb.types import ServingPlan
 
 
@@ -47,6 +47,9 @@ class Clients(Database):
         told = {"epoch": holds or row.epoch, "ready": ready, "trouble": trouble, "searches": searches, "p99_ms": p99_ms}
         values = {"gallery_id": row.id, "seen_at": clock(), **told}
         if not s.execute(update(ClientRow).where(ClientRow.id == client).values(**values)).rowcount:  # type: ignore[attr-defined]
+            mine = PlanRow.gallery_id == row.id
+            longest_age = select(func.max(PlanRow.max_age)).where(mine).scalar_subquery()  # nobody waits for one after that
+            queries.forget_silent(s, ClientRow, ClientRow.gallery_id == row.id, longer=longest_age)
             s.execute(insert(ClientRow).values(id=client, **values))
         upcoming = queries.plan(s, row, row.next_epoch) if row.next_epoch else None
         return Serving(plan=queries.plan(s, row, row.epoch), next=upcoming)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DisconnectionError, InterfaceError, OperationalError
+from sqlalchemy.exc import DisconnectionError, InterfaceError, OperationalError
 
 from rmvdb import errors, files
-from rmvdb.addresses import without_password
+from rmvdb.addresses import parsed, without_password
 
 #: A server that vanished without a word is noticed within seconds.
 _POSTGRES = {
@@ -43,13 +43,12 @@ class Away(Exception):
 
 def parsed_url(url: str) -> URL:
     """The database's URL in its parts; ConfigError, without its password, for one that has none."""
-    try:
-        return make_url(url)
-    except (ArgumentError, ValueError):
+    if (found := parsed(url)) is None:
         raise errors.ConfigError(
             f"registry.url = {without_password(url)!r} cannot be read; write postgresql://user:password@host:5432/database, with "
             "%40, %3A and %2F for @, : and / in the password"
-        ) from None  # its text may have a part of the password
+        )
+    return found
 
 
 def make_engine(url: str) -> Engine:

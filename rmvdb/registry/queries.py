@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Select, and_, case, delete, func, select
+from sqlalchemy import ColumnElement, Select, and_, case, delete, func, select
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
 from rmvdb.registry.clock import clock, now
 from rmvdb.registry.packing import leg_from_json, leg_to_json, pack_ids
-from rmvdb.tables import BatchRow, ClientRow, CollectionRow, GalleryRow, IntentRow, PlanRow, QuarantineRow, UpgradeRow, VersionRow
+from rmvdb.tables import (
+    BatchRow,
+    ClientRow,
+    CollectionRow,
+    GalleryRow,
+    IntentRow,
+    PlanRow,
+    QuarantineRow,
+    UpgradeRow,
+    VersionRow,
+    WorkerRow,
+)
 from rmvdb.types import BatchState, Id, Leg, Phase, ServingPlan
 
 T = TypeVar("T")
@@ -20,6 +31,8 @@ Named = TypeVar("Named", VersionRow, GalleryRow, CollectionRow)
 COPYING = (BatchState.CLAIMED, BatchState.WRITING)
 #: Batches that a worker is at, or has left.
 BEGUN = (*COPYING, BatchState.REMOVING)
+#: Seconds after which a client or a worker that ended without a word is forgotten, and how many at once: writes wait meanwhile.
+FORGOTTEN, SOME = 86400.0, 1000
 #: Of a gallery's row, by whoever changes its epoch or begins a write; in the way of another one and of `{"read": True}`.
 FOR_CHANGE = {"key_share": True}
 
@@ -55,6 +68,13 @@ def live_clients(s: Session, gallery: GalleryRow) -> Select[ClientRow]:
     max_age = case((PlanRow.max_age > newest, PlanRow.max_age), else_=newest)
     seen = and_(ClientRow.seen_at > clock() - max_age, ClientRow.seen_at < clock() + max_age)
     return select(ClientRow).outerjoin(PlanRow, held).where(ClientRow.gallery_id == gallery.id, seen)
+
+
+def forget_silent(s: Session, table: type[ClientRow] | type[WorkerRow], which: ColumnElement[bool], *, longer: Any = 0.0) -> None:
+    """Forget some of those that have not been heard of for a day, and for so much `longer`: each that is new makes room."""
+    silent = select(table.id).where(which, table.seen_at < clock() - FORGOTTEN - longer).limit(SOME)
+    mine = table.id.in_(silent.with_for_update(skip_locked=True))
+    s.execute(delete(table).where(mine).execution_options(synchronize_session=False))
 
 
 def plan(s: Session, gallery: GalleryRow, epoch: int) -> ServingPlan:

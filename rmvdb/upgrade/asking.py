@@ -111,8 +111,7 @@ def _looked_at(lead: Lead, question: Question) -> tuple[Sequence[Leg], VersionRo
     """The legs in force and the version to come, once it is sure that they are what the registry says."""
     legs = old_legs(lead, question)
     to = lead.registry.version(question.to_version)
-    for leg in legs:
-        catalog.check_unchanged(lead.store, lead.registry.collection(leg.collection))
+    serving.expect_unchanged(lead)
     catalog.check_model(to, lead.hands.encoder.embedder(to.base or to.name))
     return legs, to
 

@@ -105,6 +105,7 @@ class Conductor(Lead):
     # A function of a lead is a method here: these are the steps, and the rooms where they are.
     resolve, plan, simulate = asking.resolve, asking.plan, asking.simulate
     begin = beginning.begin
+    expect_unchanged = serving.expect_unchanged
     deploy = deploying.deploy
     list_work = listing.list_work
     task, backfill = backfilling.task, backfilling.backfill
@@ -132,6 +133,7 @@ class Conductor(Lead):
                 self.check_stop()
 
     def _advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool) -> None:
+        self.expect_unchanged()
         self.deploy(upgrade, force=force)
         upgrade = self.registry.upgrade(upgrade.id)
         if upgrade.phase != Phase.SERVING_BOTH:

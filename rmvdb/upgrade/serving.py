@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rmvdb import errors, index
+from rmvdb import catalog, errors, index
 from rmvdb.registry import leg_from_json, schema_from_json
 from rmvdb.tables import UpgradeRow, VersionRow
 from rmvdb.types import Leg, Metric
@@ -15,6 +15,14 @@ from rmvdb.uptime import uptime
 
 #: Seconds for which a plan may wait for its clients before the status says so.
 USUAL = 3.0
+
+
+def expect_unchanged(lead: Lead) -> None:
+    """CollectionChanged where what is served is not what was registered; it is read by the schema that it has now: in the months
+    of a worker another collection may have had its name."""
+    plan = lead.registry.plan(lead.gallery.name)
+    for leg in (*plan.legs, *plan.mirrors):
+        catalog.check_unchanged(lead.store, lead.registry.collection(leg.collection))
 
 
 def check_index(lead: Lead, version: VersionRow) -> None:

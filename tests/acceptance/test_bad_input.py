@@ -462,6 +462,10 @@ def test_a_gallery_that_is_there_is_not_said_to_have_what_it_has_not(project: Pr
     refused(project, *add, "--field", "size:INT64", code=2, saying="exists with INT64 ids and these fields: none")
 
 
+def test_a_text_may_be_longer_than_any_name_of_a_file(project: Project) -> None:
+    assert len(project.json("search", "a red bicycle in front of a white wall " * 7)["hits"]) == 10
+
+
 def test_a_picture_that_is_not_there_is_not_taken_for_a_text(project: Project) -> None:
     project.ask("model", "add", "eye", "--embedder", "models:v1", "--kind", "image")
     project.ask("gallery", "add", "pictures", "--model", "eye")

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ import pytest
 
 import rmvdb.app
 from rmvdb.milvus import MilvusStore
+from rmvdb.scheduler import Scheduler, Window
 from rmvdb.types import Id, Index, Metric
+from rmvdb.upgrade import baton
 from rmvdb.upgrade.listing import LEAST_BATCH
 from tests.acceptance.conftest import IDS, NAIVE, TRAINED, UPGRADE
 from tests.support.project import Project
@@ -273,6 +275,40 @@ def test_a_worker_takes_over_what_detach_left(project: Project) -> None:
         worker.send_signal(signal.SIGTERM)
         out, err = worker.communicate(timeout=30)
     assert worker.returncode == 0, out + err
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_worker_that_knew_another_collection_of_that_name_leaves_no_field_behind(project: Project, leads: bool) -> None:
+    held = project.json("gallery", "show", "things")["collections"][0]["name"]
+    app, other = rmvdb.app.load(project.folder), rmvdb.app.load(project.folder)
+    schema = replace(other.store.describe(held), collection="mine")
+    other.store.create(replace(schema, dynamic=False), Index(type="FLAT"))
+    assert app.store.count("mine") == 0  # the worker's, months ago
+    other.store.drop("mine")
+    other.store.create(schema, Index(type="FLAT"))
+    for page in other.store.scan(held, fields=None, vector=True):
+        other.store.upsert("mine", [replace(record, fields={**record.fields, "price": record.id}) for record in page])
+    project.ask("gallery", "add", "mine", "--model", "v1", "--collection", "mine", "--source", "call:models:items")
+    part = ("--until", "0.1", "--no-cutover")
+    project.ask(*NAIVE, "-g", "mine", "--execute", *(("--detach",) if leads else part))
+    row = other.registry.active_upgrade(other.registry.gallery("mine").id)
+    assert row is not None
+    other.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0})
+
+    scheduler, stop = Scheduler(app, galleries=["mine"], window=Window(None), say=lambda _: None), threading.Event()
+    worker = threading.Thread(target=scheduler.run, args=(stop,))
+    with nullcontext() if leads else baton.held(other.conductor("mine"), row, other.worker()):
+        worker.start()
+        try:
+            _until(lambda: project.json("status", "-g", "mine")["t"] == 1.0)
+        finally:
+            stop.set()
+            worker.join(30.0)
+
+    moved = [record for page in other.store.scan(row.new_collection, fields=["price"]) for record in page]
+    assert [record.fields for record in moved] == [{"price": id} for id in IDS]
+    for each in (app, other):
+        each.close()
 
 
 def test_pause_throttle_and_windows_are_obeyed_and_said(project: Project) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,29 @@ def client(milvus_store: MilvusStore) -> Iterator[MilvusClient]:
     other = MilvusClient(uri=milvus_store._connection.place, dedicated=True)
     yield other
     other.close()
+
+
+# Names
+
+
+def test_a_collection_made_anew_is_read_as_what_it_is_once_it_is_described(milvus_store: MilvusStore, collection: str) -> None:
+    """By a store that is used for months, and hears nothing of what other processes do."""
+    milvus_store.version()
+    place = milvus_store.place()
+    owner = MilvusStore(lambda: place)
+    owner.create(plain(collection, dynamic=False), FLAT)
+    milvus_store.upsert(collection, bare([1]))
+    assert milvus_store.get(collection, [1])[0].fields == {}
+    owner.drop(collection)
+    owner.create(schema_of(collection, fields=(Field(name="n", type="INT64"),)), FLAT)
+    owner.upsert(collection, [replace(bare([1])[0], fields={"n": 3, "color": "red"})])
+
+    milvus_store.describe(collection)
+
+    assert milvus_store.get(collection, [1])[0].fields == {"n": 3, "color": "red"}
+    milvus_store.upsert(collection, [replace(bare([2])[0], fields={"n": 4, "color": "blue"})])
+    assert [record.fields for page in owner.scan(collection, fields=None) for record in page][1] == {"n": 4, "color": "blue"}
+    owner.close()
 
 
 # Aliases

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -202,6 +203,42 @@ def test_a_password_can_come_from_the_environment(table: Path, monkeypatch: pyte
     assert source.load(records(1)) == {1: "photo 1"}
 
 
+#: As nobody would have to change them for a URL.
+PASSWORDS = ("p@ss", "hunter@2:xyz", "abc@def/ghi", "s3cret/top?tail", "half#", "100%25 + ${HOME}", "&a=b@c", "ü")
+DB, BY_IDS = "127.0.0.1:1/db", "#SELECT id, item FROM t WHERE id IN :ids"
+
+
+@pytest.mark.parametrize("password", PASSWORDS)
+@pytest.mark.parametrize("address", [f"user:${{PART}}@{DB}", f"${{BOTH}}@{DB}", f"{DB}?password=${{PART}}"])
+def test_a_password_from_the_environment_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch, address: str, password: str) -> None:
+    monkeypatch.setenv("PART", password)
+    monkeypatch.setenv("BOTH", f"user:{password}")
+    source = sources.load(f"sql:postgresql://{address}{BY_IDS}")
+    assert isinstance(source, sources.SQLSource)
+    url = source._engine().url
+    assert (url.password or url.query["password"], url.host, url.port, url.database) == (password, "127.0.0.1", 1, "db")
+    with pytest.raises(SourceError, match=r"127\.0\.0\.1:1/db.* does not answer"):
+        source.load(records(1))
+
+
+@pytest.mark.parametrize("password", ["p@Tail99", "p@Tail99:x", "p@Tail99/x", "p@Tail99?x"])
+def test_no_part_of_a_password_that_is_not_escaped_is_told(monkeypatch: pytest.MonkeyPatch, password: str) -> None:
+    monkeypatch.setenv("WHOLE", f"postgresql://user:{password}@127.0.0.1:1/db")
+    for spec in ("${WHOLE}", f"postgresql://user:{password}@127.0.0.1:1/db", f"postgresql://user:{password}@${{HOME}}/db"):
+        with pytest.raises(SourceError, match="is no address of a database; write one such as postgresql://user") as caught:
+            sources.load(f"sql:{spec}{BY_IDS}").load(records(1))
+        assert "Tail99" not in str(caught.value)
+    monkeypatch.setenv("WHOLE", "postgresql://user:p%40Tail99@127.0.0.1:1/db?application_name=a@b")
+    with pytest.raises(SourceError, match=r"\$\{WHOLE\} does not answer .*; check the address") as caught:
+        sources.load("sql:${WHOLE}" + BY_IDS).load(records(1))
+    assert "Tail99" not in str(caught.value)
+
+
+def test_a_parameter_that_a_database_does_not_take_is_not_repeated(table: Path) -> None:
+    with pytest.raises(SourceError, match=r"does not answer .*: ValueError; check the address"):
+        sources.load(f"sql:sqlite:///{table}?timeout=Tail99#SELECT id, caption FROM photos WHERE id IN :ids").load(records(1))
+
+
 def test_a_database_that_does_not_answer_is_named_without_its_password(table: Path) -> None:
     for spec, problem in [
         (f"sqlite:///{table}#SELECT id, missing FROM photos WHERE id IN :ids", "no such column: missing; check the address"),
@@ -232,3 +269,13 @@ def test_a_spec_of_no_kind_names_all_kinds(spec: str) -> None:
     with pytest.raises(UsageError, match=r"is no source; write folder:.*, field:.*, call:.* or sql:") as caught:
         sources.load(spec)
     assert "s3cret" not in str(caught.value)
+
+
+TEXTS = ["a red bicycle", "a red bicycle " * 20, "a red bicycle " * 2000, "nul \0", "\udce9", "", "photos"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_query_that_is_no_file_is_a_text_however_long_it_is(folder: Path, text: str) -> None:
+    file = folder / "queries.jsonl"
+    file.write_text(json.dumps({"item": text}) + "\n" + json.dumps({"item": "photos/1.jpg"}))
+    assert [query.item for query in sources.queries(file)] == [text, Path("photos/1.jpg")]

@@ -55,6 +55,20 @@ def test_many_workers_claim_each_batch_once(registry: Registry, upgrade: Upgrade
     assert sorted(taken) == [batch.id for batch in registry.batches(upgrade.id)]
 
 
+def test_a_worker_that_was_killed_is_forgotten_when_another_comes(registry: Registry, upgrade: UpgradeRow) -> None:
+    for worker in ("killed", "late", "silent"):
+        registry.renew(worker, upgrade.id, lease=60)
+    with registry.engine.begin() as connection:
+        connection.execute(text("UPDATE workers SET seen_at = seen_at - 86500 WHERE id <> 'silent'"))
+        connection.execute(text("UPDATE workers SET seen_at = seen_at - 86000 WHERE id = 'silent'"))
+    registry.renew("late", upgrade.id, lease=60)
+    before = {row.id for row in registry.workers(upgrade.id, within=1e6)}
+    registry.renew("new", upgrade.id, lease=60)
+
+    assert before == {"killed", "late", "silent"}
+    assert {row.id for row in registry.workers(upgrade.id, within=1e6)} == {"late", "silent", "new"}
+
+
 def test_a_batch_goes_its_way(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1, 2, 3], None)], first=1)
     batch = claimed(registry, upgrade)
