@@ -70,21 +70,22 @@ def parsed(url: str) -> URL | None:
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
-    if re.search(r"://[^:/]*:[^@]*@[^?]*(\?[^=]*)?@", url):
+    if re.search(r"://[^:/]*:[^@?]*@[^?]*(\?[^=]*)?@", url):
         return None
     try:
-        return make_url(url)
+        found = make_url(url)
     except (ArgumentError, ValueError):
         return None
+    return None if "@" in (found.host or "") else found
 
 
 def has_password(url: str) -> bool:
     """Whether a password stands in the URL itself, not as ${NAME}."""
     literal = re.sub(r"\$\{\w+\}", "", url)
-    return bool(re.search(r"(?i)://[^:/@]*:[^@]+@|[?&](?:\w*password|token)=[^&]", literal))
+    return bool(re.search(r"(?i)://[^:/@]*:[^@]+@|://[^:/]*:[^@/?]+@|[?&](?:\w*passw(?:or)?d|token)=[^&]", literal))
 
 
 def without_password(url: str) -> str:
     """The URL as it may be shown: passwords before the host and among the parameters are replaced by ***."""
-    hidden = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url, flags=re.DOTALL)
-    return re.sub(r"(?i)([?&](?:\w*password|token|sslkey)=)[^&]*", r"\1***", hidden)
+    hidden = re.sub(r"(://[^:/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
+    return re.sub(r"(?i)([?&](?:\w*passw(?:or)?d|token|sslkey)=)[^&]*", r"\1***", hidden)

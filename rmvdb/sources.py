@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 #: Ids in one query: far below what any database allows, large enough to be few.
 _IDS_A_QUERY = 500
-#: What is read from the environment, and the parts of a URL in which it is escaped: the user with the password, and parameters.
-_NAME, _ESCAPED = re.compile(r"\$\{(\w+)\}"), re.compile(r"(?<=://)[^/]*@|\?.*")
+#: What is read from the environment, and the parts of a URL in which it is escaped: the user with the password, and what a
+#: parameter is set to.
+_NAME, _ESCAPED = re.compile(r"\$\{(\w+)\}"), re.compile(r"(?<=://)[^/]*@|(?<==)\$\{\w+\}")
 _QUERY = "SELECT id, item FROM … WHERE id IN :ids"
 
 

@@ -221,6 +221,13 @@ def test_a_password_from_the_environment_is_taken_as_it_is(monkeypatch: pytest.M
         source.load(records(1))
 
 
+def test_a_whole_parameter_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL", "sslmode=require&connect_timeout=3")
+    source = sources.load(f"sql:postgresql://me@{DB}?${{SSL}}{BY_IDS}")
+    assert isinstance(source, sources.SQLSource)
+    assert source._engine().url.query == {"sslmode": "require", "connect_timeout": "3"}
+
+
 @pytest.mark.parametrize("password", ["p@Tail99", "p@Tail99:x", "p@Tail99/x", "p@Tail99?x"])
 def test_no_part_of_a_password_that_is_not_escaped_is_told(monkeypatch: pytest.MonkeyPatch, password: str) -> None:
     monkeypatch.setenv("WHOLE", f"postgresql://user:{password}@127.0.0.1:1/db")

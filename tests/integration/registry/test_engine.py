@@ -59,7 +59,7 @@ def test_a_password_among_the_parameters_is_hidden_too() -> None:
     assert registry.shown_url == "postgresql+psycopg://me@localhost/rmvdb?password=***&sslmode=require"
 
 
-@pytest.mark.parametrize("password", ["p@Tail99", "p@Tail99:x", "p@Tail99/x", "p@Tail99?x"])
+@pytest.mark.parametrize("password", ["p@Tail99", "p@Tail99:x", "p@Tail99/x", "p@Tail99?x", "p?x@Tail99"])
 def test_no_part_of_a_password_that_is_not_escaped_is_told(password: str) -> None:
     with pytest.raises(ConfigError, match="with %40, %3A and %2F for @, : and / in the password") as caught:
         Registry(f"postgresql+psycopg://user:{password}@127.0.0.1:1/db", patience=0.1).now()
@@ -67,7 +67,10 @@ def test_no_part_of_a_password_that_is_not_escaped_is_told(password: str) -> Non
     assert "Tail99" not in str(caught.value)
 
 
-@pytest.mark.parametrize("rest", ["user@server:p%40@h:1/db", "user:p@h/db?application_name=a@b", "user@h/db?password=a@b"])
+@pytest.mark.parametrize(
+    "rest",
+    ["user@server:p%40@h:1/db", "user:p@h/db?application_name=a@b", "user@h/db?password=a@b"],
+)
 def test_an_at_sign_elsewhere_is_taken_as_it_is(rest: str) -> None:
     registry = Registry(f"postgresql+psycopg://{rest}")
 
