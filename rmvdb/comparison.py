@@ -104,8 +104,6 @@ def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Metho
     able = [method for method in methods if method not in unable] or list(methods)
     first = chosen(trial, [method for method in CANDIDATES if method in able] or able, declared=declared)
     worth = [each for each in told if each.method not in unable and each.verdict != "refuse"]
-    if first.verdict == "refuse" and worth:
-        first = recommend(worth, seed=trial.seed)
     return Comparison(rows=rows, recommended=with_order(first, worth), relevance=trial.relevance)
 
 
@@ -124,7 +122,7 @@ def with_order(first: Prediction, others: Sequence[Prediction]) -> Prediction:
 def chosen(trial: Trial, candidates: Sequence[Method], *, declared: bool = False) -> Prediction:
     """The method to take with the first order: `identity` where the models are `declared` to be comparable and it isn't refused.
 
-    Where there is too little to choose by it is the last of the candidates.
+    Where there is too little to choose by it is the last of the candidates, if that isn't refused.
     """
     if not declared or Method.IDENTITY not in candidates:
         return _chosen(trial, candidates)
@@ -137,8 +135,10 @@ def chosen(trial: Trial, candidates: Sequence[Method], *, declared: bool = False
 
 def _chosen(trial: Trial, candidates: Sequence[Method]) -> Prediction:
     if trial.held_out < LEAST_TO_CHOOSE:
-        few = counted(trial.held_out, "record to choose a method by is", "records to choose a method by are")
-        return replace(trial.predict(candidates[-1]), choice=f"{few} too few; it is the one that gains most in general")
+        most = trial.predict(candidates[-1])
+        if most.verdict != "refuse":
+            few = counted(trial.held_out, "record to choose a method by is", "records to choose a method by are")
+            return replace(most, choice=f"{few} too few; it is the one that gains most in general")
     told = [trial.predict(method) for method in candidates]
     # Nobody said that the models are comparable, and it is no news that they are not.
     told = [each for each in told if each.method is not Method.IDENTITY or each.verdict != "refuse"] or told

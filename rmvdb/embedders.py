@@ -95,7 +95,7 @@ def _make(spec: str, factory: Any, options: dict[str, Any]) -> object:
     try:
         inspect.signature(factory).bind(**options)
     except TypeError as exc:
-        raise ModelError(f"{spec!r} cannot be made with options {options}: {exc}; mend the options") from exc
+        raise ModelError(f"{spec!r} cannot be made with options {list(options)}: {exc}; mend the options") from exc
     except ValueError:
         pass  # a few classes written in C have no signature; the call itself will tell
     try:

@@ -134,8 +134,9 @@ def superseded(lead: Lead, legs: Sequence[Leg]) -> UpgradeRow | None:
     if row is None or (goes_on and len(legs) > 1):
         return row
     what = "a roll back" if row.undoes else "an upgrade"
+    whole = " that keeps the original, so that no other can take its place" if row.original and not row.undoes else ""
     raise errors.UpgradeRunning(
-        f"Gallery {lead.gallery.name!r} is in {what} from {row.from_version} to {row.to_version} ({row.phase}); "
+        f"Gallery {lead.gallery.name!r} is in {what} from {row.from_version} to {row.to_version} ({row.phase}){whole}; "
         "end it first: rmvdb cleanup, or rmvdb rollback"
     )
 

@@ -718,7 +718,7 @@ def without_v1(version: str) -> TextEmbedder:
 
 def test_nothing_takes_the_place_of_an_upgrade_that_keeps_the_original(gallery: Gallery) -> None:
     go_on(gallery, begin(gallery, until=0.5))
-    with pytest.raises(errors.UpgradeRunning, match="is in an upgrade from v1 to v2"):
+    with pytest.raises(errors.UpgradeRunning, match=r"is in an upgrade from v1 to v2 \(serving both\) that keeps the original"):
         begin(gallery, to="v3")
 
 

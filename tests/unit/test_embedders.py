@@ -132,10 +132,10 @@ def test_an_embedder_is_an_object_or_what_makes_one(folder: Path, spec: str, opt
     [
         ("usermodels:missing", {}, r"has no 'missing'; check the name after the colon"),
         ("nomodule:x", {}, r"There is no module 'nomodule' in .*; run from its folder or install it"),
-        ("usermodels:Embedder", {"size": 3}, r"cannot be made with options .*'size'"),
+        ("usermodels:Embedder", {"size": 3}, r"cannot be made with options \['size'\]: .*'size'; mend"),
         ("usermodels:Embedder", {"scale": -1}, r"fails to load: ValueError: no negative scale"),
         ("usermodels:nothing", {}, r"gives a NoneType without embed\(items\); give it a method"),
-        ("usermodels:function", {}, r"cannot be made with options \{\}: missing a required argument"),
+        ("usermodels:function", {}, r"cannot be made with options \[\]: missing a required argument"),
         ("usermodels:number", {}, r"gives a int without embed\(items\)"),
         ("usermodels:module", {}, r"gives a Linear without embed\(items\); wrap it: TorchEmbedder\(module, preprocess\)"),
         ("usermodels:ready", {"scale": 3}, r"takes no options; remove scale"),

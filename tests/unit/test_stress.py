@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from rmvdb.types import Phase
+from tests.stress import __main__ as command
 from tests.stress import run as stress
 from tests.stress.engines import Breakable, File, LiteFile
 from tests.support.inprocess import make
@@ -62,3 +64,19 @@ def test_what_is_paused_is_resumed(run: stress.Run) -> None:
     run._resume()
     assert not run.app.registry.upgrade(row.id).paused
     assert (run.pauses, run.paused) == (1, None)
+
+
+def test_what_could_not_run_or_broke_is_no_success(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(*_: object, **__: object) -> NoReturn:
+        raise stress.Broken("the upgrade stands still")
+
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(command, "run", broken)
+    monkeypatch.setattr(command, "unavailable", lambda: "no wheel of it")
+    monkeypatch.setattr("sys.argv", ["stress", "--engine", "server", "--registry", "sqlite"])
+    assert command.main() == 1
+    assert capsys.readouterr().out == "no run on a server: no wheel of it\n"
+    monkeypatch.setattr("sys.argv", ["stress", "--engine", "lite", "--registry", "sqlite"])
+    assert command.main() == 1
+    *_, said, last = capsys.readouterr().out.splitlines()
+    assert (said, json.loads(last)["broken"]) == ("the upgrade stands still", 1)
