@@ -23,7 +23,7 @@ import pyarrow.parquet
 
 from rmvdb import files
 from rmvdb.errors import ArtifactError
-from rmvdb.types import Id, Record, Vectors
+from rmvdb.types import Id, Item, Record, Vectors
 
 # pyarrow comes without types: checked strictly, every call would be refused.
 pa: Any = pyarrow
@@ -36,7 +36,7 @@ _DIGEST = 16
 _SECONDS = b"seconds"
 #: Embeddings in one file of the cache.
 _A_FILE = 8192
-#: Where an embedding is: the id and the digest of the old vector that its record had.
+#: Where an embedding is: the id, and the digest of the old vector and of the item that its record had.
 _Key: TypeAlias = tuple[Id, bytes]
 
 
@@ -142,7 +142,8 @@ class Archive:
 
 
 class EmbeddingCache:
-    """New vectors by id, each good only as long as the record's old vector is what it was.
+    """New vectors by id, each good only as long as the record's old vector and its item are what they were: a model that reads
+    the beginning of a text gives the same vector for another text.
 
     Many threads may use one; what another process adds is seen by those that open the cache later. An altered file counts
     as not there, with a warning: the records are embedded again.
@@ -156,23 +157,38 @@ class EmbeddingCache:
         #: Of what was found: the records whose seconds are known, and these.
         self._timed, self._seconds = 0, 0.0
 
-    def put(self, ids: Sequence[Id], old: Vectors | Sequence[Vectors], new: Vectors, *, seconds: float | None = None) -> None:
-        """Keep `new` (n, dim), the embeddings of records whose old vectors are `old`, of any dimension. Raises DiskFull.
+    def put(
+        self,
+        ids: Sequence[Id],
+        old: Vectors | Sequence[Vectors],
+        items: Sequence[Item],
+        new: Vectors,
+        *,
+        seconds: float | None = None,
+    ) -> None:
+        """Keep `new` (n, dim), the embeddings of these `items`, of records whose old vectors are `old`, of any dimension. Raises
+        DiskFull.
 
         `seconds` is what all of them took.
         """
-        if not len(ids) == len(old) == len(new):
+        if not len(ids) == len(old) == len(items) == len(new):
             raise ArtifactError(f"{len(ids)} ids, {len(old)} old and {len(new)} new vectors cannot be kept together")
         for start in range(0, len(ids), _A_FILE):
             part = slice(start, start + _A_FILE)
             took = None if seconds is None else seconds * len(ids[part]) / len(ids)
-            self._put_file(ids[part], old[part], new[part], took)
+            digests = [_digest(vector, _told(item) or b"") for vector, item in zip(old[part], items[part], strict=True)]
+            self._put_file(ids[part], digests, new[part], took)
 
-    def get(self, ids: Sequence[Id], old: Iterable[Vectors]) -> dict[Id, Vectors]:
-        """The embeddings (dim,) of those ids whose record still has that old vector."""
+    def get(self, ids: Sequence[Id], old: Iterable[Vectors], items: Sequence[Item]) -> dict[Id, Vectors]:
+        """The embeddings (dim,) of those ids whose record still has that old vector and that item."""
         found = self._load()
-        keys = zip(ids, map(_digest, old), strict=True)
+        known = ((id, vector, _told(item)) for id, vector, item in zip(ids, old, items, strict=True))
+        keys = [(id, _digest(vector, told)) for id, vector, told in known if told is not None]
         return {key[0]: found[key] for key in keys if key in found}
+
+    def knows(self, ids: Iterable[Id]) -> set[Id]:
+        """Those of these ids that have an embedding, whatever became of the record since."""
+        return {id for id, _ in self._load()}.intersection(ids)
 
     def some(self, most: int) -> list[Id]:
         """Ids of records that have an embedding, at most so many, from all over."""
@@ -191,9 +207,9 @@ class EmbeddingCache:
             files.remove(self.folder)
             self._found, self._timed, self._seconds = None, 0, 0.0
 
-    def _put_file(self, ids: Sequence[Id], old: Vectors | Sequence[Vectors], new: Vectors, seconds: float | None) -> None:
-        digests = pa.array([_digest(vector) for vector in old], pa.binary(_DIGEST))
-        table = pa.table({"id": _id_column(ids), "old": digests, "vector": _vector_column(list(new))})
+    def _put_file(self, ids: Sequence[Id], digests: Sequence[bytes], new: Vectors, seconds: float | None) -> None:
+        of = pa.array(digests, pa.binary(_DIGEST))
+        table = pa.table({"id": _id_column(ids), "of": of, "vector": _vector_column(list(new))})
         if seconds is not None:
             table = table.replace_schema_metadata({_SECONDS: str(seconds)})
         data = _parquet(table)
@@ -217,14 +233,30 @@ class EmbeddingCache:
 
     def _add(self, found: dict[_Key, Vectors], data: bytes) -> None:
         table = pq.read_table(io.BytesIO(data))
-        keys = zip(table["id"].to_pylist(), table["old"].to_pylist(), strict=True)
+        keys = zip(table["id"].to_pylist(), table["of"].to_pylist(), strict=True)
         found.update((key, vector) for key, vector in zip(keys, _column_vectors(table), strict=True) if vector is not None)
         if seconds := (table.schema.metadata or {}).get(_SECONDS):
             self._timed, self._seconds = self._timed + len(table), self._seconds + float(seconds)
 
 
-def _digest(vector: Vectors) -> bytes:
-    return hashlib.blake2b(np.asarray(vector, dtype=np.float32).tobytes(), digest_size=_DIGEST).digest()
+def _digest(vector: Vectors, item: bytes = b"") -> bytes:
+    return hashlib.blake2b(np.asarray(vector, dtype=np.float32).tobytes() + item, digest_size=_DIGEST).digest()
+
+
+def _told(item: Item) -> bytes | None:
+    """What tells an item from another one: of a file its name, size and time. None where nobody knows."""
+    try:
+        if isinstance(item, Path):
+            file = item.stat()
+            return f"{item} {file.st_size} {file.st_mtime_ns}".encode()
+        if isinstance(item, np.ndarray) or hasattr(item, "tobytes"):  # a PIL image has a mode and a size
+            shape = [getattr(item, name, "") for name in ("dtype", "shape", "mode", "size")]
+            return None if shape[0] == np.dtype(object) else f"{shape} ".encode() + item.tobytes()
+        if isinstance(item, bytes):
+            return b"bytes " + item
+        return json.dumps(item, sort_keys=True, default=lambda part: part.tolist()).encode()
+    except (OSError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def _table(records: Sequence[Record], made: Mapping[Id, bytes]) -> Any:

@@ -267,10 +267,11 @@ class Backfill:
             self._expect_whole(origin)
             vectors = np.stack([record.vector for record in old if record.vector is not None])
             return dict(zip([record.id for record in old], self._encoder.apply(task.stand_in, vectors), strict=True)), {}
-        raw = self._cached(task, old)
-        fresh = [record for record in old if record.id not in raw]
-        sure = functools.cache(functools.partial(self._sure, task, tuple(record for record in old if record.id in raw)))
-        items, reasons = self._items(fresh, sure)
+        known = self._cache.knows(record.id for record in old) if self._cache else set()
+        sure = functools.cache(functools.partial(self._sure, task, tuple(record for record in old if record.id in known)))
+        items, reasons = self._items(old, sure)
+        raw = self._cached(task, [record for record in old if record.id in items], items)
+        items = {id: item for id, item in items.items() if id not in raw}
         if items:
             with self._one_at_a_time:  # the embedder is the bottleneck; it is given whole batches, one after the other
                 vectors, bad = embed_checked(embedder, list(items.values()), chain.dim, sure=sure)
@@ -285,12 +286,13 @@ class Backfill:
         for file in (files or {}).values():
             self._archive.ids(ArchiveFile(**file))
 
-    def _cached(self, task: Task, old: Sequence[Record]) -> dict[Id, Vectors]:
+    def _cached(self, task: Task, old: Sequence[Record], items: Mapping[Id, Any]) -> dict[Id, Vectors]:
         if self._cache is None:
             return {}
         if task.known_by:
             old = self._store.get(task.known_by, [record.id for record in old], fields=(), vector=True)
-        return self._cache.get([record.id for record in old], [_vector(record) for record in old])
+        ids = [record.id for record in old]
+        return self._cache.get(ids, [_vector(record) for record in old], [items[id] for id in ids])
 
     def _sure(self, task: Task, known: Sequence[Record]) -> list[Any]:
         """Items of records that could be embedded before, or none: they tell bad records from a broken source or model."""

@@ -211,19 +211,15 @@ class Sampler:
         sure = functools.partial(_sure, records, found.keys())
         for start in range(0, len(records), CHUNK):
             report(start, len(records))
-            chunk = records[start : start + CHUNK]
-            found |= self._cache(version).get([record.id for record in chunk], vectors_of(chunk))
-            found |= self._embedded(version, [record for record in chunk if record.id not in found], sure)
+            found |= self._embedded(version, records[start : start + CHUNK], sure)
         report(len(records), len(records))
         return found
 
     def _embedded(self, version: str, records: Sequence[Record], sure: Callable[[], Sequence[Record]]) -> dict[Id, Vectors]:
-        """Raw new vectors by id, kept so that the backfill need not compute them again.
+        """Raw new vectors by id: those that are kept, and others, kept so that the backfill need not compute them again.
 
         `sure` gives others, which tell bad records from a broken source or model.
         """
-        if not records:
-            return {}
         if self._source is None:
             raise errors.SourceError("The gallery has no source to re-embed from; give it one: rmvdb gallery source NAME SPEC")
         started = time.monotonic()
@@ -234,18 +230,22 @@ class Sampler:
                 f"The source has an item of none of {counted(len(records), 'record')}, such as {records[0].id!r}; "
                 "mend the source, then plan again"
             )
-        if not there:
-            return {}
+        cache = self._cache(version)
+        known = cache.get([record.id for record in there], vectors_of(there), [items[record.id] for record in there])
+        fresh = [record for record in there if record.id not in known]
+        if not fresh:
+            return known
         vectors, bad = embed_checked(
             self._encoder.embedder(version),
-            [items[record.id] for record in there],
+            [items[record.id] for record in fresh],
             self._encoder.chain(version).dim,
             sure=lambda: list(source.load(sure()).values()),
         )
-        good = [at for at in range(len(there)) if at not in bad]
-        ids = [there[at].id for at in good]
-        self._cache(version).put(ids, vectors_of([there[at] for at in good]), vectors[good], seconds=time.monotonic() - started)
-        return dict(zip(ids, vectors[good], strict=True))
+        good = [at for at in range(len(fresh)) if at not in bad]
+        made, ids = [fresh[at] for at in good], [fresh[at].id for at in good]
+        seconds = time.monotonic() - started
+        cache.put(ids, vectors_of(made), [items[id] for id in ids], vectors[good], seconds=seconds)
+        return known | dict(zip(ids, vectors[good], strict=True))
 
 
 def _sure(records: Sequence[Record], found: Set[Id]) -> Sequence[Record]:

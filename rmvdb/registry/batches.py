@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 
 from rmvdb.registry import queries
 from rmvdb.registry.clock import clock
-from rmvdb.registry.packing import unpack_ids
+from rmvdb.registry.packing import key
 from rmvdb.registry.session import Database, transaction
-from rmvdb.tables import BatchRow, QuarantineRow, UpgradeRow
+from rmvdb.tables import BatchRow, QuarantineRow
 from rmvdb.types import BatchState, Id, Progress
 
 #: Batches whose records are found in the new collection.
@@ -47,12 +47,13 @@ class Batches(Database):
 
     @transaction
     def add_late(self, s: Session, /, upgrade_id: int, ids: Sequence[Id]) -> None:
-        """Put records behind every batch, but for those that a batch holds which is not retired: in two batches at once, one
-        would find them gone because of the other. WrongPhase where the upgrade has ended."""
+        """Put records behind every batch, but for those that a batch holds which is not retired, and those set aside: in two
+        batches at once, one would find them gone because of the other. WrongPhase where the upgrade has ended."""
         queries.refuse_ended(s, upgrade_id)
-        s.execute(select(UpgradeRow.id).where(UpgradeRow.id == upgrade_id).with_for_update())
-        held = _listed(s, upgrade_id)
-        if late := [id for id in ids if id not in held]:
+        queries.lock_list(s, upgrade_id)
+        held = queries.listed(s, upgrade_id)
+        aside = queries.set_aside(s, upgrade_id, ids)
+        if late := [id for id in ids if id not in held and key(id) not in aside]:
             s.add(queries.new_batch(upgrade_id, queries.last_priority(s, upgrade_id) + 1, late, None))
 
     @transaction
@@ -69,7 +70,7 @@ class Batches(Database):
     @transaction
     def listed_ids(self, s: Session, /, upgrade_id: int) -> set[Id]:
         """The ids of every batch that is not retired."""
-        return _listed(s, upgrade_id)
+        return queries.listed(s, upgrade_id)
 
     @transaction
     def batches(
@@ -113,8 +114,3 @@ class Batches(Database):
         moved, since = s.execute(select(func.sum(BatchRow.count), clock() - func.min(BatchRow.copied_at)).where(recent)).one()
         rate = float(moved) / max(float(since), 1.0) if moved and since else None
         return Progress(done=int(done), total=int(total) + stuck, begun=int(begun), quarantined=stuck, rate=rate)
-
-
-def _listed(s: Session, upgrade_id: int) -> set[Id]:
-    rows = s.scalars(select(BatchRow.ids).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state != BatchState.RETIRED))
-    return {id for packed in rows for id in unpack_ids(packed)}

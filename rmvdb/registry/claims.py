@@ -99,7 +99,7 @@ class Claims(Database):
     @transaction
     def copied(self, s: Session, /, batch: BatchRow, *, again: Sequence[Id], aside: Mapping[Id, str]) -> None:
         """End the claim on a batch, which waits for its grace: `again` was left to a client, `aside` leaves it for quarantine."""
-        if _is_in(s, batch, BatchState.COPIED):
+        if _has_ended(s, batch, BatchState.COPIED):
             return
         left = [id for id in unpack_ids(batch.ids) if id not in aside]
         ended = {"copied_at": clock(), "lease_until": None, "worker": None}
@@ -114,7 +114,7 @@ class Claims(Database):
     @transaction
     def retire(self, s: Session, /, batch: BatchRow, *, moved: int, again: Sequence[Id]) -> None:
         """End a batch; the ids in `again` become a batch of their own at the same place in the order, begun already."""
-        if _is_in(s, batch, BatchState.RETIRED):
+        if _has_ended(s, batch, BatchState.RETIRED):
             return
         _move(s, batch, BatchState.RETIRED, count=moved, lease_until=None, worker=None)
         if again:
@@ -123,9 +123,10 @@ class Claims(Database):
             s.add(queries.new_batch(batch.upgrade_id, batch.priority, again, batch.origin, **begun))
 
 
-def _is_in(s: Session, batch: BatchRow, state: BatchState) -> bool:
+def _has_ended(s: Session, batch: BatchRow, state: BatchState) -> bool:
     """Whether this claim has ended in that state: the step is repeated, because the answer to the first try was lost."""
-    return s.scalar(select(BatchRow.state).where(BatchRow.id == batch.id, BatchRow.token == batch.token)) == state
+    mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token, BatchRow.lease_until.is_(None))
+    return s.scalar(select(BatchRow.state).where(mine)) == state
 
 
 def _move(s: Session, batch: BatchRow, state: BatchState, **values: Any) -> None:

@@ -24,7 +24,9 @@ class Quarantine(Database):
 
     @transaction
     def release(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, again: bool) -> None:
-        """Take records out of quarantine; with `again` those that were there become a batch each in the same transaction."""
+        """Take records out of quarantine; with `again` those that were there become a batch each in the same transaction, but for
+        those that a batch holds which is not retired: see `add_late`."""
+        queries.lock_list(s, upgrade_id)
         there: set[str] = set()
         for some in queries.chunks(list(ids), 500):
             mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record.in_([key(id) for id in some]))
@@ -32,5 +34,6 @@ class Quarantine(Database):
         if again:
             first = queries.last_priority(s, upgrade_id) + 1
             # One batch each: a batch that fails as a whole stops the upgrade, and these may well fail again.
-            released = [id for id in ids if key(id) in there]
+            held = queries.listed(s, upgrade_id)
+            released = [id for id in ids if key(id) in there and id not in held]
             s.add_all([queries.new_batch(upgrade_id, first + at, [id], None) for at, id in enumerate(released)])

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from rmvdb import errors
 from rmvdb.registry.clock import clock, now
-from rmvdb.registry.packing import leg_from_json, leg_to_json, pack_ids
+from rmvdb.registry.packing import key, leg_from_json, leg_to_json, pack_ids, unpack_ids
 from rmvdb.tables import (
     BatchRow,
     ClientRow,
@@ -154,6 +154,23 @@ def new_batch(upgrade_id: int, priority: int, ids: Sequence[Id], origin: Mapping
         origin=None if origin is None else dict(origin),
         **{"state": BatchState.PENDING} | begun,
     )
+
+
+def lock_list(s: Session, upgrade_id: int) -> None:
+    """From here to the end of this transaction nobody else puts single records on the upgrade's work list."""
+    s.execute(select(UpgradeRow.id).where(UpgradeRow.id == upgrade_id).with_for_update())
+
+
+def listed(s: Session, upgrade_id: int) -> set[Id]:
+    """The ids of every batch that is not retired."""
+    rows = s.scalars(select(BatchRow.ids).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state != BatchState.RETIRED))
+    return {id for packed in rows for id in unpack_ids(packed)}
+
+
+def set_aside(s: Session, upgrade_id: int, ids: Sequence[Id]) -> set[str]:
+    """Keys of those records that are quarantined; what leaves a batch for that is found in either, if batches are read first."""
+    mine = [and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record.in_(map(key, some))) for some in chunks(ids, 500)]
+    return {record for each in mine for record in s.scalars(select(QuarantineRow.record).where(each))}
 
 
 def last_priority(s: Session, upgrade_id: int) -> int:

@@ -121,7 +121,7 @@ class Outage:
                 if not self.began:
                     self.began = time.monotonic()
                     threading.Thread(target=self._away, daemon=True).start()
-                    assert self._stopped.wait(timeout=60)
+                    assert self._stopped.wait(timeout=240)
             return real(*args, **options)
 
         with pytest.MonkeyPatch.context() as patch:

@@ -37,6 +37,7 @@ from rmvdb.traffic import Traffic
 from rmvdb.types import BatchState, Id, Leg, Metric, Phase, Record, ServingPlan
 from rmvdb.upgrade import completing, listing
 from rmvdb.uptime import uptime
+from tests.support import inprocess
 from tests.support.inprocess import DIMS, TIMES, Gallery, TextEmbedder, make, vector
 from tests.support.waiting import run_out, wait_until
 
@@ -885,7 +886,8 @@ def test_bad_items_that_come_first_in_the_order_are_set_aside_by_what_the_plan_e
         _spoil(gallery, id, kind)
     old, ids = gallery.held()["old"], list(range(31, 41))
     cache = EmbeddingCache(tmp_path / "embeddings", model="v2")
-    cache.put(ids, vectors_of([old[id] for id in ids]), np.stack([vector("v2", f"t{id}") for id in ids]))
+    items = [f"t{id}" for id in ids]
+    cache.put(ids, vectors_of([old[id] for id in ids]), items, np.stack([vector("v2", item) for item in items]))
     backfill = Backfill(
         registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, source=gallery.source, archive=gallery.archive,
         cache=cache,
@@ -893,6 +895,32 @@ def test_bad_items_that_come_first_in_the_order_are_set_aside_by_what_the_plan_e
     gallery.worker(width=1).run(gallery.task, backfill)
     assert len(gallery.registry.quarantined(gallery.upgrade.id)) == 20
     assert set(gallery.held()["new"]) == set(range(21, 41))
+    gallery.registry.close()
+
+
+def test_an_item_that_changed_since_the_plan_is_embedded_again_though_the_old_model_does_not_see_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old model reads the first word only, and the record was written before the upgrade began."""
+    monkeypatch.setattr(inprocess, "vector", lambda model, item: vector(model, item.split()[0] if model == "v1" else item))
+    gallery = make(tmp_path, records=20, deployed=False)
+    _sample(gallery)
+    with gallery.client() as client:
+        for id in (3, 4):
+            gallery.source.of[id] += " and more"
+            client.upsert([{"id": id, "item": gallery.source.of[id], "n": 1}])
+    made = EmbeddingCache(gallery.folder / "embeddings", model="v2")
+    old = gallery.records("texts_v1")
+    items = [gallery.source.of[id] for id in old]
+    assert made.knows(old) == set(old)
+    assert set(made.get(list(old), vectors_of(list(old.values())), items)) == set(old) - {3, 4}
+    gallery.conductor().deploy(gallery.upgrade)
+    backfill = Backfill(
+        registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, source=gallery.source, archive=gallery.archive,
+        cache=made,
+    )  # fmt: skip
+    gallery.worker().run(gallery.task, backfill)
+    gallery.expect_moved()
     gallery.registry.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from PIL import Image
 
 from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache
 from rmvdb.errors import ArtifactError
@@ -161,10 +163,10 @@ NEW = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 def test_how_long_embeddings_took_is_known_to_this_process_and_the_next(tmp_path: Path) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
-    cache.put([1], OLD[:1], NEW[:1])  # nobody knows
+    cache.put([1], OLD[:1], ["a"], NEW[:1])  # nobody knows
     assert cache.per_second is None
-    cache.put([1, 2, 3], OLD, NEW, seconds=0.5)
-    cache.put([4], OLD[:1], NEW[:1], seconds=1.5)
+    cache.put([1, 2, 3], OLD, ["a"] * 3, NEW, seconds=0.5)
+    cache.put([4], OLD[:1], ["a"], NEW[:1], seconds=1.5)
     assert cache.per_second == EmbeddingCache(tmp_path, model="v2").per_second == 2.0
     cache.clear()
     assert cache.per_second is None
@@ -173,44 +175,76 @@ def test_how_long_embeddings_took_is_known_to_this_process_and_the_next(tmp_path
 @pytest.mark.parametrize("ids", [[1, 2, 3], ["a", "b", "c"]])
 def test_a_kept_embedding_is_found_by_this_process_and_the_next(tmp_path: Path, ids: list[Id]) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
-    assert cache.get(ids, OLD) == {}
-    cache.put(ids, OLD, NEW)
+    assert cache.get(ids, OLD, ["a"] * 3) == {}
+    cache.put(ids, OLD, ["a"] * 3, NEW)
     for each in (cache, EmbeddingCache(tmp_path, model="v2")):
-        found = each.get([ids[2], ids[0], "unknown"], OLD[[2, 0, 1]])
+        found = each.get([ids[2], ids[0], "unknown"], OLD[[2, 0, 1]], ["a"] * 3)
         assert list(found) == [ids[2], ids[0]]
         np.testing.assert_array_equal(np.stack(list(found.values())), NEW[[2, 0]])
 
 
 def test_a_record_that_changed_since_is_embedded_again(tmp_path: Path) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
-    cache.put([1, 2, 3], OLD, NEW)
+    cache.put([1, 2, 3], OLD, ["a"] * 3, NEW)
     changed = OLD.copy()
     changed[1, 0] = np.nextafter(changed[1, 0], np.float32(9))
-    assert list(cache.get([1, 2, 3], changed)) == [1, 3]
+    assert list(cache.get([1, 2, 3], changed, ["a"] * 3)) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a text", "a text and more"),
+        (b"one", b"two"),
+        ({"z": np.ones(2)}, {"z": np.zeros(2)}),
+        (np.zeros((2, 3)), np.zeros((3, 2))),
+        (np.zeros(4, np.uint8), np.zeros(2, np.uint16)),
+        (Image.new("L", (2, 3)), Image.new("L", (3, 2))),
+        (Image.new("L", (2, 2), 1), Image.new("L", (2, 2), 2)),
+        (7, "7"),
+    ],
+)
+def test_a_record_whose_item_is_another_one_now_is_embedded_again(tmp_path: Path, one: Any, other: Any) -> None:
+    cache = EmbeddingCache(tmp_path, model="v2")
+    cache.put([1], OLD[:1], [one], NEW[:1])
+    assert list(cache.get([1], OLD[:1], [copy.copy(one)])) == [1]
+    assert cache.get([1], OLD[:1], [other]) == {}
+    assert cache.knows([1, 2]) == {1}
+
+
+def test_a_file_that_was_written_since_is_embedded_again_and_what_nobody_can_tell_always(tmp_path: Path) -> None:
+    file, cache = tmp_path / "item.txt", EmbeddingCache(tmp_path / "kept", model="v2")
+    file.write_text("a")
+    cache.put([1, 2], OLD[:2], [file, object()], NEW[:2])
+    assert list(cache.get([1, 2], OLD[:2], [file, object()])) == [1]
+    file.write_text("ab")
+    assert cache.get([1], OLD[:1], [file]) == {}
+    file.unlink()
+    assert cache.get([1], OLD[:1], [file]) == {}
 
 
 def test_models_do_not_see_each_others_embeddings(tmp_path: Path) -> None:
-    EmbeddingCache(tmp_path, model="v2").put([1, 2, 3], OLD, NEW)
-    assert EmbeddingCache(tmp_path, model="v3").get([1, 2, 3], OLD) == {}
+    EmbeddingCache(tmp_path, model="v2").put([1, 2, 3], OLD, ["a"] * 3, NEW)
+    assert EmbeddingCache(tmp_path, model="v3").get([1, 2, 3], OLD, ["a"] * 3) == {}
 
 
 def test_an_altered_cache_file_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
-    cache.put([1], OLD[:1], NEW[:1])
-    cache.put([2], OLD[1:2], NEW[1:2])
+    cache.put([1], OLD[:1], ["a"], NEW[:1])
+    cache.put([2], OLD[1:2], ["a"], NEW[1:2])
     broken = sorted(cache.folder.iterdir())[0]
     broken.write_bytes(broken.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):
-        assert len(EmbeddingCache(tmp_path, model="v2").get([1, 2], OLD[:2])) == 1
+        assert len(EmbeddingCache(tmp_path, model="v2").get([1, 2], OLD[:2], ["a"] * 2)) == 1
     assert "Embeddings are computed again" in caplog.text
     assert [record.__dict__["action"] for record in caplog.records] == ["cache-skip"]
 
 
 def test_the_cache_forgets_when_told(tmp_path: Path) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
-    cache.put([1, 2, 3], OLD, NEW)
+    cache.put([1, 2, 3], OLD, ["a"] * 3, NEW)
     cache.clear()
-    assert cache.get([1, 2, 3], OLD) == {}
+    assert cache.get([1, 2, 3], OLD, ["a"] * 3) == {}
     cache.clear()
 
 
@@ -218,9 +252,9 @@ def test_a_sample_of_more_than_one_file_is_whole(tmp_path: Path) -> None:
     n = 20_000
     old, new = np.random.default_rng(0).normal(size=(2, n, 2)).astype(np.float32)
     cache = EmbeddingCache(tmp_path, model="v2")
-    cache.put(list(range(n)), old, new)
+    cache.put(list(range(n)), old, ["a"] * n, new)
     assert len(list(cache.folder.iterdir())) == 3
-    found = EmbeddingCache(tmp_path, model="v2").get(list(range(n)), old)
+    found = EmbeddingCache(tmp_path, model="v2").get(list(range(n)), old, ["a"] * n)
     np.testing.assert_array_equal(np.stack([found[id] for id in range(n)]), new)
 
 
@@ -238,19 +272,19 @@ noise = np.random.default_rng(0).normal(size=(500, 512)).astype(np.float32)  # 1
 big = [Record(id=n, vector=noise[n]) for n in range(500)]
 archive, artifacts, cache = Archive(disk / "archive"), Artifacts(disk / "artifacts"), EmbeddingCache(disk / "cache", model="v2")
 kept, digest = archive.write("g", "1", records=big[:20]), artifacts.put(b"psi", suffix="json")
-cache.put([1], noise[:1], noise[:1])
+cache.put([1], noise[:1], ["a"], noise[:1])
 before = sorted(str(path) for path in disk.rglob("*"))
 messages = []
 for write in (
     lambda: archive.write("g", "1", records=big),
     lambda: artifacts.put(noise.tobytes(), suffix="bin"),
-    lambda: cache.put(list(range(500)), noise, noise),
+    lambda: cache.put(list(range(500)), noise, ["a"] * 500, noise),
 ):
     try:
         write()
     except DiskFull as exc:
         messages.append(str(exc))
-same = len(archive.read(kept)) == 20 and artifacts.get(digest) == b"psi" and len(cache.get([1], noise[:1])) == 1
+same = len(archive.read(kept)) == 20 and artifacts.get(digest) == b"psi" and len(cache.get([1], noise[:1], ["a"])) == 1
 same = same and sorted(str(path) for path in disk.rglob("*")) == before
 print(json.dumps({"messages": messages, "same": same}))
 """

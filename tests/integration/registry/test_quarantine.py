@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from sqlalchemy import insert
+
 from rmvdb.registry import Registry, unpack_ids
-from rmvdb.tables import UpgradeRow
+from rmvdb.tables import QuarantineRow, UpgradeRow
 from rmvdb.types import BatchState
 from tests.support.photos import claimed, set_aside
 
@@ -13,7 +15,7 @@ def test_a_quarantined_record_counts_as_not_moved(registry: Registry, upgrade: U
     registry.copied(claimed(registry, upgrade), again=[], aside={2: "cannot be read"})
     due = claimed(registry, upgrade, grace=0.0)
     registry.copied(due, again=[], aside={2: "x" * 5000})
-    registry.retire(due, moved=1, again=[])
+    registry.retire(claimed(registry, upgrade, grace=0.0), moved=1, again=[])
     progress = registry.progress(upgrade.id)
 
     assert [(row.record, len(row.reason)) for row in registry.quarantined(upgrade.id)] == [("2", 2000)]
@@ -28,6 +30,20 @@ def test_a_released_record_is_tried_again_or_dropped(registry: Registry, upgrade
 
     assert registry.quarantined(upgrade.id) == []
     assert registry.listed_ids(upgrade.id) == {1, 2}
+
+
+def test_no_record_is_on_the_list_twice(registry: Registry, upgrade: UpgradeRow) -> None:
+    """Of two batches one would find it gone because of the other, and take it out of the new collection."""
+    registry.add_late(upgrade.id, [1, 2, 3])
+    held = claimed(registry, upgrade)
+    registry.copied(held, again=[], aside={1: "cannot be read"})
+    registry.add_late(upgrade.id, [1, 2, 4])  # by whoever looked before it was set aside
+    assert [unpack_ids(row.ids) for row in registry.batches(upgrade.id)] == [[2, 3], [4]]
+    with registry.engine.begin() as connection:  # as by a registry of before
+        connection.execute(insert(QuarantineRow).values(upgrade_id=upgrade.id, record="4", reason="cannot be read", at=0.0))
+    registry.release(upgrade.id, [1, 4], again=True)
+    assert [unpack_ids(row.ids) for row in registry.batches(upgrade.id)] == [[2, 3], [4], [1]]
+    assert registry.quarantined(upgrade.id) == []
 
 
 def test_a_quarantined_record_leaves_its_batch(registry: Registry, upgrade: UpgradeRow) -> None:
