@@ -19,6 +19,8 @@ from rmvdb.types import BatchState, Id, IdType, Phase, ServingPlan
 
 #: How the name begins under which a conductor writes. That of a client begins with its host's, which has no blanks.
 CONDUCTOR = "upgrade "
+#: Bytes of an id: an entry of an index of PostgreSQL has about 2,700.
+LONGEST_ID = 2500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +49,10 @@ class Intents(Database):
         """
         if (bad := next((id for id in ids if "\0" in key(id)), None)) is not None:
             raise Mismatch(f"The id {bad!r} cannot be kept: it contains NUL, which PostgreSQL has in no text; rename the record")
+        if (long := next((id for id in ids if len(key(id).encode()) > LONGEST_ID), None)) is not None:
+            raise Mismatch(
+                f"The id {long!r:.60}… has more than {LONGEST_ID:,} bytes, which PostgreSQL cannot index; rename the record"
+            )
         # Locked until the commit, so that of two writes of one record the one with the smaller id is also seen first.
         row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
         if queries.closing(s, row) or s.scalar(_behind(s, row)):

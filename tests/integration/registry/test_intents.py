@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import event
 
+from rmvdb.errors import Mismatch
 from rmvdb.registry import Registry
 from rmvdb.tables import GalleryRow, UpgradeRow
 from rmvdb.types import BatchState, Phase
@@ -272,3 +273,10 @@ def test_a_write_announced_twice_because_its_answer_was_lost_waits_only_for_othe
     assert registry.open_writes(gallery.id) == set(again.intents)
     assert not registry.blocked(again, [1, 2])
     assert registry.blocked(opened(registry, [2], client="c1#2"), [2])
+
+
+def test_an_id_that_postgresql_could_not_keep_is_refused_by_name(registry: Registry, gallery: GalleryRow) -> None:
+    opened(registry, ["ü" * 1250])  # type: ignore[list-item]
+    for id, saying in (("a\0b", "contains NUL"), ("ü" * 1251, r"The id 'ü{59}… has more than 2,500 bytes")):
+        with pytest.raises(Mismatch, match=saying):
+            opened(registry, [id])  # type: ignore[list-item]
