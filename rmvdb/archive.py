@@ -161,33 +161,32 @@ class EmbeddingCache:
         self,
         ids: Sequence[Id],
         old: Vectors | Sequence[Vectors],
-        items: Sequence[Item],
+        told: Sequence[bytes | None],
         new: Vectors,
         *,
         seconds: float | None = None,
     ) -> None:
-        """Keep `new` (n, dim), the embeddings of these `items`, of records whose old vectors are `old`, of any dimension. Raises
-        DiskFull.
+        """Keep `new` (n, dim), the embeddings of records whose old vectors are `old`, of any dimension, and whose items are those
+        that `told` tells (`item_digest`, from before they were embedded). Raises DiskFull.
 
         `seconds` is what all of them took.
         """
-        if not len(ids) == len(old) == len(items) == len(new):
+        if not len(ids) == len(old) == len(told) == len(new):
             raise ArtifactError(f"{len(ids)} ids, {len(old)} old and {len(new)} new vectors cannot be kept together")
         for start in range(0, len(ids), _A_FILE):
             part = slice(start, start + _A_FILE)
             took = None if seconds is None else seconds * len(ids[part]) / len(ids)
-            digests = [_digest(vector, _told(item) or b"") for vector, item in zip(old[part], items[part], strict=True)]
+            digests = [_digest(vector, item or b"") for vector, item in zip(old[part], told[part], strict=True)]
             self._put_file(ids[part], digests, new[part], took)
 
-    def get(self, ids: Sequence[Id], old: Iterable[Vectors], items: Sequence[Item]) -> dict[Id, Vectors]:
-        """The embeddings (dim,) of those ids whose record still has that old vector and that item."""
+    def get(self, ids: Sequence[Id], old: Iterable[Vectors], told: Sequence[bytes | None]) -> dict[Id, Vectors]:
+        """The embeddings (dim,) of those ids whose record still has that old vector and the item of that digest."""
         found = self._load()
-        known = ((id, vector, _told(item)) for id, vector, item in zip(ids, old, items, strict=True))
-        keys = [(id, _digest(vector, told)) for id, vector, told in known if told is not None]
+        keys = [(id, _digest(vector, item)) for id, vector, item in zip(ids, old, told, strict=True) if item is not None]
         return {key[0]: found[key] for key in keys if key in found}
 
     def knows(self, ids: Iterable[Id]) -> set[Id]:
-        """Those of these ids that have an embedding, whatever became of the record since."""
+        """Those of these ids that have an embedding, whatever became of the record and its item since."""
         return {id for id, _ in self._load()}.intersection(ids)
 
     def some(self, most: int) -> list[Id]:
@@ -233,6 +232,8 @@ class EmbeddingCache:
 
     def _add(self, found: dict[_Key, Vectors], data: bytes) -> None:
         table = pq.read_table(io.BytesIO(data))
+        if "of" not in table.column_names:  # of a time when no item was told
+            return
         keys = zip(table["id"].to_pylist(), table["of"].to_pylist(), strict=True)
         found.update((key, vector) for key, vector in zip(keys, _column_vectors(table), strict=True) if vector is not None)
         if seconds := (table.schema.metadata or {}).get(_SECONDS):
@@ -243,20 +244,33 @@ def _digest(vector: Vectors, item: bytes = b"") -> bytes:
     return hashlib.blake2b(np.asarray(vector, dtype=np.float32).tobytes() + item, digest_size=_DIGEST).digest()
 
 
-def _told(item: Item) -> bytes | None:
-    """What tells an item from another one: of a file its name, size and time. None where nobody knows."""
+def item_digest(item: Item) -> bytes | None:
+    """What tells an item from another one: of a file its name, size and time, else what it holds. None where nobody knows."""
     try:
-        if isinstance(item, Path):
-            file = item.stat()
-            return f"{item} {file.st_size} {file.st_mtime_ns}".encode()
-        if isinstance(item, np.ndarray) or hasattr(item, "tobytes"):  # a PIL image has a mode and a size
-            shape = [getattr(item, name, "") for name in ("dtype", "shape", "mode", "size")]
-            return None if shape[0] == np.dtype(object) else f"{shape} ".encode() + item.tobytes()
-        if isinstance(item, bytes):
-            return b"bytes " + item
-        return json.dumps(item, sort_keys=True, default=lambda part: part.tolist()).encode()
-    except (OSError, TypeError, ValueError, AttributeError):
+        return hashlib.blake2b(_told(item), digest_size=_DIGEST).digest()
+    except Exception:  # noqa: BLE001 (a broken picture raises nearly anything once it is read; whoever embeds it will tell)
         return None
+
+
+def _told(item: Any) -> bytes:
+    from PIL import Image  # here, so that commands that embed nothing do not wait for it
+
+    if isinstance(item, Path):
+        file = item.stat()
+        return f"{item} {file.st_size} {file.st_mtime_ns}".encode()
+    if isinstance(item, bytes | bytearray):
+        return b"bytes " + item
+    if isinstance(item, np.ndarray) and item.dtype != np.dtype(object):
+        return f"{item.dtype} {item.shape} ".encode() + item.tobytes()
+    if isinstance(item, Image.Image):
+        return f"{item.mode} {item.size} {item.getpalette()} ".encode() + item.tobytes()
+
+    def part(one: Any) -> str:
+        if not isinstance(one, Path | bytes | bytearray | np.ndarray | Image.Image):
+            raise TypeError(type(one).__name__)  # nobody knows what it holds
+        return hashlib.blake2b(_told(one), digest_size=_DIGEST).hexdigest()
+
+    return json.dumps(item, sort_keys=True, default=part).encode()
 
 
 def _table(records: Sequence[Record], made: Mapping[Id, bytes]) -> Any:

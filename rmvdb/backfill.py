@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from rmvdb import errors
-from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache, Reading, same_fields
+from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache, Reading, item_digest, same_fields
 from rmvdb.embedders import SURE, embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.latency import ENOUGH, WINDOW
@@ -267,10 +267,9 @@ class Backfill:
             self._expect_whole(origin)
             vectors = np.stack([record.vector for record in old if record.vector is not None])
             return dict(zip([record.id for record in old], self._encoder.apply(task.stand_in, vectors), strict=True)), {}
-        known = self._cache.knows(record.id for record in old) if self._cache else set()
-        sure = functools.cache(functools.partial(self._sure, task, tuple(record for record in old if record.id in known)))
-        items, reasons = self._items(old, sure)
+        items, reasons = self._items(old, functools.partial(self._sure, task, ()))
         raw = self._cached(task, [record for record in old if record.id in items], items)
+        sure = functools.cache(functools.partial(self._sure, task, tuple(record for record in old if record.id in raw)))
         items = {id: item for id, item in items.items() if id not in raw}
         if items:
             with self._one_at_a_time:  # the embedder is the bottleneck; it is given whole batches, one after the other
@@ -287,12 +286,14 @@ class Backfill:
             self._archive.ids(ArchiveFile(**file))
 
     def _cached(self, task: Task, old: Sequence[Record], items: Mapping[Id, Any]) -> dict[Id, Vectors]:
-        if self._cache is None:
+        known = self._cache.knows(record.id for record in old) if self._cache else set()
+        if self._cache is None or not known:
             return {}
         if task.known_by:
-            old = self._store.get(task.known_by, [record.id for record in old], fields=(), vector=True)
+            old = self._store.get(task.known_by, list(known), fields=(), vector=True)
+        old = [record for record in old if record.id in known]
         ids = [record.id for record in old]
-        return self._cache.get(ids, [_vector(record) for record in old], [items[id] for id in ids])
+        return self._cache.get(ids, [_vector(record) for record in old], [item_digest(items[id]) for id in ids])
 
     def _sure(self, task: Task, known: Sequence[Record]) -> list[Any]:
         """Items of records that could be embedded before, or none: they tell bad records from a broken source or model."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmvdb import errors
-from rmvdb.archive import EmbeddingCache
+from rmvdb.archive import EmbeddingCache, item_digest
 from rmvdb.embedders import SURE, embed_checked
 from rmvdb.encoding import Encoder
 from rmvdb.methods import Pairs
@@ -230,21 +230,23 @@ class Sampler:
                 f"The source has an item of none of {counted(len(records), 'record')}, such as {records[0].id!r}; "
                 "mend the source, then plan again"
             )
-        cache = self._cache(version)
-        known = cache.get([record.id for record in there], vectors_of(there), [items[record.id] for record in there])
+        cache, told = self._cache(version), {record.id: item_digest(items[record.id]) for record in there}
+        known = cache.get(list(told), vectors_of(there), list(told.values()))
         fresh = [record for record in there if record.id not in known]
         if not fresh:
             return known
+        loading = (time.monotonic() - started) * len(fresh) / len(records)
+        started = time.monotonic()
         vectors, bad = embed_checked(
             self._encoder.embedder(version),
             [items[record.id] for record in fresh],
             self._encoder.chain(version).dim,
-            sure=lambda: list(source.load(sure()).values()),
+            sure=lambda: [items[id] for id in known][:SURE] or list(source.load(sure()).values()),
         )
         good = [at for at in range(len(fresh)) if at not in bad]
         made, ids = [fresh[at] for at in good], [fresh[at].id for at in good]
-        seconds = time.monotonic() - started
-        cache.put(ids, vectors_of(made), [items[id] for id in ids], vectors[good], seconds=seconds)
+        seconds = loading + time.monotonic() - started
+        cache.put(ids, vectors_of(made), [told[id] for id in ids], vectors[good], seconds=seconds)
         return known | dict(zip(ids, vectors[good], strict=True))
 
 

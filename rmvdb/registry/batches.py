@@ -51,7 +51,7 @@ class Batches(Database):
         batches at once, one would find them gone because of the other. WrongPhase where the upgrade has ended."""
         queries.refuse_ended(s, upgrade_id)
         queries.lock_list(s, upgrade_id)
-        held = queries.listed(s, upgrade_id)
+        held = set(ids).intersection(queries.listed(s, upgrade_id))
         aside = queries.set_aside(s, upgrade_id, ids)
         if late := [id for id in ids if id not in held and key(id) not in aside]:
             s.add(queries.new_batch(upgrade_id, queries.last_priority(s, upgrade_id) + 1, late, None))
@@ -70,7 +70,7 @@ class Batches(Database):
     @transaction
     def listed_ids(self, s: Session, /, upgrade_id: int) -> set[Id]:
         """The ids of every batch that is not retired."""
-        return queries.listed(s, upgrade_id)
+        return set(queries.listed(s, upgrade_id))
 
     @transaction
     def batches(

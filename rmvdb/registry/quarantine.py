@@ -34,6 +34,6 @@ class Quarantine(Database):
         if again:
             first = queries.last_priority(s, upgrade_id) + 1
             # One batch each: a batch that fails as a whole stops the upgrade, and these may well fail again.
-            held = queries.listed(s, upgrade_id)
+            held = set(ids).intersection(queries.listed(s, upgrade_id))
             released = [id for id in ids if key(id) in there and id not in held]
             s.add_all([queries.new_batch(upgrade_id, first + at, [id], None) for at, id in enumerate(released)])

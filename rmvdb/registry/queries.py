@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Select, and_, case, delete, func, select
@@ -158,13 +158,13 @@ def new_batch(upgrade_id: int, priority: int, ids: Sequence[Id], origin: Mapping
 
 def lock_list(s: Session, upgrade_id: int) -> None:
     """From here to the end of this transaction nobody else puts single records on the upgrade's work list."""
-    s.execute(select(UpgradeRow.id).where(UpgradeRow.id == upgrade_id).with_for_update())
+    s.execute(select(UpgradeRow.id).where(UpgradeRow.id == upgrade_id).with_for_update(key_share=True))
 
 
-def listed(s: Session, upgrade_id: int) -> set[Id]:
+def listed(s: Session, upgrade_id: int) -> Iterator[Id]:
     """The ids of every batch that is not retired."""
     rows = s.scalars(select(BatchRow.ids).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state != BatchState.RETIRED))
-    return {id for packed in rows for id in unpack_ids(packed)}
+    return (id for packed in rows for id in unpack_ids(packed))
 
 
 def set_aside(s: Session, upgrade_id: int, ids: Sequence[Id]) -> set[str]:

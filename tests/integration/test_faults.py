@@ -21,7 +21,7 @@ import pytest
 from sqlalchemy import text
 
 from rmvdb import errors
-from rmvdb.archive import ArchiveFile, EmbeddingCache
+from rmvdb.archive import ArchiveFile, EmbeddingCache, item_digest
 from rmvdb.backfill import Backfill
 from rmvdb.client import Client
 from rmvdb.encoding import Chain, Encoder
@@ -887,7 +887,12 @@ def test_bad_items_that_come_first_in_the_order_are_set_aside_by_what_the_plan_e
     old, ids = gallery.held()["old"], list(range(31, 41))
     cache = EmbeddingCache(tmp_path / "embeddings", model="v2")
     items = [f"t{id}" for id in ids]
-    cache.put(ids, vectors_of([old[id] for id in ids]), items, np.stack([vector("v2", item) for item in items]))
+    cache.put(
+        ids,
+        vectors_of([old[id] for id in ids]),
+        [item_digest(item) for item in items],
+        np.stack([vector("v2", item) for item in items]),
+    )
     backfill = Backfill(
         registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, source=gallery.source, archive=gallery.archive,
         cache=cache,
@@ -913,7 +918,7 @@ def test_an_item_that_changed_since_the_plan_is_embedded_again_though_the_old_mo
     old = gallery.records("texts_v1")
     items = [gallery.source.of[id] for id in old]
     assert made.knows(old) == set(old)
-    assert set(made.get(list(old), vectors_of(list(old.values())), items)) == set(old) - {3, 4}
+    assert set(made.get(list(old), vectors_of(list(old.values())), list(map(item_digest, items)))) == set(old) - {3, 4}
     gallery.conductor().deploy(gallery.upgrade)
     backfill = Backfill(
         registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, source=gallery.source, archive=gallery.archive,
@@ -921,6 +926,29 @@ def test_an_item_that_changed_since_the_plan_is_embedded_again_though_the_old_mo
     )  # fmt: skip
     gallery.worker().run(gallery.task, backfill)
     gallery.expect_moved()
+    gallery.registry.close()
+
+
+@pytest.mark.parametrize("kind", ["broken", "missing"])
+@pytest.mark.parametrize("bad", [range(1, 11), range(1, 6), range(1, 41, 4)])
+def test_what_the_plan_embedded_and_is_bad_since_is_set_aside_and_planned_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bad: Sequence[int]
+) -> None:
+    """All of a batch, half of one, some of each."""
+    monkeypatch.setattr("rmvdb.sampling.CHUNK", 10)
+    gallery = make(tmp_path)
+    assert _sample(gallery).skipped == 0
+    for id in bad:
+        _spoil(gallery, id, kind)
+    assert _sample(gallery).skipped == len(bad)
+    assert _sample(gallery).skipped == len(bad)
+    backfill = Backfill(
+        registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, source=gallery.source, archive=gallery.archive,
+        cache=EmbeddingCache(gallery.folder / "embeddings", model="v2"),
+    )  # fmt: skip
+    gallery.worker(width=1).run(gallery.task, backfill)
+    assert {row.record for row in gallery.registry.quarantined(gallery.upgrade.id)} == set(map(str, bad))
+    assert set(gallery.held()["new"]) == set(range(1, 41)) - set(bad)
     gallery.registry.close()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import logging
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache
+from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache, item_digest
 from rmvdb.errors import ArtifactError
 from rmvdb.types import Id, Record, Vectors
 
@@ -163,10 +165,10 @@ NEW = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 def test_how_long_embeddings_took_is_known_to_this_process_and_the_next(tmp_path: Path) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
-    cache.put([1], OLD[:1], ["a"], NEW[:1])  # nobody knows
+    cache.put([1], OLD[:1], [b"a"], NEW[:1])  # nobody knows
     assert cache.per_second is None
-    cache.put([1, 2, 3], OLD, ["a"] * 3, NEW, seconds=0.5)
-    cache.put([4], OLD[:1], ["a"], NEW[:1], seconds=1.5)
+    cache.put([1, 2, 3], OLD, [b"a"] * 3, NEW, seconds=0.5)
+    cache.put([4], OLD[:1], [b"a"], NEW[:1], seconds=1.5)
     assert cache.per_second == EmbeddingCache(tmp_path, model="v2").per_second == 2.0
     cache.clear()
     assert cache.per_second is None
@@ -175,20 +177,27 @@ def test_how_long_embeddings_took_is_known_to_this_process_and_the_next(tmp_path
 @pytest.mark.parametrize("ids", [[1, 2, 3], ["a", "b", "c"]])
 def test_a_kept_embedding_is_found_by_this_process_and_the_next(tmp_path: Path, ids: list[Id]) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
-    assert cache.get(ids, OLD, ["a"] * 3) == {}
-    cache.put(ids, OLD, ["a"] * 3, NEW)
+    assert cache.get(ids, OLD, [b"a"] * 3) == {}
+    cache.put(ids, OLD, [b"a"] * 3, NEW)
     for each in (cache, EmbeddingCache(tmp_path, model="v2")):
-        found = each.get([ids[2], ids[0], "unknown"], OLD[[2, 0, 1]], ["a"] * 3)
+        found = each.get([ids[2], ids[0], "unknown"], OLD[[2, 0, 1]], [b"a"] * 3)
         assert list(found) == [ids[2], ids[0]]
         np.testing.assert_array_equal(np.stack(list(found.values())), NEW[[2, 0]])
 
 
 def test_a_record_that_changed_since_is_embedded_again(tmp_path: Path) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
-    cache.put([1, 2, 3], OLD, ["a"] * 3, NEW)
+    cache.put([1, 2, 3], OLD, [b"a"] * 3, NEW)
     changed = OLD.copy()
     changed[1, 0] = np.nextafter(changed[1, 0], np.float32(9))
-    assert list(cache.get([1, 2, 3], changed, ["a"] * 3)) == [1, 3]
+    assert list(cache.get([1, 2, 3], changed, [b"a"] * 3)) == [1, 3]
+
+
+def _painted(*, red: int) -> Image.Image:
+    """A picture of one colour of a palette."""
+    made = Image.new("P", (2, 2), 0)
+    made.putpalette([red, 0, 0])
+    return made
 
 
 @pytest.mark.parametrize(
@@ -202,49 +211,59 @@ def test_a_record_that_changed_since_is_embedded_again(tmp_path: Path) -> None:
         (Image.new("L", (2, 3)), Image.new("L", (3, 2))),
         (Image.new("L", (2, 2), 1), Image.new("L", (2, 2), 2)),
         (7, "7"),
+        ([b"a", "x"], [b"b", "x"]),
+        (_painted(red=255), _painted(red=0)),
     ],
 )
 def test_a_record_whose_item_is_another_one_now_is_embedded_again(tmp_path: Path, one: Any, other: Any) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
-    cache.put([1], OLD[:1], [one], NEW[:1])
-    assert list(cache.get([1], OLD[:1], [copy.copy(one)])) == [1]
-    assert cache.get([1], OLD[:1], [other]) == {}
+    cache.put([1], OLD[:1], [item_digest(one)], NEW[:1])
+    assert list(cache.get([1], OLD[:1], [item_digest(copy.copy(one))])) == [1]
+    assert cache.get([1], OLD[:1], [item_digest(other)]) == {}
     assert cache.knows([1, 2]) == {1}
 
 
-def test_a_file_that_was_written_since_is_embedded_again_and_what_nobody_can_tell_always(tmp_path: Path) -> None:
+def test_a_file_that_was_written_since_is_another_item_and_what_nobody_can_tell_is_always(tmp_path: Path) -> None:
     file, cache = tmp_path / "item.txt", EmbeddingCache(tmp_path / "kept", model="v2")
     file.write_text("a")
-    cache.put([1, 2], OLD[:2], [file, object()], NEW[:2])
-    assert list(cache.get([1, 2], OLD[:2], [file, object()])) == [1]
+    first = item_digest(file)
+    assert item_digest(file) == first
+    os.utime(file, (1, 1))
+    second = item_digest(file)
     file.write_text("ab")
-    assert cache.get([1], OLD[:1], [file]) == {}
+    os.utime(file, (1, 1))
+    assert len({first, second, item_digest(file)}) == 3
     file.unlink()
-    assert cache.get([1], OLD[:1], [file]) == {}
+    cut = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(cut, "PNG")
+    broken = Image.open(io.BytesIO(cut.getvalue()[:900] + b"not a chunk" + cut.getvalue()[911:]))
+    assert [item_digest(each) for each in (file, object(), {"a": object()}, np.array([object()]), broken)] == [None] * 5
+    cache.put([1], OLD[:1], [None], NEW[:1])
+    assert cache.get([1], OLD[:1], [None]) == {}
 
 
 def test_models_do_not_see_each_others_embeddings(tmp_path: Path) -> None:
-    EmbeddingCache(tmp_path, model="v2").put([1, 2, 3], OLD, ["a"] * 3, NEW)
-    assert EmbeddingCache(tmp_path, model="v3").get([1, 2, 3], OLD, ["a"] * 3) == {}
+    EmbeddingCache(tmp_path, model="v2").put([1, 2, 3], OLD, [b"a"] * 3, NEW)
+    assert EmbeddingCache(tmp_path, model="v3").get([1, 2, 3], OLD, [b"a"] * 3) == {}
 
 
 def test_an_altered_cache_file_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
-    cache.put([1], OLD[:1], ["a"], NEW[:1])
-    cache.put([2], OLD[1:2], ["a"], NEW[1:2])
+    cache.put([1], OLD[:1], [b"a"], NEW[:1])
+    cache.put([2], OLD[1:2], [b"a"], NEW[1:2])
     broken = sorted(cache.folder.iterdir())[0]
     broken.write_bytes(broken.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):
-        assert len(EmbeddingCache(tmp_path, model="v2").get([1, 2], OLD[:2], ["a"] * 2)) == 1
+        assert len(EmbeddingCache(tmp_path, model="v2").get([1, 2], OLD[:2], [b"a"] * 2)) == 1
     assert "Embeddings are computed again" in caplog.text
     assert [record.__dict__["action"] for record in caplog.records] == ["cache-skip"]
 
 
 def test_the_cache_forgets_when_told(tmp_path: Path) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
-    cache.put([1, 2, 3], OLD, ["a"] * 3, NEW)
+    cache.put([1, 2, 3], OLD, [b"a"] * 3, NEW)
     cache.clear()
-    assert cache.get([1, 2, 3], OLD, ["a"] * 3) == {}
+    assert cache.get([1, 2, 3], OLD, [b"a"] * 3) == {}
     cache.clear()
 
 
@@ -252,9 +271,9 @@ def test_a_sample_of_more_than_one_file_is_whole(tmp_path: Path) -> None:
     n = 20_000
     old, new = np.random.default_rng(0).normal(size=(2, n, 2)).astype(np.float32)
     cache = EmbeddingCache(tmp_path, model="v2")
-    cache.put(list(range(n)), old, ["a"] * n, new)
+    cache.put(list(range(n)), old, [b"a"] * n, new)
     assert len(list(cache.folder.iterdir())) == 3
-    found = EmbeddingCache(tmp_path, model="v2").get(list(range(n)), old, ["a"] * n)
+    found = EmbeddingCache(tmp_path, model="v2").get(list(range(n)), old, [b"a"] * n)
     np.testing.assert_array_equal(np.stack([found[id] for id in range(n)]), new)
 
 
@@ -272,19 +291,19 @@ noise = np.random.default_rng(0).normal(size=(500, 512)).astype(np.float32)  # 1
 big = [Record(id=n, vector=noise[n]) for n in range(500)]
 archive, artifacts, cache = Archive(disk / "archive"), Artifacts(disk / "artifacts"), EmbeddingCache(disk / "cache", model="v2")
 kept, digest = archive.write("g", "1", records=big[:20]), artifacts.put(b"psi", suffix="json")
-cache.put([1], noise[:1], ["a"], noise[:1])
+cache.put([1], noise[:1], [b"a"], noise[:1])
 before = sorted(str(path) for path in disk.rglob("*"))
 messages = []
 for write in (
     lambda: archive.write("g", "1", records=big),
     lambda: artifacts.put(noise.tobytes(), suffix="bin"),
-    lambda: cache.put(list(range(500)), noise, ["a"] * 500, noise),
+    lambda: cache.put(list(range(500)), noise, [b"a"] * 500, noise),
 ):
     try:
         write()
     except DiskFull as exc:
         messages.append(str(exc))
-same = len(archive.read(kept)) == 20 and artifacts.get(digest) == b"psi" and len(cache.get([1], noise[:1], ["a"])) == 1
+same = len(archive.read(kept)) == 20 and artifacts.get(digest) == b"psi" and len(cache.get([1], noise[:1], [b"a"])) == 1
 same = same and sorted(str(path) for path in disk.rglob("*")) == before
 print(json.dumps({"messages": messages, "same": same}))
 """
