@@ -286,8 +286,7 @@ class Backfill:
             self._archive.ids(ArchiveFile(**file))
 
     def _cached(self, task: Task, old: Sequence[Record], items: Mapping[Id, Any]) -> dict[Id, Vectors]:
-        known = self._cache.knows(record.id for record in old) if self._cache else set()
-        if self._cache is None or not known:
+        if self._cache is None or not (known := self._cache.knows(record.id for record in old)):
             return {}
         if task.known_by:
             old = self._store.get(task.known_by, list(known), fields=(), vector=True)

@@ -146,7 +146,8 @@ class Planner:
         """The plan for upgrading the collections of these legs, newest first, to version `to`: from the cache, or made (`again`:
         in any case). `seen`: the records that what is served now was trained on.
 
-        Raises PlanRefused where the sample is too small, ModelError and SourceError for a broken embedder or source.
+        Raises PlanRefused where the sample is too small, ModelError and SourceError for a broken embedder or source, UsageError
+        for queries that cannot be measured by.
         """
         if not again and (kept := self.kept(question)):
             return kept
