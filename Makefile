@@ -1,5 +1,5 @@
 # make setup            .venv with rmvdb and everything that its tests need, in the versions of constraints.txt
-# make test             all checks and all tests
+# make test             all checks and all tests; JOBS=2 TMPDIR=/var/tmp where memory is short
 # make demo [DATA=dir]  an upgrade from the first command to the last, on pictures made here or on those of a folder
 # make stress           upgrades under load and faults: make stress SECONDS=3600 ENGINE=server REGISTRY=postgres SEED=7
 # make clean            take away what the others made
@@ -10,7 +10,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup test demo stress clean
+JOBS = 5
+
+.PHONY: setup test slices slice-lite slice-server demo stress clean
 
 setup: $(READY)
 
@@ -22,15 +24,25 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 # More processes than cores, since the tests mostly wait: for leases, graces and servers. The folders in their order, since the
-# unit tests at the end are short: the most tests first, as xdist would have it, is not the longest first.
+# unit tests at the end are short: the most tests first, as xdist would have it, is not the longest first. What fails is shown at
+# once, since a run that is cut off shows nothing at its end; a process that dies ends the run, since xdist would begin its test
+# again.
 test: setup
-	@started=$$(date +%s); \
-	for check in "ruff check ." "ruff format --check ." mypy lint-imports "python -m pytest -n 3 --dist loadfile --no-loadscope-reorder" \
-		"python -m tests.stress --engine lite --registry sqlite --seconds 150 --seed 295" \
-		"python -m tests.stress --engine server --registry postgres --seconds 150 --seed 182"; do \
+	@for check in "ruff check ." "ruff format --check ." mypy lint-imports \
+		"python -m pytest --instafail -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0"; do \
 		echo "== $$check"; $(BIN)/$$check || exit 1; \
-	done; \
-	echo "== all of it passed in $$(($$(date +%s) - started)) s"
+	done
+	@$(MAKE) --no-print-directory -j 2 slices
+	@echo "== all of it passed"
+
+# Two short stress runs side by side.
+slices: slice-lite slice-server
+
+slice-lite: setup
+	$(BIN)/python -m tests.stress --engine lite --registry sqlite --seconds 150 --seed 295
+
+slice-server: setup
+	$(BIN)/python -m tests.stress --engine server --registry postgres --seconds 150 --seed 182
 
 demo: setup
 	$(BIN)/python examples/demo.py --out demo $(if $(DATA),--data "$(DATA)")
@@ -41,5 +53,6 @@ stress: setup
 		$(if $(INSTANT),--instant-rollback) $(if $(METHOD),--method $(METHOD))
 
 clean:
+	rm -rf "/dev/shm/rmvdb-tests-$$(id -u)"
 	rm -rf .venv build dist demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

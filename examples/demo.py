@@ -131,7 +131,11 @@ class Application:
 
     def _listen(self) -> None:
         for line in self._process.stdout or ():
-            answer = json.loads(line)
+            try:
+                answer = json.loads(line)
+            except ValueError:  # a warning of a library
+                console.print(line.rstrip(), markup=False)
+                continue
             if answer["answer"] == "round":
                 self.rounds.append(answer["name"])
                 _say_round(answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
 _OBJECT = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<name>\w+(\.\w+)*)")
+#: Of two threads that empty the importers' caches at a time one fails (KeyError).
+_importing = threading.Lock()
+
+#: The names of parameters that hold a secret.
+_TELLING = r"(?:\w*passw(?:or)?d|\w*passphrase|\w*token|\w*secret|pwd)"
+#: What leads to one in a URL, whose value reaches to the next &, and in an ODBC string, which is such a value itself, escaped or
+#: not: there braces hold what divides parameters elsewhere.
+_GAP = r"(?:\s|\+|%(?:20|09|0A|0D))*"
+_PLAIN, _ODBC = rf"[?&]{_TELLING}=", rf"(?:;|%3B|=){_GAP}{_TELLING}{_GAP}(?:=|%3D)"
+_IN_ODBC = r"(?:\{(?:[^}]|\}\})*\}|%7B(?:(?!%7D).|%7D%7D)*%7D|(?:(?!%3B)[^&;])*)"
 
 
 def load_object(spec: str, *, error: type[RmvdbError] = UsageError) -> Any:
@@ -35,10 +46,11 @@ def load_object(spec: str, *, error: type[RmvdbError] = UsageError) -> Any:
 
 def _load_module(name: str, error: type[RmvdbError]) -> ModuleType:
     folder = str(Path.cwd())
-    if folder not in sys.path:
-        # For good, not just for this import: the module may import its neighbours later.
-        sys.path.insert(0, folder)
-    importlib.invalidate_caches()
+    with _importing:
+        if folder not in sys.path:
+            # For good, not just for this import: the module may import its neighbours later.
+            sys.path.insert(0, folder)
+        importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
@@ -82,10 +94,12 @@ def parsed(url: str) -> URL | None:
 def has_password(url: str) -> bool:
     """Whether a password stands in the URL itself, not as ${NAME}."""
     literal = re.sub(r"\$\{\w+\}", "", url)
-    return bool(re.search(r"(?i)://[^:/@]*:[^@]+@|://[^:/]*:[^@/?]+@|[?&](?:\w*passw(?:or)?d|token)=[^&]", literal))
+    literal = re.sub(r"(?i)(=|%3D)(?:\{\}|%7B%7D)", r"\1", literal)
+    return bool(re.search(rf"(?i)://[^:/@]*:[^@]+@|://[^:/]*:[^@/?]+@|{_PLAIN}[^&]|{_ODBC}(?!%3B)[^&;]", literal))
 
 
 def without_password(url: str) -> str:
     """The URL as it may be shown: passwords before the host and among the parameters are replaced by ***."""
     hidden = re.sub(r"(://[^:/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
-    return re.sub(r"(?i)([?&](?:\w*passw(?:or)?d|token|sslkey)=)[^&]*", r"\1***", hidden)
+    hidden = re.sub(rf"(?i)({_PLAIN}|[?&]sslkey=)[^&]*", r"\1***", hidden)
+    return re.sub(rf"(?i)({_ODBC}){_IN_ODBC}", r"\1***", hidden)

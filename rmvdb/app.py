@@ -15,13 +15,13 @@ from rmvdb.registry import Registry
 
 if TYPE_CHECKING:
     from rmvdb.archive import EmbeddingCache
-    from rmvdb.backfill import Worker
     from rmvdb.client import Client
     from rmvdb.encoding import Encoder
     from rmvdb.protocols import Classifier, Embedder, Source, VectorStore
     from rmvdb.rebuild import Rebuild
     from rmvdb.tables import VersionRow
     from rmvdb.upgrade import Conductor
+    from rmvdb.worker import Worker
 
 
 class App:
@@ -175,8 +175,8 @@ class App:
 
     def worker(self) -> Worker:
         """A worker with this configuration's lease, width and limits."""
-        from rmvdb.backfill import Worker
         from rmvdb.throttle import Limits
+        from rmvdb.worker import Worker
 
         backfill, throttle = self.settings.backfill, self.settings.throttle
         return Worker(

@@ -27,6 +27,8 @@ from rmvdb.uptime import uptime
 from rmvdb.writing import Writes
 
 R = TypeVar("R")
+#: Which of these records are meant after all, by the plan that is in force.
+Still = Callable[[ServingPlan, Sequence[Id]], Iterable[Id]]
 
 #: How often a search that took longer than allowed is repeated before it fails.
 ATTEMPTS = 5
@@ -353,26 +355,35 @@ class Client:
         """Remove records by id, or all that match a filter; how many ids were asked for or matched."""
         if (ids is None) == (not filter.strip()):
             raise errors.UsageError("delete takes ids, or filter=…; give one of them")
-        if ids is None:
-            pages = self._pages(filter, (), page=WRITE_BATCH)
-            return sum(self._delete([record.id for record in page], filter) for page in pages)
-        asked = _several(ids)
-        return sum(self._delete(asked[start : start + WRITE_BATCH]) for start in range(0, len(asked), WRITE_BATCH))
+        if ids is not None:
+            return len(self._delete(_several(ids)))
 
-    def _delete(self, ids: Sequence[Id], filter: str = "") -> int:
-        if not ids:
-            return 0
-        matching = list(ids)
+        def matching(plan: ServingPlan, some: Sequence[Id]) -> Iterable[Id]:
+            found = (self._store.get(leg.collection, some, filter=filter, fields=()) for leg in reversed(plan.legs))
+            return {record.id: None for each in found for record in each}
+
+        pages = self._pages(filter, (), page=WRITE_BATCH)
+        return sum(len(self._delete([record.id for record in page], matching)) for page in pages)
+
+    def delete_those(self, ids: Sequence[Id], still: Callable[[Sequence[Id]], Iterable[Id]]) -> list[Id]:
+        """Remove those of these records that `still` names, asked once nobody else is at them; their ids."""
+        return self._delete(ids, lambda _, some: still(some))
+
+    def _delete(self, ids: Sequence[Id], still: Still | None = None) -> list[Id]:
+        parts = (ids[start : start + WRITE_BATCH] for start in range(0, len(ids), WRITE_BATCH))
+        return [id for part in parts for id in self._delete_part(part, still)]
+
+    def _delete_part(self, ids: Sequence[Id], still: Still | None) -> list[Id]:
+        going = list(ids)
 
         def only(plan: ServingPlan) -> list[Id]:  # others may have written them since they were listed, and are done now
-            found = (self._store.get(leg.collection, ids, filter=filter, fields=()) for leg in reversed(plan.legs))
-            matching[:] = {record.id: None for some in found for record in some}
-            return matching
+            going[:] = still(plan, ids) if still else ids
+            return going
 
-        with self._writing("delete", ids, only=only if filter else None) as (plan, in_time):
+        with self._writing("delete", ids, only=only if still else None) as (plan, in_time):
             for leg in plan.written:
-                self._store.delete(leg.collection, matching, permit=in_time)
-        return len(matching)
+                self._store.delete(leg.collection, going, permit=in_time)
+        return going
 
     @contextmanager
     def _writing(

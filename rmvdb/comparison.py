@@ -23,6 +23,7 @@ RRF, PROCRUSTES, RIDGE = "rrf", "procrustes", "ridge"
 #: Settings of ψ and ρ that are worth a try, one at a time: what moved Gain most from one pair of models to another.
 BLOCKS = ({"blocks": 1}, {"blocks": 3})
 CONTRAST = ({"temperature": 0.05}, {"temperature": 0.2}, {"mining": False}, {"pull": 0.3}, {"pull": 3.0})
+HEAD = ({"residual": False},)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +179,7 @@ def tuned(trial: Trial, told: Prediction) -> Prediction:
 def _tries(method: Method) -> list[dict[str, Any]]:
     if not method.trains_reverse:
         return []
-    return [*BLOCKS, *(CONTRAST if method.contrasts else ())]
+    return [*BLOCKS, *(CONTRAST if method.contrasts else ()), *(HEAD if method.has_head else ())]
 
 
 def _settings(told: Prediction) -> str:

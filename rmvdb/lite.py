@@ -23,6 +23,7 @@ import fcntl
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -34,7 +35,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
-from rmvdb.errors import EngineError, EngineUnavailable
+from rmvdb.errors import DiskFull, EngineError, EngineUnavailable
 
 #: Seconds without any user after which the owner ends.
 IDLE = 60.0
@@ -43,6 +44,11 @@ _START, _RELEASE = 60.0, 10.0
 _SQLITE = b"SQLite format 3\0"
 #: A Unix socket's path has room for 104 bytes on macOS and 108 on Linux; gRPC would decode other characters.
 _SOCKET = re.compile(r"[A-Za-z0-9._/-]{1,100}")
+
+#: Bytes that must be free for a replacement: Lite 2 writes first what is deleted, then what is inserted, each in full.
+ROOM = 32 * 2**20
+#: How many may go on at the same time, once the gate is held by somebody who is suspended.
+CROWD = 8
 
 _leases: dict[Path, IO[bytes]] = {}
 _leases_lock = threading.Lock()
@@ -81,7 +87,8 @@ def gate(path: Path | str, *, alone: bool, patience: float = 2.0) -> Iterator[No
     """Pass with others (a search), or alone (a replacement), so that no search falls between Lite's delete and its insert.
 
     Measured without it: 21 of 160 searches missed a record that was being replaced. Whoever waits longer than `patience`
-    seconds goes on all the same: a process suspended inside must not stop all others.
+    seconds goes on all the same: a process suspended inside must not stop all others. Raises DiskFull where who is
+    alone finds less than `ROOM` free: with its delete written and its insert refused Lite would have lost the record.
     """
     path = Path(path).resolve()
     deadline = time.monotonic() + patience
@@ -90,17 +97,26 @@ def gate(path: Path | str, *, alone: bool, patience: float = 2.0) -> Iterator[No
         _wait_for(turn, alone=alone, deadline=deadline)
         if not alone:
             fcntl.flock(turn, fcntl.LOCK_UN)
-        _wait_for(room, alone=alone, deadline=deadline)
+        passed = _wait_for(room, alone=alone, deadline=deadline)
+        if alone:
+            _expect_room(path, ROOM if passed else CROWD * ROOM)  # here: of many that wait each takes some of it
         yield
 
 
-def _wait_for(lock: IO[bytes], *, alone: bool, deadline: float) -> None:
+def _expect_room(path: Path, needed: int) -> None:
+    disk = shutil.disk_usage(path.parent)
+    if disk.total and disk.free < needed:  # some file systems tell no sizes
+        raise DiskFull(f"The disk that holds {path} has less than {needed >> 20} MiB free; make room, then write again")
+
+
+def _wait_for(lock: IO[bytes], *, alone: bool, deadline: float) -> bool:
+    """Whether it was got before the deadline."""
     while True:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-            return
+            return True
         if time.monotonic() > deadline:
-            return
+            return False
         time.sleep(0.001)
 
 
@@ -284,7 +300,9 @@ def _server(path: Path, listening: Path) -> Iterator[subprocess.Popen[bytes]]:
     binary = _binary()
     if binary:
         command = [str(binary), str(path), f"unix:{listening}", "ERROR", str(_beside(path, "lock"))]
-        environment = os.environ | {"LD_LIBRARY_PATH": str(binary.parent), "DYLD_LIBRARY_PATH": str(binary.parent)}
+        # Else it leaves files of its log in the system's temporary folder each time it starts, and tells of each search there.
+        quiet = {"GLOG_logtostderr": "1", "GLOG_minloglevel": "2"}
+        environment = quiet | os.environ | {"LD_LIBRARY_PATH": str(binary.parent), "DYLD_LIBRARY_PATH": str(binary.parent)}
     else:
         program = (
             "import sys; from milvus_lite.adapter.grpc.server import run_server; run_server(sys.argv[1], 'unix', sys.argv[2])"

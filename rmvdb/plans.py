@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds after which loading a plan's models is tried again, at most.
 LONGEST_PAUSE = 60.0
+#: Who asks for the plan also says that it serves by it: nobody would wait for a client that could only read.
+CANNOT_ASK = (errors.RegistryError, errors.DiskFull)
 
 
 class Plans:
@@ -49,7 +51,7 @@ class Plans:
         self._failed, self._again_at, self._pause = 0, 0.0, 0.0
         self._stop, self._wake = threading.Event(), threading.Event()
         #: When the registry last could not be asked, and why.
-        self._failure: tuple[float, errors.RegistryError] | None = None
+        self._failure: tuple[float, errors.RmvdbError] | None = None
         #: The plan, and when it was asked for; in one, since another thread may be replacing them.
         self._held = self._ask(0)
         self._thread = threading.Thread(target=self._keep_asking, name=f"rmvdb-plans-{gallery}", daemon=True)
@@ -74,7 +76,7 @@ class Plans:
                 if self._failure and self._failure[0] >= since:
                     raise self._failure[1]
                 return self._fresh() or self._renewed()
-        except (errors.RegistryError, errors.UnknownName) as exc:  # or it lost the gallery
+        except (*CANNOT_ASK, errors.UnknownName) as exc:  # or it lost the gallery
             plan, asked = self._held
             raise errors.StalePlan(
                 f"The serving plan of {self._gallery!r} is {uptime() - asked:.0f} s old, {plan.max_age:g} s are allowed; "
@@ -99,11 +101,11 @@ class Plans:
         before = self._held[0].epoch
         try:
             self._held = self._ask(before)
-        except errors.RegistryError as exc:
+        except CANNOT_ASK as exc:
             self._failure = uptime(), exc
             raise
         if (epoch := self._held[0].epoch) != before:
-            with contextlib.suppress(errors.RegistryError):
+            with contextlib.suppress(*CANNOT_ASK):
                 self._held = self._ask(epoch)  # at once: writes wait to hear that this client serves by it
         return self._held[0]
 

@@ -18,9 +18,9 @@ from apscheduler.triggers.cron import CronTrigger
 
 from rmvdb import errors
 from rmvdb.app import App
-from rmvdb.backfill import Worker
 from rmvdb.tables import UpgradeRow
 from rmvdb.types import BatchState, Phase
+from rmvdb.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -121,8 +121,9 @@ class Scheduler:
     def _look(self) -> None:
         """Open or close the window, and say that this worker lives."""
         if self._window.is_open():
-            if not self._stop.is_set():
-                self._rest.clear()
+            self._rest.clear()
+            if self._stop.is_set():  # asked last: it may be set meanwhile
+                self._rest.set()
             self._worker.resting = ""
         else:
             self._rest.set()
@@ -140,8 +141,11 @@ class Scheduler:
 
     def _upgrades(self) -> dict[str, int]:
         """Galleries with work, and their upgrades."""
-        names = self._galleries or [row.name for row in self._app.registry.galleries()]
-        found = {name: self._app.registry.active_upgrade(self._app.registry.gallery(name).id) for name in names}
+        there = {row.name: row.id for row in self._app.registry.galleries()}
+        for name in set(self._galleries) - there.keys():
+            self._complain(errors.UnknownName("gallery", name, list(there)), name)
+        names = [name for name in self._galleries or there if name in there]
+        found = {name: self._app.registry.active_upgrade(there[name]) for name in names}
         return {name: row.id for name, row in found.items() if row is not None and self._has_work(row)}
 
     def _has_work(self, row: UpgradeRow) -> bool:

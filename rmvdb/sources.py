@@ -33,6 +33,7 @@ _IDS_A_QUERY = 500
 #: What is read from the environment, and the parts of a URL in which it is escaped: the user with the password, and what a
 #: parameter is set to.
 _NAME, _ESCAPED = re.compile(r"\$\{(\w+)\}"), re.compile(r"(?<=://)[^/]*@|(?<==)\$\{\w+\}")
+_BEGINS = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 _QUERY = "SELECT id, item FROM … WHERE id IN :ids"
 
 
@@ -67,8 +68,19 @@ def refuse_password(spec: str) -> None:
 
 def shown(spec: str) -> str:
     """The spec as it may be shown: one of before `refuse_password` may have a password in it."""
-    url, mark, query = spec.partition("#")
-    return f"{without_password(url) if has_password(url) else url}{mark}{query}" if spec.startswith("sql:") else spec
+    if not spec.startswith("sql:"):
+        return spec
+    url, query = _split(spec)
+    if not _BEGINS.match(query):  # what is behind the last # may be the end of a password
+        url, query = spec, ""
+    return f"{without_password(url)}{'#' if query else ''}{query}" if has_password(url) else spec
+
+
+def _split(spec: str) -> tuple[str, str]:
+    """The URL and the query of an sql: source; a # may be in the URL, too."""
+    marks = (mark.start() for mark in re.finditer("#", spec))
+    at = next((mark for mark in marks if _BEGINS.match(spec, mark + 1)), spec.rfind("#"))
+    return (spec[:at], spec[at + 1 :]) if at >= 0 else (spec, "")
 
 
 def queries(file: Path) -> list[Query]:
@@ -78,7 +90,7 @@ def queries(file: Path) -> list[Query]:
     Raises UsageError, with the line, for a file that is none.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # JSON has other ends of lines inside its texts
     except (OSError, UnicodeDecodeError) as exc:
         raise UsageError(f"The queries in {str(file)!r} cannot be read ({exc}); name a text file of JSON lines") from exc
     if not (found := [_query(line, f"Line {number} of {file}") for number, line in enumerate(lines, start=1) if line.strip()]):
@@ -105,8 +117,7 @@ def item_of(text: str) -> Path | str:
 
 
 def _sql_source(rest: str) -> Source:
-    url, _, query = rest.partition("#")
-    return SQLSource(url, query)
+    return SQLSource(*_split(rest))
 
 
 class ImageFolder:
@@ -211,8 +222,10 @@ class SQLSource:
     def __init__(self, url: str, query: str) -> None:
         self.url = url
         self.query = query.strip()
-        if not re.match(r"(?i)(select|with)\b", self.query) or not re.search(r"(?<!:):ids\b", self.query):
-            raise UsageError(f"{query!r} is no query for items; write one such as {_QUERY}")
+        begins = _BEGINS.match(self.query)
+        if not begins or not re.search(r"(?<!:):ids\b", self.query):
+            told = repr(query) if begins else "What comes after the URL's #"  # it may be the end of a password
+            raise UsageError(f"{told} is no query for items; write one such as {_QUERY}")
         self._lock = threading.Lock()
         self._made: Engine | None = None
 

@@ -134,7 +134,8 @@ class Verify:
         self._compare_ids(task, batches, np.unique(np.fromiter(moved, np.uint64)), report, look=look)
         self._compare_written(task, report, look=look)
         for id, distance in self._unwritten(task, differing).items():
-            report.complain(f"record {id!r} embedded again lies {distance:.1e} from the stored vector")
+            lies = f"record {id!r} embedded again lies {distance:.1e} from the stored vector"
+            report.complain(f"{lies}; if its item has changed, write it again")
         return report
 
     def _retired(self, task: Task) -> Iterator[_Batch]:

@@ -87,9 +87,9 @@ class Writes:
             raise
 
     def _withdraw_all_but(self, opened: Opened, ids: Sequence[Id], kept: Collection[Id]) -> Opened:
-        of = dict(zip(ids, opened.intents, strict=True))
-        self._registry.withdraw_intents(replace(opened, intents=tuple(of[id] for id in ids if id not in kept)))
-        return replace(opened, intents=tuple(of[id] for id in kept))
+        meant, of = set(kept), list(zip(opened.intents, ids, strict=True))  # an id may be there twice
+        self._registry.withdraw_intents(replace(opened, intents=tuple(intent for intent, id in of if id not in meant)))
+        return replace(opened, intents=tuple(intent for intent, id in of if id in meant))
 
     def _too_late(self, ids: Sequence[Id]) -> errors.EngineError:
         return errors.EngineError(

@@ -1,9 +1,31 @@
 """What every test may ask for."""
 
+import faulthandler
 import os
+from collections.abc import Iterator
+
+import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
+
+from tests.support.scratch import prefer_memory
 
 # Before anything loads OpenMP. Two test processes with a pool for every core each would mostly wait for one another, spinning:
 # beside another load the trainings took eight times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["tests.support.fixtures", "tests.support.postgres", "tests.support.data", "tests.support.no_skips"]
+
+prefer_memory()
+
+#: Seconds that a test's fixtures may take to end.
+END = 300.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Once a test has failed pytest's own limits are off, and what it left behind might be waited for without end."""
+    faulthandler.dump_traceback_later(END, exit=True, file=item.config.stash.get(fault_handler_stderr_fd_key, 2))
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()

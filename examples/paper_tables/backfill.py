@@ -107,7 +107,8 @@ class Upgrade:
         self.say(f"{name}, seed {seed}")
         best, scales = self.best(plan, seed)
         curve = measured(self.served(best, seed), self.ground, scales)
-        return curve, scales is not UNCALIBRATED, best is not plan and best.settings.pull == 1.0
+        beside = plan.method.contrasts and best.settings.weight_of_pull(labelled=plan.labels) > 0
+        return curve, scales is not UNCALIBRATED, beside
 
     def best(self, plan: Plan, seed: int) -> tuple[Plan, Calibrations]:
         """The variant that is worth most on the kept pictures that it has not learnt from, and its calibrations."""

@@ -66,7 +66,8 @@ def write(found: dict[str, Any], folder: Path) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{found['setting']}.json"
     check(path, found)
-    path.write_text(json.dumps(finite(rounded(found)), indent=1) + "\n")
+    found = rounded(found)  # the page, too: it can be made again from the JSON
+    path.write_text(json.dumps(finite(found), indent=1) + "\n")
     path.with_suffix(".md").write_text(markdown(found))
     return path, path.with_suffix(".md")
 
@@ -126,7 +127,9 @@ def _areas(row: Row, setting: str) -> list[list[str]]:
 def _compared(row: Row, setting: str) -> list[list[str]]:
     published = COMPATIBILITY.get(setting, {}).get(row["method"])
     names = [f"{what}_{of}" for of in ("cmc", "map") for what in ("self", "cross", "p_up", "p_com")]
-    return [[row["method"], *(_share(row.get(name)) for name in names), " ".join(map(_share, published or ())).strip()]]
+    ours = (_share(row[name]) if name in row else "" for name in names)
+    theirs = ("" if each is None else _share(each) for each in published or ())
+    return [[row["method"], *ours, " ".join(theirs).strip()]]
 
 
 def _updates(row: Row, setting: str) -> list[list[str]]:
@@ -153,17 +156,20 @@ def _notes(found: dict[str, Any], kind: str) -> list[str]:
     ]
     if kind != "backfill":
         return [*notes, "Shares of 1."]
+    told = all(row["method"] in AREAS.get(found["setting"], {}) for row in found["rows"])
+    blank = "" if told else "; blank: in no table of the paper, in a figure at most"
     return [
         *notes,
         f"Percent. Trainings of ψ, ρ and h that a row is the mean of: {found['seeds']}; ± is the standard deviation of Gain.",
         "flips: right by the old model and wrong later, at the worst t.",
-        "Published: pictures of 224 x 224; Gains can be compared, absolute values cannot.",
+        f"Published: pictures of 224 x 224; Gains can be compared, absolute values cannot{blank}.",
     ]
 
 
 def _machine(found: dict[str, Any]) -> str:
-    threads = " and ".join(map(str, found["threads"]))
-    return f"{found['device']} by {threads} thread{'s' * (threads != '1')}"
+    """The device, and the threads, which older tables do not name."""
+    threads = " and ".join(map(str, found.get("threads", ())))
+    return f"{found['device']} by {threads} thread{'s' * (threads != '1')}" if threads else found["device"]
 
 
 def _pulls(found: dict[str, Any]) -> list[str]:
@@ -181,9 +187,7 @@ def _hundred(share: float) -> str:
 
 
 def _share(value: float | None) -> str:
-    if value is None:
-        return ""
-    return "–" if math.isnan(value) else f"{value:z.3f}"
+    return "–" if value is None or math.isnan(value) else f"{value:z.3f}"
 
 
 CELLS = {"backfill": _areas, "compatible": _compared, "updates": _updates}

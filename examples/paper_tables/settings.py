@@ -13,7 +13,7 @@ from examples.paper_tables import data, tasks
 from examples.paper_tables.backfill import Plan, Upgrade
 from examples.paper_tables.data import DataSet
 from examples.paper_tables.models import DIM
-from examples.paper_tables.rows import measured, quality, row
+from examples.paper_tables.rows import Row, measured, quality, row
 from examples.paper_tables.scales import SEQUENCE
 from examples.paper_tables.tasks import Task
 from rmvdb import metrics
@@ -55,12 +55,13 @@ def methods(upgrade: Upgrade, settings: Settings) -> Rows:
     yield asdict(upgrade.planned("fct", fct))
     yield asdict(upgrade.planned("fct-side", replace(fct, side="side")))
     yield asdict(upgrade.planned("bict", replace(fct, new="bict")))
+    yield asdict(_without_labels(upgrade, settings))
 
 
 def identities(upgrade: Upgrade, settings: Settings) -> Rows:
     """Identities that no model has seen: rank merge with labels, and what it is without."""
     yield from _rank_merge(upgrade, settings, (Method.RQT, Method.RM))
-    yield asdict(upgrade.planned("mcl, no labels", Plan(method=Method.MCL, settings=settings, labels=False)))
+    yield asdict(_without_labels(upgrade, settings))
 
 
 def open_classes(upgrade: Upgrade, settings: Settings) -> Rows:
@@ -76,6 +77,10 @@ def _rank_merge(upgrade: Upgrade, settings: Settings, trained: Sequence[Method])
     yield asdict(upgrade.planned("naive", Plan(method=Method.NAIVE, calibrate=False)))
     for method in trained:
         yield asdict(upgrade.planned(method, Plan(method=method, settings=settings)))
+
+
+def _without_labels(upgrade: Upgrade, settings: Settings) -> Row:
+    return upgrade.planned("mcl, no labels", Plan(method=Method.MCL, settings=settings, labels=False))
 
 
 def orders(upgrade: Upgrade, settings: Settings) -> Rows:

@@ -12,8 +12,11 @@ from rmvdb.cli.options import gallery_option, json_option
 from rmvdb.plural import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rmvdb.app import App
     from rmvdb.tables import UpgradeRow
+    from rmvdb.types import Id
 
 
 @click.group()
@@ -58,22 +61,33 @@ def quarantine_retry(gallery: str | None, ids: tuple[str, ...]) -> None:
 @click.argument("ids", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def quarantine_drop(gallery: str | None, ids: tuple[str, ...], yes: bool) -> None:
-    """Delete quarantined records (all, if none is named) from the gallery. It asks.
+    """Delete quarantined records (all, if none is named) from the gallery; what was written since stays. It asks.
 
     \b
     Example:
       rmvdb quarantine drop 17 42
     """
+    from rmvdb.registry import key
+
     app, row = active_upgrade(gallery)
     chosen = _quarantined(app, row, ids)
     if chosen and not yes:
         terminal.agree(
             f"Delete {counted(len(chosen), 'record')} from the gallery for good?", "deleted", "rmvdb quarantine drop --yes"
         )
+
+    def unwritten(ids: Sequence[Id]) -> list[Id]:
+        written = app.registry.last_done(row.id, ids)
+        return [id for id in ids if written.get(key(id)) != "upsert"]
+
     with app.client(gallery) as client:
-        client.delete(chosen)
-    app.registry.release(row.id, chosen, again=False)
-    click.echo(f"{counted(len(chosen), 'record is', 'records are')} deleted")
+        going = client.delete_those(chosen, unwritten)
+    gone = set(going)
+    kept = [id for id in chosen if id not in gone]
+    app.registry.release(row.id, going, again=False)
+    app.registry.release(row.id, kept, again=True)
+    since = f"; {counted(len(kept), 'record was', 'records were')} written since, and left" if kept else ""
+    click.echo(f"{counted(len(going), 'record is', 'records are')} deleted{since}")
 
 
 def _quarantined(app: App, row: UpgradeRow, ids: tuple[str, ...]) -> list[Any]:
@@ -81,4 +95,4 @@ def _quarantined(app: App, row: UpgradeRow, ids: tuple[str, ...]) -> list[Any]:
     if unknown := sorted(set(ids) - set(known)):
         raise errors.UnknownName("quarantined record", unknown[0], known)
     numbers = app.registry.collection(row.old_collections[0]).schema["id_type"] == "INT64"
-    return [int(each) if numbers else each for each in ids or known]
+    return [int(each) if numbers else each for each in dict.fromkeys(ids or known)]

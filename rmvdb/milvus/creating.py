@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rmvdb.errors import AlreadyExists, EngineError, RmvdbError
+from rmvdb.errors import AlreadyExists, EngineError, EngineUnavailable, RmvdbError
 from rmvdb.milvus.connection import Engine
 from rmvdb.milvus.describing import dim_of, exists, read, vector_index
 from rmvdb.milvus.driver import ONCE, foreign_errors, pymilvus
@@ -14,6 +15,9 @@ from rmvdb.types import IdType, Index, Schema
 
 if TYPE_CHECKING:
     from rmvdb.milvus.driver import MilvusClient
+
+#: Seconds in which a collection must be loaded, mostly an empty one.
+_LOADED_AFTER = 600.0
 
 
 def create(session: Session, schema: Schema, index: Index) -> None:
@@ -24,6 +28,8 @@ def create(session: Session, schema: Schema, index: Index) -> None:
         _same(schema, read(session, name))
     try:
         _finish(session, schema, index)
+    except EngineUnavailable:
+        raise  # another one may have finished and filled it meanwhile; the next one finishes what is left
     except RmvdbError:
         if made:
             drop(session, name)
@@ -73,15 +79,28 @@ def _finish(session: Session, schema: Schema, index: Index) -> None:
         found = vector_index(client, name, field)
         if not found:
             try:
-                client.create_index(name, index_params(schema, index), **ONCE)
+                client.create_index(name, index_params(schema, index), sync=False, **ONCE)
             except foreign_errors():
                 if not (found := vector_index(client, name, field)):  # nobody else was faster
                     raise
         if found and found.get("metric_type") != schema.metric.value:
             raise AlreadyExists(f"Collection {name!r} exists with metric {found.get('metric_type')}; drop it or take its name")
-        client.load_collection(name, **ONCE)
+        client.load_collection(name, _async=True, **ONCE)
+
+    def load(client: MilvusClient) -> str:
+        state = str(client.get_load_state(name, **ONCE)["state"].name)
+        if state not in ("Loading", "Loaded"):
+            client.load_collection(name, _async=True, **ONCE)
+        return state
 
     session.run(name, finish)
+    # Waited for here: pymilvus waits without end, or, where it is told how long, repeats every failure for as long.
+    deadline = time.monotonic() + _LOADED_AFTER
+    while session.run(name, load) != "Loaded":
+        if time.monotonic() > deadline:
+            way_out = "look at the memory of its query nodes and their log, then run the same command again"
+            raise EngineUnavailable(f"Milvus at {session.place()} has not loaded {name!r} for {_LOADED_AFTER:g} s; {way_out}")
+        time.sleep(0.05)
 
 
 def _engine_schema(schema: Schema, engine: Engine) -> Any:

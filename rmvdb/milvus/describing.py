@@ -26,12 +26,15 @@ def describe(session: Session, collection: str) -> Schema:
     """
     raw = read(session, collection)
     _adoptable(collection, raw, session.engine())
-    partitions = _partitions(session, collection, raw)
+    if partitions := _partitions(session, collection, raw):
+        _refuse(collection, f"has the partition {partitions[0]!r}", "copy it into a collection without partitions")
+    return _noted(session, collection, raw)
+
+
+def _noted(session: Session, collection: str, raw: Mapping[str, Any]) -> Schema:
     name, vector = raw["collection_name"], _vector_fields(raw)[0]
     index = session.run(collection, lambda client: vector_index(client, collection, vector["name"]))
     metric = index.get("metric_type", "")
-    if partitions:
-        _refuse(collection, f"has the partition {partitions[0]!r}", "copy it into a collection without partitions")
     if metric not in set(Metric):
         _refuse(collection, f"has no index with a metric on {vector['name']!r}", "create one, such as AUTOINDEX with COSINE")
     found = session.schemas[collection] = session.schemas[name] = _schema(name, raw, Metric(metric))
@@ -51,8 +54,8 @@ def exists(session: Session, collection: str) -> bool:
 
 
 def schema_of(session: Session, collection: str) -> Schema:
-    """The schema as it was last read."""
-    return session.schemas.get(collection) or describe(session, collection)
+    """The schema as it was last read; what was adopted is served on, whatever somebody has made of it since."""
+    return session.schemas.get(collection) or _noted(session, collection, read(session, collection))
 
 
 def read(session: Session, collection: str) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmvdb.errors import CollectionMissing, EngineError, EngineUnavailable, Unwritable
 from rmvdb.filters import checked_id, ids_in
+from rmvdb.milvus.connection import Engine
 from rmvdb.milvus.describing import schema_of
 from rmvdb.milvus.driver import ONCE, foreign_errors, unwritable
 from rmvdb.milvus.failures import text_of
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Rows after which Lite 3 is told to flush: searching 100,000 unflushed ones took it twice as long.
 _FLUSH_AFTER = 10_000
+#: Lite 2.5 orders calls by the milliseconds of the clock: of two within the same one, the second does not see the first's rows.
+_TICK = 0.0011
 
 
 def upsert(session: Session, collection: str, records: Sequence[Record], *, permit: Permit = always) -> None:
@@ -32,7 +37,7 @@ def upsert(session: Session, collection: str, records: Sequence[Record], *, perm
     if rows:
         _let_pymilvus_know(session, schema)
     for part in parts(list(rows.values()), schema):
-        write = functools.partial(_write, collection=collection, rows=part, whole=session.engine().lite3)
+        write = functools.partial(_write, collection=collection, rows=part, engine=session.engine())
         with session.gate(alone=True):
             session.run(collection, write, permit=permit)
     _written(session, collection, len(rows))
@@ -45,7 +50,8 @@ def delete(session: Session, collection: str, ids: Sequence[Id], *, permit: Perm
     _check_ids(session, wanted)
     for start in range(0, len(wanted), IDS):
         expression = ids_in(schema.id_field, wanted[start : start + IDS])
-        session.run(collection, functools.partial(_remove, collection=collection, expression=expression), permit=permit)
+        remove = functools.partial(_remove, collection=collection, expression=expression, engine=session.engine())
+        session.run(collection, remove, permit=permit)
     _written(session, collection, len(wanted))
 
 
@@ -84,15 +90,27 @@ def _written(session: Session, collection: str, rows: int) -> None:
         session.run(collection, lambda client: client.flush(collection, **ONCE))
 
 
-def _write(client: MilvusClient, *, collection: str, rows: list[dict[str, Any]], whole: bool) -> None:
+@contextlib.contextmanager
+def _before_the_next(engine: Engine) -> Iterator[None]:
+    """A call that the next one sees: a search finds its rows, and a deletion removes them, on Lite 2.5, too."""
+    try:
+        yield
+    finally:  # it may have been made although no answer came
+        if engine.lite2:
+            time.sleep(_TICK)
+
+
+def _write(client: MilvusClient, *, collection: str, rows: list[dict[str, Any]], engine: Engine) -> None:
     # Lite 3 keeps the undeclared fields of the old record in an upsert; its insert replaces a record of that id whole.
     try:
-        (client.insert if whole else client.upsert)(collection, rows, **ONCE)
+        with _before_the_next(engine):
+            (client.insert if engine.lite3 else client.upsert)(collection, rows, **ONCE)
     except foreign_errors() as exc:
         if any(isinstance(each, unwritable()) for each in (exc, exc.__context__)):  # pymilvus wraps its own
             raise Unwritable(f"Collection {collection!r} cannot hold these records: {text_of(exc)}; mend them") from exc
         raise
 
 
-def _remove(client: MilvusClient, *, collection: str, expression: str) -> None:
-    client.delete(collection, filter=expression, **ONCE)
+def _remove(client: MilvusClient, *, collection: str, expression: str, engine: Engine) -> None:
+    with _before_the_next(engine):
+        client.delete(collection, filter=expression, **ONCE)

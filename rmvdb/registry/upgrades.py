@@ -138,12 +138,15 @@ class Upgrades(Database):
 
     @transaction
     def abandon(self, s: Session, /, upgrade_id: int, *, note: str) -> bool:
-        """End an upgrade that nothing is served by, and take back what it announced; False where it is served already.
+        """End an upgrade that nothing is served by, and take back what it announced; the one that it superseded goes on.
 
-        The one that it superseded goes on.
+        True where it was given up with this `note` before; False where it is served already, or ended in another way.
         """
+        gallery = s.scalars(queries.gallery_of(upgrade_id).with_for_update(of=GalleryRow)).one()
         upgrade = s.get_one(UpgradeRow, upgrade_id)
-        gallery = s.get_one(GalleryRow, upgrade.gallery_id, with_for_update=True)
+        ended = select(PhaseRow.id).where(PhaseRow.upgrade_id == upgrade_id, PhaseRow.phase == Phase.ENDED, PhaseRow.note == note)
+        if s.scalar(ended):
+            return True  # by another one at once, or by a first try whose answer was lost
         if upgrade.phase != Phase.PLANNED or upgrade.new_collection == queries.plan(s, gallery, gallery.epoch).legs[0].collection:
             return False
         gallery.next_epoch, gallery.closing_until = None, None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from rmvdb.backfill import Backfill, Task, Worker
+from rmvdb.backfill import Backfill, Task
 from rmvdb.tables import UpgradeRow
 from rmvdb.types import BatchState, Progress
 from rmvdb.upgrade.lead import Lead
+from rmvdb.worker import Worker
 
 
 def task(lead: Lead, upgrade: UpgradeRow) -> Task:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rmvdb import errors
-from rmvdb.backfill import Worker
 from rmvdb.plural import storable
 from rmvdb.tables import UpgradeRow
 from rmvdb.upgrade.lead import Lead
+from rmvdb.worker import Worker
 
 log = logging.getLogger(__name__)
 

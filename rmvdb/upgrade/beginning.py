@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from rmvdb import catalog, errors
-from rmvdb.backfill import Worker
 from rmvdb.mirror import plans
 from rmvdb.planning import Plan, Question
 from rmvdb.tables import UpgradeRow, VersionRow
@@ -16,6 +15,7 @@ from rmvdb.types import Leg, Phase
 from rmvdb.upgrade import asking, backfilling, cleaning_up
 from rmvdb.upgrade.lead import Lead
 from rmvdb.upgrade.legs import leg_of, served, to_json
+from rmvdb.worker import Worker
 
 
 def begin(

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rmvdb import errors
-from rmvdb.backfill import Worker
 from rmvdb.plural import counted
 from rmvdb.registry import key, unpack_ids
 from rmvdb.tables import UpgradeRow
@@ -16,6 +15,7 @@ from rmvdb.types import BatchState, Id, IdType
 from rmvdb.upgrade import backfilling, listing, mirroring
 from rmvdb.upgrade.lead import Lead
 from rmvdb.verify import hashes
+from rmvdb.worker import Worker
 
 #: Rounds of late records after which others must be writing into the old collection without end.
 ROUNDS = 20

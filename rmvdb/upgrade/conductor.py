@@ -9,7 +9,6 @@ import logging
 from typing import ClassVar
 
 from rmvdb import errors
-from rmvdb.backfill import Worker
 from rmvdb.plural import counted
 from rmvdb.status import only
 from rmvdb.tables import UpgradeRow
@@ -28,6 +27,7 @@ from rmvdb.upgrade import (
     verifying,
 )
 from rmvdb.upgrade.lead import Lead
+from rmvdb.worker import Worker
 
 log = logging.getLogger(__name__)
 

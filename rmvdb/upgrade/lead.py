@@ -11,13 +11,13 @@ from pathlib import Path
 from rmvdb import errors
 from rmvdb.archive import Archive, EmbeddingCache
 from rmvdb.artifacts import Artifacts
-from rmvdb.backfill import Worker
 from rmvdb.encoding import Encoder
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry import Registry
 from rmvdb.sampling import Report
 from rmvdb.tables import GalleryRow, VersionRow
 from rmvdb.types import Index
+from rmvdb.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -89,7 +89,11 @@ def _undo(lead: Lead, upgrade: UpgradeRow, **values: Any) -> UpgradeRow:
 def _abandon(lead: Lead, upgrade: UpgradeRow) -> bool:
     note = "nothing had been deployed; the upgrade is given up"
     if upgrade.original and lead.registry.plan(lead.gallery.name).legs[0].collection != upgrade.new_collection:
-        serving.serve(lead, upgrade, "untouched")  # no client writes to the copy any more
+        try:
+            serving.serve(lead, upgrade, "untouched")  # no client writes to the copy any more
+        except errors.WrongPhase:
+            if lead.registry.upgrade(upgrade.id).phase != Phase.ENDED:  # given up by another one meanwhile
+                raise
     if not lead.registry.abandon(upgrade.id, note=note):
         return False
     cleaning_up.drop_given_up(lead)  # in this order: until it has ended, somebody else may go on with it

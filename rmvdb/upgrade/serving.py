@@ -84,7 +84,8 @@ def _put_in_force(
     asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": upgrade.phase, "baton": lead.baton}
     epoch = lead.registry.announce(name, legs, times, **only, **asks)
     told, noted, began = "", "", uptime()
-    models = len({leg.model for leg in legs if leg.searched})  # a collection alone was verified, or copied, for hours
+    # What serves a collection alone, after it was verified or copied for hours, waits here; the rest may be put off.
+    put_off = only.get("unless") is not None or len({leg.model for leg in legs if leg.searched}) > 1
     while waiting := lead.registry.activate(name, epoch, force=force, **asks):
         if waiting[0] != told:
             told = waiting[0]
@@ -92,13 +93,13 @@ def _put_in_force(
         lead.check_stop()
         waited = uptime() - began
         why = f"Epoch {epoch} waits: {told}; end whoever holds it up, or do not wait for clients: rmvdb upgrade --force"
-        if waited > lead.patience and models > 1:
+        if waited > lead.patience and put_off:
             raise errors.NotServed(why)
         if waited > USUAL and noted != told:
             lead.registry.set_upgrade(upgrade.id, reason=why, baton=lead.baton)
             noted = told
         lead.stop.wait(0.1)
-    if noted:
+    if noted or upgrade.reason:  # of this try, or of one before that was put off
         lead.registry.set_upgrade(upgrade.id, reason="", baton=lead.baton)
     return epoch
 

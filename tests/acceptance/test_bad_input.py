@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from rmvdb import app
 from rmvdb.errors import CollectionMissing
 from tests.acceptance.conftest import IDS, NAIVE, TRAINED
 from tests.support.project import Project
@@ -89,7 +87,7 @@ def test_records_without_a_label_are_left_out_of_the_sample_and_counted_and_upgr
 
 
 def test_two_commands_do_not_conduct_the_same_upgrade(project: Project) -> None:
-    project.fault(v2={"slow": 0.02})
+    project.fault(v2={"slow": 0.06})
     first = project.start(*NAIVE, "--sample", "70")
     try:
         _wait_for(first, "backfilling")
@@ -160,7 +158,7 @@ def test_a_collection_believed_to_be_the_wrong_models_is_found_out_when_there_is
     refused(other, *source, code=2, saying="were not made by model version 'stranger' from these items: 8 of 8 records, such as ")
     assert other.json("gallery", "show")["source"] is None
 
-    with contextlib.closing(app.load(other.folder)) as opened:
+    with other.opened() as opened:
         opened.registry.set_source("mine", "call:models:items")
     (found,) = (each for each in other.ask("doctor", code=1).stdout.splitlines() if each.startswith("FAIL"))
     assert "gallery mine: source" in found
@@ -189,6 +187,20 @@ def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(proj
     project.ask("quarantine", "drop", "7", "--yes")
     project.ask(*NAIVE)
     everything_is_found(project, missing=1)
+
+
+def test_what_was_written_since_it_was_quarantined_is_not_dropped(project: Project) -> None:
+    project.fault(v2={"raise": ["7", "9"]})
+    refused(project, *NAIVE, code=2, saying="2 records are quarantined")
+    project.fault()
+    with project.client() as client:
+        client.upsert([{"id": 7, "item": project.models().item(7), "label": 3}])
+    said = project.ask("quarantine", "drop", "--yes").stdout
+    assert said == "1 record is deleted; 1 record was written since, and left\n"
+    project.ask(*NAIVE)
+    everything_is_found(project, missing=1)
+    with project.client() as client:
+        assert [record.id for record in client.get([7, 9])] == [7]
 
 
 def test_several_bad_items_are_set_aside_where_all_others_are_embedded_already(project: Project) -> None:
@@ -269,11 +281,11 @@ def test_a_source_that_forgot_everything_since_stops_the_backfill_and_sets_no_re
 def test_a_collection_dropped_or_replaced_behind_our_back_is_noticed(project: Project) -> None:
     from rmvdb.types import IdType, Index, Metric, Schema
 
-    store = app.load(project.folder).store
     held = project.json("gallery", "show")["collections"][0]["name"]
-    store.drop(held)
-    refused(project, *NAIVE, code=1, saying=held)
-    store.create(Schema(collection=held, dim=5, metric=Metric.COSINE, id_type=IdType.INT64), Index(type="FLAT"))
+    with project.opened() as opened:
+        opened.store.drop(held)
+        refused(project, *NAIVE, code=1, saying=held)
+        opened.store.create(Schema(collection=held, dim=5, metric=Metric.COSINE, id_type=IdType.INT64), Index(type="FLAT"))
     refused(project, *NAIVE, code=1, saying=f"Collection '{held}' has dim 5, not 16 as when it was registered")
 
 
@@ -444,7 +456,7 @@ def test_a_gallery_that_cannot_be_added_is_refused_and_nothing_is_made(
     refused(project, "gallery", "add", "more", "--model", "v1", *options, code=code, saying=saying)
     assert [each["name"] for each in project.json("gallery", "list")] == ["things"]
     there = pytest.raises(CollectionMissing, match=f"there are: {held}$")
-    with contextlib.closing(app.load(project.folder)) as opened, there:
+    with project.opened() as opened, there:
         opened.store.describe("missing")
 
 

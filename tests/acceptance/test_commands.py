@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sqlite3
 from dataclasses import replace
@@ -10,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rmvdb import app
 from rmvdb.schema import REVISION_TABLE, head
 from rmvdb.types import Index, Record
 from tests.acceptance.conftest import IDS, NAIVE
@@ -69,7 +67,7 @@ def test_half_is_told_as_half_and_no_time_is_left_where_nobody_works(half: Proje
 
 def test_verify_names_every_kind_of_difference(half: Project) -> None:
     new = half.json("gallery", "show")["collections"][-1]["name"]
-    with contextlib.closing(app.load(half.folder)) as opened:
+    with half.opened() as opened:
         assert half.json("verify")["problems"] == 0
         lost, other, turned, *_ = next(opened.store.scan(new, fields=None, vector=True))
         opened.store.delete(new, [lost.id])
@@ -165,7 +163,7 @@ def test_a_collection_of_others_is_neither_filled_nor_dropped_by_an_upgrade_that
 ) -> None:
     monkeypatch.setattr("secrets.token_hex", lambda _: "chance")
     held = project.json("gallery", "show")["collections"][0]["name"]
-    with contextlib.closing(app.load(project.folder)) as opened:
+    with project.opened() as opened:
         schema = replace(opened.store.describe(held), collection="things_v2_u1_chance", dim=20)
         opened.store.create(schema, Index(type="FLAT"))
         opened.store.upsert(schema.collection, [Record(id=1, vector=np.ones(20, np.float32), fields={})])
@@ -178,7 +176,7 @@ def test_a_collection_of_others_is_neither_filled_nor_dropped_by_an_upgrade_that
 
 def test_a_rollback_that_was_killed_in_giving_up_is_ended_by_the_next(project: Project) -> None:
     held = project.json("gallery", "show")["collections"][0]["name"]
-    with contextlib.closing(app.load(project.folder)) as opened:
+    with project.opened() as opened:
         gallery = opened.registry.gallery("things")
         row = opened.registry.add_upgrade(
             lambda number: {"new_collection": f"things_v2_u{number}", "old_collections": [held]},
@@ -204,7 +202,7 @@ def test_db_check_says_whether_the_registry_is_at_this_versions_schema(project: 
 
 
 def test_a_worker_that_lives_for_months_loads_what_has_a_forgotten_versions_name(project: Project) -> None:
-    with contextlib.closing(app.load(project.folder / "rmvdb.toml")) as worker:
+    with project.opened() as worker:
         worker.conductor("things")
         before = worker.encoder.embedder("v2")
         project.ask("model", "remove", "v2")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import rmvdb.app
 from tests.acceptance.test_upgrade import collections, searching
 from tests.support.project import Project
 
@@ -66,7 +64,7 @@ def test_a_lifted_gallery_is_searched_by_the_new_model_from_the_start(project: P
 def expect_least_certain_first(project: Project, original: str, copy: str) -> None:
     """Of the old model's classifier, by what the original holds; about half have the new model's own vector."""
     models = project.models()
-    with contextlib.closing(rmvdb.app.load(project.folder)) as opened:
+    with project.opened() as opened:
         old = np.stack([record.vector for record in opened.store.get(original, IDS, vector=True)])
         new = np.stack([record.vector for record in opened.store.get(copy, IDS, vector=True)])
     certain = models.Classifier().scores(old).max(axis=1)

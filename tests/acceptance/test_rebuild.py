@@ -71,7 +71,7 @@ def middle(project: Project, ids: list[int]) -> Middle:
     old = app.registry.plan("things").legs[0].collection
     before = {record.id: record for record in app.store.get(old, ids, vector=True)}
     project.ask(*TRAINED, "--until", "0", "--no-cutover")
-    project.ask("throttle", "--rate", "60")
+    project.ask("throttle", "--rate", "30")
     upgrade = project.start(*TRAINED)
     running = app.registry.upgrades()[-1].id
     _until(lambda: BatchState.RETIRED in app.registry.counts(running))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 from pathlib import Path
 
 import psycopg
@@ -39,10 +38,9 @@ def test_no_output_file_or_row_holds_a_secret(
     assert not [path for path in (tmp_path / "project" / ".rmvdb").rglob("*") if path.is_file() and _told(path.read_bytes())]
     assert not _rows_that_tell(postgres_url)
 
-    app = rmvdb.app.load(project.folder)
-    for row in app.registry.collections(app.registry.gallery("things").id):
-        app.store.drop(row.name)
-    app.close()
+    with project.opened() as opened:
+        for row in opened.registry.collections(opened.registry.gallery("things").id):
+            opened.store.drop(row.name)
 
 
 #: Where items come from: as it is refused, and as it is asked for.
@@ -52,8 +50,16 @@ TELLING = (
     "sql:postgresql://me@127.0.0.1:1/db?sslmode=disable&password=hidden-word",
     "sql:postgresql://me@server:hidden-word@127.0.0.1:1/db",
     "sql:mysql://me@127.0.0.1:1/db?passwd=hidden-word",
+    "sql:mysql://me@127.0.0.1:1/db?password=abc;hidden-word",
+    "sql:mysql://me@127.0.0.1:1/db?password=%3Bhidden-word",
+    "sql:mysql://me@127.0.0.1:1/db?password={ab}hidden-word",
+    "sql:mysql://me@127.0.0.1:1/db?password=p#hidden-word",
+    "sql:trino://me@127.0.0.1:1/db?access_token=hidden-word",
+    "sql:mssql+pyodbc://me@/?odbc_connect=SERVER%3Dx%3BUID%3Dme%3BPWD%3D%7Bhidden-word%3B%7D",
+    "sql:mssql+pyodbc://me@/?odbc_connect=UID=me; PWD={a}}hidden-word;b};SERVER=x",
+    "sql:mssql+pyodbc://me@/?odbc_connect=UID%3Dme%3B%0APWD+%3Dhidden-word",
 )
-DISCREET = "sql:postgresql://me:${HIDDEN}@127.0.0.1:1/db"
+DISCREET = "sql:postgresql://me:${HIDDEN}@127.0.0.1:1/db?secret_name=mine&odbc_connect=UID=me;PWD={${HIDDEN}}"
 QUERY = "#SELECT id, photo FROM photos WHERE name <> 'x:y@z' AND id IN :ids"
 
 
@@ -73,8 +79,8 @@ def test_a_source_with_its_password_in_it_is_refused_and_not_kept(project: Proje
 
 @pytest.mark.parametrize("url", TELLING)
 def test_a_password_that_was_kept_with_a_source_is_not_shown(project: Project, url: str) -> None:
-    with contextlib.closing(rmvdb.app.load(project.folder)) as app:
-        app.registry.set_source("things", url + QUERY)
+    with project.opened() as opened:
+        opened.registry.set_source("things", url + QUERY)
     again = ("gallery", "add", "things", "--model", "v1", "--source", "field:caption")
     said = [project.ask("gallery", "list"), project.ask("gallery", "show"), project.ask("gallery", "list", "--json")]
     said += [project.ask("gallery", "show", "--json"), project.ask("doctor", code=1), project.ask(*again, code=2)]

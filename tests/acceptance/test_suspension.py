@@ -52,6 +52,7 @@ def test_what_it_would_write_late_is_not_written_and_it_hears_so(project: Projec
     process = subprocess.Popen(
         [sys.executable, "application.py"], cwd=project.folder, env=project.environment, stdout=subprocess.PIPE, text=True
     )
+    project.started.append(process)
     assert process.stdout is not None
     assert process.stdout.readline() == "announced\n"
     _until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")

@@ -72,7 +72,7 @@ def vectors(project: Project, *which: str) -> dict[str, dict[Id, Any]]:
 def test_a_third_version_takes_over_from_an_unfinished_upgrade(halfway: Project, method: str) -> None:
     project, third = halfway, (*THIRD, "--method", method)
     with searching(project, ALWAYS) as watch:
-        project.fault(v3={"slow": 0.02})
+        project.fault(v3={"slow": 0.06})
         first = project.start(*third)
         _until(lambda: (now := project.json("status"))["upgrade"] == 2 and now["t"] > 0.2)
         assert [leg["model"][:2] for leg in project.json("status")["legs"]] == ["v3", "v2", "v1"]

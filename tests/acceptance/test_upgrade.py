@@ -111,7 +111,7 @@ def test_an_embedding_made_for_the_plan_is_not_made_again(project: Project) -> N
 
 
 def test_ctrl_c_stops_and_the_same_command_goes_on(project: Project) -> None:
-    project.fault(v2={"slow": 0.03})
+    project.fault(v2={"slow": 0.06})
     first = project.start(*NAIVE, "--sample", "80")
     _until(lambda: project.json("status")["done"] > 0)
     first.send_signal(signal.SIGINT)
@@ -138,7 +138,7 @@ def test_ctrl_c_twice_stops_at_once(project: Project, command: tuple[str, ...]) 
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             time.sleep(1.0)
-        _, err = process.communicate(timeout=5)
+        _, err = process.communicate(timeout=20)
     finally:
         process.kill()
     assert process.returncode == 130

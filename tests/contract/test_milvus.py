@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 from pymilvus import DataType, MilvusClient
+from pymilvus.client.types import LoadState
 
 from rmvdb import index as index_rules
 from rmvdb import lite
 from rmvdb.errors import AlreadyExists, CannotAdopt, ConfigError, EngineError, EngineUnavailable, LeaseLost, Mismatch, Unwritable
-from rmvdb.milvus import MilvusStore, reading
+from rmvdb.milvus import MilvusStore, creating, reading
 from rmvdb.types import Field, Id, IdType, Index, Metric, Record, Schema
 from tests.contract.test_store import FLAT, bare, fields_of, filled, in_threads, plain, scanned, schema_of, vectors_of
 from tests.support.milvus_server import MilvusServer
@@ -263,12 +264,77 @@ def test_two_vector_fields_are_not_adopted(milvus_store: MilvusStore, client: Mi
         milvus_store.describe(collection)
 
 
+@lite_only
+def test_what_follows_a_write_at_once_sees_it(
+    milvus_store: MilvusStore, collection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine whose calls take less than a millisecond one of sixteen deletions was lost, and as many searches missed."""
+    answered = []
+
+    def spied(name: str) -> None:
+        real = getattr(MilvusClient, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            answer = real(*args, **options)
+            answered.append(time.time_ns())
+            return answer
+
+        monkeypatch.setattr(MilvusClient, name, call)
+
+    milvus_store.create(plain(collection), FLAT)
+    spied("upsert")
+    spied("delete")
+    early, unseen, kept = [], [], []
+
+    def write(call: Callable[..., None], what: list[Any]) -> None:
+        call(collection, what)
+        early.extend(answered[-1:] * (time.time_ns() // 10**6 == answered[-1] // 10**6))
+
+    for id in range(200):
+        write(milvus_store.upsert, bare([id]))
+        unseen += [id] * (milvus_store.get(collection, [id]) == [])
+        write(milvus_store.upsert, bare([id]))
+        write(milvus_store.delete, [id])
+        kept += [id] * (milvus_store.get(collection, [id]) != [])
+
+    assert len(answered) == 600
+    assert (early, unseen, kept) == ([], [], [])
+
+
+@server_only
+def test_a_collection_that_is_never_loaded_is_waited_for_no_longer_than_that(
+    milvus_store: MilvusStore, collection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(creating, "_LOADED_AFTER", 1.5)
+    monkeypatch.setattr(MilvusClient, "get_load_state", lambda *_, **__: {"state": LoadState.Loading})
+    began = time.monotonic()
+    with pytest.raises(EngineUnavailable, match=f"has not loaded '{collection}' for 1.5 s; look at the memory"):
+        milvus_store.create(plain(collection), FLAT)
+    assert 1.5 < time.monotonic() - began < 30
+    assert milvus_store.exists(collection)  # and may be somebody else's by now
+    monkeypatch.undo()
+    milvus_store.create(plain(collection), FLAT)
+    assert scanned(milvus_store, collection) == []
+
+
 @server_only
 def test_partitions_that_somebody_made_are_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
     foreign(client, collection, lambda schema: None)
     client.create_partition(collection, "summer")
     with pytest.raises(CannotAdopt, match=r"has the partition 'summer'.*without partitions"):
         milvus_store.describe(collection)
+
+
+@server_only
+def test_a_partition_of_later_keeps_no_new_process_from_searching(
+    milvus_store: MilvusStore, client: MilvusClient, collection: str
+) -> None:
+    foreign(client, collection, lambda schema: None)
+    client.create_partition(collection, "summer")
+    client.insert(collection, [{"id": 1, "vector": [1.0] * DIM_OF[DataType.FLOAT_VECTOR]}], partition_name="summer")
+    client.load_collection(collection)
+    (hits,) = milvus_store.search(collection, np.ones((1, DIM_OF[DataType.FLOAT_VECTOR]), np.float32), limit=3, strong=True)
+    assert [hit.id for hit in hits] == [1]
 
 
 @server_only
@@ -366,7 +432,7 @@ def test_a_released_collection_is_not_loaded_behind_its_owners_back(
     ):
         with pytest.raises(EngineError, match=rf"'{collection}' is not loaded.*load_collection\('{collection}'\)"):
             call()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
 
 
 @server_only
@@ -497,7 +563,7 @@ def test_an_engine_that_is_not_there_is_given_up_in_time() -> None:
         started = time.monotonic()
         with pytest.raises(EngineUnavailable, match=f"Milvus at {place} cannot be reached .*see that it runs"):
             store.version()
-        assert 2.0 < time.monotonic() - started < 9.0
+        assert 2.0 < time.monotonic() - started < 18.0
 
 
 def test_an_engine_that_never_answers_is_given_up_in_time() -> None:
@@ -508,7 +574,7 @@ def test_an_engine_that_never_answers_is_given_up_in_time() -> None:
         started = time.monotonic()
         with pytest.raises(EngineUnavailable, match=r"cannot be reached|no answer"):
             MilvusStore(lambda: place, patience=3.0, timeout=1.0).exists("any")
-        assert time.monotonic() - started < 9.0
+        assert time.monotonic() - started < 18.0
 
 
 def test_the_address_is_asked_again_when_the_engine_has_moved(tmp_path: Path) -> None:
@@ -568,14 +634,15 @@ def _until(over: threading.Event) -> Callable[[], None]:
 @pytest.mark.server
 def test_a_wrong_token_is_named_at_once(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("milvus_server")  # skips where there can be none
-    with MilvusServer(tmp_path / "milvus", settings={"common.security.authorizationEnabled": "true"}) as server:
+    settings = {"common.security.authorizationEnabled": "true", "common.session.ttl": 60}
+    with MilvusServer(tmp_path / "milvus", settings=settings) as server:
         good = MilvusStore(lambda: server.address, token="root:Milvus")
         assert good.exists("any") is False
         good.close()
         started = time.monotonic()
         with pytest.raises(EngineError, match=r"refused the token.*correct it"):
             MilvusStore(lambda: server.address, token="root:wrong").exists("any")
-        assert time.monotonic() - started < 10.0
+        assert time.monotonic() - started < 18.0
 
 
 def test_big_records_travel_in_several_requests(milvus_store: MilvusStore, collection: str) -> None:

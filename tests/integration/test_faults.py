@@ -29,7 +29,7 @@ from rmvdb.faiss_store import FaissStore
 from rmvdb.latency import Latency
 from rmvdb.plans import Plans
 from rmvdb.protocols import always
-from rmvdb.registry import Claim, unpack_ids
+from rmvdb.registry import Claim, key, unpack_ids
 from rmvdb.sampling import Sample, Sampler, vectors_of
 from rmvdb.sources import FieldSource
 from rmvdb.tables import BatchRow
@@ -60,8 +60,8 @@ def planned(tmp_path: Path) -> Iterator[Gallery]:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write may last 2.5 s, and no call of it leaves after 1.5 s."""
-    monkeypatch.setattr("rmvdb.writing.WRITE_LASTS", 2.5)
+    """A write may last 6 s, and no call of it leaves after 5 s."""
+    monkeypatch.setattr("rmvdb.writing.WRITE_LASTS", 6.0)
 
 
 class Killed(BaseException):
@@ -135,12 +135,12 @@ def once(call: str, collection: str, act: Callable[[], object]) -> Callable[[str
 @pytest.mark.usefixtures("short")
 def test_a_write_suspended_past_its_deadline_is_not_reported_as_done(gallery: Gallery) -> None:
     def suspended() -> None:
-        time.sleep(2.6)
+        time.sleep(6.1)
         drive(gallery)  # copies over what was written, which counts as never made
 
     with gallery.client() as client:
         gallery.store.after = once("upsert", gallery.task.new[0], suspended)
-        with pytest.raises(errors.EngineError, match=r"took longer than 2\.5 s; repeat the write"):
+        with pytest.raises(errors.EngineError, match=r"took longer than 6 s; repeat the write"):
             client.upsert([{"id": 3, "item": "newer", "n": 1}])
     gallery.expect_moved()
 
@@ -160,7 +160,7 @@ def test_a_client_killed_in_a_write_does_not_keep_an_upgrade_from_its_end(
             client.delete([3])
         else:
             client.upsert([{"id": 99 if case == "a new record" else 3, "item": "newer", "n": 1}])
-    time.sleep(2.6)
+    time.sleep(6.1)
     drive(gallery)
     assert gallery.verify().examples == []
 
@@ -201,7 +201,7 @@ def test_a_half_made_write_does_not_mix_with_the_archive_in_a_roll_back(
     gallery.source.of[3] = "newer"
     with gallery.client() as client, dying(monkeypatch, gallery, "close_intents"):
         client.upsert([{"id": 3, "item": "newer", "n": 1}])
-    time.sleep(2.6)
+    time.sleep(6.1)
     roll_back(gallery)
     (record,) = gallery.store.get(gallery.task.old[0], [3], vector=True)
     assert record.fields == {"n": 1}
@@ -518,6 +518,23 @@ def test_a_client_leaves_though_the_disk_of_the_registry_is_full(gallery: Galler
     assert closed == ["closed"]
 
 
+def test_a_search_refuses_while_the_registry_cannot_hear_that_its_client_lives(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever only read the plan could serve by it after others have ceased to wait for a client that they had not heard of."""
+
+    def full(*_: object, **__: object) -> NoReturn:
+        raise errors.DiskFull("The disk that holds the registry is full; free some space")
+
+    with gallery.client() as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(gallery.registry, "refresh", full)
+            time.sleep(gallery.registry.plan("texts").max_age)
+            with pytest.raises(errors.StalePlan, match="could miss records: The disk that holds the registry is full"):
+                client.search("t1", limit=1)
+        assert [hit.id for hit in client.search("t1", limit=1)] == [1]
+
+
 @pytest.mark.parametrize("away", [False, True])
 def test_of_many_searches_that_find_their_plan_too_old_one_asks_and_all_hear_the_answer(
     planned: Gallery, monkeypatch: pytest.MonkeyPatch, away: bool
@@ -531,7 +548,7 @@ def test_of_many_searches_that_find_their_plan_too_old_one_asks_and_all_hear_the
 
     def refresh(*args: Any, **kwargs: Any) -> Any:
         asked.append(time.monotonic())
-        time.sleep(0.2)
+        time.sleep(2.0 if away else 0.2)  # all of them ask meanwhile; an answer counts for two seconds
         if away:
             raise errors.RegistryError("the database is away")
         return type(registry).refresh(registry, *args, **kwargs)
@@ -761,17 +778,17 @@ def test_a_claim_whose_answer_was_lost_is_kept_by_no_heartbeat(gallery: Gallery,
 
 
 class SlowToLoad:
-    """Loads v2's embedder for some seconds, and then gives it or fails."""
+    """Loads v2's embedder until it is told to end; fails where nobody does within `seconds`."""
 
-    def __init__(self, *, fails: bool = False) -> None:
-        self.fails, self.began = fails, threading.Event()
+    def __init__(self, seconds: float = 30.0) -> None:
+        self.seconds, self.began, self.may_end, self.failed = seconds, threading.Event(), threading.Event(), False
 
     def __call__(self, version: str) -> TextEmbedder:
         """The embedder."""
         if version == "v2":
             self.began.set()
-            time.sleep(3.0)
-            if self.fails:
+            if not self.may_end.wait(self.seconds):
+                self.failed = True
                 raise errors.ModelError("no room for it")
         return TextEmbedder(version)
 
@@ -797,17 +814,23 @@ def test_searches_go_on_while_the_next_model_is_loaded_and_the_epoch_waits_for_i
     with application(hasty, load) as client, ThreadPoolExecutor(1) as pool:
         client.search("t3", limit=1)
         deploying = pool.submit(hasty.conductor().deploy, hasty.upgrade)
-        load.began.wait(5.0)
+        try:
+            assert load.began.wait(30.0)
+            for _ in range(20):
+                began = time.monotonic()
+                assert [hit.id for hit in client.search("t3", limit=1)] == [3]
+                took.append(time.monotonic() - began)
+                time.sleep(hasty.times["max_age"] / 4)
+            assert (load.failed, deploying.done()) == (False, False)
+        finally:
+            load.may_end.set()
         while not deploying.done():
-            began = time.monotonic()
             assert [hit.id for hit in client.search("t3", limit=1)] == [3]
-            took.append(time.monotonic() - began)
         deploying.result()
         time.sleep(hasty.times["max_age"])
         assert len(client._plans.current().legs) == 2
         assert [hit.id for hit in client.search("t3", limit=1)] == [3]
-    assert len(took) > 20
-    assert max(took) < 2.0
+    assert sorted(took)[10] < 0.5
 
 
 def test_an_epoch_that_a_client_cannot_serve_does_not_begin_however_long_it_takes_to_see_that(
@@ -819,7 +842,7 @@ def test_an_epoch_that_a_client_cannot_serve_does_not_begin_however_long_it_take
     stop = threading.Event()
     monkeypatch.setattr(conductor, "stop", stop)
     threading.Timer(10.0, stop.set).start()
-    with application(hasty, SlowToLoad(fails=True)) as client:
+    with application(hasty, SlowToLoad(seconds=3.0)) as client:
         client.search("t3", limit=1)
         with pytest.raises(errors.Stopped):
             conductor.deploy(hasty.upgrade)
@@ -991,6 +1014,29 @@ def _sample(gallery: Gallery) -> Sample:
     )  # fmt: skip
     leg = Leg(collection=gallery.task.old[0], model="v1", metric=Metric.COSINE, embedder="v1")
     return sampler.sample("v2", [leg], [1000], frozenset(), lambda *_: None, seed=0)
+
+
+def test_what_is_chosen_to_be_deleted_is_chosen_once_nobody_else_is_at_it(gallery: Gallery) -> None:
+    begun = threading.Event()
+
+    def slowly(call: str, _: str) -> None:
+        if call == "upsert" and not begun.is_set():
+            begun.set()
+            time.sleep(0.5)
+
+    def unwritten(ids: Sequence[Id]) -> list[Id]:
+        written = gallery.registry.last_done(gallery.upgrade.id, ids)
+        return [id for id in ids if key(id) not in written]
+
+    with gallery.client() as writer, gallery.client() as client, ThreadPoolExecutor(1) as pool:
+        gallery.store.before = slowly
+        writing = pool.submit(writer.upsert, [{"id": 7, "item": "newer", "n": 1}])
+        assert begun.wait(10.0)
+        assert client.delete_those([7, 8], unwritten) == [8]
+        writing.result()
+        assert [record.id for record in client.get([7, 8])] == [7]
+        assert client.delete_those([5, 5], lambda _: []) == []
+        assert not gallery.registry.announced(gallery.upgrade.id, [5])
 
 
 @pytest.mark.parametrize("source", ["mended", "broken"])

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,11 @@ from rmvdb.status import status
 from rmvdb.tables import UpgradeRow
 from rmvdb.throttle import Limits
 from rmvdb.types import Id, Phase, Record
-from rmvdb.upgrade import cleaning_up, deploying, mirroring
+from rmvdb.upgrade import cleaning_up, deploying, mirroring, serving
 from rmvdb.writing import Writes
 from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import UNLIMITED, Crash, Gallery, TextEmbedder, make, vector
+from tests.support.waiting import grow_old
 
 ORIGINAL = "texts_v1"
 METHOD = Method.NAIVE
@@ -39,7 +40,7 @@ METHOD = Method.NAIVE
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmvdb.writing.WRITE_LASTS", 3.0)
+    monkeypatch.setattr("rmvdb.writing.WRITE_LASTS", 8.0)
 
 
 @pytest.fixture(params=[Method.NAIVE, Method.FCT])
@@ -69,7 +70,10 @@ def begin(gallery: Gallery, *, until: float = 1.0, to: str = "v2", method: Metho
     )
     question = conductor.resolve(question)
     assert question.instant_rollback
-    return conductor.begin(question, conductor.plan(question), gallery.worker(), until=until, cutover=until == 1.0)
+    plan = conductor.plan(question)
+    if plan.prediction and method is Method.FCT:  # forty texts, that others change meanwhile, say nothing of the quality
+        plan = replace(plan, prediction=plan.prediction | {"verdict": "ok"})
+    return conductor.begin(question, plan, gallery.worker(), until=until, cutover=until == 1.0)
 
 
 def go_on(gallery: Gallery, row: UpgradeRow | None) -> UpgradeRow:
@@ -135,12 +139,11 @@ def busy(gallery: Gallery) -> Iterator[list[str]]:
 
 def insist(write: Callable[..., object], *args: object) -> None:
     """As applications do where a busy machine lets a write end too late."""
-    while True:
-        try:
+    for _ in range(1000):
+        with suppress(errors.EngineError):
             write(*args)
-        except errors.EngineError:
-            continue
-        return
+            return
+    write(*args)
 
 
 def put(gallery: Gallery, client: Client, id: int, text: str) -> None:
@@ -358,10 +361,11 @@ def test_the_copy_is_made_no_faster_than_the_rate(gallery: Gallery, whose: str) 
     row = begin(gallery)
     if whose == "asked for":
         gallery.registry.set_upgrade(row.id, rate=20.0)
+    began = time.monotonic()
     with copying(gallery, row, limits=UNLIMITED if whose == "asked for" else Limits(rate=20)) as pages:
         pass
     assert len(pages) == 4
-    assert pages[-1] - pages[0] > 0.9 * 30 / 20
+    assert pages[-1] - began > 30 / 20
     assert gallery.registry.workers(row.id, within=60) == []
 
 
@@ -390,6 +394,23 @@ def test_given_up_while_it_is_copied_nothing_is_left_of_it(gallery: Gallery) -> 
         put(gallery, client, 1, "nothing to mirror")
     plan = gallery.registry.plan("texts")
     assert (plan.legs, plan.mirrors) == (before, ())
+    assert not gallery.store.exists(row.old_collections[0])
+    expect_original(gallery)
+
+
+def test_two_may_give_it_up_at_once(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = begin(gallery)
+    die_in_the_copy(gallery, row)
+    row, real = gallery.registry.upgrade(row.id), serving.serve
+
+    def serve(*args: Any, **options: Any) -> int:
+        monkeypatch.setattr(serving, "serve", real)
+        assert gallery.conductor().roll_back(row) is None
+        return real(*args, **options)
+
+    monkeypatch.setattr(serving, "serve", serve)
+    assert gallery.conductor().roll_back(row) is None
+    assert [each.phase for each in gallery.registry.history(row.id)].count(Phase.ENDED) == 1
     assert not gallery.store.exists(row.old_collections[0])
     expect_original(gallery)
 
@@ -777,7 +798,7 @@ def test_a_look_that_ends_while_it_takes_a_record_in_forgets_no_deletion(
             mirroring.agree(gallery.conductor(), row)
     gallery.store.delete(ORIGINAL, [2])
     gallery.source.of.pop(2)
-    time.sleep(3.2)  # until what it had announced is past its deadline
+    grow_old(gallery.registry, seconds=9.0)  # what it had announced is past its deadline
     gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
     row = go_on(gallery, row)
     assert row.phase == Phase.CUT_OVER
@@ -826,7 +847,7 @@ def test_a_record_that_was_taken_in_again_is_embedded_though_its_look_was_killed
         patch.setattr(type(gallery.registry), "withdraw_intents", lambda *_: None)
         with pytest.raises(Crash):
             mirroring.agree(gallery.conductor(), row)
-    time.sleep(3.2)  # until what it had announced is past its deadline
+    grow_old(gallery.registry, seconds=9.0)  # what it had announced is past its deadline
     gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
     row = go_on(gallery, row)
     assert row.phase == Phase.CUT_OVER

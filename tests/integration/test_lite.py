@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +18,11 @@ import numpy as np
 import pytest
 
 from rmvdb import lite
-from rmvdb.errors import EngineError, EngineUnavailable
+from rmvdb.errors import DiskFull, EngineError, EngineUnavailable
 from rmvdb.milvus import MilvusStore
 from rmvdb.types import IdType, Index, Metric, Record, Schema
 from tests.support.slow import slow
+from tests.support.small_disk import on_small_disk
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes through /proc, which is Linux's")
 
@@ -127,6 +129,7 @@ def test_the_server_outlives_who_started_it(path: Path) -> None:
     assert starter.stdout is not None
     address = starter.stdout.readline().strip()
     first = processes(path)
+    assert address_of(path) == address
     starter.kill()
     starter.communicate(timeout=60)
     assert address_of(path) == address
@@ -136,7 +139,7 @@ def test_the_server_outlives_who_started_it(path: Path) -> None:
 
 def test_the_server_ends_at_once_though_who_started_it_ignores_interrupts(path: Path) -> None:
     """As what a shell script starts in the background does."""
-    starter = program(USER, path, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    starter = program("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + USER, path)
     assert starter.stdout is not None
     starter.stdout.readline()
     os.kill(processes(path)["owner"], signal.SIGTERM)
@@ -229,7 +232,7 @@ def test_one_call_leaves_by_a_permit(path: Path, tmp_path: Path) -> None:
 def test_no_server_is_left_behind_by_a_killed_owner(path: Path) -> None:
     address_of(path)
     os.kill(processes(path)["owner"], signal.SIGKILL)
-    eventually(lambda: processes(path) == {}, "the server has ended with its owner", within=3.0)
+    eventually(lambda: processes(path) == {}, "the server has ended with its owner")
 
 
 def test_the_owner_ends_when_nobody_has_used_the_file_for_a_while(path: Path) -> None:
@@ -241,9 +244,9 @@ def test_the_owner_ends_when_nobody_has_used_the_file_for_a_while(path: Path) ->
     assert sorted(processes(path)) == ["owner", "server"]  # in use, however quiet
 
     users[0].communicate("\n", timeout=60)
+    gone = time.monotonic()
     users[1].kill()
     users[1].communicate(timeout=60)
-    gone = time.monotonic()
     eventually(lambda: processes(path) == {}, "the owner and its server have ended")
     assert time.monotonic() - gone > 0.5 * IDLE
     assert sorted(file.name for file in path.parent.iterdir()) == [
@@ -253,6 +256,27 @@ def test_the_owner_ends_when_nobody_has_used_the_file_for_a_while(path: Path) ->
         ".x.db.log",
         "x.db",
     ]
+
+
+def test_the_server_leaves_nothing_in_the_systems_temporary_folder_and_tells_of_no_search(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    for name in ("GLOG_logtostderr", "GLOG_minloglevel"):
+        monkeypatch.delenv(name, raising=False)
+    for _ in range(2):  # it says something when it finds a collection
+        store = store_on(path)
+        store.create(SCHEMA, Index(type="FLAT"))
+        store.upsert("c", [record(1)])
+        store.search("c", record(1).vector[None, :], limit=1)  # type: ignore[index]
+        store.close()
+        assert path.with_name(f".{path.name}.log").read_text() == ""
+        lite.release(path)
+        eventually(lambda: processes(path) == {}, "its processes have ended")
+
+    assert list(temporary.glob("milvus*")) == []
 
 
 def test_a_file_is_there_again_after_its_server_has_ended(path: Path) -> None:
@@ -389,11 +413,73 @@ def test_a_search_never_misses_a_record_that_is_being_replaced(path: Path) -> No
     store.close()
 
 
+#: Replaces records on a disk that is nearly full, then lets Lite read its file anew.
+NEARLY_FULL = """
+import functools, os, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+import numpy as np
+from rmvdb import lite
+from rmvdb.errors import DiskFull
+from rmvdb.milvus import MilvusStore
+from rmvdb.types import Field, IdType, Index, Metric, Record, Schema
+
+path = Path(sys.argv[1]) / "x.db"
+store = MilvusStore(functools.partial(lite.address, path, idle=1.0), gate=functools.partial(lite.gate, path, patience=60.0))
+schema = Schema(collection="c", dim=4, metric=Metric.L2, id_type=IdType.INT64, dynamic=True)
+store.create(schema, Index(type="FLAT"))
+records = [Record(id=id, vector=np.full(4, id, np.float32), fields={"n": 0}) for id in range(1000)]
+store.upsert("c", records)
+with (path.parent / "filler").open("wb", buffering=0) as file:
+    try:
+        while file.write(bytes(65536)):
+            pass
+    except OSError:
+        pass
+    file.truncate(file.tell() - 34 * 2**20)
+
+
+def replace(at):
+    long = {"n": 1, "text": os.urandom(15_000).hex()}
+    try:
+        store.upsert("c", [Record(id=each.id, vector=each.vector, fields=long) for each in records[at : at + 200]])
+    except DiskFull as exc:
+        return str(exc)
+    return "ok"
+
+
+with ThreadPoolExecutor(5) as pool:  # of those that wait for one another each takes some of what is free
+    print(*pool.map(replace, range(0, 1000, 200)), sep="\\n")
+(path.parent / "filler").unlink()
+store.close()
+lite.release(path)
+time.sleep(4.0)
+again = MilvusStore(functools.partial(lite.address, path, idle=1.0))
+print(len(again.get("c", list(range(1000)))), again.count("c"))
+"""
+
+
+def test_a_replacement_on_a_disk_that_is_nearly_full_loses_nothing(tmp_path: Path) -> None:
+    *refused, left = on_small_disk(tmp_path, "64m", NEARLY_FULL).splitlines()
+    said = f"The disk that holds {tmp_path}/x.db has less than 32 MiB free; make room, then write again"
+    assert set(refused) == {"ok", said}
+    assert refused.count(said) >= 3
+    assert left == "1000 1000"
+
+
 def test_a_process_suspended_inside_the_gate_holds_nobody_up_for_long(path: Path) -> None:
     with lite.gate(path, alone=False):
         began = time.monotonic()
         with lite.gate(path, alone=True, patience=0.3):
-            assert 0.25 < time.monotonic() - began < 2.0
+            assert 0.25 < time.monotonic() - began < 15.0
     began = time.monotonic()
     with lite.gate(path, alone=True), lite.gate(path, alone=False, patience=0.1):
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 15.0
+
+
+def test_who_goes_on_without_the_gate_needs_room_for_others_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lite, "ROOM", shutil.disk_usage(path.parent).free // 4)
+    with lite.gate(path, alone=True):
+        pass
+    with lite.gate(path, alone=False), pytest.raises(DiskFull, match="make room"), lite.gate(path, alone=True, patience=0.1):
+        pass

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import text as statement
 
 from rmvdb import catalog, errors, scheduler
 from rmvdb.client import Client
@@ -393,6 +394,27 @@ def test_a_client_that_cannot_serve_the_next_plan_keeps_no_worker_from_other_gal
     gallery.registry.close()
 
 
+def test_a_copy_is_put_off_for_a_client_that_cannot_load_the_model(tmp_path: Path) -> None:
+    """Nothing is copied yet: another gallery has its turn, though one collection alone is searched."""
+    gallery = make(tmp_path, deployed=False, times=TIMES | {"max_age": 60.0})
+    gallery.registry.refresh("texts", client="web", ready=0, trouble="No module named v2", holds=1)
+    served = gallery.upgrade.plan["serving"]
+    copying = [{**served[0], "searched": False}, served[1]]
+    gallery.registry.set_upgrade(gallery.upgrade.id, plan=gallery.upgrade.plan | {"copying": copying})
+    conductor = gallery.conductor()
+    conductor.patience = 0.3
+    late = threading.Timer(20.0, conductor.stop.set)
+    late.start()
+    for _ in range(2):  # the second try goes on with the same epoch
+        with pytest.raises(errors.NotServed, match="Epoch 2 waits: client web cannot serve epoch 2 yet: No module named v2"):
+            serving.serve(conductor, gallery.registry.upgrade(gallery.upgrade.id), "copying")
+    gallery.registry.leave("web")
+    assert serving.serve(conductor, gallery.registry.upgrade(gallery.upgrade.id), "copying") == 2
+    assert not gallery.registry.upgrade(gallery.upgrade.id).reason
+    late.cancel()
+    gallery.registry.close()
+
+
 def test_a_cut_over_waits_for_its_clients_however_long_others_do(tmp_path: Path) -> None:
     """What was verified for hours is not verified again for a client that is late."""
     gallery = make(tmp_path, records=20, times=TIMES | {"max_age": 60.0})
@@ -475,7 +497,10 @@ def test_an_item_that_changes_just_before_its_record_is_written_is_no_difference
     gallery.worker().run(gallery.task, gallery.backfill)
     gallery.source.of[7] = "newer"
     found = gallery.verify()
-    assert found.examples == [f"record 7 embedded again lies {distance_of(7, 'newer'):.1e} from the stored vector"]
+    lies = f"record 7 embedded again lies {distance_of(7, 'newer'):.1e} from the stored vector"
+    assert found.examples == [f"{lies}; if its item has changed, write it again"]
+    with gallery.registry.engine.begin() as connection:  # clients of the plan before had longer times
+        connection.execute(statement("UPDATE serving_plans SET grace_before = 60"))
 
     def write() -> None:
         time.sleep(0.1)  # less than the grace

@@ -351,7 +351,7 @@ def test_while_the_work_is_made_again_searches_go_on_and_writes_and_conductors_w
                 gallery.conductor()
 
     rebuilding(gallery, report=report).run()
-    assert written.wait(5)
+    assert written.wait(60)
     writer.join()
     client.close()
 
@@ -424,7 +424,7 @@ def test_a_conductor_stays_one_though_a_heartbeat_fails(gallery: Gallery, monkey
 
     with baton.held(gallery.conductor(), gallery.upgrade, gallery.worker()):
         gallery.registry.keep_leading = away  # type: ignore[method-assign, assignment]
-        assert failed.wait(2)
+        assert failed.wait(60)
         time.sleep(1.5)
         assert not gallery.registry.lead(gallery.upgrade.id, "another", 1.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -68,8 +68,10 @@ def another(gallery: Gallery, name: str, *, records: int = 20) -> UpgradeRow:
 
 
 @contextmanager
-def at_work(gallery: Gallery, *, limits: Limits = UNLIMITED, lease: float = 1.6) -> Iterator[list[str]]:
-    """A worker that stays is at all galleries; what it says."""
+def at_work(
+    gallery: Gallery, *, limits: Limits = UNLIMITED, lease: float = 1.6, galleries: Sequence[str] = ()
+) -> Iterator[list[str]]:
+    """A worker that stays is at these galleries, or all; what it says."""
     said, stop = list[str](), threading.Event()
     worker = gallery.worker(limits=limits, lease=lease)
 
@@ -84,7 +86,7 @@ def at_work(gallery: Gallery, *, limits: Limits = UNLIMITED, lease: float = 1.6)
 
     settings = SimpleNamespace(backfill=SimpleNamespace(lease=lease))
     app = SimpleNamespace(registry=gallery.registry, conductor=conductor, worker=lambda: worker, settings=settings)
-    scheduler = Scheduler(app, galleries=(), window=Window(None), say=said.append)  # type: ignore[arg-type]
+    scheduler = Scheduler(app, galleries=galleries, window=Window(None), say=said.append)  # type: ignore[arg-type]
     thread = threading.Thread(target=scheduler.run, args=(stop,))
     thread.start()
     try:
@@ -110,13 +112,19 @@ def test_a_paused_gallery_keeps_no_worker_from_the_others(gallery: Gallery) -> N
         wait_until(lambda: phase(gallery, gallery.upgrade) == Phase.CUT_OVER)
 
 
+def test_a_gallery_that_was_removed_keeps_no_worker_from_the_others(gallery: Gallery) -> None:
+    with at_work(gallery, galleries=("gone", "texts")) as said:
+        wait_until(lambda: phase(gallery, gallery.upgrade) == Phase.CUT_OVER)
+    assert said.count("No gallery is called 'gone'; there are: texts") == 1
+
+
 def test_what_is_in_hand_is_finished_in_a_pause_before_a_worker_turns_to_another_gallery(gallery: Gallery) -> None:
     other = another(gallery, "other", records=5)
     gallery.conductor().deploy(gallery.upgrade)
     gallery.registry.discard_list(gallery.upgrade.id)
     gallery.registry.add_batches(gallery.upgrade.id, [([id, id + 1], None) for id in range(1, 9, 2)], first=1)
-    gallery.encoder.embedder("v2").seconds = 0.5  # type: ignore[attr-defined]
-    with at_work(gallery):
+    gallery.encoder.embedder("v2").seconds = 3.0  # type: ignore[attr-defined]
+    with at_work(gallery, lease=40.0):
         wait_until(lambda: bool(gallery.registry.progress(gallery.upgrade.id).begun))
         gallery.registry.set_upgrade(gallery.upgrade.id, paused=True)
         wait_until(lambda: phase(gallery, other) == Phase.CUT_OVER)
@@ -150,9 +158,9 @@ def test_status_tells_all_along_which_gallery_a_worker_is_at(tmp_path: Path, mon
 
 
 def test_a_worker_with_a_long_lease_is_heard_of_as_often_as_any(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmvdb.backfill.BEAT", 0.1)
+    monkeypatch.setattr("rmvdb.worker.BEAT", 0.1)
     gallery.conductor().deploy(gallery.upgrade)
-    gallery.encoder.embedder("v2").seconds = 1.0  # type: ignore[attr-defined]
+    gallery.encoder.embedder("v2").seconds = 3.0  # type: ignore[attr-defined]
     real, beats = gallery.registry.renew, list[str]()
 
     def renew(*args: Any, **options: Any) -> Any:

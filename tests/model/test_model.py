@@ -1,6 +1,7 @@
 """The protocol checked by exhaustion, and that each step of it is needed: with any one left out something breaks.
 
-`python -m pytest tests/model -m bench` looks at more faults at once; `Found` prints the shortest way to what is broken.
+`python -m pytest tests/model -m bench -o faulthandler_timeout=0` looks at more faults at once; `Found` prints the shortest way to
+what is broken.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ def test_every_step_of_the_models_is_left_out_once() -> None:
 
 def test_the_tables_name_code_that_is_there() -> None:
     rooms = {
-        "Registry": "registry", "Backfill": "backfill", "Worker": "backfill", "Client": "client", "Plans": "plans",
+        "Registry": "registry", "Backfill": "backfill", "Worker": "worker", "Client": "client", "Plans": "plans",
         "Conductor": "upgrade", "Writes": "writing", "Mirror": "mirror",
     }  # fmt: skip
     steps = [room.name for room in pkgutil.iter_modules(upgrade.__path__)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import secrets
@@ -10,12 +11,16 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.stress import engines
 from tests.stress.run import Broken, Run
 from tests.support.milvus_server import unavailable
 from tests.support.project import Project
+from tests.support.scratch import prefer_memory
 
 COUNTED = ("searches", "writes", "failed_writes", "excused", "kills", "suspensions", "pauses", "restarts", "checkpoints")
 COUNTED += ("upgrades", "rollbacks", "instant", "lifted", "scheduled")
@@ -25,29 +30,44 @@ WRONG = ("lost", "duplicated", "stale_reads", "resurrected", "failed_searches")
 def main() -> int:
     """Run every combination that was asked for; 1 if anything was not as it must be."""
     options = _options()
-    total: dict[str, int] = {"records": options.records, **dict.fromkeys((*COUNTED, *WRONG), 0)}
+    if options.seconds <= 600:  # a longer one may fill it
+        prefer_memory()
+    total: dict[str, Any] = {"records": options.records, **dict.fromkeys((*COUNTED, *WRONG), 0)}
     pairs = [(engine, registry) for engine in options.engine for registry in options.registry]
     if reason := unavailable() if "server" in options.engine else "":
         print(f"no run on a server: {reason}", flush=True)
         pairs = [pair for pair in pairs if "server" not in pair]
         if not pairs or os.environ.get("CI", "").lower() in ("1", "true", "yes"):
             return 1
+    total |= {"engines": sorted({pair[0] for pair in pairs}), "registries": sorted({pair[1] for pair in pairs})}
     for engine, registry in pairs:
         seconds = options.seconds / len(pairs)
         again = f"--engine {engine} --registry {registry} --seconds {seconds:g} --records {options.records} --seed {options.seed}"
         again += " --instant-rollback" * options.instant_rollback + f" --method {options.method}" * bool(options.method)
         print(f"== {engine} and {registry}: python -m tests.stress {again}", flush=True)
         try:
-            counts = run(engine, registry, seconds=seconds, options=options)
+            # It is filled before, and what is under way comes to its end; neither takes half as long.
+            with _over_within(2 * seconds + 2400 + options.records / 10):
+                counts = run(engine, registry, seconds=seconds, options=options)
         except Broken as exc:
             print(f"{exc}\n{json.dumps(total | {'broken': 1})}", flush=True)
             return 1
         if any(counts[name] for name in WRONG):
-            print(f"went wrong; the same choices again: python -m tests.stress {again}", flush=True)
+            print(f"{engine}: went wrong; the same choices again: python -m tests.stress {again}", flush=True)
         for name in (*COUNTED, *WRONG):
             total[name] += counts[name]
     print(json.dumps(total))
     return int(any(total[name] for name in WRONG))
+
+
+@contextmanager
+def _over_within(seconds: float) -> Iterator[None]:
+    """Else the process ends, and tells where each of its threads was."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def run(engine: str, registry: str, *, seconds: float, options: argparse.Namespace) -> dict[str, int]:
@@ -56,7 +76,7 @@ def run(engine: str, registry: str, *, seconds: float, options: argparse.Namespa
     started = time.monotonic()
 
     def say(words: str) -> None:
-        print(f"{time.monotonic() - started:7.1f}  {words}", flush=True)
+        print(f"{time.monotonic() - started:7.1f}  {engine}: {words}", flush=True)
 
     with engines.engine(engine, folder) as store, engines.registry(registry) as database:
         project = Project(folder, milvus=store.address, registry=database.address, batch=250, retry_for=40.0)
@@ -74,7 +94,7 @@ def run(engine: str, registry: str, *, seconds: float, options: argparse.Namespa
         try:
             counts = made.run()
         except BaseException:
-            print(f"seed {options.seed} repeats this; its folder is {folder}", flush=True)
+            print(f"{engine}: seed {options.seed} repeats this; its folder is {folder}", flush=True)
             raise
         finally:
             for example in made.verdict.examples:

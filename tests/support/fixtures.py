@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,28 +20,40 @@ from rmvdb.milvus import MilvusStore
 from rmvdb.protocols import VectorStore
 from tests.support import lite3
 from tests.support.milvus_server import MilvusServer, unavailable
+from tests.support.project import Project
+
+
+@pytest.fixture(autouse=True)
+def _no_command_outlives_its_test() -> Iterator[None]:
+    yield
+    Project.kill_started()
 
 
 @pytest.fixture(scope="module")
-def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
+def milvus_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
     """The file's Milvus server; a test that stops it takes one of its own.
 
     Not the session's: it starts in 3 s, and takes a tenth of a core for as long as it does nothing.
     """
-    if reason := unavailable():
-        pytest.skip(reason)
     # Nobody kills it, and on a busy machine it may have to wait for its turn for longer than its sessions with etcd last.
-    with MilvusServer(tmp_path_factory.mktemp("milvus"), settings={"common.session.ttl": 60}) as server:
-        yield server
+    yield from _server(request, tmp_path_factory.mktemp("milvus"), settings={"common.session.ttl": 60})
 
 
 @pytest.fixture
-def own_milvus_server(tmp_path: Path) -> Iterator[MilvusServer]:
+def own_milvus_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
     """A Milvus server of the test's own, to be stopped and started."""
+    yield from _server(request, tmp_path_factory.mktemp("milvus"))
+
+
+def _server(request: pytest.FixtureRequest, folder: Path, **options: Any) -> Iterator[MilvusServer]:
+    """A Milvus server whose folder, of some 200 MB, stays only where a test failed meanwhile, or its start or end does."""
     if reason := unavailable():
         pytest.skip(reason)
-    with MilvusServer(tmp_path / "milvus") as server:
+    before = request.session.testsfailed
+    with MilvusServer(folder, **options) as server:
         yield server
+    if request.session.testsfailed == before:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

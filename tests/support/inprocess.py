@@ -14,7 +14,7 @@ import pytest
 from rmvdb import schema
 from rmvdb.archive import Archive, EmbeddingCache
 from rmvdb.artifacts import Artifacts
-from rmvdb.backfill import Backfill, Task, Worker
+from rmvdb.backfill import Backfill, Task
 from rmvdb.client import Client
 from rmvdb.encoding import Chain, Encoder
 from rmvdb.faiss_store import FaissStore
@@ -28,6 +28,7 @@ from rmvdb.throttle import Limits
 from rmvdb.types import Hit, Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
 from rmvdb.upgrade import Conductor, Hands
 from rmvdb.verify import Report
+from rmvdb.worker import Worker
 
 TIMES = {"max_age": 0.2, "longest_search": 0.1, "staleness": 0.0}
 DIMS = {"v1": 6, "v2": 8, "v3": 7, "v4": 5}
@@ -173,7 +174,7 @@ def make(
     """A gallery of texts t1 … at v1, its upgrade to v2 deployed, unless told otherwise, and its work list made."""
     url = f"sqlite:///{folder}/registry.sqlite"
     schema.upgrade(url)
-    registry = Registry(url, patience=5.0, keep=Manifest(folder / "manifest.json").write)
+    registry = Registry(url, patience=60.0, keep=Manifest(folder / "manifest.json").write)
     store, source = FaultyStore(), Texts()
     source.of = {id: f"t{id}" for id in range(1, records + 1)}
     for name, dim in DIMS.items():

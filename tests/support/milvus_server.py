@@ -60,7 +60,11 @@ class MilvusServer:
         self._ports: dict[str, int] = {}
 
     def __enter__(self) -> MilvusServer:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop(kill=True)
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,7 +111,11 @@ class MilvusServer:
             return
         # The relay takes the server with it: SIGTERM is passed on with three seconds to obey, SIGKILL kills it at once.
         self._process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-        self._process.wait()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout=30)
         self._process = None
         self._socket.unlink(missing_ok=True)
 

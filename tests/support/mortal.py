@@ -14,7 +14,6 @@ from typing import Any
 
 from rmvdb.archive import Archive, EmbeddingCache
 from rmvdb.artifacts import Artifacts
-from rmvdb.backfill import Worker
 from rmvdb.client import Client
 from rmvdb.encoding import Chain, Encoder
 from rmvdb.faiss_store import FaissStore
@@ -26,6 +25,7 @@ from rmvdb.throttle import Limits
 from rmvdb.transforms import Config, Network, Transform
 from rmvdb.types import BatchState, Index
 from rmvdb.upgrade import Conductor, Hands
+from rmvdb.worker import Worker
 from tests.support.inprocess import DIMS, TIMES, TextEmbedder, Texts
 
 #: Calls that change nothing: a death at one of them is a death after the change before it.
@@ -121,6 +121,8 @@ class World:
     def __init__(self, folder: Path, url: str, texts: dict[int, str]) -> None:
         self.folder, self.url, self.store, self.source = folder, url, FaissStore(), Texts()
         self.source.of = dict(texts)
+        #: Seconds of a worker's lease: short, since the heirs of the dead wait for it.
+        self.lease = 1.9
 
     def process(self, *, end: tuple[str, str] | None = None, filled: str = "v2") -> Process:
         """A new process, which dies there; `filled` is the version whose collection the lists in the code call new."""
@@ -132,7 +134,7 @@ class Process:
 
     def __init__(self, world: World, life: Life, filled: str) -> None:
         self.world, self.life = world, life
-        self.registry: Any = Mortal("registry", Registry(world.url, patience=5.0), life, filled=filled)
+        self.registry: Any = Mortal("registry", Registry(world.url, patience=60.0), life, filled=filled)
         self.store: Any = Mortal("store", world.store, life, filled=filled)
         self.archive: Any = Mortal("archive", Archive(world.folder / "archive"), life, filled=filled)
         artifacts = Artifacts(world.folder / "artifacts")
@@ -153,8 +155,8 @@ class Process:
         return Conductor("texts", self._hands)
 
     def worker(self) -> Worker:
-        """What moves batches, with a short lease."""
-        return Worker(registry=self.registry, lease=1.9, longest_call=0.4, width=1, limits=Limits())
+        """What moves batches."""
+        return Worker(registry=self.registry, lease=self.world.lease, longest_call=0.4, width=1, limits=Limits())
 
     def client(self) -> Client:
         """What an application has."""

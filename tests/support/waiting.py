@@ -10,7 +10,7 @@ from sqlalchemy import text
 from rmvdb.registry import Registry
 
 
-def wait_until(true: Callable[[], bool], *, seconds: float = 20.0) -> None:
+def wait_until(true: Callable[[], bool], *, seconds: float = 120.0) -> None:
     """Look again and again; AssertionError where it is not so within so many seconds."""
     end = time.monotonic() + seconds
     while not true():
@@ -18,7 +18,19 @@ def wait_until(true: Callable[[], bool], *, seconds: float = 20.0) -> None:
         time.sleep(0.05)
 
 
-def run_out(registry: Registry) -> None:
-    """As if so much time had passed that every lease has run out."""
+def run_out(registry: Registry, *, seconds: float = 86400) -> None:
+    """As if so much time had passed, by default so much that every lease has run out."""
     with registry.engine.begin() as connection:
-        connection.execute(text("UPDATE batches SET lease_until = lease_until - 86400"))
+        connection.execute(text(f"UPDATE batches SET lease_until = lease_until - {seconds}"))
+
+
+def grow_old(registry: Registry, *, seconds: float) -> None:
+    """As if so much time had passed since writes were opened."""
+    with registry.engine.begin() as connection:
+        connection.execute(text(f"UPDATE intents SET opened_at = opened_at - {seconds}, deadline = deadline - {seconds}"))
+
+
+def fall_silent(registry: Registry, client: str, *, seconds: float) -> None:
+    """As if it had been seen last so long ago."""
+    with registry.engine.begin() as connection:
+        connection.execute(text(f"UPDATE clients SET seen_at = seen_at - {seconds} WHERE id = '{client}'"))

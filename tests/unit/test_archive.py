@@ -8,9 +8,6 @@ import json
 import logging
 import math
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +22,8 @@ from PIL import Image
 from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache, item_digest
 from rmvdb.errors import ArtifactError
 from rmvdb.types import Id, Record, Vectors
+from tests.support.small_disk import on_small_disk
 
-REPOSITORY = Path(__file__).parents[2]
 _IN_ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -310,14 +307,7 @@ print(json.dumps({"messages": messages, "same": same}))
 
 
 def test_a_full_disk_is_a_sentence_and_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    unshare = shutil.which("unshare")
-    if not unshare or subprocess.run([unshare, "-rm", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this kernel lets no user mount a small disk of their own")
-    mounted = 'mount -t tmpfs -o size=512k none "$1" && exec "$2" -c "$3" "$1"'
-    command = [unshare, "-rm", "sh", "-c", mounted, "sh", str(tmp_path), sys.executable, FULL_DISK]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = json.loads(on_small_disk(tmp_path, "512k", FULL_DISK))
     assert result["same"]
     assert len(result["messages"]) == 3
     for message, folder in zip(result["messages"], ["archive/g/1-", "artifacts/", "cache/v2/"], strict=True):

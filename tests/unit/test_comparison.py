@@ -471,6 +471,12 @@ def test_the_settings_that_are_worth_most_are_taken_and_said():
     assert (best.evaluated, best.map_old, best.seen.tolist()) == (told.evaluated, told.map_old, told.seen.tolist())
 
 
+def test_another_head_is_tried_only_where_there_is_one():
+    counts = {method: len(comparison._tries(method)) for method in (Method.RQT, Method.MCL, Method.RM)}
+    assert counts == {Method.RQT: 2, Method.MCL: 7, Method.RM: 8}
+    assert {"residual": False} in comparison._tries(Method.CL_M)
+
+
 @pytest.mark.parametrize("method", [Method.NAIVE, Method.FCT])
 def test_where_there_is_nothing_to_tune_nothing_is_tried(method):
     made = trial(orders=("one",), settings=replace(QUICK, hidden=32))

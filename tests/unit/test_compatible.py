@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import multiprocessing
 from dataclasses import replace
 from itertools import pairwise
 
@@ -203,7 +204,16 @@ def test_hocs_temperature_is_one_over_mu(olds):
     assert torch.allclose(usual, same, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12 and later, of torch's own way to start them
+@pytest.fixture
+def no_forks():
+    """Processes are spawned; in one in which other tests have used gRPC, a fork may wait for ever."""
+    usual = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(usual, force=True)
+
+
+@pytest.mark.usefixtures("no_forks")
 def test_items_may_be_loaded_by_processes_of_their_own(olds):
     short = replace(QUICK, epochs=1)
     here, there = (weights(trained(Loss.BCT, olds, replace(short, loaders=loaders))[0]) for loaders in (0, 1))

@@ -172,6 +172,7 @@ class Recorder(milvus_pb2_grpc.MilvusServiceServicer):  # type: ignore[misc]
         self.collection: milvus_pb2.CreateCollectionRequest | None = None
         self.index: milvus_pb2.CreateIndexRequest | None = None
         self.search: milvus_pb2.SearchRequest | None = None
+        self.load_state = common_pb2.LoadState.LoadStateNotLoad
 
     def Connect(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's names
         return milvus_pb2.ConnectResponse(server_info=common_pb2.ServerInfo(build_tags="2.6.0"))
@@ -205,10 +206,11 @@ class Recorder(milvus_pb2_grpc.MilvusServiceServicer):  # type: ignore[misc]
         return milvus_pb2.DescribeIndexResponse(index_descriptions=[found])
 
     def LoadCollection(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.load_state = common_pb2.LoadState.LoadStateLoaded
         return common_pb2.Status()
 
-    def GetLoadingProgress(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return milvus_pb2.GetLoadingProgressResponse(progress=100, refresh_progress=100)
+    def GetLoadState(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return milvus_pb2.GetLoadStateResponse(state=self.load_state)
 
     def ShowPartitions(self, request: Any, context: Any) -> Any:  # noqa: N802
         return milvus_pb2.ShowPartitionsResponse(partition_names=["_default"])

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from examples.paper_tables import __main__ as command
-from examples.paper_tables import data, models, report, rows, scales, simclr, tasks
+from examples.paper_tables import data, models, report, rows, scales, settings, simclr, tasks
 from examples.paper_tables.backbones import Backbone
 from examples.paper_tables.backfill import Plan, Upgrade
 from examples.paper_tables.data import DataSet, Pictures
@@ -296,14 +296,27 @@ def test_calibration_is_kept_only_where_it_helps_the_other_half(legs: tuple[Legs
     assert rows.tuned(shrunk, ground, calibrate=False)[0] < worth
 
 
+class Shelf:
+    """A workshop that has the vectors of every model by its name, the same of every part."""
+
+    def __init__(self, vectors: dict[str, np.ndarray]) -> None:
+        self.vectors = vectors
+
+    def embedded(self, recipe: models.Recipe, part: str) -> models.Embedded:
+        return models.Embedded(vectors=self.vectors[recipe.name], score=np.arange(60))
+
+
+def upgraded(labels: np.ndarray, recipes: dict[str, models.Recipe], vectors: dict[str, np.ndarray], **rest: object) -> Upgrade:
+    """An upgrade of 60 pictures, which are learnt, kept and searched, by models whose vectors are known."""
+    part = made(labels.tolist())
+    task = Task(old=part, new=part, shared=True, pairs=part, gallery=part, queries=None, mirrored=False, steps=(part,) * 3)
+    return Upgrade(task=task, workshop=Shelf(vectors), recipes=recipes, seeds=[0], **rest)
+
+
 @pytest.mark.parametrize("better", [0.0, 1.0])
 def test_a_contrast_of_classes_stands_alone_or_beside_a_regression_whichever_is_worth_more(
     legs: tuple[Legs, Ground, np.ndarray], tiny: Scale, better: float
 ) -> None:
-    class Shelf:
-        def embedded(self, recipe: models.Recipe, part: str) -> models.Embedded:
-            return models.Embedded(vectors=legs[0].old_g if recipe.name == "old" else legs[0].new_g, score=np.arange(60))
-
     class Psi:
         def __init__(self, sign: int) -> None:
             self.sign = sign
@@ -311,14 +324,39 @@ def test_a_contrast_of_classes_stands_alone_or_beside_a_regression_whichever_is_
         def apply(self, vectors: np.ndarray) -> np.ndarray:
             return self.sign * legs[0].old_q[: len(vectors)]
 
-    pictures = made(legs[2].tolist())
-    task = Task(old=pictures, new=pictures, shared=True, pairs=pictures, gallery=pictures, queries=None, mirrored=False)
     plan = Plan(method=Method.MCL, settings=tiny.settings)
     assert [each.settings.pull for each in plan.variants] == [0.0, 1.0]
     fits = {(each, 0): Fitted(reverse=Psi(1 if each.settings.pull == better else -1)) for each in plan.variants}
-    found = Upgrade(task=task, workshop=Shelf(), recipes=tiny.recipes(), seeds=[0], fits=fits).planned("mcl", plan)
+    found = upgraded(legs[2], tiny.recipes(), {"old": legs[0].old_g, "new": legs[0].new_g}, fits=fits).planned("mcl", plan)
     assert found.regression == better
     assert found.curve[0] > 0.25
+
+
+def test_a_new_models_queries_search_its_own_gallery_and_that_of_each_model_before_it(
+    legs: tuple[Legs, Ground, np.ndarray], tiny: Scale
+) -> None:
+    _, ground, labels = legs
+    recipes, rng = tiny.recipes() | tiny.sequence(3), np.random.default_rng(5)
+    vectors = {name: rng.normal(size=(60, 8)) + rng.uniform(1, 3) * np.eye(8)[labels] for name in recipes}
+    for name in (name for name, recipe in recipes.items() if recipe.zeta is not None):
+        vectors[name] = np.column_stack([np.sqrt(1 + np.square(vectors[name]).sum(1)), vectors[name]])  # on the hyperboloid
+    upgrade = upgraded(labels, recipes, vectors)
+
+    def quality(queries: str, gallery: str) -> tuple[float, float]:
+        metric = Metric.COSINE if recipes[gallery].zeta is None else Metric.LORENTZ
+        return rows.quality(vectors[queries], vectors[gallery], ground, metric)
+
+    found = {each["method"]: each for each in settings.compatibility(upgrade, tiny.settings)}
+    for name, old in (("bct", "old"), ("hbct", "old-hyperbolic")):
+        assert (found[name]["self_cmc"], found[name]["self_map"]) == quality(name, name)
+        assert (found[name]["cross_cmc"], found[name]["cross_map"]) == quality(name, old) != quality(name, name)
+    row = upgrade.compatible("bct")
+    for at, gallery in ((0, "old"), (-1, "bct")):
+        assert (row.curve_cmc[at], row.curve[at]) == pytest.approx(quality("bct", gallery))
+    for each in settings.sequence(upgrade, tiny.settings):
+        chain = [f"alone{'-hyperbolic' * (each['method'] == 'hbct')} 0", *(f"{each['method']} {step}" for step in (1, 2))]
+        assert each["self_cmc"] == [quality(name, name)[0] for name in chain]
+        assert each["cross_cmc"] == [[quality(chain[i], chain[j])[0] for j in range(i)] for i in (1, 2)]
 
 
 def test_a_lifted_gallery_is_searched_by_the_new_models_queries(legs: tuple[Legs, Ground, np.ndarray]) -> None:
@@ -355,13 +393,14 @@ def made_table(setting: str, folder: Path, scale: Scale) -> dict:
 def test_a_table_from_pictures_to_its_files(folder: Path, tiny: Scale) -> None:
     found = made_table("cifar100-extended-class", folder, tiny)
     methods = [row["method"] for row in found["rows"]]
-    assert methods == ["old", "new", "naive", "rqt", "cl-s", "cl-m", "mcl", "rm", "bct", "ract", "fct", "fct-side", "bict"]
+    lifted = ["fct", "fct-side", "bict"]
+    assert methods == ["old", "new", "naive", "rqt", "cl-s", "cl-m", "mcl", "rm", "bct", "ract", *lifted, "mcl, no labels"]
     assert found["setting"] == "cifar100-extended-class"
     assert (found["scale"], found["backbones"], found["epochs"], found["seeds"]) == ("small", ["small"], 1, 2)
     for row in found["rows"]:
         assert {"auc_map", "auc_cmc", "gain", "flips"} <= set(row)
         assert len(row["curve"]) == len(row["flips_curve"]) == 11
-    assert [row["seeds"] for row in found["rows"]] == [1, 1, 1, 2, 2, 2, 2, 2, 1, 1, 2, 2, 2]
+    assert [row["seeds"] for row in found["rows"]] == [1, 1, 1, 2, 2, 2, 2, 2, 1, 1, 2, 2, 2, 2]
     assert found["threads"] == [torch.get_num_threads()]
     assert found["weights"] == {"bct": [1, 1], "bict": [1, 0.1], "ract": [1, 1]}
     page = (folder / "out" / "cifar100-extended-class.md").read_text()
@@ -369,6 +408,7 @@ def test_a_table_from_pictures_to_its_files(folder: Path, tiny: Scale) -> None:
     assert "a width of 512, FCT's of 2,048." in page
     assert "Weights of classification and pull: bct 1, 1; bict 1, 0.1; ract 1, 1." in page
     assert "| 41.4, 60.7 | 78 % |" in page
+    assert "absolute values cannot; blank: in no table of the paper, in a figure at most." in page
 
 
 def test_the_same_command_goes_on_from_kept_embeddings(folder: Path, tiny: Scale) -> None:
@@ -412,18 +452,15 @@ def test_the_other_tables_of_a_backfill_are_made_too(folder: Path, tiny: Scale, 
     for row in found["rows"][2:]:
         assert 0 < row["auc_map"] <= 1
         assert row["seeds"] == (1 if row["method"] in ("naive", "bct", "ract") else 2)
+    if setting == "cifar100-ablation":
+        alone = {row["method"] for row in found["rows"] if row["regression"] != 1}
+        assert alone == {"old", "new", "naive", "rqt", "rm: no pull", "mcl, no labels: no pull", "rm, as printed"}
 
 
 def test_rows_without_labels_are_calibrated_by_the_new_models_neighbours(
     legs: tuple[Legs, Ground, np.ndarray], tiny: Scale
 ) -> None:
-    class Shelf:
-        def embedded(self, recipe: models.Recipe, part: str) -> models.Embedded:
-            return models.Embedded(vectors=legs[0].old_g if recipe.name == "old" else legs[0].new_g, score=np.arange(60))
-
-    pictures = made(legs[2].tolist())
-    task = Task(old=pictures, new=pictures, shared=True, pairs=pictures, gallery=pictures, queries=None, mirrored=False)
-    upgrade = Upgrade(task=task, workshop=Shelf(), recipes=tiny.recipes(), seeds=[0])
+    upgrade = upgraded(legs[2], tiny.recipes(), {"old": legs[0].old_g, "new": legs[0].new_g})
     plan, check = Plan(method=Method.MCL, settings=tiny.settings), upgrade.halves[1]
     labels, without = (upgrade.check_ground(replace(plan, labels=each)) for each in (True, False))
     same = legs[2][check][:, None] == legs[2][check][None, :]
@@ -458,7 +495,7 @@ def tiny_imagenet(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "lay_out", "last"),
-    [("market1501-extended-class", market, "bict"), ("tinyimagenet-ext-class", tiny_imagenet, "hbct")],
+    [("market1501-extended-class", market, "mcl, no labels"), ("tinyimagenet-ext-class", tiny_imagenet, "hbct")],
 )
 def test_tables_of_published_folders_are_made_too(
     tmp_path: Path,
@@ -536,6 +573,12 @@ def test_a_page_names_networks_and_device_and_has_no_negative_zero() -> None:
     assert "in 1 s on NVIDIA H200 by 1 and 2 threads;" in page
     assert "| old | 0.0 | 0.0 | 0 % |  | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 12.5 |" in page
     assert json.dumps(report.rounded([-1e-9])) == "[0.0]"
+
+
+@pytest.mark.parametrize("setting", sorted(path.stem for path in RESULTS.glob("*.json")))
+def test_a_page_can_be_made_again_from_its_table(setting: str) -> None:
+    found = json.loads((RESULTS / f"{setting}.json").read_text())
+    assert report.markdown(found) == (RESULTS / f"{setting}.md").read_text()
 
 
 #: The SHA-256 of what was learnt, kept and searched for the tables in `results`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from types import SimpleNamespace
 from zoneinfo import ZoneInfo
 
@@ -123,6 +124,22 @@ def test_a_gallery_that_cannot_go_on_keeps_no_worker_from_the_others(
     scheduler._step()
     assert worked[-2:] == ["a", "b"]
     assert said == [saying]  # once
+
+
+def test_a_stop_is_not_lost_while_the_window_is_looked_at() -> None:
+    app = SimpleNamespace(worker=lambda: SimpleNamespace(resting=""))
+    scheduler = Scheduler(app, galleries=(), window=Window(None), say=lambda _: None)  # type: ignore[arg-type]
+
+    class Late(threading.Event):
+        def clear(self) -> None:  # the stop comes just before
+            scheduler._stop.set()
+            super().clear()
+
+    scheduler._rest = Late()
+    scheduler._at = 1
+    scheduler._tell = lambda upgrade: None  # type: ignore[method-assign]
+    scheduler._look()
+    assert scheduler._rest.is_set()
 
 
 @pytest.mark.parametrize(

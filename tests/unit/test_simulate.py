@@ -222,6 +222,20 @@ def test_legs_of_very_different_scale_are_calibrated_because_it_helps():
     assert (asis.calibrated, asis.calibrations) == (False, UNCALIBRATED)
 
 
+def test_legs_that_are_one_space_are_left_as_they_are_because_calibration_does_not_help():
+    sample = pairs()
+    twins = Pairs(old=sample.new, new=sample.new, labels=sample.labels)
+    told = predict(twins, method=Method.NAIVE, settings=QUICK, **COSINE)
+    assert (told.calibrated, told.calibrations) == (False, UNCALIBRATED)
+
+
+def test_without_labels_distances_are_never_calibrated_by_the_new_models_neighbours():
+    sample = pairs(labels=False)
+    far = replace(sample, old=sample.old * 30)
+    told = predict(far, method=Method.NAIVE, settings=QUICK, old_metric=Metric.L2, new_metric=Metric.L2)
+    assert told.calibrations[-1] is None  # by their distribution only the old leg's would be
+
+
 def test_an_order_by_confidence_is_followed():
     sample = pairs()
     confidence = np.random.default_rng(5).random(len(sample))

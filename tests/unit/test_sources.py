@@ -278,6 +278,29 @@ def test_a_spec_of_no_kind_names_all_kinds(spec: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "where", ["user:p#Tail99@127.0.0.1:1/db", "user:p@#Tail99@127.0.0.1:1/db", "127.0.0.1:1/db?password=p#Tail99"]
+)
+def test_no_part_of_a_password_with_a_hash_is_told(where: str) -> None:
+    url = f"sql:postgresql://{where}"
+    assert "Tail99" not in sources.shown(url)
+    assert "Tail99" not in sources.shown(url + BY_IDS)
+    with pytest.raises(SourceError) as caught:
+        sources.load(url + BY_IDS).load(records(1))
+    assert "Tail99" not in str(caught.value)
+    for query in ("", "#DELETE FROM photos WHERE id IN :ids", "#SELECT 1"):
+        with pytest.raises(UsageError, match="is no query for items") as refused:
+            sources.load(url + query)
+        assert "Tail99" not in str(refused.value)
+
+
+def test_a_line_of_queries_ends_where_json_has_it_end(folder: Path) -> None:
+    texts = ["a red\u2028bicycle", "a red\x85bicycle", "a red bicycle"]
+    lines = "\r\n".join(json.dumps({"item": text}, ensure_ascii=False) for text in texts)
+    (folder / "queries.jsonl").write_bytes(lines.encode("utf-8-sig"))
+    assert [query.item for query in sources.queries(folder / "queries.jsonl")] == texts
+
+
 TEXTS = ["a red bicycle", "a red bicycle " * 20, "a red bicycle " * 2000, "nul \0", "\udce9", "", "photos"]
 
 

@@ -189,10 +189,10 @@ def test_a_batch_that_was_being_written_is_begun_again(registry: Registry, upgra
 
 def test_a_heartbeat_keeps_claims_alive(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None)], first=1)
-    batch = claimed(registry, upgrade, "w1", lease=0.5)
+    batch = claimed(registry, upgrade, "w1", lease=60)
     for _ in range(4):
-        time.sleep(0.2)
-        assert registry.renew("w1", upgrade.id, {(batch.id, batch.token)}, lease=0.5) == {(batch.id, batch.token)}
+        run_out(registry, seconds=40)
+        assert registry.renew("w1", upgrade.id, {(batch.id, batch.token)}, lease=60) == {(batch.id, batch.token)}
 
     assert claim(registry, upgrade, "w2") is None
     assert [row.id for row in registry.workers(upgrade.id, within=60)] == ["w1"]
@@ -227,14 +227,14 @@ def test_what_a_worker_leaves_is_free_at_once_where_nothing_of_it_was_written(re
 def test_a_worker_that_ends_frees_at_once_what_it_wrote_nothing_of(registry: Registry, upgrade: UpgradeRow) -> None:
     """A call of the others, which failed, may still arrive: they are free when their lease has run out."""
     registry.add_batches(upgrade.id, [([1], None), ([2], None), ([3], None)], first=1)
-    fresh, written, copied = (claimed(registry, upgrade, lease=1.0) for _ in range(3))
+    fresh, written, copied = (claimed(registry, upgrade, lease=60) for _ in range(3))
     registry.advance(written, BatchState.WRITING)
     registry.advance(copied, BatchState.REMOVING)
-    registry.renew("w1", upgrade.id, {(each.id, each.token) for each in (fresh, written, copied)}, lease=1.0)
+    registry.renew("w1", upgrade.id, {(each.id, each.token) for each in (fresh, written, copied)}, lease=60)
     registry.retire_worker("w1")
-    free = claimed(registry, upgrade, "w2").id
+    free = claimed(registry, upgrade, "w2", lease=600).id
     early = claim(registry, upgrade, "w2")
-    time.sleep(1.1)
+    run_out(registry, seconds=61)
     late = [claimed(registry, upgrade, "w2").id for _ in range(2)]
 
     assert (free, early, late) == (fresh.id, None, [copied.id, written.id])

@@ -10,6 +10,7 @@ from sqlalchemy import text
 from rmvdb.registry import Registry
 from rmvdb.tables import GalleryRow
 from tests.support.photos import TIMES, add_gallery
+from tests.support.waiting import fall_silent
 
 
 def test_the_slowest_client_is_one_that_lives_and_has_searched_enough(registry: Registry, gallery: GalleryRow) -> None:
@@ -50,12 +51,6 @@ def test_what_went_wrong_is_kept_in_whatever_words_it_was_said(registry: Registr
     assert client.trouble == "no weights-?.pt \ufffd " + "é" * (2000 - 18)
 
 
-def silent(registry: Registry, client: str, *, seconds: float) -> None:
-    """It was seen last so long ago."""
-    with registry.engine.begin() as connection:
-        connection.execute(text(f"UPDATE clients SET seen_at = seen_at - {seconds} WHERE id = '{client}'"))
-
-
 def known(registry: Registry) -> set[str]:
     """The clients that the registry has a row of."""
     with registry.engine.begin() as connection:
@@ -67,7 +62,7 @@ def test_a_client_that_ended_without_a_word_is_forgotten_when_another_comes(regi
     for client in ("killed", "suspended", "late", "elsewhere"):
         registry.refresh("pictures" if client == "elsewhere" else "photos", client=client, ready=1, trouble="")
     for client, seconds in (("killed", 86_500.0), ("suspended", 86_500.0), ("late", 86_000.0), ("elsewhere", 86_500.0)):
-        silent(registry, client, seconds=seconds)
+        fall_silent(registry, client, seconds=seconds)
     registry.refresh("photos", client="late", ready=1, trouble="")
     before = known(registry)
     registry.refresh("photos", client="new", ready=1, trouble="")
@@ -83,12 +78,12 @@ def test_a_client_that_ended_without_a_word_is_forgotten_when_another_comes(regi
 def test_no_client_is_forgotten_that_an_epoch_still_waits_for(registry: Registry, age: float, counts: bool) -> None:
     gallery = add_gallery(registry, times=TIMES | {"max_age": age})
     registry.refresh("photos", client="slow", ready=1, trouble="")
-    silent(registry, "slow", seconds=150_000.0)
+    fall_silent(registry, "slow", seconds=150_000.0)
     registry.refresh("photos", client="new", ready=1, trouble="")
 
     assert ("slow" in {row.id for row in registry.clients(gallery.id)}) is counts
     assert "slow" in known(registry)
-    silent(registry, "slow", seconds=150_000.0)
+    fall_silent(registry, "slow", seconds=150_000.0)
     registry.refresh("photos", client="newer", ready=1, trouble="")
 
     assert known(registry) == {"new", "newer"}

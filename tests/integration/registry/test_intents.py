@@ -15,7 +15,7 @@ from rmvdb.registry import Registry
 from rmvdb.tables import GalleryRow, UpgradeRow
 from rmvdb.types import BatchState, Phase
 from tests.support.photos import NEW, NEWEST, OLD, OLD_AGAIN, TIMES, add_gallery, add_upgrade, at_once, claimed, opened, supersede
-from tests.support.waiting import run_out
+from tests.support.waiting import fall_silent, run_out
 
 
 def test_a_write_waits_while_its_record_is_being_written(registry: Registry, upgrade: UpgradeRow) -> None:
@@ -191,11 +191,11 @@ def test_a_write_waits_for_clients_that_serve_by_the_plan_before(registry: Regis
 
 
 def test_a_write_does_not_wait_for_a_client_that_fell_silent(registry: Registry) -> None:
-    add_gallery(registry, times=TIMES | {"max_age": 1.0})
+    add_gallery(registry)
     registry.refresh("photos", client="silent", ready=2, trouble="")
-    registry.activate("photos", registry.announce("photos", [NEW, OLD], TIMES | {"max_age": 1.0}))
+    registry.activate("photos", registry.announce("photos", [NEW, OLD], TIMES))
     before = registry.open_intents("photos", "upsert", [1], client="c1", lasting=60)
-    time.sleep(1.1)
+    fall_silent(registry, "silent", seconds=TIMES["max_age"] + 1)
 
     assert before is None
     assert opened(registry, [1]).plan.epoch == 2

@@ -13,7 +13,7 @@ from rmvdb.registry import Registry, plans
 from rmvdb.tables import GalleryRow, UpgradeRow
 from rmvdb.types import BatchState
 from tests.support.photos import NEW, OLD, TIMES, add_gallery, claim, claimed, opened
-from tests.support.waiting import run_out
+from tests.support.waiting import fall_silent, grow_old, run_out
 
 
 def test_a_plan_is_announced_then_put_in_force(registry: Registry, gallery: GalleryRow) -> None:
@@ -103,13 +103,13 @@ def test_an_epoch_can_be_forced_on_clients(registry: Registry, gallery: GalleryR
 
 
 def test_an_epoch_does_not_wait_for_clients_that_left_or_fell_silent(registry: Registry) -> None:
-    add_gallery(registry, times=TIMES | {"max_age": 0.2})
-    epoch = registry.announce("photos", [NEW, OLD], TIMES | {"max_age": 0.2})
+    add_gallery(registry)
+    epoch = registry.announce("photos", [NEW, OLD], TIMES)
     registry.refresh("photos", client="left", ready=1, trouble="")
     registry.leave("left")
     registry.refresh("photos", client="silent", ready=1, trouble="")
     before = registry.activate("photos", epoch)
-    time.sleep(0.3)
+    fall_silent(registry, "silent", seconds=TIMES["max_age"] + 1)
 
     assert before == ["client silent cannot serve epoch 2 yet"]
     assert registry.activate("photos", epoch) == []
@@ -165,12 +165,12 @@ def test_an_epoch_waits_for_claims_and_then_new_ones_wait_for_it(
 
 
 def test_nobody_else_waits_for_a_write_that_takes_long(registry: Registry, gallery: GalleryRow) -> None:
-    opened(registry, [7], client="killed", lasting=2.0)
-    time.sleep(plans.LONG + 0.1)
+    opened(registry, [7], client="killed", lasting=60)
+    grow_old(registry, seconds=plans.LONG + 0.1)
     epoch = registry.announce("photos", [NEW, OLD], TIMES)
     waiting = registry.activate("photos", epoch)
     registry.close_intents(opened(registry, [8], client="alive"))
-    time.sleep(1.0)
+    grow_old(registry, seconds=60)
 
     assert waiting == ["killed is writing record 7"]
     assert registry.activate("photos", epoch) == []

@@ -71,7 +71,7 @@ def test_a_database_that_stays_away_is_named_without_its_password(far_registry: 
     with pytest.raises(RegistryUnavailable, match=r"The registry at postgresql\+psycopg://postgres:\*\*\*@") as caught:
         impatient.galleries()
 
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert "did not answer for 0.5 s" in str(caught.value)
     assert "run the same command again" in str(caught.value)
     said = [str(caught.value)]
@@ -130,7 +130,7 @@ def test_work_goes_on_while_the_database_restarts_under_it(far_registry: Registr
 
     with ThreadPoolExecutor(3) as pool:
         workers = [pool.submit(work, number) for number in range(3)]
-        half.wait()
+        assert half.wait(60)
         stoppable_postgres.stop()
         stoppable_postgres.start()
         taken = [batch for worker in workers for batch in worker.result()]

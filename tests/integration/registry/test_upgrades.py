@@ -142,6 +142,18 @@ def test_no_clean_up_begins_that_would_drop_what_is_in_service(
     assert registry.upgrade(upgrade.id).phase == Phase.CUT_OVER
 
 
+def test_of_eight_that_give_up_an_upgrade_at_once_all_did_and_one_wrote_it_down(registry: Registry, gallery: GalleryRow) -> None:
+    registry.add_version(name="v2", embedder="models:new", dim=8, metric="COSINE")
+    row = add_upgrade(registry, gallery, phase=Phase.PLANNED)
+    before = registry.plan("photos").epoch
+
+    assert at_once(8, lambda _: registry.abandon(row.id, note="given up")) == [True] * 8
+    assert registry.abandon(row.id, note="given up")  # the answer of the first was lost
+    assert [each.note for each in registry.history(row.id) if each.phase == Phase.ENDED] == ["given up"]
+    assert registry.active_upgrade(gallery.id) is None
+    assert registry.plan("photos").epoch == before
+
+
 def test_who_asks_for_a_plan_in_a_phase_that_is_over_is_refused(registry: Registry, upgrade: UpgradeRow) -> None:
     asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": Phase.SERVING_BOTH}
     epoch = registry.announce("photos", [NEW], TIMES, **asks)

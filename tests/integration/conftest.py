@@ -1,0 +1,11 @@
+"""What the tests of several parts in one process share."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their searches may take a tenth of a second, since all graces count from that, and on a busy machine few take less."""
+    monkeypatch.setattr("rmvdb.client.ATTEMPTS", 1000)

@@ -1,0 +1,79 @@
+"""The README's figures of the papers' tables are those of `results`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.paper_tables import report
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+#: Which table the README means by its first cell; the longest beginning that fits.
+TABLES = {
+    "CIFAR-100, 50 → 100 classes": "cifar100-extended-class",
+    "CIFAR-100, 50 → 100 classes, a larger new model": "cifar100-extended-class-wider",
+    "Omniglot": "omniglot-open-identities",
+    "CIFAR-100, no class in common": "cifar100-open-class",
+}
+#: What the text says by a table, with the Gain and its spread in place of a method's name.
+SAID = [
+    ("cifar100-extended-class-wider", "`rm` gains {rm} %"),
+    ("cifar100-orders", "a Gain of {rm, traffic} %, {rm, random} in random order"),
+    ("cifar100-orders", "`rm` gains {rm, random} % in random order, {rm, cluster} by cluster"),
+    (
+        "cifar100-orders",
+        "{rm, classification-score} by classification score, {rm, centroid} by centroid, {rm, traffic} by traffic",
+    ),
+    ("cifar100-ablation", "`rm` is at {rm} % with a regression of weight 1"),
+    ("cifar100-ablation", "no regression {rm: no pull}, one of weight 3 {rm: pull 3}, no mining {rm: no mining}"),
+    (
+        "cifar100-ablation",
+        "temperature 1 {rm: temperature 1}, no residual {rm: no residual}, no calibration {rm: no calibration}",
+    ),
+    (
+        "cifar100-ablation",
+        "one block {rm: 1 block}, three {rm: 3 blocks}, 750 pairs {rm: 750 pairs}. As printed it is at {rm, as printed}",
+    ),
+    ("cifar100-ablation", "`cl-s` is at {cl-s}, with a ρ that is trained by the same loss at {cl-s, with ρ}"),
+    ("cifar100-ablation", "no regression has more Gain ({mcl, no labels: no pull}, `mcl` {mcl, no labels})"),
+]
+
+
+def rows(setting: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((ROOT / "results" / f"{setting}.json").read_text())["rows"]
+    return found
+
+
+def line(row: dict[str, Any], setting: str, *, published: bool) -> list[str]:
+    """A row as the README has it: without flips, its mAP in one cell, of the published numbers the Gain alone."""
+    (cells,) = report.CELLS["backfill"](row, setting)
+    *shown, _, start, half, end, first, _, gain = cells
+    return [*shown, f"{start} {half} {end}", first, *([gain] if published else [])]
+
+
+def plain(text: str) -> str:
+    return text.replace("**", "").replace("−", "-")
+
+
+def test_every_cell_of_the_readmes_tables_is_its_results() -> None:
+    block = README.split("<!-- figures:paper-tables: from results/*.json -->\n")[1].split("<!-- /figures:paper-tables -->")[0]
+    settings = []
+    for table in block.strip().split("\n\n"):
+        head, _, *found = [[cell.strip() for cell in plain(each)[1:-1].split("|")] for each in table.splitlines()]
+        setting = TABLES[max((name for name in TABLES if head[0].startswith(name)), key=len)]
+        wanted = [line(row, setting, published=head[-1] == "published Gain") for row in rows(setting)]
+        assert found == wanted, setting
+        settings.append(setting)
+    assert {"cifar100-extended-class", "omniglot-open-identities", "cifar100-open-class"} <= set(settings)
+
+
+@pytest.mark.parametrize(("setting", "words"), SAID)
+def test_what_the_text_says_of_a_gain_is_in_its_table(setting: str, words: str) -> None:
+    gains = {row["method"]: f"{100 * row['gain']:z.0f} ± {100 * row['spread']['gain']:.0f}" for row in rows(setting)}
+    said = re.sub(r"{(.+?)}", lambda name: gains[name[1]], words)
+    assert said in plain(" ".join(README.split()))
