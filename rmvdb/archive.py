@@ -138,7 +138,7 @@ class Archive:
 
     def _open(self, file: ArchiveFile, *, columns: list[str] | None = None) -> Any:
         data = files.verified_read(files.inside(self.folder, file.path), file.sha256)
-        return pq.read_table(io.BytesIO(data), columns=columns)
+        return _parsed(data, columns=columns)
 
 
 class EmbeddingCache:
@@ -231,13 +231,18 @@ class EmbeddingCache:
             return self._found
 
     def _add(self, found: dict[_Key, Vectors], data: bytes) -> None:
-        table = pq.read_table(io.BytesIO(data))
+        table = _parsed(data)
         if "of" not in table.column_names:  # of a time when no item was told
             return
         keys = zip(table["id"].to_pylist(), table["of"].to_pylist(), strict=True)
         found.update((key, vector) for key, vector in zip(keys, _column_vectors(table), strict=True) if vector is not None)
         if seconds := (table.schema.metadata or {}).get(_SECONDS):
             self._timed, self._seconds = self._timed + len(table), self._seconds + float(seconds)
+
+
+def _parsed(data: bytes, *, columns: list[str] | None = None) -> Any:
+    # No thread of Arrow's is ever started: one that is still at work when the process ends aborts it (arrow issue 34314).
+    return pq.ParquetFile(pa.BufferReader(data)).read(columns=columns, use_threads=False)
 
 
 def _digest(vector: Vectors, item: bytes = b"") -> bytes:

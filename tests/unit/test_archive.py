@@ -8,6 +8,8 @@ import json
 import logging
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from PIL import Image
 from rmvdb.archive import Archive, ArchiveFile, EmbeddingCache, item_digest
 from rmvdb.errors import ArtifactError
 from rmvdb.types import Id, Record, Vectors
-from tests.support.small_disk import on_small_disk
+from tests.support.small_disk import REPOSITORY, on_small_disk
 
 _IN_ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 
@@ -272,6 +274,28 @@ def test_a_sample_of_more_than_one_file_is_whole(tmp_path: Path) -> None:
     assert len(list(cache.folder.iterdir())) == 3
     found = EmbeddingCache(tmp_path, model="v2").get(list(range(n)), old, [b"a"] * n)
     np.testing.assert_array_equal(np.stack([found[id] for id in range(n)]), new)
+
+
+READ = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from rmvdb.archive import Archive, EmbeddingCache
+from rmvdb.types import Record
+
+folder, vectors = Path(sys.argv[1]), np.ones((500, 512), np.float32)
+file = Archive(folder).write("g", "1", records=[Record(id=n, vector=vectors[n]) for n in range(500)])
+EmbeddingCache(folder, model="v2").put(list(range(500)), vectors, [b"a"] * 500, vectors)
+before = len(os.listdir("/proc/self/task"))
+assert len(Archive(folder).read(file)) == 500
+assert len(EmbeddingCache(folder, model="v2").get(list(range(500)), vectors, [b"a"] * 500)) == 500
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+def test_reading_starts_no_thread_that_could_abort_the_process_as_it_ends(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", READ, tmp_path], capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
 FULL_DISK = """
