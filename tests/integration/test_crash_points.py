@@ -454,7 +454,7 @@ def _impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "CLOSING", 0.3)
         patch.setattr(baton, "BATON", 0.8)
-        patch.setattr(writing_room, "WRITE_LASTS", 5.0)
+        patch.setattr(writing_room, "WRITE_LASTS", 15.0)
         yield
 
 
