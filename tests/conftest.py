@@ -4,6 +4,7 @@ import faulthandler
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
@@ -16,6 +17,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 pytest_plugins = ["tests.support.fixtures", "tests.support.postgres", "tests.support.data", "tests.support.no_skips"]
 
 prefer_memory()
+
+# How long an example takes is the machine's; otherwise as Hypothesis has it, which is repeatable where CI is set.
+_EXAMPLES = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("rmvdb", hypothesis.settings.default, **_EXAMPLES)
+hypothesis.settings.load_profile("rmvdb")
 
 #: Seconds that a test's fixtures may take to end.
 END = 300.0

@@ -20,6 +20,7 @@ import pytest
 
 from rmvdb import errors
 from rmvdb.client import Client
+from rmvdb.deadlines import WRITE_LASTS
 from rmvdb.methods import Method
 from rmvdb.mirror import PASSES
 from rmvdb.planning import Question
@@ -32,15 +33,10 @@ from rmvdb.upgrade import cleaning_up, deploying, mirroring, serving
 from rmvdb.writing import Writes
 from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import UNLIMITED, Crash, Gallery, TextEmbedder, make, vector
-from tests.support.waiting import grow_old
+from tests.support.waiting import grow_old, wait_until
 
 ORIGINAL = "texts_v1"
 METHOD = Method.NAIVE
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmvdb.writing.WRITE_LASTS", 8.0)
 
 
 @pytest.fixture(params=[Method.NAIVE, Method.FCT])
@@ -252,6 +248,7 @@ def test_neither_an_insertion_under_way_nor_one_cut_off_keeps_from_cleaning_up(
     gallery.store.after = after
     with gallery.client() as client, pytest.raises(KeyboardInterrupt):
         client.upsert([{"id": 77, "item": "cut off", "n": 9}])
+    grow_old(gallery.registry, seconds=WRITE_LASTS - 5)
     monkeypatch.setattr(cleaning_up, "_wait_since", under_way)
     gallery.conductor().clean_up(row)
     writer.join()
@@ -268,6 +265,7 @@ def die_in_the_copy(gallery: Gallery, row: UpgradeRow) -> None:
     gallery.store.after = die
     with pytest.raises(KeyboardInterrupt):
         gallery.conductor().deploy(row)
+    grow_old(gallery.registry, seconds=WRITE_LASTS + 1)
     gallery.store.after = lambda call, collection: None
 
 
@@ -373,16 +371,17 @@ def test_the_copy_is_made_no_faster_than_the_rate(gallery: Gallery, whose: str) 
 @pytest.mark.parametrize("way", ["flag", "pause"])
 def test_nothing_is_copied_while_the_flag_file_exists_or_it_is_paused(gallery: Gallery, tmp_path: Path, way: str) -> None:
     row, flag = begin(gallery), tmp_path / "hold"
+    why = f"flag file {flag} exists" if way == "flag" else "paused; rmvdb resume goes on"
     flag.touch()
     if way == "pause":
         gallery.registry.set_upgrade(row.id, paused=True)
     with copying(gallery, row, limits=Limits(flag=flag if way == "flag" else None)) as pages:
-        time.sleep(2.0)
-        held = list(pages), status(gallery.registry, gallery.registry.gallery("texts")).held_back
+        wait_until(lambda: status(gallery.registry, gallery.registry.gallery("texts")).held_back == why)
+        time.sleep(1.0)
+        held = list(pages)
         flag.unlink()
         gallery.registry.set_upgrade(row.id, paused=False)
-    why = f"flag file {flag} exists" if way == "flag" else "paused; rmvdb resume goes on"
-    assert (held, len(pages)) == (([], why), 4)
+    assert (held, len(pages)) == ([], 4)
 
 
 def test_given_up_while_it_is_copied_nothing_is_left_of_it(gallery: Gallery) -> None:
@@ -449,6 +448,7 @@ def test_two_that_would_deploy_it_take_turns(gallery: Gallery) -> None:
     row = begin(gallery)
     worker = threading.Thread(target=go_on, args=(gallery, row))
     worker.start()
+    wait_until(lambda: gallery.registry.upgrade(row.id).conductor is not None)
     conductor = gallery.conductor()
     conductor.launch(row, gallery.worker())
     assert gallery.registry.upgrade(row.id).phase != Phase.PLANNED
@@ -539,6 +539,7 @@ def test_a_client_that_dies_between_the_mirror_and_the_rest_leaves_no_difference
     gallery.store.after = die
     with gallery.client() as client, pytest.raises(KeyboardInterrupt):
         client.upsert([{"id": id, "item": "cut off", "n": 9}]) if kind == "upsert" else client.delete(id)
+    grow_old(gallery.registry, seconds=WRITE_LASTS + 1)
     gallery.store.after = lambda call, collection: None
     with gallery.client() as client:
         assert [record.fields["n"] for record in client.get([id])] == ([0] if id == 2 else [])
@@ -572,6 +573,7 @@ def test_clients_that_die_while_the_copy_is_made_leave_no_difference(gallery: Ga
                         client.upsert([{"id": id, "item": "cut off", "n": 9}])
                 with pytest.raises(KeyboardInterrupt):
                     client.delete(3)
+            grow_old(gallery.registry, seconds=WRITE_LASTS + 1)
             gallery.store.after = lambda call, collection: None
 
     conductor.say = cut_off
@@ -798,7 +800,7 @@ def test_a_look_that_ends_while_it_takes_a_record_in_forgets_no_deletion(
             mirroring.agree(gallery.conductor(), row)
     gallery.store.delete(ORIGINAL, [2])
     gallery.source.of.pop(2)
-    grow_old(gallery.registry, seconds=9.0)  # what it had announced is past its deadline
+    grow_old(gallery.registry, seconds=WRITE_LASTS + 1)  # what it had announced is past its deadline
     gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
     row = go_on(gallery, row)
     assert row.phase == Phase.CUT_OVER
@@ -847,7 +849,7 @@ def test_a_record_that_was_taken_in_again_is_embedded_though_its_look_was_killed
         patch.setattr(type(gallery.registry), "withdraw_intents", lambda *_: None)
         with pytest.raises(Crash):
             mirroring.agree(gallery.conductor(), row)
-    grow_old(gallery.registry, seconds=9.0)  # what it had announced is past its deadline
+    grow_old(gallery.registry, seconds=WRITE_LASTS + 1)  # what it had announced is past its deadline
     gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
     row = go_on(gallery, row)
     assert row.phase == Phase.CUT_OVER

@@ -21,6 +21,7 @@ from rmvdb.status import status
 from rmvdb.types import BatchState, Id, Phase, Record, Vectors
 from rmvdb.upgrade import baton
 from tests.support.inprocess import Crash, Gallery, crash_at, drive, make, vector
+from tests.support.waiting import wait_until
 
 #: Text and field `n` of every record that the gallery should hold.
 Truth = dict[Id, tuple[str, int]]
@@ -399,6 +400,16 @@ def test_stopped_while_it_waits_it_has_changed_nothing(gallery: Gallery) -> None
     assert list(gallery.folder.glob("registry.sqlite*")) == []
 
 
+def wait_until_led_for(gallery: Gallery, seconds: float) -> None:
+    """Until its conductor has said that it is one for so much longer."""
+
+    def until() -> float:
+        return gallery.registry.upgrade(gallery.upgrade.id).conductor_until or 0.0
+
+    began = until()
+    wait_until(lambda: until() > began + seconds)
+
+
 def test_a_conductor_stays_one_while_the_manifest_cannot_be_written(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baton, "BATON", 1.0)
     keep = gallery.registry._keeper
@@ -408,9 +419,8 @@ def test_a_conductor_stays_one_while_the_manifest_cannot_be_written(gallery: Gal
 
     with baton.held(gallery.conductor(), gallery.upgrade, gallery.worker()):
         gallery.registry._keeper = full
-        time.sleep(2.5)
+        wait_until_led_for(gallery, 2.5)
         gallery.registry._keeper = keep
-        assert not gallery.registry.lead(gallery.upgrade.id, "another", 1.0)
 
 
 def test_a_conductor_stays_one_though_a_heartbeat_fails(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,8 +435,7 @@ def test_a_conductor_stays_one_though_a_heartbeat_fails(gallery: Gallery, monkey
     with baton.held(gallery.conductor(), gallery.upgrade, gallery.worker()):
         gallery.registry.keep_leading = away  # type: ignore[method-assign, assignment]
         assert failed.wait(60)
-        time.sleep(1.5)
-        assert not gallery.registry.lead(gallery.upgrade.id, "another", 1.0)
+        wait_until_led_for(gallery, 1.5)
 
 
 def test_a_registry_that_is_not_lost_is_left_alone(gallery: Gallery) -> None:

@@ -11,7 +11,7 @@ from rmvdb.registry import Opened, Registry
 from rmvdb.tables import BatchRow, GalleryRow, UpgradeRow
 from rmvdb.types import Field, IdType, Leg, Metric, Phase, Schema
 
-TIMES = {"max_age": 5.0, "longest_search": 5.0, "staleness": 1.0}
+TIMES = {"max_age": 60.0, "longest_search": 5.0, "staleness": 1.0}
 OLD = Leg(collection="photos_1", model="v1", metric=Metric.COSINE, embedder="v1")
 NEW = Leg(collection="photos_2", model="v2", metric=Metric.COSINE, embedder="v2", transforms=("a" * 64,), calibration="b" * 64)
 NEWEST = Leg(collection="photos_3", model="v3", metric=Metric.COSINE, embedder="v3")

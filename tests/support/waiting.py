@@ -10,6 +10,21 @@ from sqlalchemy import text
 from rmvdb.registry import Registry
 
 
+class Clock:
+    """In place of the module `time`: no time passes but what a test sleeps."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """So much passes."""
+        self._now += seconds
+
+
 def wait_until(true: Callable[[], bool], *, seconds: float = 120.0) -> None:
     """Look again and again; AssertionError where it is not so within so many seconds."""
     end = time.monotonic() + seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from rmvdb import traffic
 from rmvdb.traffic import CANDIDATES, Traffic
 from rmvdb.types import Hit
+from tests.support.waiting import Clock
 
 
 def hits(*ids: int | str) -> list[Hit]:
@@ -53,11 +53,12 @@ def test_where_nothing_is_to_be_counted_nothing_is() -> None:
 
 
 def test_it_is_due_once_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "PERIOD", 0.1)
+    clock = Clock()
+    monkeypatch.setattr(traffic, "time", clock)
     found = Traffic(100)
     found.count([hits(1)])
     before = found.due()
-    time.sleep(0.12)
+    clock.sleep(traffic.PERIOD)
 
     assert before == {}
     assert found.due() == {1: 1}

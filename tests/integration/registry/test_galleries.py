@@ -49,7 +49,7 @@ def test_a_new_gallery_is_served_by_its_one_collection(registry: Registry, galle
     assert [row.name for row in registry.galleries()] == ["photos"]
     assert plan.epoch == 1
     assert plan.legs == (OLD,)
-    assert plan.grace == 11.0
+    assert plan.grace == 66.0
 
 
 def test_a_gallery_of_a_model_with_a_head_embeds_with_its_base(registry: Registry) -> None:

@@ -15,7 +15,7 @@ from rmvdb.registry import Registry
 from rmvdb.tables import GalleryRow, UpgradeRow
 from rmvdb.types import BatchState, Phase
 from tests.support.photos import NEW, NEWEST, OLD, OLD_AGAIN, TIMES, add_gallery, add_upgrade, at_once, claimed, opened, supersede
-from tests.support.waiting import fall_silent, run_out
+from tests.support.waiting import fall_silent, grow_old, run_out
 
 
 def test_a_write_waits_while_its_record_is_being_written(registry: Registry, upgrade: UpgradeRow) -> None:
@@ -67,11 +67,11 @@ def test_what_writes_left_that_never_ended_goes_with_the_next_write_while_no_upg
     registry: Registry, gallery: GalleryRow, *, planned: bool
 ) -> None:
     """While one is, a copy may be being made, which has to be asked for these."""
-    opened(registry, [1, 2], client="killed", lasting=0.1)
-    under_way = opened(registry, [3], client="c2")
+    under_way = opened(registry, [3], client="c2", lasting=200)
+    opened(registry, [1, 2], client="killed")
     if planned:
         add_upgrade(registry, gallery, phase=Phase.PLANNED)
-    time.sleep(0.2)
+    grow_old(registry, seconds=61)
     opened(registry, [4], client="c3")
 
     assert sorted(registry.cut_off("photos")) == ([1, 2] if planned else [])
@@ -157,8 +157,8 @@ def test_a_write_past_its_deadline_is_not_done(registry: Registry, upgrade: Upgr
 
 
 def test_a_write_past_its_deadline_is_not_done_outside_an_upgrade_either(registry: Registry, gallery: GalleryRow) -> None:
-    late, done = opened(registry, [1], lasting=0.1), opened(registry, [2])
-    time.sleep(0.2)
+    late, done = opened(registry, [1]), opened(registry, [2], lasting=200)
+    grow_old(registry, seconds=61)
 
     assert not registry.close_intents(late)
     assert registry.close_intents(done)

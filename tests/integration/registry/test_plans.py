@@ -116,6 +116,14 @@ def test_an_epoch_does_not_wait_for_clients_that_left_or_fell_silent(registry: R
     assert registry.clients(registry.gallery("photos").id) == []
 
 
+@pytest.fixture
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long this machine stands still, no write lasts long and no epoch gives up."""
+    monkeypatch.setattr(plans, "LONG", 60.0)
+    monkeypatch.setattr(plans, "CLOSING", 60.0)
+
+
+@pytest.mark.usefixtures("_unhurried")
 def test_an_epoch_waits_for_open_writes_and_new_writes_wait_for_it(registry: Registry, gallery: GalleryRow) -> None:
     write = opened(registry, [7])
     epoch = registry.announce("photos", [NEW, OLD], TIMES)
@@ -144,6 +152,7 @@ def test_an_epoch_does_not_wait_for_a_writer_that_died(registry: Registry, galle
     assert registry.activate("photos", epoch) == []
 
 
+@pytest.mark.usefixtures("_unhurried")
 def test_an_epoch_waits_for_claims_and_then_new_ones_wait_for_it(
     registry: Registry, gallery: GalleryRow, upgrade: UpgradeRow
 ) -> None:
