@@ -315,7 +315,10 @@ def fingerprint(embedder: Embedder) -> str | None:
     for name, value in sorted(weights.items()):
         kind = str(value.dtype).removeprefix("torch.")
         digest.update(f"{name} {kind} {tuple(value.shape)}\n".encode())
-        digest.update(_raw_bytes(value))
+        try:
+            digest.update(_raw_bytes(value))
+        except (NotImplementedError, RuntimeError, TypeError) as exc:  # not in memory (meta), or in no plain layout
+            raise ModelError(f"The weights {name} cannot be read: {exc}; load them as plain tensors") from exc
     return digest.hexdigest()
 
 

@@ -67,11 +67,22 @@ def address(path: Path | str, *, idle: float = IDLE) -> str:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             known = file.read().decode()
-            return known if known and _answers(known) else _start_owner(path, idle)
+            if known and _answers(known):
+                return known
+            try:
+                return _start_owner(path, idle)
+            except EngineUnavailable:
+                file.seek(0)
+                known = file.read().decode()
+                if known and _answers(known):
+                    return known  # one was starting, whose starter was killed
+                raise
     except PermissionError as exc:
         raise EngineError(
             f"{path} cannot be used: no permission to write {exc.filename}; give it or choose another path"
         ) from exc
+    except OSError as exc:
+        raise EngineError(f"{path} cannot be used: {exc.strerror} ({exc.filename}); mend that or choose another path") from exc
 
 
 def release(path: Path | str) -> None:

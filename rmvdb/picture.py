@@ -30,7 +30,10 @@ def check(path: Path) -> None:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """mAP and CMC@1 over t of what `Comparison.to_json` gives, each method with its best order, into a PNG file."""
+    """mAP and CMC@1 over t of what `Comparison.to_json` gives, each method with its best order, into a PNG file.
+
+    Raises UsageError where that cannot be written.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -59,8 +62,12 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(f"{found['evaluated']} queries that nothing was fitted on; recommended: {found['recommended']['method']}")
-    figure.savefig(path, dpi=150, format="png")
-    pyplot.close(figure)
+    try:
+        figure.savefig(path, dpi=150, format="png")
+    except OSError as exc:
+        raise UsageError(f"{str(path)!r} cannot be written: {exc.strerror}; name another file with --png") from exc
+    finally:
+        pyplot.close(figure)
 
 
 def _label(row: dict[str, Any]) -> str:

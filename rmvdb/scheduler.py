@@ -150,10 +150,17 @@ class Scheduler:
 
     def _has_work(self, row: UpgradeRow) -> bool:
         """Whether there is something to do for an upgrade; in a pause, whether anything but fresh batches is left."""
-        if not row.paused or row.phase != Phase.SERVING_BOTH or not row.listed:
+        if row.phase != Phase.SERVING_BOTH or not row.listed:
             return row.phase not in DONE
         states = self._app.registry.counts(row.id).keys()
-        return BatchState.PENDING not in states or not states <= {BatchState.PENDING, BatchState.RETIRED}
+        if not states <= {BatchState.PENDING, BatchState.RETIRED}:
+            return True  # what is in hand is finished
+        if row.paused:
+            return BatchState.PENDING not in states
+        until, plan = row.plan["until"], row.plan
+        if (plan["cutover"] and until >= 1.0) or plan.get("switch") is not None:
+            return True
+        return BatchState.PENDING in states and self._app.registry.progress(row.id).t < until
 
     def _step(self) -> None:
         try:

@@ -35,7 +35,8 @@ def stoppable() -> Iterator[threading.Event]:
         if stop.is_set():
             _end_now("stopped at once; the same command goes on from here")
         stop.set()
-        click.echo("stopping after the batches in hand; once more stops at once", err=True)
+        with contextlib.suppress(OSError, RuntimeError):  # nobody listens, or a word was just being said
+            click.echo("stopping after the batches in hand; once more stops at once", err=True)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

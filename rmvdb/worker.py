@@ -226,5 +226,5 @@ class Worker:
         while not ended.wait(min(self._lease / 6, BEAT)):
             try:
                 self._renew(upgrade)
-            except errors.RmvdbError as exc:  # a full disk, too: there may be room for the next one
+            except Exception as exc:  # noqa: BLE001 (a full disk, too: there may be room for the next one)
                 log.warning("No heartbeat: %s", exc, extra={"action": "heartbeat"})

@@ -23,6 +23,9 @@ class Commands(click.Group):
         except errors.RmvdbError as exc:
             click.echo(f"Error: {exc}", err=True)
             ctx.exit(130 if isinstance(exc, errors.Stopped) else exc.exit_code)
+        except KeyboardInterrupt:
+            click.echo("Stopped", err=True)
+            ctx.exit(130)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -51,7 +51,7 @@ def cutover(gallery: str | None, force: bool) -> None:
     app, row = active_upgrade(gallery)
     with conducting(app, gallery) as (conductor, report):
         app.registry.set_upgrade(row.id, plan=row.plan | {"cutover": True})
-        conductor.cut_over(app.registry.upgrade(row.id), app.worker(), force=force)
+        conductor.finish(row, app.worker(), force=force)
         report.say(what_now(app.registry.upgrade(row.id)))
 
 

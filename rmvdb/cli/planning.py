@@ -78,12 +78,12 @@ def simulate(
             methods=[Method(method) for method in methods],
             orders=orders,
         ).to_json()
-    if png is not None:
-        picture.draw(found, png)
     if as_json:
         terminal.print_json(found)
     else:
         terminal.print_comparison(found)
+    if png is not None:
+        picture.draw(found, png)
 
 
 @click.command()

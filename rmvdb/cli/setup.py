@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmvdb import terminal
+from rmvdb import errors, terminal
 from rmvdb.cli.context import open_app
 from rmvdb.cli.options import json_option
 
@@ -31,8 +31,11 @@ def init(ctx: click.Context, folder: Path) -> None:
     if file.exists():
         click.echo(f"{file} is there already and stays as it is")
     else:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(config.template(), encoding="utf-8")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(config.template(), encoding="utf-8")
+        except OSError as exc:
+            raise errors.ConfigError(f"{file} cannot be written: {exc.strerror}; mend that, or name another folder") from exc
         click.echo(f"wrote {file}")
     _bring_up(app.load(file).registry)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DisconnectionError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError, InterfaceError, OperationalError
 
 from rmvdb import errors, files
 from rmvdb.addresses import parsed, without_password
@@ -123,7 +123,12 @@ def _translate(context: Any) -> Exception | None:
         away = Away(words)
         away.__cause__ = failure
         return away
-    if type(failure) is sqlite3.DatabaseError or isinstance(context.sqlalchemy_exception, OperationalError):
+    if "InsufficientPrivilege" in type(failure).__name__:
+        return errors.RegistryError(f"The registry refused: {words}; give its user the rights that README names")
+    refused = isinstance(context.sqlalchemy_exception, DBAPIError) and not isinstance(
+        context.sqlalchemy_exception, IntegrityError
+    )
+    if type(failure) is sqlite3.DatabaseError or refused:
         return errors.RegistryError(f"The registry refused: {words}; mend registry.url or the database it names")
     return None
 

@@ -8,6 +8,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 from tenacity import RetryCallState, Retrying, stop_after_delay, wait_random_exponential
 
@@ -36,7 +37,7 @@ def transaction(method: Callable[Concatenate[D, Session, P], R]) -> Callable[Con
                     result = method(self, session, *args, **kwargs)
                     self._keep(session)
                     return result
-        except Away as away:
+        except (Away, PoolTimeout) as away:  # or all connections were in use all the while
             raise errors.RegistryUnavailable(
                 f"The registry at {self.shown_url} did not answer for {self.patience:g} s ({away}); "
                 "start it or mend registry.url, then run the same command again"

@@ -74,7 +74,7 @@ def plan(lead: Lead, question: Question, *, again: bool = False) -> Plan:
         classifiers=_classifiers(lead, legs),
         seen=_trained_on(lead),
         again=again,
-        report=lead.report,
+        report=lead.report_or_stop,
     )
 
 

@@ -43,7 +43,7 @@ def held(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
         while not ended.wait(BATON / 4):
             try:
                 lead.registry.keep_leading(upgrade.id, baton, BATON)
-            except errors.RmvdbError as exc:
+            except Exception as exc:  # noqa: BLE001 (whatever it was, the next time may go well)
                 log.warning("The baton could not be held: %s", exc, extra={"action": "baton"})
 
     holder = threading.Thread(target=hold, name="rmvdb-baton", daemon=True)

@@ -23,8 +23,10 @@ def begin(
 ) -> UpgradeRow:
     """Register the upgrade, in the place of an unfinished one where there is one; nothing is served differently yet.
 
-    Raises PlanRefused where the plan would lower the quality, NeedsConsent for a collection that rmvdb did not make.
+    Raises PlanRefused where the plan would lower the quality, NeedsConsent for a collection that rmvdb did not make, Stopped
+    once it shall stop.
     """
+    lead.check_stop()
     if plan.prediction and plan.prediction["verdict"] == "refuse":
         raise errors.PlanRefused(plan.prediction["reason"])
     cleaning_up.drop_given_up(lead)

@@ -132,6 +132,17 @@ class Conductor(Lead):
                 self.stop.wait(1.0)
                 self.check_stop()
 
+    def finish(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
+        """Cut over, once whoever conducts the upgrade has ended or has done so."""
+        while True:
+            try:
+                with baton.leading(self, upgrade, worker):
+                    return self.cut_over(self.registry.upgrade(upgrade.id), worker, force=force)
+            except errors.UpgradeRunning as exc:
+                log.info("%s", exc)
+                self.stop.wait(5.0)
+                self.check_stop()
+
     def _advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool) -> None:
         self.expect_unchanged()
         self.deploy(upgrade, force=force)

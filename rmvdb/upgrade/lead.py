@@ -83,6 +83,11 @@ class Lead:
         if self.stop.is_set():
             raise errors.Stopped("Stopped; the same command goes on from here")
 
+    def report_or_stop(self, step: str, done: int, total: int) -> None:
+        """As `report`; raises Stopped once it shall stop."""
+        self.check_stop()
+        self.report(step, done, total)
+
     def can_load(self, version: str) -> bool:
         """Whether the embedder of a version can be loaded; says what that means where it cannot."""
         try:

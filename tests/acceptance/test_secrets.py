@@ -25,14 +25,16 @@ def test_no_output_file_or_row_holds_a_secret(
     tmp_path: Path, milvus_server: MilvusServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RMVDB_MILVUS__TOKEN", TOKEN)
-    project = Project(tmp_path / "project", milvus=milvus_server.address, registry=postgres_url, retry_for=2.0).prepare(range(60))
+    project = Project(tmp_path / "project", milvus=milvus_server.address, registry=postgres_url).prepare(range(60))
     said = [project.run("-v", "doctor"), project.run("-v", *NAIVE), project.run("-v", "status", "--json")]
+    monkeypatch.setenv("RMVDB_BACKFILL__RETRY_FOR", "2.0")
     monkeypatch.setenv("RMVDB_MILVUS__URI", "http://127.0.0.1:9")  # nobody answers there
     said += [project.run("-v", *words, code=None) for words in (["doctor"], ["gallery", "show"], ["search", "words"])]
     monkeypatch.delenv("RMVDB_MILVUS__URI")
     monkeypatch.setenv("RMVDB_REGISTRY__URL", postgres_url.replace("/test", "/nowhere"))
     said += [project.run("-v", "status", code=1), project.run("-v", "doctor", code=1)]
     monkeypatch.delenv("RMVDB_REGISTRY__URL")
+    monkeypatch.delenv("RMVDB_BACKFILL__RETRY_FOR")
 
     assert not [secret for done in said for secret in SECRETS if secret in done.stdout + done.stderr]
     assert not [path for path in (tmp_path / "project" / ".rmvdb").rglob("*") if path.is_file() and _told(path.read_bytes())]

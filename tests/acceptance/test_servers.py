@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -27,18 +27,30 @@ IDS = list(range(1, 201))
 pytestmark = [pytest.mark.server, pytest.mark.postgres]
 
 
+#: No call is given up on a busy machine, or by a server that has just come back.
+LONGER = {"timeout = 3.0": "timeout = 10.0", "longest_call = 3.0": "longest_call = 10.0", "lease = 9.0": "lease = 30.0"}
+#: For fifty threads on one machine: nor is any search so long that it is asked again.
+PATIENT = LONGER | {"plan_max_age = 0.6": "plan_max_age = 1.0", "longest_search = 1.5": "longest_search = 4.0"}
+
+
 def make(
-    folder: Path, server: MilvusServer, database: str, *, retry_for: float = 30.0, changed: Mapping[str, str] | None = None
+    folder: Path,
+    server: MilvusServer,
+    database: str,
+    *,
+    ids: Sequence[int | str] = IDS,
+    retry_for: float = 30.0,
+    changed: Mapping[str, str] = LONGER,
 ) -> Project:
-    """A filled gallery of 200 records on a server and PostgreSQL; `changed`: lines of its settings, and what stands there."""
+    """A filled gallery on a server and PostgreSQL; `changed`: lines of its settings, and what stands there."""
     project = Project(folder, milvus=server.address, registry=database, retry_for=retry_for)
     settings = folder / "rmvdb.toml"
     text = settings.read_text()
-    for before, after in (changed or {}).items():
+    for before, after in changed.items():
         assert before in text
         text = text.replace(before, after)
     settings.write_text(text)
-    return project.prepare(IDS)
+    return project.prepare(ids)
 
 
 def clear(project: Project) -> None:
@@ -74,12 +86,6 @@ def test_a_gallery_on_a_server_is_upgraded_and_rolled_back(
     clear(project)
 
 
-#: No call is given up on a busy machine, or by a server that has just come back.
-LONGER = {"timeout = 3.0": "timeout = 10.0", "longest_call = 3.0": "longest_call = 10.0", "lease = 9.0": "lease = 30.0"}
-#: For fifty threads on one machine: nor is any search so long that it is asked again.
-PATIENT = LONGER | {"plan_max_age = 0.6": "plan_max_age = 1.0", "longest_search = 1.5": "longest_search = 4.0"}
-
-
 def test_fifty_threads_search_on_through_cut_over_and_clean_up(
     tmp_path: Path, milvus_server: MilvusServer, postgres_url: str
 ) -> None:
@@ -93,10 +99,10 @@ def test_fifty_threads_search_on_through_cut_over_and_clean_up(
         while not stop.is_set():
             try:
                 found = [hit.id for hit in client.search(models.item(IDS[at]), limit=250)]
+                answers[client.plan.epoch] += 1
             except Exception as exc:  # noqa: BLE001 (whatever it is, a search failed)
                 wrong.append(repr(exc))
                 continue
-            answers[client.plan.epoch] += 1
             time.sleep(0.5)  # the upgrade needs a share of the machine, too
             if sorted(found) != IDS:
                 wrong.append(f"{len(found)} hits, missed {sorted(set(IDS) - set(found))[:5]}")
@@ -129,7 +135,7 @@ def test_a_gallery_of_hostile_ids_is_written_upgraded_and_rolled_back(
 ) -> None:
     random = Random(7)
     ids = sorted({"".join(random.choices(HOSTILE, k=random.randint(1, 9))) for _ in range(220)})[:200]
-    project = Project(tmp_path, milvus=milvus_server.address, registry=postgres_url, retry_for=30.0).prepare(ids)
+    project = make(tmp_path, milvus_server, postgres_url, ids=ids)
     with searching(project, ids) as watch:
         project.ask(*NAIVE, "--until", "0.5")
         with project.client() as client:
@@ -164,7 +170,7 @@ def test_a_collection_that_is_not_loaded_says_so(tmp_path: Path, milvus_server: 
 def test_work_goes_on_by_itself_when_the_server_comes_back(
     tmp_path: Path, own_milvus_server: MilvusServer, postgres_url: str
 ) -> None:
-    project = make(tmp_path, own_milvus_server, postgres_url, retry_for=90.0, changed=LONGER)
+    project = make(tmp_path, own_milvus_server, postgres_url, retry_for=90.0)
     project.fault(v2={"slow": 0.02})
     upgrade = project.start(*NAIVE, "--sample", "70")
     _until(lambda: project.json("status")["done"] > 0)
@@ -179,11 +185,13 @@ def test_work_goes_on_by_itself_when_the_server_comes_back(
 
 
 def test_a_server_that_stays_away_stops_the_upgrade_which_can_be_continued(
-    tmp_path: Path, own_milvus_server: MilvusServer, postgres_url: str
+    tmp_path: Path, own_milvus_server: MilvusServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project = make(tmp_path, own_milvus_server, postgres_url, retry_for=3.0)
+    project = make(tmp_path, own_milvus_server, postgres_url)
     own_milvus_server.stop(kill=True)
+    monkeypatch.setenv("RMVDB_BACKFILL__RETRY_FOR", "3.0")
     done = project.run(*NAIVE, code=1)
+    monkeypatch.delenv("RMVDB_BACKFILL__RETRY_FOR")
     assert done.stderr.count("Error: ") == 1
     assert "Traceback" not in done.stderr
     own_milvus_server.start()

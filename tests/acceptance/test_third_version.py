@@ -74,8 +74,14 @@ def test_a_third_version_takes_over_from_an_unfinished_upgrade(halfway: Project,
     with searching(project, ALWAYS) as watch:
         project.fault(v3={"slow": 0.06})
         first = project.start(*third)
-        _until(lambda: (now := project.json("status"))["upgrade"] == 2 and now["t"] > 0.2)
-        assert [leg["model"][:2] for leg in project.json("status")["legs"]] == ["v3", "v2", "v1"]
+        seen: list[dict[str, Any]] = []
+
+        def under_way() -> bool:
+            seen.append(project.json("status"))
+            return seen[-1]["upgrade"] == 2 and seen[-1]["t"] > 0.2
+
+        _until(under_way)
+        assert [leg["model"][:2] for leg in seen[-1]["legs"]] == ["v3", "v2", "v1"]
         first.kill()
         first.communicate()
         write(project, (*LATER, 1002), GONE)
@@ -161,7 +167,7 @@ def test_workers_go_on_with_the_upgrade_that_takes_the_place(halfway: Project, m
         assert watch.trouble == []
     finally:
         worker.send_signal(signal.SIGTERM)
-        out, err = worker.communicate(timeout=30)
+        out, err = worker.communicate(timeout=120)
     assert worker.returncode == 0, out + err
     project.ask("cleanup", "--yes")
     assert collections(project) == {"v3": len(IDS) - len(DELETED) + 1}

@@ -238,6 +238,16 @@ def test_one_call_leaves_by_a_permit(path: Path, tmp_path: Path) -> None:
         store.close()
 
 
+def test_a_server_whose_starter_was_killed_while_it_started_is_the_next_ones(path: Path) -> None:
+    command = [sys.executable, "-m", "rmvdb.lite", str(path), "--idle", "30"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as starting:
+        eventually(lambda: "server" in processes(path), "it begins")
+        address = address_of(path)
+        assert starting.stdout is not None
+        assert starting.stdout.read().decode() == address
+    assert sorted(processes(path)) == ["owner", "server"]
+
+
 def test_no_server_is_left_behind_by_a_killed_owner(path: Path) -> None:
     address_of(path)
     os.kill(processes(path)["owner"], signal.SIGKILL)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from rmvdb.upgrade import Conductor, completing, serving
 from rmvdb.upgrade.lead import Lead
 from rmvdb.uptime import uptime
 from tests.support.inprocess import DIMS, TIMES, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
-from tests.support.waiting import run_out
+from tests.support.waiting import run_out, wait_until
 
 
 @pytest.fixture
@@ -439,6 +440,29 @@ def test_a_cut_over_waits_for_its_clients_however_long_others_do(tmp_path: Path)
     assert len(waited) >= 3
     assert gallery.registry.upgrade(gallery.upgrade.id).phase == Phase.CUT_OVER
     gallery.registry.close()
+
+
+def test_who_asks_for_a_cut_over_waits_for_whoever_conducts_it(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker sees what was asked for within a second, and begins."""
+    gallery.worker().run(gallery.task, gallery.backfill)
+    worker, begun, said = gallery.conductor(), threading.Event(), list[str]()
+    complete = worker.complete
+
+    def completed(*args: Any) -> None:
+        begun.set()
+        wait_until(lambda: bool(said))
+        complete(*args)
+
+    monkeypatch.setattr(worker, "complete", completed)
+    with ThreadPoolExecutor(1) as pool:
+        conducting = pool.submit(worker.advance, gallery.upgrade, gallery.worker())
+        assert begun.wait(60)
+        command = gallery.conductor()
+        command.say = said.append
+        command.finish(gallery.upgrade, gallery.worker())
+        assert conducting.result().phase == Phase.CUT_OVER
+    assert said[-1].startswith("cut over already")
+    assert gallery.registry.upgrade(gallery.upgrade.id).reason == ""
 
 
 def test_status_says_whom_an_upgrade_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

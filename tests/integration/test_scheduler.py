@@ -37,6 +37,27 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
     made.registry.close()
 
 
+@pytest.mark.parametrize(("asked", "done"), [({"until": 0.5}, 20), ({"cutover": False}, 40)])
+def test_what_was_asked_for_is_done_once_and_goes_on_when_more_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], done: int
+) -> None:
+    """Not once a second for as long as the upgrade rests."""
+    gallery = make(tmp_path, records=40, deployed=False)
+    registry, upgrade, led = gallery.registry, gallery.upgrade.id, list[str]()
+    lead = registry.lead
+    monkeypatch.setattr(registry, "lead", lambda *args, **options: led.append(args[1]) or lead(*args, **options))
+    registry.set_upgrade(upgrade, plan=gallery.upgrade.plan | asked)
+    with at_work(gallery):
+        wait_until(lambda: registry.progress(upgrade).done == done and registry.progress(upgrade).begun == 0)
+        time.sleep(2.0)  # it may be at the end of its last look
+        before = len(led)
+        time.sleep(3.0)
+        assert len(led) == before
+        registry.set_upgrade(upgrade, plan=gallery.upgrade.plan)
+        wait_until(lambda: registry.upgrade(upgrade).phase == Phase.CUT_OVER)
+    registry.close()
+
+
 def another(gallery: Gallery, name: str, *, records: int = 20) -> UpgradeRow:
     """The planned upgrade of another gallery beside it."""
     shapes = {

@@ -236,7 +236,7 @@ class Project:
             with cls.started.pop() as process:  # closes its pipes, and waits
                 process.kill()
 
-    def run(self, *words: str, code: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, code: int | None = 0, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Run a command to its end and look at its exit code."""
         process = self.start(*words)
         try:
@@ -336,7 +336,8 @@ class Project:
                 continue  # it ended while we looked
             if b"rmvdb.lite" in words and any(str(self.folder).encode() + b"/" in word for word in words):
                 pid = int(process.parent.name)
-                os.kill(pid, signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
                 _wait_until_gone(pid)
 
     def prepare(
@@ -373,8 +374,9 @@ def _exit_code(words: Sequence[str]) -> int:
 
 
 def _wait_until_gone(pid: int) -> None:
-    end = time.monotonic() + 15
-    while _runs(pid) and time.monotonic() < end:
+    end = time.monotonic() + 60
+    while _runs(pid):
+        assert time.monotonic() < end, f"process {pid} does not end"
         time.sleep(0.05)
 
 

@@ -386,6 +386,15 @@ def test_a_query_that_cannot_be_embedded_is_an_error() -> None:
 # Which model it is
 
 
+def test_weights_that_cannot_be_read_are_named() -> None:
+    class Elsewhere(Words):
+        def state_dict(self) -> dict[str, torch.Tensor]:
+            return {"weight": torch.empty(2, device="meta")}
+
+    with pytest.raises(ModelError, match=r"The weights weight cannot be read: .*; load them as plain tensors"):
+        embedders.fingerprint(Elsewhere())
+
+
 def test_a_fingerprint_follows_the_weights() -> None:
     def of(module: torch.nn.Module) -> str | None:
         return embedders.fingerprint(TorchEmbedder(module, pixels, device="cpu"))

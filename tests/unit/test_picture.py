@@ -28,6 +28,12 @@ def row(name: str, order: str | None = "random", switch: float | None = None, he
     return {"name": name, "order": order, "switch": switch, "best": True, "curve": {"ts": ts, "map": [height] * 11, "cmc": ts}}
 
 
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    found = {"rows": [row("naive")], "evaluated": 9, "recommended": {"method": "naive", "switch": None}}
+    with pytest.raises(UsageError, match="cannot be written: Is a directory; name another file with --png"):
+        picture.draw(found, tmp_path)
+
+
 def test_every_curve_is_drawn_and_can_be_told_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib import pyplot
 

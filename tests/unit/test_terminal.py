@@ -1,8 +1,12 @@
 """What is printed for people."""
 
-import pytest
+from pathlib import Path
 
-from rmvdb import terminal
+import click
+import pytest
+from click.testing import CliRunner
+
+from rmvdb import cli, terminal
 from rmvdb.cli import searching
 
 
@@ -23,3 +27,24 @@ def test_a_cell_reads_as_people_write(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_distance_of_nothing_has_no_sign(distance: float, shown: str) -> None:
     """The cosine of a vector with itself may be a little above 1."""
     assert str(searching._shown(distance)) == shown
+
+
+def test_an_interrupt_ends_any_command_with_130() -> None:
+    @click.group(cls=cli.Commands)
+    def main() -> None:
+        pass
+
+    @main.command()
+    def verify() -> None:
+        raise KeyboardInterrupt
+
+    done = CliRunner().invoke(main, ["verify"])
+    assert (done.exit_code, done.output) == (130, "Stopped\n")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    file = tmp_path / "file" / "project" / "rmvdb.toml"
+    done = CliRunner().invoke(cli.main, ["--config", str(file), "init"])
+    assert done.exit_code == 2
+    assert done.output.startswith(f"Error: {file} cannot be written: Not a directory;")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 from sqlalchemy import event, text
 
 from rmvdb import schema
-from rmvdb.errors import RegistryUnavailable
+from rmvdb.errors import RegistryError, RegistryUnavailable
 from rmvdb.registry import Registry
 from rmvdb.tables import GalleryRow
 from rmvdb.types import BatchState
@@ -113,6 +114,35 @@ def test_a_database_that_only_reads_since_another_took_over_is_waited_for(
     (client,) = far_registry.clients(far_registry.gallery("photos").id)
 
     assert client.ready == 7
+
+
+@pytest.mark.postgres
+def test_rights_that_are_missing_are_named(postgres: Postgres, postgres_url: str) -> None:
+    if not postgres.run("SELECT 1 FROM pg_roles WHERE rolname = 'guest'"):
+        postgres.run("CREATE ROLE guest LOGIN")
+    as_guest = postgres_url.replace("://postgres:", "://guest:")
+    postgres.run("GRANT USAGE ON SCHEMA public TO guest", "test")
+    with pytest.raises(RegistryError, match=r"refused: permission denied for schema public; give its user the rights"):
+        schema.upgrade(as_guest)
+    schema.upgrade(postgres_url)
+    guest = Registry(as_guest, patience=20)
+    with pytest.raises(RegistryError, match=r"refused: permission denied for table \w+; give its user the rights"):
+        guest.galleries()
+    guest.close()
+
+
+@pytest.mark.postgres
+def test_who_finds_no_free_connection_hears_so(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema.upgrade(postgres_url)
+    registry = Registry(postgres_url, patience=20)
+    monkeypatch.setattr(registry.engine.pool, "_timeout", 0.2)
+    with contextlib.ExitStack() as others:
+        for _ in range(15):
+            others.enter_context(registry.engine.connect())
+        with pytest.raises(RegistryUnavailable, match=r"did not answer for 20 s .*QueuePool limit"):
+            registry.galleries()
+    assert registry.galleries() == []
+    registry.close()
 
 
 @pytest.mark.postgres
