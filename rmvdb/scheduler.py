@@ -18,6 +18,7 @@ from apscheduler.triggers.cron import CronTrigger
 
 from rmvdb import errors
 from rmvdb.app import App
+from rmvdb.status import rests
 from rmvdb.tables import UpgradeRow
 from rmvdb.types import BatchState, Phase
 from rmvdb.worker import Worker
@@ -157,10 +158,7 @@ class Scheduler:
             return True  # what is in hand is finished
         if row.paused:
             return BatchState.PENDING not in states
-        until, plan = row.plan["until"], row.plan
-        if (plan["cutover"] and until >= 1.0) or plan.get("switch") is not None:
-            return True
-        return BatchState.PENDING in states and self._app.registry.progress(row.id).t < until
+        return not rests(row, states, self._app.registry.progress(row.id))
 
     def _step(self) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -75,13 +75,24 @@ def status(registry: Registry, gallery: GalleryRow) -> Status:
     return Status(**base, **_of_upgrade(registry, gallery, upgrades[-1], plan))
 
 
+def rests(row: UpgradeRow, states: Collection[BatchState], now: Progress) -> bool:
+    """Whether all that was asked for is done and no batch is in hand: it is re-embedded so far, or waits for its cut-over."""
+    if row.phase != Phase.SERVING_BOTH or not row.listed or set(states) - {BatchState.PENDING, BatchState.RETIRED}:
+        return False
+    until = row.plan.get("until", 1.0)
+    if row.plan.get("switch") is not None or (row.plan.get("cutover", True) and until >= 1.0):
+        return False
+    return BatchState.PENDING not in states or now.t >= until
+
+
 def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, plan: ServingPlan) -> dict[str, Any]:
     now, counts = registry.progress(row.id), registry.counts(row.id)
     workers = registry.workers(row.id, within=SILENT)
     ended = row.phase == Phase.ENDED
     unfinished = bool(counts.keys() - {BatchState.RETIRED})
     attended = bool(workers) or (row.conductor is not None and (row.conductor_until or 0.0) > registry.now())
-    unattended = (unfinished or not row.listed) and not attended
+    resting = rests(row, counts, now)
+    unattended = (unfinished or not row.listed) and not attended and not resting
     return {
         "upgrade": row.id,
         "from_version": row.from_version,
@@ -90,7 +101,7 @@ def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, plan: 
         "method": row.method,
         "order": row.order,
         "phase": row.phase,
-        "doing": _doing(row, now, unfinished, plan),
+        "doing": _doing(row, now, unfinished, resting, plan),
         "t": 1.0 if row.phase in (Phase.CUT_OVER, Phase.CLEANING_UP) else now.t if row.listed else 0.0,
         "done": now.done,
         "total": now.total,
@@ -106,7 +117,7 @@ def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, plan: 
     }
 
 
-def _doing(row: UpgradeRow, now: Progress, unfinished: bool, plan: ServingPlan) -> str:
+def _doing(row: UpgradeRow, now: Progress, unfinished: bool, resting: bool, plan: ServingPlan) -> str:
     legs = [leg.collection for leg in plan.legs]
     match row.phase:
         case Phase.PLANNED:
@@ -121,7 +132,8 @@ def _doing(row: UpgradeRow, now: Progress, unfinished: bool, plan: ServingPlan) 
     if not row.listed:
         return f"{both(legs)}; the work list is not made yet"
     if unfinished:
-        return f"{both(legs)}; {now.done} of {counted(now.total, 'record is', 'records are')} re-embedded"
+        asked = ", as far as was asked; rmvdb upgrade goes on" if resting else ""
+        return f"{both(legs)}; {now.done} of {counted(now.total, 'record is', 'records are')} re-embedded{asked}"
     if row.verifying:
         return f"every listed record is moved; {row.verifying['fields_compared']} of {counted(now.total, 'record')} verified"
     return "every listed record is moved; not verified, not cut over"
