@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import fcntl
 import importlib.util
 import os
@@ -82,6 +83,12 @@ def address(path: Path | str, *, idle: float = IDLE) -> str:
             f"{path} cannot be used: no permission to write {exc.filename}; give it or choose another path"
         ) from exc
     except OSError as exc:
+        if exc.errno == errno.ENOSPC:
+            raise DiskFull(f"The disk that holds {path} is full; make room, then run the same command again") from exc
+        if exc.filename is None:  # no process can be started just now, say
+            raise EngineUnavailable(
+                f"The server of {path} cannot be started: {exc.strerror}; look at the machine's load"
+            ) from exc
         raise EngineError(f"{path} cannot be used: {exc.strerror} ({exc.filename}); mend that or choose another path") from exc
 
 

@@ -103,6 +103,8 @@ class Scheduler:
         #: Held while the registry is told where the worker is: it has one line for each.
         self._telling = threading.Lock()
         self._waits: dict[str, _Wait] = {}
+        #: Upgrades that were gone on with once: times that were made longer count from then on, also where nothing is left to do.
+        self._stepped: set[int] = set()
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set; what is in hand then is finished."""
@@ -156,9 +158,9 @@ class Scheduler:
         states = self._app.registry.counts(row.id).keys()
         if not states <= {BatchState.PENDING, BatchState.RETIRED}:
             return True  # what is in hand is finished
-        if row.paused:
-            return BatchState.PENDING not in states
-        return not rests(row, states, self._app.registry.progress(row.id))
+        if row.paused and BatchState.PENDING in states:
+            return False
+        return row.id not in self._stepped or not rests(row, states, self._app.registry.progress(row.id))
 
     def _step(self) -> None:
         try:
@@ -217,6 +219,7 @@ class Scheduler:
                 conductor.backfill(upgrade, self._worker)
         self._last.pop(gallery, None)
         self._waits.pop(gallery, None)
+        self._stepped.add(upgrade_id)
 
     def _complain(self, exc: Exception, about: str = "") -> None:
         if (told := errors.told(exc)) != self._last.get(about):  # once, not once a second

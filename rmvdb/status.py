@@ -79,8 +79,8 @@ def rests(row: UpgradeRow, states: Collection[BatchState], now: Progress) -> boo
     """Whether all that was asked for is done and no batch is in hand: it is re-embedded so far, or waits for its cut-over."""
     if row.phase != Phase.SERVING_BOTH or not row.listed or set(states) - {BatchState.PENDING, BatchState.RETIRED}:
         return False
-    until = row.plan.get("until", 1.0)
-    if row.plan.get("switch") is not None or (row.plan.get("cutover", True) and until >= 1.0):
+    until, switch = row.plan.get("until", 1.0), row.plan.get("switch")
+    if (switch is not None and now.t >= switch) or (row.plan.get("cutover", True) and until >= 1.0):
         return False
     return BatchState.PENDING not in states or now.t >= until
 

@@ -50,7 +50,6 @@ def cutover(gallery: str | None, force: bool) -> None:
     """
     app, row = active_upgrade(gallery)
     with conducting(app, gallery) as (conductor, report):
-        app.registry.set_upgrade(row.id, plan=row.plan | {"cutover": True})
         conductor.finish(row, app.worker(), force=force)
         report.say(what_now(app.registry.upgrade(row.id)))
 

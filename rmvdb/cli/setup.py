@@ -28,15 +28,15 @@ def init(ctx: click.Context, folder: Path) -> None:
     from rmvdb import app, config
 
     file = ctx.find_root().obj or folder / config.NAME
-    if file.exists():
-        click.echo(f"{file} is there already and stays as it is")
-    else:
-        try:
+    try:
+        if file.exists():
+            click.echo(f"{file} is there already and stays as it is")
+        else:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(config.template(), encoding="utf-8")
-        except OSError as exc:
-            raise errors.ConfigError(f"{file} cannot be written: {exc.strerror}; mend that, or name another folder") from exc
-        click.echo(f"wrote {file}")
+            click.echo(f"wrote {file}")
+    except OSError as exc:
+        raise errors.ConfigError(f"{file} cannot be written: {exc.strerror}; mend that, or name another folder") from exc
     _bring_up(app.load(file).registry)
 
 

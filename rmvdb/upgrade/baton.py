@@ -66,7 +66,9 @@ def _taken(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> int:
         row = lead.registry.upgrade(upgrade.id)
         if seen is None:
             seen, since = row.conductor_until, time.monotonic()
-            lead.say(f"{row.conductor} has this upgrade; taking over if it is silent for {BATON:g} s")
+            if row.conductor != lead.waits_for:
+                lead.waits_for = row.conductor
+                lead.say(f"{row.conductor} has this upgrade; taking over if it is silent for {BATON:g} s")
         elif row.conductor_until != seen:
             raise errors.UpgradeRunning(f"{row.conductor} is at work on this upgrade; watch it with rmvdb status --watch")
         elif time.monotonic() > since + BATON:

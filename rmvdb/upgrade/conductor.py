@@ -133,14 +133,22 @@ class Conductor(Lead):
                 self.check_stop()
 
     def finish(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
-        """Cut over, once whoever conducts the upgrade has ended or has done so."""
+        """Ask for the cut-over, and cut over, or wait for whoever conducts the upgrade and does; `force` is for that one, too."""
+        told = ""
         while True:
+            upgrade = self.registry.upgrade(upgrade.id)
+            self._expect_ready(upgrade)
+            if not upgrade.plan["cutover"]:
+                self.registry.set_upgrade(upgrade.id, plan=upgrade.plan | {"cutover": True})
             try:
                 with baton.leading(self, upgrade, worker):
                     return self.cut_over(self.registry.upgrade(upgrade.id), worker, force=force)
             except errors.UpgradeRunning as exc:
-                log.info("%s", exc)
-                self.stop.wait(5.0)
+                if (words := f"{exc}{'; paused, until rmvdb resume' if upgrade.paused else ''}") != told:
+                    self.say(told := words)
+                if force and (epoch := self.registry.gallery(self.gallery.name).next_epoch):
+                    self.registry.activate(self.gallery.name, epoch, force=True)
+                self.stop.wait(2.0)
                 self.check_stop()
 
     def _advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool) -> None:
@@ -172,20 +180,27 @@ class Conductor(Lead):
         self.say(note)
         return self.registry.upgrade(upgrade.id)
 
-    def cut_over(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
-        """Move what is left, complete, verify, then serve the new collection alone."""
+    def _expect_ready(self, upgrade: UpgradeRow) -> None:
+        """WrongPhase where an upgrade cannot be cut over, nor has been."""
         if upgrade.phase == Phase.CUT_OVER:
-            self.say(f"cut over already: {only([leg.collection for leg in self.registry.plan(self.gallery.name).legs])}")
             return
         if upgrade.phase != Phase.SERVING_BOTH or not upgrade.listed:
             raise errors.WrongPhase(f"The upgrade is {upgrade.phase}; run rmvdb upgrade until its backfill is done")
+        if upgrade.plan["until"] < 1.0 and backfilling.unfinished(self, upgrade):
+            now = self.registry.progress(upgrade.id)
+            raise errors.WrongPhase(
+                f"The backfill was asked to stop at {now.done} of {counted(now.total, 'record')}; "
+                "run rmvdb upgrade without --until"
+            )
+
+    def cut_over(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
+        """Move what is left, complete, verify, then serve the new collection alone."""
+        self._expect_ready(upgrade)
+        if upgrade.phase == Phase.CUT_OVER:
+            self.say(f"cut over already: {only([leg.collection for leg in self.registry.plan(self.gallery.name).legs])}")
+            return
         if backfilling.unfinished(self, upgrade):
             now = self.registry.progress(upgrade.id)
-            if upgrade.plan["until"] < 1.0:
-                raise errors.WrongPhase(
-                    f"The backfill was asked to stop at {now.done} of {counted(now.total, 'record')}; "
-                    "run rmvdb upgrade without --until"
-                )
             paused = "; paused, until rmvdb resume" if self.registry.upgrade(upgrade.id).paused else ""
             self.say(f"{now.total - now.done} of {counted(now.total, 'record is', 'records are')} left to move{paused}")
             self.backfill(upgrade, worker, until=1.0)

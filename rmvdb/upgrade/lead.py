@@ -71,6 +71,8 @@ class Lead:
         #: The baton that it leads by, and the worker for whom, while it does.
         self.baton: int | None = None
         self.worker: Worker | None = None
+        #: Whose baton it has said last that it waits for.
+        self.waits_for: str | None = None
         self.registry, self.store = hands.registry, hands.store
         self.gallery: GalleryRow = self.registry.gallery(gallery)
         if self.gallery.rebuilding:

@@ -465,6 +465,38 @@ def test_who_asks_for_a_cut_over_waits_for_whoever_conducts_it(gallery: Gallery,
     assert gallery.registry.upgrade(gallery.upgrade.id).reason == ""
 
 
+def test_a_cut_over_that_is_forced_counts_for_whoever_conducts_it(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery.worker().run(gallery.task, gallery.backfill)
+    worker, command, said = gallery.conductor(), gallery.conductor(), list[str]()
+    command.say, complete, epoch = said.append, worker.complete, gallery.registry.plan("texts").epoch
+
+    def completed(*args: Any) -> None:
+        """A client that cannot load what comes next is there from now on."""
+        complete(*args)
+        with gallery.registry.engine.begin() as connection:
+            connection.execute(statement("UPDATE serving_plans SET max_age = 300"))
+        gallery.registry.refresh("texts", client="web", ready=epoch, trouble="No module named v2", holds=epoch)
+
+    monkeypatch.setattr(worker, "complete", completed)
+    with ThreadPoolExecutor(1) as pool:
+        conducting = pool.submit(worker.advance, gallery.upgrade, gallery.worker())
+        wait_until(lambda: gallery.registry.gallery("texts").next_epoch is not None)
+        command.finish(gallery.upgrade, gallery.worker(), force=True)
+        assert conducting.result().phase == Phase.CUT_OVER
+    assert [words for words in said if "taking over if it is silent" in words] == said[:1]
+
+
+def test_a_cut_over_that_cannot_be_is_refused_at_once_and_noted_nowhere(gallery: Gallery) -> None:
+    """Though another process conducts the upgrade."""
+    registry, upgrade = gallery.registry, gallery.upgrade.id
+    registry.set_upgrade(upgrade, plan=gallery.upgrade.plan | {"until": 0.5, "cutover": False})
+    registry.lead(upgrade, "another", 60.0)
+    with pytest.raises(errors.WrongPhase, match="asked to stop at 0 of 40 records; run rmvdb upgrade without --until"):
+        gallery.conductor().finish(gallery.upgrade, gallery.worker())
+    row = registry.upgrade(upgrade)
+    assert (row.reason, row.plan["cutover"]) == ("", False)
+
+
 def test_status_says_whom_an_upgrade_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "USUAL", 0.0)
     gallery, said = make(tmp_path, deployed=False, times=TIMES | {"max_age": 60.0}), list[str]()
