@@ -317,7 +317,7 @@ def fingerprint(embedder: Embedder) -> str | None:
         digest.update(f"{name} {kind} {tuple(value.shape)}\n".encode())
         try:
             digest.update(_raw_bytes(value))
-        except (NotImplementedError, RuntimeError, TypeError) as exc:  # not in memory (meta), or in no plain layout
+        except (RuntimeError, TypeError) as exc:  # they are not in memory, or in no plain layout
             raise ModelError(f"The weights {name} cannot be read: {exc}; load them as plain tensors") from exc
     return digest.hexdigest()
 
