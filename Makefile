@@ -1,4 +1,5 @@
 # make setup            .venv with rmvdb and everything that its tests need, in the versions of constraints.txt
+# make check            the inner loop, three minutes: lint, types, import contracts, unit tests, and each store but the server
 # make test             all checks and all tests; JOBS=2 TMPDIR=/var/tmp where memory is short
 # make demo [DATA=dir]  an upgrade from the first command to the last, on pictures made here or on those of a folder
 # make stress           upgrades under load and faults: make stress SECONDS=3600 ENGINE=server REGISTRY=postgres SEED=7
@@ -12,7 +13,7 @@ READY := .venv/.ready
 
 JOBS = 5
 
-.PHONY: setup test slices slice-lite slice-server demo stress clean
+.PHONY: setup lint check test slices slice-lite slice-server demo stress clean
 
 setup: $(READY)
 
@@ -23,15 +24,21 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group test
 	@touch $@
 
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint
+	$(BIN)/python -m pytest -n 2 -m "not server and not postgres and not bench" tests/unit tests/contract
+
 # More processes than cores, since the tests mostly wait: for leases, graces and servers. The folders in their order, since the
 # unit tests at the end are short: the most tests first, as xdist would have it, is not the longest first. What fails is shown at
 # once, since a run that is cut off shows nothing at its end; a process that dies ends the run, since xdist would begin its test
 # again.
-test: setup
-	@for check in "ruff check ." "ruff format --check ." mypy lint-imports \
-		"python -m pytest --instafail -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0"; do \
-		echo "== $$check"; $(BIN)/$$check || exit 1; \
-	done
+test: lint
+	$(BIN)/python -m pytest --instafail -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 	@$(MAKE) --no-print-directory -j 2 slices
 	@echo "== all of it passed"
 
@@ -39,10 +46,10 @@ test: setup
 slices: slice-lite slice-server
 
 slice-lite: setup
-	$(BIN)/python -m tests.stress --engine lite --registry sqlite --seconds 150 --seed 295
+	$(BIN)/python -m tests.stress --engine lite --registry sqlite --records 2000 --seconds 30 --seed 295
 
 slice-server: setup
-	$(BIN)/python -m tests.stress --engine server --registry postgres --seconds 150 --seed 182
+	$(BIN)/python -m tests.stress --engine server --registry postgres --records 6000 --seconds 120 --seed 182
 
 demo: setup
 	$(BIN)/python examples/demo.py --out demo $(if $(DATA),--data "$(DATA)")

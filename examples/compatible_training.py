@@ -1,4 +1,5 @@
-"""Trains new models whose vectors can be compared with an old model's, by each loss of rmvdb.losses; says what that is worth.
+"""Trains new models whose vectors can be compared with an old model's, by each loss of rmvdb.learning.losses; says what it is
+worth.
 
     python examples/compatible_training.py
 
@@ -25,7 +26,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from rmvdb import compatible, metrics
 from rmvdb.compatible import Loss, Model, Settings
-from rmvdb.losses import hbct, lorentz
+from rmvdb.learning.losses import hbct, lorentz
 from rmvdb.types import Metric
 
 DIM = 32

@@ -28,11 +28,12 @@ from typing import Any
 # Before torch is imported, for this process and those it starts: threads that spin while they wait take the time of the others.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from rich.console import Console
+
 import demo_data
 import demo_models
 import demo_report
 from demo_data import Pictures
-from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
 #: By this file a folder is known as one that this program made and may empty.

@@ -8,13 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import demo_models
 import numpy as np
-from demo_data import Pictures
 from rich.console import Console
 from rich.table import Table
 
-from rmvdb import app, calibration, metrics
+import demo_models
+from demo_data import Pictures
+from rmvdb import metrics
+from rmvdb.app import wiring
+from rmvdb.learning import calibration
 from rmvdb.types import Metric
 
 
@@ -51,7 +53,7 @@ class Report:
 
     def _final(self, *vectors: np.ndarray) -> list[np.ndarray]:
         """ρ∘φ_new, as the registry now has it."""
-        found = app.load(self.folder)
+        found = wiring.load(self.folder)
         version = found.registry.plan("photos").legs[0].model
         return [found.encoder.own(version, each) for each in vectors]
 

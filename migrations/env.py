@@ -1,13 +1,14 @@
-"""Alembic's way to the registry: the connection that rmvdb.schema hands over, or the database that the settings name."""
+"""Alembic's way to the registry: the connection that rmvdb.registry.schema hands over, or the database that the settings name."""
 
 from __future__ import annotations
 
 from alembic import context
 from sqlalchemy import Connection
 
-from rmvdb import config, schema
-from rmvdb.registry import Registry
-from rmvdb.tables import Table
+from rmvdb.app import config
+from rmvdb.registry import schema
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import Table
 
 
 def migrate(connection: Connection) -> None:

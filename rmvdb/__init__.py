@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from rmvdb import errors
 
 if TYPE_CHECKING:
-    from rmvdb.client import Client
-    from rmvdb.embedders import TorchEmbedder, read_image
     from rmvdb.errors import RmvdbError
+    from rmvdb.items.embedders import TorchEmbedder, read_image
+    from rmvdb.serving.client import Client
     from rmvdb.types import Hit, Record
 
 __version__ = "0.1.0"
@@ -24,24 +24,25 @@ __all__ = ["Client", "Hit", "Record", "RmvdbError", "TorchEmbedder", "connect", 
 
 #: Where each public name lives; loaded when it is asked for, so that `rmvdb --help` does not wait for numpy.
 _HOMES = {
-    "Client": "rmvdb.client",
+    "Client": "rmvdb.serving.client",
     "Hit": "rmvdb.types",
     "Record": "rmvdb.types",
     "RmvdbError": "rmvdb.errors",
-    "TorchEmbedder": "rmvdb.embedders",
-    "read_image": "rmvdb.embedders",
+    "TorchEmbedder": "rmvdb.items.embedders",
+    "read_image": "rmvdb.items.embedders",
 }
 
 
-def connect(config: str | Path | None = None, *, gallery: str | None = None) -> Client:
+def connect(config: str | Path | None = None, *, gallery: str | None = None, trust: bool = False) -> Client:
     """A client of a gallery (its name may be left out where there is only one).
 
     `config` is an rmvdb.toml or its folder; without it RMVDB_CONFIG, then the nearest rmvdb.toml upwards of the current folder.
+    One that other users may change is refused, unless you `trust` it: it names code that runs here.
     Raises ConfigError, UnknownName, RegistryUnavailable, EngineUnavailable.
     """
-    from rmvdb import app
+    from rmvdb.app import wiring
 
-    opened = app.load(Path(config) if config else None)
+    opened = wiring.load(Path(config) if config else None, trust=trust)
     return opened.client(gallery, closing=opened.close)
 
 

@@ -7,12 +7,17 @@ RmvdbError                    something failed (exit code 1)
 │   ├── AlreadyExists         that name is taken by something else
 │   ├── UpgradeRunning        the gallery has an upgrade that has not ended
 │   ├── WrongPhase            the upgrade's phase does not allow that step
+│   │   └── Paused            nothing of the upgrade goes on before rmvdb resume
 │   ├── Mismatch              dimension, metric or model does not fit
 │   ├── FilterError           a filter expression that cannot be understood
 │   ├── CannotAdopt           an existing collection that rmvdb cannot serve
-│   └── NeedsConsent          a step that removes something was not agreed to
+│   ├── NeedsConsent          a step that removes something was not agreed to
+│   └── NotOwner              another registry owns that collection, or this one has gone back
 ├── EngineError               the vector engine refused a call
 │   ├── EngineUnavailable     the vector engine cannot be reached
+│   ├── EngineKilled          the vector engine ended during a call, again and again
+│   ├── Refused               the vector engine refused a call before it did any of it
+│   │   └── Unwritable        a record that its collection cannot hold
 │   ├── CollectionMissing     no collection of that name
 │   └── CollectionChanged     a collection is not what the registry remembers
 ├── RegistryError             the SQL registry refused a call
@@ -26,9 +31,12 @@ RmvdbError                    something failed (exit code 1)
 ├── DiskFull                  a file could not be written for lack of space
 ├── PlanRefused               the plan would lower the quality, or cannot be made
 ├── VerifyFailed              the new gallery is not the old one, re-embedded
+├── Quarantined            records are quarantined, and no cut-over leaves them behind
+├── RecordsMissing            records are gone from an old collection, and rmvdb did not remove them
 ├── StalePlan                 a client's serving plan is too old to answer safely
 ├── NotServed                 an application cannot serve the next plan yet
-└── LeaseLost                 another worker has taken over this batch
+├── LeaseLost                 another worker has taken over this batch
+└── Stopped                   a stop was asked for; the same command goes on
 """
 
 from __future__ import annotations
@@ -88,6 +96,10 @@ class WrongPhase(UsageError):
     """The upgrade's phase does not allow that step."""
 
 
+class Paused(WrongPhase):
+    """The upgrade is paused: nothing of it goes on before `rmvdb resume`."""
+
+
 class Mismatch(UsageError):
     """A dimension, a metric or a model does not fit."""
 
@@ -104,6 +116,10 @@ class NeedsConsent(UsageError):
     """A step that removes something was not agreed to."""
 
 
+class NotOwner(UsageError):
+    """Another registry owns the gallery's collections, or this one has gone back behind what was done to them."""
+
+
 class EngineError(RmvdbError):
     """The vector engine refused a call."""
 
@@ -112,7 +128,22 @@ class EngineUnavailable(EngineError):
     """The vector engine cannot be reached."""
 
 
-class Unwritable(EngineError):
+class EngineKilled(EngineError):
+    """The vector engine ended during a call, again and again; the call is not sent any more.
+
+    `ids`: of a write, the records by which it ended, if it is known by which; they are as they were, the others are written.
+    """
+
+    def __init__(self, message: str, *, ids: Iterable[int | str] = ()) -> None:
+        super().__init__(message)
+        self.ids = tuple(ids)
+
+
+class Refused(EngineError):
+    """The vector engine refused a call before it did any of it."""
+
+
+class Unwritable(Refused):
     """A record that its collection cannot hold; nothing of that call was sent."""
 
 
@@ -166,6 +197,14 @@ class PlanRefused(RmvdbError):
 
 class VerifyFailed(RmvdbError):
     """The new gallery is not the old one, re-embedded."""
+
+
+class Quarantined(RmvdbError):
+    """Records are quarantined, and no cut-over leaves them behind."""
+
+
+class RecordsMissing(RmvdbError):
+    """Records are gone from an old collection, in numbers, and rmvdb did not remove them."""
 
 
 class StalePlan(RmvdbError):

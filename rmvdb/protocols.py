@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.types import Hit, Id, Index, Item, Record, Schema, Vectors
+from rmvdb.types import Hit, Id, Index, Item, Record, Schema, Segments, Vectors
 
 #: Asked before every attempt of a write leaves for the engine; what it raises ends the call (a lease or a deadline that is over).
 Permit: TypeAlias = Callable[[], None]
@@ -52,6 +52,14 @@ class VectorStore(Protocol):
         """Whether there is a collection of that name."""
         ...
 
+    def field_names(self, collection: str) -> list[str]:
+        """The names of its fields as they are now, also of a collection that is only half made."""
+        ...
+
+    def collection_names(self) -> list[str]:
+        """Every collection that there is."""
+        ...
+
     def drop(self, collection: str) -> None:
         """Remove the collection and its records; does nothing where there is none."""
         ...
@@ -66,7 +74,7 @@ class VectorStore(Protocol):
         vectors: Vectors,
         *,
         limit: int,
-        filter: str = "",
+        filter: str | None = "",
         fields: Sequence[str] | None = (),
         search: Mapping[str, object] | None = None,
         strong: bool = False,
@@ -79,7 +87,7 @@ class VectorStore(Protocol):
         collection: str,
         ids: Sequence[Id],
         *,
-        filter: str = "",
+        filter: str | None = "",
         fields: Sequence[str] | None = None,
         vector: bool = False,
         strong: bool = True,
@@ -91,7 +99,7 @@ class VectorStore(Protocol):
         self,
         collection: str,
         *,
-        filter: str = "",
+        filter: str | None = "",
         fields: Sequence[str] | None = (),
         vector: bool = False,
         after: Id | None = None,
@@ -101,16 +109,39 @@ class VectorStore(Protocol):
         """Every record in ascending id order, each once, in pages, with `after < id <= upto`; strong; bounded by the page."""
         ...
 
-    def upsert(self, collection: str, records: Sequence[Record], *, permit: Permit = always) -> None:
-        """Write records (vectors required), replacing those of the same id at one stroke: no search finds neither version."""
+    def fields_of(self, collection: str, records: Sequence[Record]) -> list[Record]:
+        """These records, vectors left out, as the collection would keep them; Mismatch or Unwritable for the first that it
+        cannot."""
+        ...
+
+    def upsert(self, collection: str, records: Sequence[Record], *, as_read: bool = False, permit: Permit = always) -> None:
+        """Write records (vectors required), replacing those of the same id at one stroke: no search finds neither version.
+
+        Mismatch or Unwritable, with nothing written, for a record that the collection cannot keep as it is. `as_read`: the fields
+        were read from a collection of this engine that has the same ones, and are believed; so is the length of a vector.
+        """
         ...
 
     def delete(self, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
         """Remove the records of these ids; ids that are not there are no error."""
         ...
 
-    def count(self, collection: str, *, filter: str = "") -> int:
+    def count(self, collection: str, *, filter: str | None = "") -> int:
         """How many distinct ids match, at strong consistency."""
+        ...
+
+    @property
+    def settles_at_once(self) -> bool:
+        """Whether every search finds what was written without `settle`."""
+        ...
+
+    def settle(self, collection: str, *, coming: int = 0, report: Callable[[int, int], None] = lambda *_: None) -> None:
+        """Wait until searches, filtered ones too, find all that was written before, and will once so many more records are
+        `coming`; `report` hears rows done, of all."""
+        ...
+
+    def segments(self, collection: str) -> Segments:
+        """How far the engine is with what was written."""
         ...
 
 

@@ -18,6 +18,10 @@ Item: TypeAlias = Any
 Vectors: TypeAlias = npt.NDArray[np.float32]
 
 
+#: How the name of a collection begins that says whose another one is (`rmvdb.owner`): it is no gallery's.
+MARK_PREFIX = "rmvdb_owner_of_"
+
+
 class Metric(StrEnum):
     """How two vectors of one space are compared."""
 
@@ -138,6 +142,28 @@ class Index:
     type: str = "AUTOINDEX"
     params: Mapping[str, Any] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segments:
+    """How far an engine is with what was written into a collection; nothing where it needs no time for that."""
+
+    #: Rows that were flushed.
+    rows: int = 0
+    #: Those of them that searches reach through a loaded index.
+    indexed: int = 0
+    #: Rows without an index that searches read one by one all the same.
+    exact: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait for their index."""
+        return max(0, self.rows - self.indexed)
+
+    @property
+    def found(self) -> bool:
+        """Whether searches find every row; a search with a filter misses some of many that wait."""
+        return self.waiting <= self.exact
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,9 +12,10 @@ import numpy as np
 from examples.paper_tables.models import Recipe, Say, Workshop
 from examples.paper_tables.rows import Ground, Legs, Row, measured, row, tuned
 from examples.paper_tables.tasks import Task
-from rmvdb import simulate, training
-from rmvdb.simulate import UNCALIBRATED, Calibrations, Curve
-from rmvdb.training import Fitted, Method, Pairs, Settings
+from rmvdb.learning import training
+from rmvdb.learning.training import Fitted, Method, Pairs, Settings
+from rmvdb.planning import simulate
+from rmvdb.planning.simulate import UNCALIBRATED, Calibrations, Curve
 from rmvdb.types import Metric
 
 #: The share of the kept pictures that ψ and ρ learn from; on the others calibrations are fitted and judged.

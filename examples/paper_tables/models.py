@@ -20,9 +20,9 @@ from examples.paper_tables import simclr
 from examples.paper_tables.backbones import Backbone
 from examples.paper_tables.data import Pictures
 from examples.paper_tables.tasks import Task
-from rmvdb import compatible
-from rmvdb.compatible import Model
-from rmvdb.losses import hbct, lorentz
+from rmvdb.learning import compatible
+from rmvdb.learning.compatible import Model
+from rmvdb.learning.losses import hbct, lorentz
 
 DIM = 128
 SIMCLR = "simclr"

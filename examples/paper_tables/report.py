@@ -9,7 +9,7 @@ from typing import Any
 
 from examples.paper_tables.published import AREAS, COMPATIBILITY
 from rmvdb.errors import NeedsConsent
-from rmvdb.prediction import finite
+from rmvdb.planning.predict import finite
 
 Row = dict[str, Any]
 HEADS = {

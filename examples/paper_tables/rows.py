@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from examples.paper_tables.data import Pictures
-from rmvdb import calibration, metrics, simulate
+from rmvdb import metrics
 from rmvdb.errors import PlanRefused
-from rmvdb.metrics import Bools
-from rmvdb.simulate import UNCALIBRATED, Calibrations, Curve
-from rmvdb.training import Fitted
+from rmvdb.learning import calibration
+from rmvdb.learning.training import Fitted
+from rmvdb.planning import simulate
+from rmvdb.planning.quality import Bools
+from rmvdb.planning.simulate import UNCALIBRATED, Calibrations, Curve
 from rmvdb.types import Metric, Vectors
 
 #: Queries that are searched for at once: memory is bounded by the gallery.

@@ -10,7 +10,7 @@ import torch
 from examples.paper_tables.backbones import RESNETS
 from examples.paper_tables.models import SIMCLR, Recipe
 from examples.paper_tables.tasks import Sizes
-from rmvdb.training import Settings
+from rmvdb.learning.training import Settings
 
 LEAST_EPOCHS = 60
 #: The clipping norms of HBCT's old and new models (section 4.4).

@@ -17,9 +17,9 @@ from examples.paper_tables.rows import Row, measured, quality, row
 from examples.paper_tables.scales import SEQUENCE
 from examples.paper_tables.tasks import Task
 from rmvdb import metrics
-from rmvdb.ordering import make_order
-from rmvdb.simulate import NEIGHBOURS, UNCALIBRATED
-from rmvdb.training import Method, Settings
+from rmvdb.learning.training import Method, Settings
+from rmvdb.planning.orders import make_order
+from rmvdb.planning.simulate import NEIGHBOURS, UNCALIBRATED
 from rmvdb.types import Metric, Record
 
 #: ψ, and where the method has one ρ, for a new model that was trained without a thought of the old one.

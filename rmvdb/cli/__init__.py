@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from rmvdb import __version__, errors
-from rmvdb.cli import ending, galleries, models, planning, quarantine, running, searching, setup, upgrading
+from rmvdb.cli import ending, galleries, models, output, planning, quarantine, running, searching, setup, upgrading
 
 
 class Commands(click.Group):
@@ -19,21 +19,23 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with output.told_waits():
+                return super().invoke(ctx)
         except errors.RmvdbError as exc:
-            click.echo(f"Error: {exc}", err=True)
+            output.echo(f"Error: {exc}", err=True)
             ctx.exit(130 if isinstance(exc, errors.Stopped) else exc.exit_code)
         except KeyboardInterrupt:
-            click.echo("Stopped", err=True)
+            output.echo("Stopped", err=True)
             ctx.exit(130)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="rmvdb")
 @click.option("--config", type=click.Path(path_type=Path), help="rmvdb.toml or its folder [default: the nearest one upwards].")
+@click.option("--trust", is_flag=True, help="Trust a configuration, a home or a registry that other users can change.")
 @click.option("-v", "--verbose", is_flag=True, help="Print what is logged, too.")
 @click.pass_context
-def main(ctx: click.Context, config: Path | None, verbose: bool) -> None:
+def main(ctx: click.Context, config: Path | None, trust: bool, verbose: bool) -> None:
     """Upgrade the embedding model behind a running vector search, with no downtime.
 
     \b
@@ -49,7 +51,7 @@ def main(ctx: click.Context, config: Path | None, verbose: bool) -> None:
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr
     )
-    ctx.obj = config
+    ctx.obj = config  # `trust` is asked for by whatever opens it
 
 
 for command in (
@@ -71,6 +73,7 @@ for command in (
     ending.verify,
     ending.cutover,
     ending.cleanup,
+    ending.gc,
     ending.rollback,
     quarantine.quarantine,
     searching.search,

@@ -8,25 +8,34 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmvdb import errors, terminal
-from rmvdb.plural import counted
+from rmvdb import errors
+from rmvdb.cli import output
+from rmvdb.text import counted
 
 if TYPE_CHECKING:
-    from rmvdb.app import App
-    from rmvdb.tables import UpgradeRow
-    from rmvdb.upgrade import Conductor
+    from rmvdb.app.wiring import App
+    from rmvdb.registry.tables import UpgradeRow
+    from rmvdb.upgrade.run import Conductor
 
 
 def open_app() -> App:
     """The app of this call's configuration, closed when the command ends; ConfigError where nothing of rmvdb is."""
-    from rmvdb import app
+    from rmvdb.app import wiring
 
     root = click.get_current_context().find_root()
-    opened = app.load(root.obj)
+    opened = wiring.load(root.obj, trust=root.params["trust"])
     root.call_on_close(opened.close)
     if root.invoked_subcommand not in ("db", "registry", "doctor"):
         opened.refuse_nowhere()
     return opened
+
+
+def allow(app: App, *specs: str | None) -> None:
+    """Let the code that the command was given run from now on, and say so."""
+    from rmvdb.items.objects import modules_of
+
+    if new := app.allow(module for spec in specs if spec for module in modules_of(spec)):
+        output.echo(f"{app.file} allows code of {', '.join(new)} now")
 
 
 def active_upgrade(gallery: str | None) -> tuple[App, UpgradeRow]:
@@ -46,23 +55,25 @@ def upgrade_of(app: App, gallery: str | None) -> UpgradeRow:
 
 def _last(app: App, name: str) -> str:
     """What became of the one before, and which command begins another."""
-    past = app.registry.upgrades(app.registry.gallery(name).id)
-    if past and app.registry.plan(name).legs[0].collection == past[-1].new_collection:
-        back = f"--from {past[-1].to_version} --to {past[-1].from_version}"
+    from rmvdb.upgrade.status import latest
+
+    past = latest(app.registry.upgrades(app.registry.gallery(name).id))
+    if past and app.registry.plan(name).legs[0].collection == past.new_collection:
+        back = f"--from {past.to_version} --to {past.from_version}"
         return f": the last one was cleaned up, and only another leads back: rmvdb upgrade {back}"
     return "; begin one: rmvdb upgrade --from OLD --to NEW"
 
 
 @contextmanager
-def conducting(app: App, gallery: str | None) -> Iterator[tuple[Conductor, terminal.Reporter]]:
+def conducting(app: App, gallery: str | None) -> Iterator[tuple[Conductor, output.Reporter]]:
     """A conductor that Ctrl-C stops, and what it reports to."""
-    with terminal.stoppable() as stop, terminal.progress() as report:
+    with output.stoppable() as stop, output.progress() as report:
         yield app.conductor(gallery, say=report.say, report=report, stop=stop), report
 
 
-def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: terminal.Reporter, *, detach: bool, force: bool) -> None:
+def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: output.Reporter, *, detach: bool, force: bool) -> None:
     """Carry an upgrade on, or leave that to workers, and say how far it is; Stopped where Ctrl-C came between."""
-    from rmvdb.status import both
+    from rmvdb.upgrade.status import searched
 
     if detach:
         conductor.launch(row, app.worker(), force=force)
@@ -76,10 +87,8 @@ def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: terminal.Repo
     if row.phase == "cut over":
         report.say(what_now(row))
     elif row.phase == "serving both":
-        now = app.registry.progress(row.id)
-        report.say(
-            f"{now.done} of {counted(now.total, 'record is', 'records are')} re-embedded (t = {now.t:.2f}); {both(row.searched)}"
-        )
+        now, served = app.registry.progress(row.id), searched(app.registry.plan(conductor.gallery.name))
+        report.say(f"{now.done} of {counted(now.total, 'record is', 'records are')} re-embedded (t = {now.t:.2f}); {served}")
 
 
 def what_now(row: UpgradeRow) -> str:

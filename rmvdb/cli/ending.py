@@ -1,20 +1,32 @@
-"""Commands that end an upgrade: `verify`, `cutover`, `cleanup`, `rollback`."""
+"""Commands that end an upgrade: `verify`, `cutover`, `cleanup`, `gc`, `rollback`."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from rmvdb import errors, terminal
+from rmvdb import errors
+from rmvdb.cli import output
 from rmvdb.cli.context import active_upgrade, conducting, go_on, open_app, upgrade_of, what_now
-from rmvdb.cli.options import force_option, gallery_option, json_option
-from rmvdb.plural import counted
+from rmvdb.cli.options import force_option, gallery_option, json_option, missing_option
+from rmvdb.text import counted
+
+if TYPE_CHECKING:
+    from rmvdb.app.wiring import App
+    from rmvdb.registry.tables import UpgradeRow
+    from rmvdb.upgrade.garbage import Found
 
 
 @click.command()
 @gallery_option
 @click.option("--sample", type=click.IntRange(min=0), default=200, show_default=True, help="Records to embed again.")
+@click.option(
+    "--repair", is_flag=True, help="Put back what was moved and is lost since, and keep what no write is known of; it asks."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
-def verify(gallery: str | None, sample: int, as_json: bool) -> None:
+def verify(gallery: str | None, sample: int, repair: bool, yes: bool, as_json: bool) -> None:
     """Compare the new collection with what it was filled from; exits with 1 if anything differs.
 
     \b
@@ -22,26 +34,50 @@ def verify(gallery: str | None, sample: int, as_json: bool) -> None:
       rmvdb verify --sample 1000
     """
     app, row = active_upgrade(gallery)
-    with terminal.progress(quiet=as_json) as report:
+    if repair:
+        _repair(app, gallery, row, yes=yes)
+    with output.progress(quiet=as_json) as report:
         found = app.conductor(gallery, report=report).verify(row, sample=sample)
     if as_json:
-        terminal.print_json(found.to_json())
+        output.print_json(found.to_json())
     else:
         for example in found.examples:
-            click.echo(f"differs: {example}")
+            output.echo(f"differs: {example}")
         for sentence in found.unread:
-            click.echo(f"left out: {sentence}")
-        click.echo(
+            output.echo(f"left out: {sentence}")
+        output.echo(
             f"{counted(found.records, 'record')}, {found.fields_compared} compared, {found.embedded_again} embedded again: "
             f"{counted(found.problems, 'difference')}"
         )
     click.get_current_context().exit(0 if found.ok else 1)
 
 
+def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool) -> None:
+    with conducting(app, gallery) as (conductor, report):
+        lost = conductor.lost(row)
+        if lost.for_good:
+            names = ", ".join(map(repr, lost.for_good[:20]))
+            report.say(f"{counted(len(lost.for_good), 'record is', 'records are')} lost for good, such as {names}")
+        what = [f"Put back {counted(lost.count, 'record')} from the archive"] * bool(lost.count)
+        if lost.unknown:
+            what.append(
+                f"keep {counted(len(lost.unknown), 'record')} of which no write is known, such as {lost.unknown[0]!r}: the "
+                "registry may have gone back"
+            )
+        if not what:
+            report.say("nothing that was moved can be put back, and nothing is there that was not written")
+            return
+        if not yes:
+            sentence = "; ".join(what)
+            output.agree(sentence[0].upper() + sentence[1:], "changed", "rmvdb verify --repair --yes")
+        conductor.repair(row, lost, app.worker())
+
+
 @click.command()
 @gallery_option
+@missing_option
 @force_option
-def cutover(gallery: str | None, force: bool) -> None:
+def cutover(gallery: str | None, accept_missing: bool, force: bool) -> None:
     """Verify, then search the new collection alone.
 
     \b
@@ -49,6 +85,8 @@ def cutover(gallery: str | None, force: bool) -> None:
       rmvdb cutover
     """
     app, row = active_upgrade(gallery)
+    if accept_missing:
+        app.registry.set_upgrade(row.id, plan=row.plan | {"accept_missing": True})
     with conducting(app, gallery) as (conductor, report):
         conductor.finish(row, app.worker(), force=force)
         report.say(what_now(app.registry.upgrade(row.id)))
@@ -67,11 +105,55 @@ def cleanup(gallery: str | None, yes: bool) -> None:
     app, row = active_upgrade(gallery)
     if row.phase not in ("cut over", "cleaning up"):
         raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
-    old, begun = " and ".join(row.leaving), row.phase == "cleaning up"
-    if not (yes or begun):
-        terminal.agree(f"Drop {old} and the archive? rmvdb rollback is impossible afterwards", "dropped", "rmvdb cleanup --yes")
+    if not (yes or row.phase == "cleaning up"):
+        old = " and ".join(_told(app, each) for each in row.leaving)
+        output.agree(f"Drop {old} and the archive? rmvdb rollback is impossible afterwards", "dropped", "rmvdb cleanup --yes")
     with conducting(app, gallery) as (conductor, _):
         conductor.clean_up(row)
+
+
+def _told(app: App, collection: str) -> str:
+    """A collection, whose it is and how much it holds, for somebody who is asked whether it may be dropped."""
+    whose = "yours, adopted" if app.registry.collection(collection).adopted else "made by rmvdb"
+    held = counted(app.store.count(collection), "record") if app.store.exists(collection) else "dropped already"
+    return f"{collection} ({whose}; {held})"
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def gc(dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Take what is left behind and nothing needs: rows of the registry, files of home. It asks; workers and clients may run.
+
+    \b
+    Example:
+      rmvdb gc --dry-run
+    """
+    collector = open_app().collector()
+    found = collector.run(remove=False)
+    if not as_json:
+        _print_garbage(found)
+    if not (dry_run or found.nothing):
+        if not yes:
+            output.agree("Take it away? Nothing brings it back", "taken", "rmvdb gc --yes")
+        found = collector.run(remove=True)
+        if not as_json:
+            output.echo("taken")
+    if as_json:
+        output.print_json(found.to_json())
+
+
+def _print_garbage(found: Found) -> None:
+    for name, count in found.rows.items():
+        if count:
+            output.echo(f"registry: {count:,} {name}")
+    if found.files:
+        output.echo(f"home: {counted(found.files, 'file')}, {found.bytes / 1e6:,.1f} MB of archive, cache and artifacts")
+    if found.nothing:
+        output.echo("nothing is left behind")
+    for sentence in found.kept:
+        output.echo(f"kept: {sentence}")
 
 
 @click.command()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmvdb import errors, terminal
-from rmvdb.cli.context import open_app
+from rmvdb import errors
+from rmvdb.cli import output
+from rmvdb.cli.context import allow, open_app
 from rmvdb.cli.options import json_option
-from rmvdb.plural import counted
+from rmvdb.text import counted
 
 if TYPE_CHECKING:
-    from rmvdb.app import App
+    from rmvdb.app.wiring import App
     from rmvdb.protocols import Source
-    from rmvdb.tables import CollectionRow, GalleryRow
+    from rmvdb.registry.tables import CollectionRow, GalleryRow
 
 
 @click.group()
@@ -53,30 +55,37 @@ def gallery_add(
       rmvdb gallery add photos --model v1 --source "folder:photos/{id}.jpg"
       rmvdb gallery add photos --model v1 --collection my_photos --source "folder:photos/{id}.jpg"
     """
-    from rmvdb import catalog
+    from rmvdb.catalog import catalog
     from rmvdb.types import IdType
 
     app = open_app()
-    row = catalog.add_gallery(
-        app.registry,
-        app.store,
-        app.encoder,
-        name=name,
-        model=version,
-        collection=collection,
-        id_type=IdType(id_type) if id_type else None,
-        fields=[_field(each) for each in fields],
-        source=source,
-        loaded_source=_source(app, source) if source else None,
-        chosen_index=app.settings.index_for(name),
-        times=app.times,
-    )
+    try:
+        row = catalog.add_gallery(
+            app.registry,
+            app.store,
+            app.encoder,
+            name=name,
+            model=version,
+            collection=collection,
+            id_type=IdType(id_type) if id_type else None,
+            fields=[_field(each) for each in fields],
+            source=source,
+            loaded_source=_source(app, source) if source else None,
+            chosen_index=app.settings.index_for(name),
+            times=app.times,
+        )
+    except errors.CollectionMissing as exc:
+        where = f"milvus.uri in {app.file or 'rmvdb.toml'} is {app.milvus_shown!r}"
+        raise errors.CollectionMissing(f"{exc}; {where}: name your Milvus there if the collection is in another one") from exc
+    allow(app, _code(source))
     held = app.registry.collections(row.id)[-1]
     whose = "adopted" if held.adopted else "made by rmvdb"
-    click.echo(f"gallery {row.name}: collection {held.name} ({whose}), model version {held.model}")
+    output.echo(f"gallery {row.name}: collection {held.name} ({whose}), model version {held.model}")
+    if held.adopted and source:
+        output.echo(f"  {catalog.check_vectors(app.registry, app.store, app.encoder, row, _source(app, source))}")
     chosen = app.settings.index_for(name)
     if held.adopted and chosen.search and not held.search:
-        click.echo(
+        output.echo(
             f"  its index is of type {app.store.index(held.name).type} and index.search for {chosen.type}: it is searched with "
             "Milvus' own search parameters"
         )
@@ -91,7 +100,7 @@ def gallery_list(as_json: bool) -> None:
     Example:
       rmvdb gallery list
     """
-    from rmvdb import sources
+    from rmvdb.items import sources
 
     app = open_app()
     rows = [
@@ -104,7 +113,9 @@ def gallery_list(as_json: bool) -> None:
         }
         for row in app.registry.galleries()
     ]
-    terminal.print_rows(rows, as_json)
+    if not rows:
+        app.manifest.check_forgotten()
+    output.print_rows(rows, as_json)
 
 
 @gallery.command("show")
@@ -117,7 +128,7 @@ def gallery_show(name: str | None, as_json: bool) -> None:
     Example:
       rmvdb gallery show photos
     """
-    from rmvdb import sources
+    from rmvdb.items import sources
 
     app = open_app()
     row = app.registry.gallery(app.gallery_name(name))
@@ -136,10 +147,10 @@ def gallery_show(name: str | None, as_json: bool) -> None:
     source = row.source and sources.shown(row.source)
     shown = {"name": row.name, "source": source, "id_type": row.id_type, "epoch": row.epoch}
     if as_json:
-        terminal.print_json(shown | {"collections": collections})
+        output.print_json(shown | {"collections": collections})
         return
-    click.echo("  ".join(f"{key}: {'none' if value is None else value}" for key, value in shown.items()))
-    terminal.print_rows(collections, as_json=False)
+    output.echo("  ".join(f"{key}: {'none' if value is None else value}" for key, value in shown.items()))
+    output.print_rows(collections, as_json=False)
 
 
 @gallery.command("source")
@@ -152,13 +163,54 @@ def gallery_source(name: str, spec: str) -> None:
     Example:
       rmvdb gallery source photos "folder:photos/{id}.jpg"
     """
-    from rmvdb import catalog
+    from rmvdb.catalog import catalog
 
     app = open_app()
     row, source = app.registry.gallery(name), _source(app, spec)
     compared = catalog.check_vectors(app.registry, app.store, app.encoder, row, source)
     app.registry.set_source(name, spec)
-    click.echo(f"gallery {name}: items come from {spec}; {compared}")
+    allow(app, _code(spec))
+    output.echo(f"gallery {name}: items come from {spec}; {compared}")
+
+
+@gallery.command("take")
+@click.argument("name")
+@click.option("--from-lost-registry", is_flag=True, help="Its registry is lost, or newer than this one, and never comes back.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
+    """Take a gallery from a registry that is lost for good. It asks, and waits until nothing of the other can be under way.
+
+    \b
+    Example:
+      rmvdb gallery take photos --from-lost-registry
+    """
+    from rmvdb.catalog import catalog
+
+    app = open_app()
+    if not from_lost_registry:
+        raise errors.UsageError(
+            "A gallery can only be taken from a registry that is lost: rmvdb gallery take --from-lost-registry; else use that one"
+        )
+    if not yes:
+        output.agree(
+            f"Take gallery {name} from its registry? If that is still in use, records get lost",
+            "taken",
+            "rmvdb gallery take --from-lost-registry --yes",
+        )
+    with output.stoppable() as stop:
+        taken = catalog.take_gallery(app.registry, app.store, name, lambda: _outwait(app, stop))
+    held = f"{' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} this registry's"
+    known = name in {row.name for row in app.registry.galleries()}
+    add = "" if known else f"; go on with: rmvdb gallery add {name} --collection {taken[0]} --model VERSION"
+    output.echo(f"gallery {name} is taken: {held}{add}")
+
+
+def _outwait(app: App, stop: threading.Event) -> None:
+    """Until no write that another registry was told of, and no batch of its workers, can be under way."""
+    seconds = app.quiet
+    output.echo(f"waiting {seconds:g} s, until no write or batch that the other registry knew of is under way")
+    if stop.wait(seconds):
+        raise errors.Stopped("Stopped; nothing is taken")
 
 
 @gallery.command("remove")
@@ -172,7 +224,7 @@ def gallery_remove(name: str, drop: bool, yes: bool) -> None:
     Example:
       rmvdb gallery remove photos
     """
-    from rmvdb import catalog
+    from rmvdb.catalog import catalog
 
     app = open_app()
     row = app.registry.gallery(name)
@@ -180,17 +232,22 @@ def gallery_remove(name: str, drop: bool, yes: bool) -> None:
     going = [each.name for each in _collections(app, row) if drop and not each.adopted]
     what = f" and drop {' and '.join(going)} with {counted(sum(map(app.store.count, going)), 'record')}" if going else ""
     if not yes:
-        terminal.agree(f"Forget gallery {name}{what}? Nothing brings it back", "forgotten", "rmvdb gallery remove --yes")
+        output.agree(f"Forget gallery {name}{what}? Nothing brings it back", "forgotten", "rmvdb gallery remove --yes")
     left = catalog.remove_gallery(app.registry, app.store, row, drop=drop)
     stays = f"; {' and '.join(left)} {'stays' if len(left) == 1 else 'stay'} in the engine" if left else ""
-    click.echo(f"gallery {name} is forgotten{stays}")
+    output.echo(f"gallery {name} is forgotten{stays}")
 
 
 def _source(app: App, spec: str) -> Source:
-    from rmvdb import sources
+    from rmvdb.items import sources
 
     sources.refuse_password(spec)
     return sources.load(spec, base=app.base)
+
+
+def _code(source: str | None) -> str | None:
+    """What a source names that runs, if it does."""
+    return source.removeprefix("call:") if source and source.startswith("call:") else None
 
 
 def _collections(app: App, row: GalleryRow) -> list[CollectionRow]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from rmvdb import errors, terminal
-from rmvdb.cli.context import open_app
+from rmvdb import errors
+from rmvdb.cli import output
+from rmvdb.cli.context import allow, open_app
 from rmvdb.cli.options import json_option
 
 
@@ -54,11 +55,12 @@ def model_add(
     Example:
       rmvdb model add v2 --embedder app.models:v2 --classifier app.models:v2_head
     """
-    from rmvdb import catalog
+    from rmvdb.catalog import catalog
     from rmvdb.types import Metric
 
+    app = open_app()
     row = catalog.add_version(
-        open_app().registry,
+        app.registry,
         name=name,
         spec=embedder,
         options=_json_object(options, "--options"),
@@ -68,9 +70,10 @@ def model_add(
         kind=kind,
         compatible_with=compatible_with,
     )
+    allow(app, embedder, classifier)
     weights = f", weights {row.fingerprint[:12]}" if row.fingerprint else ""
     declared = f", compatible with {row.compatible_with}" if row.compatible_with else ""
-    click.echo(f"model version {row.name}: {row.dim} dimensions, {row.metric}{weights}{declared}")
+    output.echo(f"model version {row.name}: {row.dim} dimensions, {row.metric}{weights}{declared}")
 
 
 @model.command("list")
@@ -83,8 +86,11 @@ def model_list(as_json: bool) -> None:
       rmvdb model list --json
     """
     names = ("name", "dim", "metric", "embedder", "classifier", "base", "compatible_with", "fingerprint")
-    rows = [{name: getattr(row, name) for name in names} for row in open_app().registry.versions()]
-    terminal.print_rows(rows, as_json)
+    app = open_app()
+    rows = [{name: getattr(row, name) for name in names} for row in app.registry.versions()]
+    if not rows:
+        app.manifest.check_forgotten()
+    output.print_rows(rows, as_json)
 
 
 @model.command("remove")
@@ -97,7 +103,7 @@ def model_remove(name: str) -> None:
       rmvdb model remove v2
     """
     open_app().registry.remove_version(name)
-    click.echo(f"model version {name} is forgotten")
+    output.echo(f"model version {name} is forgotten")
 
 
 def _json_object(text: str, option: str) -> dict[str, Any]:

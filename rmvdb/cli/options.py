@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rmvdb.planning import Question
+    from rmvdb.planning.plan import Question
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -19,7 +19,12 @@ ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random"
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 gallery_option = click.option("--gallery", "-g", help="Which gallery; may be left out where there is one.")
-force_option = click.option("--force", is_flag=True, help="Do not wait for clients that cannot serve the next plan.")
+missing_option = click.option("--accept-missing", is_flag=True, help="Agree that records which are gone were deleted.")
+force_option = click.option(
+    "--force",
+    is_flag=True,
+    help="Do not wait for clients that cannot serve the next plan: their searches fail from then on. It names them.",
+)
 
 
 def _together(*options: Decorator) -> Decorator:
@@ -75,7 +80,7 @@ plan_options = _together(
 
 def make_question(gallery: str, options: dict[str, Any], *, method: str = AUTO) -> Question:
     """What is asked of a plan or a simulation by the options they share."""
-    from rmvdb.methods import Method
-    from rmvdb.planning import Question
+    from rmvdb.learning.method import Method
+    from rmvdb.planning.plan import Question
 
     return Question(gallery=gallery, method=None if method == AUTO else Method(method), **options)

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from rmvdb import errors, terminal
+from rmvdb import errors
+from rmvdb.cli import output
 from rmvdb.cli.context import open_app
 from rmvdb.cli.options import METHODS, ORDERS, json_option, make_question, plan_options, sample_options
 
@@ -63,15 +64,15 @@ def simulate(
       rmvdb simulate --from v1 --to v2 --labels category --png curves.png
       rmvdb simulate --from v1 --to v2 --queries judged.jsonl --methods naive,rqt,rm
     """
-    from rmvdb.methods import Method
+    from rmvdb.learning.method import Method
 
     if png is not None:
-        from rmvdb import picture
+        from rmvdb.cli import plot
 
-        picture.check(png)
+        plot.check(png)
     app = open_app()
     name = app.gallery_name(gallery)
-    with terminal.progress(quiet=as_json) as report:
+    with output.progress(quiet=as_json) as report:
         conductor = app.conductor(name, report=report)
         found = conductor.simulate(
             conductor.resolve(make_question(name, options)),
@@ -79,11 +80,11 @@ def simulate(
             orders=orders,
         ).to_json()
     if as_json:
-        terminal.print_json(found)
+        output.print_json(found)
     else:
-        terminal.print_comparison(found)
+        output.print_comparison(found)
     if png is not None:
-        picture.draw(found, png)
+        plot.draw(found, png)
 
 
 @click.command()
@@ -98,12 +99,12 @@ def plan(gallery: str | None, as_json: bool, again: bool, method: str, **options
     """
     app = open_app()
     name = app.gallery_name(gallery)
-    with terminal.progress(quiet=as_json) as report:
+    with output.progress(quiet=as_json) as report:
         conductor = app.conductor(name, report=report)
         found = conductor.plan(conductor.resolve(make_question(name, options, method=method)), again=again)
     if as_json:
         from dataclasses import asdict
 
-        terminal.print_json(asdict(found))
+        output.print_json(asdict(found))
     else:
-        terminal.print_plan(found)
+        output.print_plan(found)

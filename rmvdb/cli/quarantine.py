@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmvdb import errors, terminal
+from rmvdb import errors
+from rmvdb.cli import output
 from rmvdb.cli.context import active_upgrade
 from rmvdb.cli.options import gallery_option, json_option
-from rmvdb.plural import counted
+from rmvdb.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rmvdb.app import App
-    from rmvdb.tables import UpgradeRow
+    from rmvdb.app.wiring import App
+    from rmvdb.registry.tables import UpgradeRow
     from rmvdb.types import Id
 
 
@@ -35,7 +36,7 @@ def quarantine_list(gallery: str | None, as_json: bool) -> None:
       rmvdb quarantine list
     """
     app, row = active_upgrade(gallery)
-    terminal.print_rows([{"id": each.record, "reason": each.reason} for each in app.registry.quarantined(row.id)], as_json)
+    output.print_rows([{"id": each.record, "reason": each.reason} for each in app.registry.quarantined(row.id)], as_json)
 
 
 @quarantine.command("retry")
@@ -51,7 +52,7 @@ def quarantine_retry(gallery: str | None, ids: tuple[str, ...]) -> None:
     app, row = active_upgrade(gallery)
     chosen = _quarantined(app, row, ids)
     app.registry.release(row.id, chosen, again=True)
-    click.echo(
+    output.echo(
         f"{counted(len(chosen), 'record is', 'records are')} on the work list again; rmvdb upgrade or rmvdb worker goes on"
     )
 
@@ -67,12 +68,12 @@ def quarantine_drop(gallery: str | None, ids: tuple[str, ...], yes: bool) -> Non
     Example:
       rmvdb quarantine drop 17 42
     """
-    from rmvdb.registry import key
+    from rmvdb.registry.codec import key
 
     app, row = active_upgrade(gallery)
     chosen = _quarantined(app, row, ids)
     if chosen and not yes:
-        terminal.agree(
+        output.agree(
             f"Delete {counted(len(chosen), 'record')} from the gallery for good?", "deleted", "rmvdb quarantine drop --yes"
         )
 
@@ -87,7 +88,7 @@ def quarantine_drop(gallery: str | None, ids: tuple[str, ...], yes: bool) -> Non
     app.registry.release(row.id, going, again=False)
     app.registry.release(row.id, kept, again=True)
     since = f"; {counted(len(kept), 'record was', 'records were')} written since, and left" if kept else ""
-    click.echo(f"{counted(len(going), 'record is', 'records are')} deleted{since}")
+    output.echo(f"{counted(len(going), 'record is', 'records are')} deleted{since}")
 
 
 def _quarantined(app: App, row: UpgradeRow, ids: tuple[str, ...]) -> list[Any]:

@@ -5,25 +5,32 @@ from __future__ import annotations
 import json
 import math
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmvdb import errors, terminal
+from rmvdb import errors
+from rmvdb.cli import output
 from rmvdb.cli.context import active_upgrade, open_app
 from rmvdb.cli.options import gallery_option, json_option
+
+if TYPE_CHECKING:
+    from rmvdb.app.wiring import App
+    from rmvdb.registry.tables import UpgradeRow
 
 
 @click.command()
 @gallery_option
 def pause(gallery: str | None) -> None:
-    """Let no further batch begin; what is in hand is finished. Searches go on as they are.
+    """Let nothing of the upgrade go on, cut-over least of all; batches in hand are finished. Searches and writes go on.
 
     \b
     Example:
       rmvdb pause
     """
-    _set(gallery, "paused", paused=True)
+    app, row = _in_progress(gallery)
+    app.registry.pause(row.id)
+    _say_set(row, "paused")
 
 
 @click.command()
@@ -35,7 +42,9 @@ def resume(gallery: str | None) -> None:
     Example:
       rmvdb resume
     """
-    _set(gallery, "no longer paused", paused=False)
+    app, row = _in_progress(gallery)
+    app.registry.resume(row.id)
+    _say_set(row, "no longer paused")
 
 
 class AtLeastZero(click.FloatRange):
@@ -67,18 +76,26 @@ def throttle(gallery: str | None, rate: float | None, nice: float | None, p99_ms
       rmvdb throttle --nice 0.5 --p99-ms 80
       rmvdb throttle --rate 0
     """
-    asked = {name: value for name, value in (("rate", rate), ("nice", nice), ("p99_ms", p99_ms)) if value is not None}
+    asked: dict[str, Any] = {
+        name: value for name, value in (("rate", rate), ("nice", nice), ("p99_ms", p99_ms)) if value is not None
+    }
     if not asked:
         raise errors.UsageError("Nothing to limit was named; give --rate, --nice or --p99-ms, with 0 to lift a limit")
-    _set(gallery, ", ".join(f"{name} {f'{value:g}' if value else 'lifted'}" for name, value in asked.items()), **asked)
+    words = ", ".join(f"{name} {f'{value:g}' if value else 'lifted'}" for name, value in asked.items())
+    app, row = _in_progress(gallery)
+    app.registry.set_upgrade(row.id, note=words, **asked)
+    _say_set(row, words)
 
 
-def _set(gallery: str | None, words: str, **values: Any) -> None:
+def _in_progress(gallery: str | None) -> tuple[App, UpgradeRow]:
     app, row = active_upgrade(gallery)
-    if row.phase in ("cut over", "cleaning up"):
+    if row.phase in ("cut over", "cleaning up") and not row.paused:  # a pause may have come just before the cut-over was noted
         raise errors.WrongPhase(f"The upgrade is {row.phase}: no batch is left to hold back")
-    app.registry.set_upgrade(row.id, note=words, **values)
-    click.echo(f"upgrade {row.from_version} → {row.to_version}: {words}")
+    return app, row
+
+
+def _say_set(row: UpgradeRow, words: str) -> None:
+    output.echo(f"upgrade {row.from_version} → {row.to_version}: {words}")
 
 
 @click.command()
@@ -86,7 +103,9 @@ def _set(gallery: str | None, words: str, **values: Any) -> None:
 @click.option("--watch", is_flag=True, help="Repeat every second until the upgrade is cut over, or Ctrl-C.")
 @json_option
 def status(gallery: str | None, watch: bool, as_json: bool) -> None:
-    """Show how far the upgrade is, who works on it, and why it is not faster.
+    """Show how far the upgrade is, who works on it, and why it is not faster; of each gallery, unless one is named.
+
+    With --json each gallery is a line.
 
     \b
     Example:
@@ -95,18 +114,23 @@ def status(gallery: str | None, watch: bool, as_json: bool) -> None:
     """
     import time
 
-    from rmvdb.status import status as read
+    from rmvdb.upgrade.status import status as read
 
     app = open_app()
-    row = app.registry.gallery(app.gallery_name(gallery))
+    names = [row.name for row in app.registry.galleries()]
+    if gallery is not None or watch or len(names) < 2:
+        names = [app.gallery_name(gallery)]
     while True:
-        now = read(app.registry, app.registry.gallery(row.name))
-        if as_json:
-            click.echo(json.dumps(now.to_json()))
-        else:
+        for at, name in enumerate(names):
+            now = read(app.registry, app.registry.gallery(name))
+            if as_json:
+                output.echo(json.dumps(now.to_json()))
+                continue
             if watch and sys.stdout.isatty():
                 click.clear()
-            terminal.print_status(now)
+            if at:
+                output.echo("")
+            output.print_status(now)
         if not watch or now.phase in ("", "cut over", "cleaning up", "ended"):
             return
         time.sleep(1)
@@ -137,7 +161,7 @@ def history(gallery: str | None, as_json: bool) -> None:
         for upgrade in app.registry.upgrades(app.registry.gallery(app.gallery_name(gallery)).id)
         for event in app.registry.history(upgrade.id)
     ]
-    terminal.print_rows(rows, as_json)
+    output.print_rows(rows, as_json)
 
 
 @click.command()
@@ -150,13 +174,14 @@ def worker(galleries: tuple[str, ...], window: str | None) -> None:
     Example:
       rmvdb worker --window "0 1-6 * * *"
     """
-    from rmvdb.scheduler import Scheduler, Window
+    from rmvdb.app.daemon import Scheduler, Window
 
     app = open_app()
     for name in galleries:
         app.registry.gallery(name)
-    scheduler = Scheduler(app, galleries=galleries, window=Window(window), say=lambda words: click.echo(words))
-    with terminal.stoppable() as stop:
-        click.echo("worker started; Ctrl-C ends it")
+    log = output.log_to_stdout()
+    scheduler = Scheduler(app, galleries=galleries, window=Window(window), say=log.info, warn=log.error)
+    with output.stoppable() as stop:
+        log.info("worker started; Ctrl-C ends it")
         scheduler.run(stop)
-    click.echo("worker ended")
+    log.info("worker ended")

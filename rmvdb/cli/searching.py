@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmvdb import errors, terminal
+from rmvdb import errors
+from rmvdb.cli import output
 from rmvdb.cli.context import open_app
 from rmvdb.cli.options import gallery_option, json_option
 
 if TYPE_CHECKING:
-    from rmvdb.app import App
+    from rmvdb.app.wiring import App
 
 
 @click.command()
@@ -59,11 +60,11 @@ def search(
         for hit in hits
     ]
     if as_json:
-        terminal.print_json({"legs": legs, "hits": rows} if explain else {"hits": rows})
+        output.print_json({"legs": legs, "hits": rows} if explain else {"hits": rows})
         return
     if explain:
-        terminal.print_rows(legs, as_json=False)
-    terminal.print_rows(rows, as_json=False)
+        output.print_rows(legs, as_json=False)
+    output.print_rows(rows, as_json=False)
 
 
 def _shown(distance: float) -> float:
@@ -72,7 +73,7 @@ def _shown(distance: float) -> float:
 
 def _item(app: App, text: str, versions: Iterable[str]) -> Path | str:
     """The file of that name, else a text: UsageError where a model embeds pictures, so that it must be a file."""
-    from rmvdb import sources
+    from rmvdb.items import sources
 
     if isinstance(item := sources.item_of(text), Path):
         return item

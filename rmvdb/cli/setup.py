@@ -7,37 +7,56 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmvdb import errors, terminal
+from rmvdb import errors
+from rmvdb.cli import output
 from rmvdb.cli.context import open_app
 from rmvdb.cli.options import json_option
 
 if TYPE_CHECKING:
-    from rmvdb.registry import Registry
+    from rmvdb.app.wiring import App
 
 
 @click.command()
 @click.option("--here", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path(), help="Where rmvdb.toml goes.")
+@click.option("--milvus", "uri", metavar="URI", help="Your Milvus, such as http://localhost:19530 [default: Milvus Lite].")
 @click.pass_context
-def init(ctx: click.Context, folder: Path) -> None:
+def init(ctx: click.Context, folder: Path, uri: str | None) -> None:
     """Write a commented rmvdb.toml and make the registry. Run again, it changes nothing.
 
     \b
     Example:
       rmvdb init
+      rmvdb init --milvus http://localhost:19530
     """
-    from rmvdb import app, config
+    from rmvdb.app import config, wiring
+    from rmvdb.storage import files
 
-    file = ctx.find_root().obj or folder / config.NAME
+    file, trust = ctx.find_root().obj or folder / config.NAME, ctx.find_root().params["trust"]
+    new = not file.exists()
     try:
-        if file.exists():
-            click.echo(f"{file} is there already and stays as it is")
+        if not new:
+            output.echo(f"{file} is there already and stays as it is")
+            if uri and (there := wiring.load(file, trust=trust).milvus_shown) != uri:
+                raise errors.ConfigError(f"{file} has milvus.uri = {there!r}; write the other one there, below [milvus]")
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(config.template(), encoding="utf-8")
-            click.echo(f"wrote {file}")
+            files.durable_write(file, config.template(uri=uri).encode(), mode=0o600)  # a token may be written into it
+            output.echo(f"wrote {file}")
     except OSError as exc:
         raise errors.ConfigError(f"{file} cannot be written: {exc.strerror}; mend that, or name another folder") from exc
-    _bring_up(app.load(file).registry)
+    try:
+        app = wiring.load(file, trust=trust)
+    except errors.ConfigError:
+        if new:  # or the same command with another address would find it
+            file.unlink()
+        raise
+    ctx.find_root().call_on_close(app.close)
+    _bring_up(app)
+    if not app.registry.galleries():
+        try:
+            app.manifest.check_forgotten()
+        except errors.RegistryError as exc:
+            output.echo(str(exc))
 
 
 @click.command()
@@ -49,15 +68,15 @@ def doctor(as_json: bool) -> None:
     Example:
       rmvdb doctor
     """
-    from rmvdb.doctor import examine
+    from rmvdb.app.doctor import examine
 
     findings = []
     for finding in examine(open_app()):
         findings.append(finding)
         if not as_json:
-            click.echo(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.part}: {finding.detail}")
+            output.echo(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.part}: {finding.detail}")
     if as_json:
-        terminal.print_json([finding.to_json() for finding in findings])
+        output.print_json([finding.to_json() for finding in findings])
     click.get_current_context().exit(0 if all(finding.ok for finding in findings) else 1)
 
 
@@ -68,20 +87,35 @@ def db() -> None:
 
 @db.command("upgrade")
 def db_upgrade() -> None:
-    """Bring the registry to this version's schema.
+    """Bring the registry to this version's schema, and mark its galleries' collections as its own.
 
     \b
     Example:
       rmvdb db upgrade
     """
-    _bring_up(open_app().registry)
+    from rmvdb.registry.mark import Owner
+
+    app = open_app()
+    _bring_up(app)
+    if new := app.allow_registered():
+        output.echo(f"{app.file} allows code of {', '.join(new)} now, which the registry names: look whether it is yours")
+    galleries = app.registry.galleries()
+    if galleries:
+        app.registry.hand_over()  # by the identity in the manifest a lost registry is known again
+    for row in galleries:
+        try:
+            Owner(app.registry, app.store).settle(row.name)
+        except errors.EngineError as exc:
+            output.echo(f"gallery {row.name} is marked as this registry's by the next worker: {exc}")
 
 
-def _bring_up(registry: Registry) -> None:
-    from rmvdb import schema
+def _bring_up(app: App) -> None:
+    from rmvdb.registry import schema
 
+    app.close_to_others()
+    registry = app.registry
     schema.upgrade(registry.url.render_as_string(hide_password=False))
-    click.echo(f"registry {registry.shown_url} is at schema {schema.head()}")
+    output.echo(f"registry {registry.shown_url} is at schema {schema.head()}")
 
 
 @db.command("check")
@@ -93,14 +127,14 @@ def db_check(as_json: bool) -> None:
     Example:
       rmvdb db check
     """
-    from rmvdb import schema
+    from rmvdb.registry import schema
 
     registry = open_app().registry
     schema.check(registry.url.render_as_string(hide_password=False))
     if as_json:
-        terminal.print_json({"registry": registry.shown_url, "schema": schema.head()})
+        output.print_json({"registry": registry.shown_url, "schema": schema.head()})
         return
-    click.echo(f"registry {registry.shown_url} is at schema {schema.head()}")
+    output.echo(f"registry {registry.shown_url} is at schema {schema.head()}")
 
 
 @click.group()
@@ -117,7 +151,7 @@ def registry_rebuild() -> None:
       rmvdb registry rebuild
     """
     app = open_app()
-    with terminal.stoppable() as stop, terminal.progress() as report:
+    with output.stoppable() as stop, output.progress() as report:
         app.rebuild(say=report.say, report=report, stop=stop).run()
     for row in app.registry.galleries():
         upgrade = app.registry.active_upgrade(row.id)
@@ -125,4 +159,4 @@ def registry_rebuild() -> None:
             versions = (app.registry.version(name) for name in (upgrade.from_version, upgrade.to_version))
             old, new = (version.base or version.name for version in versions)
             on = "rmvdb rollback" if upgrade.undoes else f"rmvdb upgrade --from {old} --to {new}"
-            click.echo(f"gallery {row.name}: go on with {on}")
+            output.echo(f"gallery {row.name}: go on with {on}")

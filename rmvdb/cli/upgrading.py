@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from rmvdb import errors, terminal
+from rmvdb import errors
+from rmvdb.cli import output
 from rmvdb.cli.context import conducting, go_on, open_app
-from rmvdb.cli.options import AUTO, force_option, make_question, plan_options
+from rmvdb.cli.options import AUTO, force_option, make_question, missing_option, plan_options
 
 if TYPE_CHECKING:
-    from rmvdb.app import App
-    from rmvdb.tables import UpgradeRow
+    from rmvdb.app.wiring import App
+    from rmvdb.registry.tables import UpgradeRow
 
 
 @click.command()
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--no-cutover", is_flag=True, help="Leave both collections in service at the end.")
 @click.option("--detach", is_flag=True, help="Plan and deploy, then leave the backfill to workers.")
 @click.option("--execute", is_flag=True, help="Agree that records leave a collection that rmvdb did not make.")
+@missing_option
 @force_option
 def upgrade(
     gallery: str | None,
@@ -31,6 +33,7 @@ def upgrade(
     no_cutover: bool,
     detach: bool,
     execute: bool,
+    accept_missing: bool,
     force: bool,
     **options: Any,
 ) -> None:
@@ -52,8 +55,11 @@ def upgrade(
                 report.say(f"gallery {name} holds {options['to_version']} already")
                 return
             question = conductor.resolve(make_question(name, options, method=method))
+            yours = [each for each in question.old if _is_kept(app, each)]
+            if yours and not execute and not question.instant_rollback:
+                report.say(f"{' and '.join(yours)}: yours, not made by rmvdb; this plans only, until you agree with --execute")
             found = conductor.plan(question, again=again)
-            report.show(lambda: terminal.print_plan(found))
+            report.show(lambda: output.print_plan(found))
             row = conductor.begin(question, found, app.worker(), until=until, cutover=not no_cutover, execute=execute)
         else:
             _refuse_another_way(row, method, options)
@@ -62,6 +68,9 @@ def upgrade(
             if execute:
                 for collection in row.old_collections:
                     app.registry.allow_removal(collection)
+            row = app.registry.upgrade(row.id)
+        if accept_missing:
+            app.registry.set_upgrade(row.id, plan=row.plan | {"accept_missing": True})
             row = app.registry.upgrade(row.id)
         go_on(app, conductor, row, report, detach=detach, force=force)
 
@@ -75,6 +84,12 @@ def _begun(app: App, gallery: str, from_version: str, to_version: str) -> Upgrad
         return None
     sources = set().union(*(_names(app, leg["model"]) for leg in row.plan["before"]))
     return row if from_version in sources and to_version in _names(app, row.to_version) else None
+
+
+def _is_kept(app: App, collection: str) -> bool:
+    """Whether records may not leave a collection yet, since rmvdb did not make it."""
+    row = app.registry.collection(collection)
+    return row.adopted and not row.removal_allowed
 
 
 #: What is asked of an upgrade, besides method and order, only where it begins.

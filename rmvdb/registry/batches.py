@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy import and_, delete, func, select
 from sqlalchemy.orm import Session
 
-from rmvdb.registry import queries
+from rmvdb.registry import shared_queries
 from rmvdb.registry.clock import clock
-from rmvdb.registry.packing import key
+from rmvdb.registry.codec import key
 from rmvdb.registry.session import Database, transaction
-from rmvdb.tables import BatchRow, QuarantineRow
+from rmvdb.registry.tables import BatchRow, QuarantineRow
 from rmvdb.types import BatchState, Id, Progress
 
 #: Batches whose records are found in the new collection.
@@ -38,39 +38,52 @@ class Batches(Database):
         WrongPhase where the upgrade has ended, UpgradeRunning where another one has the baton by now: whoever makes its list
         does not know yet.
         """
-        queries.refuse_ended(s, upgrade_id)
-        queries.refuse_overtaken(s, upgrade_id, baton)
+        shared_queries.refuse_ended(s, upgrade_id)
+        shared_queries.refuse_overtaken(s, upgrade_id, baton)
         for priority, (ids, origin) in enumerate(batches, start=first):
             there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
             if s.scalar(there) is None:
-                s.add(queries.new_batch(upgrade_id, priority, ids, origin))
+                s.add(shared_queries.new_batch(upgrade_id, priority, ids, origin))
 
     @transaction
     def add_late(self, s: Session, /, upgrade_id: int, ids: Sequence[Id]) -> None:
         """Put records behind every batch, but for those that a batch holds which is not retired, and those set aside: in two
         batches at once, one would find them gone because of the other. WrongPhase where the upgrade has ended."""
-        queries.refuse_ended(s, upgrade_id)
-        queries.lock_list(s, upgrade_id)
-        held = set(ids).intersection(queries.listed(s, upgrade_id))
-        aside = queries.set_aside(s, upgrade_id, ids)
+        shared_queries.refuse_ended(s, upgrade_id)
+        shared_queries.lock_list(s, upgrade_id)
+        held = set(ids).intersection(shared_queries.listed(s, upgrade_id))
+        aside = shared_queries.set_aside(s, upgrade_id, ids)
         if late := [id for id in ids if id not in held and key(id) not in aside]:
-            s.add(queries.new_batch(upgrade_id, queries.last_priority(s, upgrade_id) + 1, late, None))
+            s.add(shared_queries.new_batch(upgrade_id, shared_queries.last_priority(s, upgrade_id) + 1, late, None))
+
+    @transaction
+    def put_back(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, of: int) -> None:
+        """Put records that were moved by a batch and are lost since behind every other batch, to be made again from the archive;
+        not those that a batch holds which is not retired. WrongPhase where the upgrade has ended."""
+        shared_queries.refuse_ended(s, upgrade_id)
+        shared_queries.lock_list(s, upgrade_id)
+        row, held = s.get_one(BatchRow, of), set(ids).intersection(shared_queries.listed(s, upgrade_id))
+        if lost := [id for id in ids if id not in held]:
+            begun = {"state": BatchState.CLAIMED, "archive": row.archive, "restore": True}
+            s.add(
+                shared_queries.new_batch(upgrade_id, shared_queries.last_priority(s, upgrade_id) + 1, lost, row.origin, **begun)
+            )
 
     @transaction
     def discard_list(self, s: Session, /, upgrade_id: int, *, baton: int | None = None) -> None:
         """Forget the batches nobody has begun, so that the list can be made again; UpgradeRunning as in `add_batches`."""
-        queries.refuse_overtaken(s, upgrade_id, baton)
+        shared_queries.refuse_overtaken(s, upgrade_id, baton)
         s.execute(delete(BatchRow).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state == BatchState.PENDING))
 
     @transaction
     def next_priority(self, s: Session, /, upgrade_id: int) -> int:
         """The first priority that is behind every batch."""
-        return queries.last_priority(s, upgrade_id) + 1
+        return shared_queries.last_priority(s, upgrade_id) + 1
 
     @transaction
     def listed_ids(self, s: Session, /, upgrade_id: int) -> set[Id]:
         """The ids of every batch that is not retired."""
-        return set(queries.listed(s, upgrade_id))
+        return set(shared_queries.listed(s, upgrade_id))
 
     @transaction
     def batches(
@@ -108,7 +121,7 @@ class Batches(Database):
         mine = BatchRow.upgrade_id == upgrade_id
         total = s.scalar(select(func.sum(BatchRow.count)).where(mine)) or 0
         done = s.scalar(select(func.sum(BatchRow.count)).where(mine, BatchRow.state.in_(MOVED))) or 0
-        begun = s.scalar(select(func.sum(BatchRow.count)).where(mine, BatchRow.state.in_(queries.COPYING))) or 0
+        begun = s.scalar(select(func.sum(BatchRow.count)).where(mine, BatchRow.state.in_(shared_queries.COPYING))) or 0
         stuck = s.scalar(select(func.count()).select_from(QuarantineRow).where(QuarantineRow.upgrade_id == upgrade_id)) or 0
         recent = and_(mine, BatchRow.copied_at > clock() - window)
         moved, since = s.execute(select(func.sum(BatchRow.count), clock() - func.min(BatchRow.copied_at)).where(recent)).one()

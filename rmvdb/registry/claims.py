@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -9,13 +10,15 @@ from sqlalchemy import ColumnElement, and_, case, delete, insert, or_, select, t
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
-from rmvdb.registry import queries
-from rmvdb.registry.clock import clock, now
-from rmvdb.registry.packing import key, pack_ids, unpack_ids
+from rmvdb.registry import shared_queries
+from rmvdb.registry.clock import clock, day, now
+from rmvdb.registry.codec import key, pack_ids, unpack_ids
 from rmvdb.registry.session import Database, transaction
-from rmvdb.tables import BatchRow, GalleryRow, QuarantineRow, UpgradeRow, WorkerRow
+from rmvdb.registry.tables import BatchRow, GalleryRow, QuarantineRow, UpgradeRow, WorkerRow
 from rmvdb.types import BatchState, Id, Phase
 
+#: The next token lies at most so far beyond the last one.
+_GAP = 1_000_000
 #: A claim: the batch, and the token that tells it from every other claim on that batch.
 Claim = tuple[int, int]
 
@@ -27,17 +30,33 @@ class Claims(Database):
     """Claims on batches, and the workers that hold them."""
 
     @transaction
-    def claim(self, s: Session, /, upgrade_id: int, worker: str, *, lease: float, grace: float, copy: bool) -> BatchRow | None:
+    def claim(
+        self,
+        s: Session,
+        /,
+        upgrade_id: int,
+        worker: str,
+        *,
+        lease: float,
+        grace: float,
+        copy: bool,
+        settled: float | None = None,
+    ) -> BatchRow | None:
         """Take the first batch that has work: its grace is over, it was begun and left, or (`copy`) it is fresh; a pause lets no
-        fresh one begin. None while an epoch changes."""
+        fresh one begin. None while an epoch changes.
+
+        `settled`: only what was copied before that time may retire, since searches may not find the rest yet.
+        """
         # Locked first, so that no upgrade ends and no epoch changes between a look and the claim.
-        gallery = s.scalars(queries.gallery_of(upgrade_id).with_for_update(read=True, of=GalleryRow)).one()
+        gallery = s.scalars(shared_queries.gallery_of(upgrade_id).with_for_update(read=True, of=GalleryRow)).one()
         upgrade = s.get_one(UpgradeRow, upgrade_id)
-        if queries.closing(s, gallery) or upgrade.phase == Phase.ENDED:
+        if shared_queries.closing(s, gallery) or upgrade.phase == Phase.ENDED:
             return None
         free = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until < clock())
         due = and_(BatchRow.state == BatchState.COPIED, BatchRow.copied_at + grace <= clock(), free)
-        work = [due, and_(BatchRow.state.in_(queries.BEGUN), free)]
+        if settled is not None:
+            due = and_(due, BatchRow.copied_at <= settled)
+        work = [due, and_(BatchRow.state.in_(shared_queries.BEGUN), free)]
         if copy and not upgrade.paused:
             work.append(BatchRow.state == BatchState.PENDING)
         chosen = (
@@ -50,13 +69,11 @@ class Claims(Database):
         row = s.scalar(chosen)
         if row is not None:
             at = now(s)
-            # Beyond every token that a registry which was lost since can have given.
-            row.worker, row.token, row.lease_until = worker, max(row.token + 1, int(at)), at + lease
+            # Beyond every token that a registry which was lost since can have given, and none that one which has gone back gave.
+            token = max(row.token + 1, int(at)) + secrets.randbelow(_GAP)
+            row.worker, row.token, row.lease_until = worker, token, at + lease
             if row.state in (BatchState.PENDING, BatchState.WRITING):
                 row.state = BatchState.CLAIMED
-        else:  # where the clock was set back since, the grace begins anew
-            later = and_(BatchRow.upgrade_id == upgrade_id, BatchRow.state == BatchState.COPIED, BatchRow.copied_at > clock())
-            s.execute(update(BatchRow).where(later).values(copied_at=clock()))
         return row
 
     @transaction
@@ -74,9 +91,9 @@ class Claims(Database):
         mine = tuple_(BatchRow.id, BatchRow.token).in_(claims)
         renewed = update(BatchRow).where(live, mine).values(lease_until=clock() + lease).returning(BatchRow.id, BatchRow.token)
         held = {(id, token) for id, token in s.execute(renewed)}
-        values = {"upgrade_id": upgrade_id, "note": note, "seen_at": clock()}
+        values = {"upgrade_id": upgrade_id, "note": note, "seen_at": clock(), "heard_at": day(s)}
         if not s.execute(update(WorkerRow).where(WorkerRow.id == worker).values(**values)).rowcount:  # type: ignore[attr-defined]
-            queries.forget_silent(s, WorkerRow, true())
+            shared_queries.forget_silent(s, WorkerRow, true())
             s.execute(insert(WorkerRow).values(id=worker, **values))
         return held
 
@@ -88,13 +105,22 @@ class Claims(Database):
 
     @transaction
     def workers(self, s: Session, /, upgrade_id: int, *, within: float) -> Sequence[WorkerRow]:
-        """The workers at this upgrade that gave a heartbeat within so many seconds."""
-        return s.scalars(select(WorkerRow).where(WorkerRow.upgrade_id == upgrade_id, WorkerRow.seen_at > clock() - within)).all()
+        """The workers at this upgrade that gave a heartbeat within so many seconds, by the database's clock."""
+        heard = WorkerRow.heard_at > day(s) - within
+        return s.scalars(select(WorkerRow).where(WorkerRow.upgrade_id == upgrade_id, heard)).all()
 
     @transaction
-    def advance(self, s: Session, /, batch: BatchRow, state: BatchState, **values: Any) -> None:
-        """Move a claimed batch on within its claim; LeaseLost when somebody else has it by now."""
+    def advance(self, s: Session, /, batch: BatchRow, state: BatchState, **values: Any) -> int:
+        """Move a claimed batch on within its claim; LeaseLost when somebody else has it by now.
+
+        Once records may leave a collection, the gallery's trace rises in the same transaction: its number, else 0.
+        """
         _move(s, batch, state, **values)
+        if state != BatchState.REMOVING:
+            return 0
+        return shared_queries.raise_trace(
+            s, s.scalars(select(UpgradeRow.gallery_id).where(UpgradeRow.id == batch.upgrade_id)).one()
+        )
 
     @transaction
     def copied(self, s: Session, /, batch: BatchRow, *, again: Sequence[Id], aside: Mapping[Id, str]) -> None:
@@ -120,7 +146,8 @@ class Claims(Database):
         if again:
             # Not a fresh one: what it holds is in the new collection, too, and not what it is in the old one.
             begun = {"state": BatchState.CLAIMED, "copied_at": batch.copied_at, "archive": batch.archive, "left": batch.left}
-            s.add(queries.new_batch(batch.upgrade_id, batch.priority, again, batch.origin, **begun))
+            begun |= {"root": batch.root or batch.id, "restore": batch.restore}
+            s.add(shared_queries.new_batch(batch.upgrade_id, batch.priority, again, batch.origin, **begun))
 
 
 def _has_ended(s: Session, batch: BatchRow, state: BatchState) -> bool:
@@ -153,4 +180,4 @@ def _set_aside(s: Session, upgrade_id: int, reasons: Mapping[Id, str]) -> None:
     for id, reason in reasons.items():
         mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record == key(id))
         s.execute(delete(QuarantineRow).where(mine))
-        s.add(QuarantineRow(upgrade_id=upgrade_id, record=key(id), reason=reason, at=now(s)))
+        s.add(QuarantineRow(upgrade_id=upgrade_id, record=key(id), reason=reason, at=day(s)))

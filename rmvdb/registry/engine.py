@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError, InterfaceError, OperationalError
 
-from rmvdb import errors, files
-from rmvdb.addresses import parsed, without_password
+from rmvdb import errors
+from rmvdb.registry import waiting
+from rmvdb.storage import files
+from rmvdb.text import parsed, without_password
 
 #: A server that vanished without a word is noticed within seconds.
 _POSTGRES = {
@@ -23,6 +27,10 @@ _POSTGRES = {
 }
 #: Milliseconds after which PostgreSQL ends a transaction of a process that is suspended in it, and holds rows that others want.
 _SUSPENDED = 10_000
+#: Milliseconds for which one statement may wait for locks, and run; it is tried again.
+_LOCKED, _RUNS = 5_000, 30_000
+#: The same for SQLite, which has one lock.
+_BUSY = 2_000
 #: What SQLite calls a file that is busy, locked, unreadable or not to be opened just now.
 _SQLITE_AWAY = (
     sqlite3.SQLITE_BUSY,
@@ -33,6 +41,8 @@ _SQLITE_AWAY = (
 )
 #: What PostgreSQL calls a server that only reads since another one took over, and a transaction that it ended for being idle.
 _DEMOTED = ("25006", "25P03")
+#: What PostgreSQL says when it has as many connections as it may.
+_FULL = ("too many clients", "too many connections", "remaining connection slots")
 #: What PostgreSQL says when another try cannot help.
 _REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry")
 
@@ -53,34 +63,51 @@ def parsed_url(url: str) -> URL:
 
 def make_engine(url: str) -> Engine:
     """How every connection to this database is made, and its failures translated."""
+    facts: dict[str, str] = {}
     if make_url(url).get_backend_name() != "sqlite":
         try:
             engine = create_engine(url, pool_pre_ping=True, connect_args=_POSTGRES)
         except ModuleNotFoundError as exc:
             raise errors.RegistryError(f"PostgreSQL needs {exc.name}; install it: pip install 'rmvdb[postgres]'") from exc
-        event.listen(engine, "connect", _prepare_postgres)
+        event.listen(engine, "do_connect", waiting.connect)
+        event.listen(engine, "connect", functools.partial(_prepare_postgres, facts))
     else:
-        engine = create_engine(url, connect_args={"timeout": 5})
+        engine = create_engine(url, connect_args={"timeout": _BUSY / 1000})
         if (database := make_url(url).database) and database != ":memory:":
             files.make_folder(Path(database).parent, "home, or registry.url,")
+            # SQLite gives the files beside it, -wal and -shm, the rights of this one.
+            event.listen(engine, "do_connect", lambda *_: files.make_private(Path(database)))
             event.listen(engine, "connect", lambda _, record: record.info.update(file=_file_at(database)))
             event.listen(engine, "checkout", functools.partial(_leave_removed_file, database))
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)
-    event.listen(engine, "handle_error", _translate, retval=True)
+    event.listen(engine, "handle_error", functools.partial(_translate, facts), retval=True)
     return engine
 
 
-def _prepare_postgres(connection: Any, _: Any) -> None:
-    # Not an option of the connection: poolers between refuse those that they do not know.
+def safe_settings() -> dict[str, str]:
+    """What a transaction of PostgreSQL needs, whatever its user or its database is set to: what was acknowledged is kept, and
+    nobody is waited for without end."""
+    return {
+        "synchronous_commit": "on",
+        "idle_in_transaction_session_timeout": str(_SUSPENDED),
+        "lock_timeout": str(_LOCKED),
+        "statement_timeout": str(_RUNS),
+    }
+
+
+def _prepare_postgres(facts: dict[str, str], connection: Any, _: Any) -> None:
+    # Not options of the connection: poolers between refuse those that they do not know.
+    settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in safe_settings().items())
     with connection.cursor() as cursor:
-        cursor.execute(f"SET idle_in_transaction_session_timeout = {_SUSPENDED}")
+        found = cursor.execute(f"SELECT current_setting('max_connections'), {settings}").fetchone()
     connection.commit()
+    facts["max_connections"] = found[0]
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
     connection.isolation_level = None  # SQLAlchemy says BEGIN itself, below
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={_BUSY}"):
         connection.execute(f"PRAGMA {pragma}")
 
 
@@ -103,7 +130,7 @@ def _begin_immediate(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _translate(context: Any) -> Exception | None:
+def _translate(facts: Mapping[str, str], context: Any) -> Exception | None:
     failure = context.original_exception
     words = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
     if (
@@ -119,6 +146,13 @@ def _translate(context: Any) -> Exception | None:
         return errors.DiskFull("The disk that holds the registry is full; free some space, then run the same command again")
     if getattr(failure, "sqlstate", "") in _DEMOTED:
         context.is_disconnect = True  # so that the pool looks for the server that took over
+    if any(word in words for word in _FULL):
+        most = facts.get("max_connections", "its")
+        words = f"{words}; all of {most} connections are in use: raise max_connections in postgresql.conf, or use PgBouncer"
+    if isinstance(failure, sqlite3.Error) and (file := _read_only(context)):
+        return errors.RegistryError(
+            f"The registry {file} cannot be written: it, its folder or its disk is read-only; mend that, or set registry.url"
+        )
     if _is_away(context, words):
         away = Away(words)
         away.__cause__ = failure
@@ -131,6 +165,14 @@ def _translate(context: Any) -> Exception | None:
     if type(failure) is sqlite3.DatabaseError or refused:
         return errors.RegistryError(f"The registry refused: {words}; mend registry.url or the database it names")
     return None
+
+
+def _read_only(context: Any) -> Path | None:
+    """The file of SQLite, where it or its folder cannot be written."""
+    if context.engine is None or not context.engine.url.database:
+        return None
+    file = Path(context.engine.url.database)
+    return file if file.exists() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)) else None
 
 
 def _is_away(context: Any, words: str) -> bool:

@@ -9,11 +9,22 @@ from sqlalchemy import and_, delete, select, update
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
-from rmvdb.registry import queries
-from rmvdb.registry.clock import clock, now
-from rmvdb.registry.packing import schema_to_json
+from rmvdb.registry import shared_queries
+from rmvdb.registry.clock import day, now
+from rmvdb.registry.codec import schema_to_json
 from rmvdb.registry.session import Database, transaction
-from rmvdb.tables import ClientRow, CollectionRow, GalleryRow, IntentRow, PhaseRow, PlanRow, TrafficRow, UpgradeRow, VersionRow
+from rmvdb.registry.tables import (
+    ClientRow,
+    CollectionRow,
+    GalleryRow,
+    IntentRow,
+    PhaseRow,
+    PlanRow,
+    TraceRow,
+    TrafficRow,
+    UpgradeRow,
+    VersionRow,
+)
 from rmvdb.types import Leg, Metric, Phase, Schema
 
 
@@ -41,11 +52,11 @@ class Galleries(Database):
             raise errors.AlreadyExists(
                 f"Collection {schema.collection!r} belongs to gallery {s.get_one(GalleryRow, holder.gallery_id).name!r} already"
             )
-        version = queries.named(s, VersionRow, "model version", model)
-        gallery = GalleryRow(name=name, id_type=schema.id_type, source=source, epoch=1, created_at=now(s))
+        version = shared_queries.named(s, VersionRow, "model version", model)
+        gallery = GalleryRow(name=name, id_type=schema.id_type, source=source, epoch=1, created_at=day(s))
         s.add(gallery)
         s.flush()
-        s.add(_collection(gallery, model, schema, search, adopted=adopted, at=now(s)))
+        s.add(_collection(gallery, model, schema, search, adopted=adopted, at=day(s)))
         leg = Leg(
             collection=schema.collection,
             model=model,
@@ -53,18 +64,18 @@ class Galleries(Database):
             embedder=version.base or model,
             transforms=(version.head,) if version.head else (),
         )
-        s.add(queries.new_plan(gallery, gallery.epoch, [leg], times, at=now(s)))
+        s.add(shared_queries.new_plan(gallery, gallery.epoch, [leg], times, at=now(s)))
         return gallery
 
     @transaction
     def gallery(self, s: Session, /, name: str) -> GalleryRow:
         """One gallery; UnknownName offers the nearest."""
-        return queries.named(s, GalleryRow, "gallery", name, hint="make one: rmvdb gallery add NAME --model VERSION")
+        return shared_queries.named(s, GalleryRow, "gallery", name, hint="make one: rmvdb gallery add NAME --model VERSION")
 
     @transaction
     def set_source(self, s: Session, /, gallery: str, source: str) -> None:
         """Change where a gallery's items come from."""
-        queries.named(s, GalleryRow, "gallery", gallery).source = source
+        shared_queries.named(s, GalleryRow, "gallery", gallery).source = source
 
     @transaction
     def galleries(self, s: Session, /) -> Sequence[GalleryRow]:
@@ -74,17 +85,17 @@ class Galleries(Database):
     @transaction
     def refuse_used(self, s: Session, /, gallery: str) -> None:
         """UpgradeRunning where the gallery is in an upgrade, UsageError where a client serves it."""
-        _refuse_used(s, queries.named(s, GalleryRow, "gallery", gallery))
+        _refuse_used(s, shared_queries.named(s, GalleryRow, "gallery", gallery))
 
     @transaction
     def remove_gallery(self, s: Session, /, gallery: str) -> None:
         """Forget a gallery with its plans, upgrades and history; raises what `refuse_used` does."""
-        row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
+        row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock=shared_queries.FOR_CHANGE)
         _refuse_used(s, row)
         upgrades = s.scalars(select(UpgradeRow.id).where(UpgradeRow.gallery_id == row.id)).all()
-        queries.forget_work(s, upgrades)
+        shared_queries.forget_work(s, upgrades)
         s.execute(delete(PhaseRow).where(PhaseRow.upgrade_id.in_(upgrades)))
-        for table in (UpgradeRow, IntentRow, PlanRow, CollectionRow, ClientRow, TrafficRow):
+        for table in (UpgradeRow, IntentRow, PlanRow, CollectionRow, ClientRow, TrafficRow, TraceRow):
             s.execute(delete(table).where(table.gallery_id == row.id))
         s.delete(row)
 
@@ -92,12 +103,12 @@ class Galleries(Database):
     def add_collection(self, s: Session, /, gallery_id: int, *, model: str, schema: Schema, search: Mapping[str, Any]) -> None:
         """Register a collection that rmvdb made; the same again is no error."""
         if s.scalar(select(CollectionRow).where(CollectionRow.name == schema.collection)) is None:
-            s.add(_collection(s.get_one(GalleryRow, gallery_id), model, schema, search, adopted=False, at=now(s)))
+            s.add(_collection(s.get_one(GalleryRow, gallery_id), model, schema, search, adopted=False, at=day(s)))
 
     @transaction
     def collection(self, s: Session, /, name: str) -> CollectionRow:
         """One collection's row."""
-        return queries.named(s, CollectionRow, "collection", name)
+        return shared_queries.named(s, CollectionRow, "collection", name)
 
     @transaction
     def collections(self, s: Session, /, gallery_id: int) -> Sequence[CollectionRow]:
@@ -112,7 +123,7 @@ class Galleries(Database):
     @transaction
     def mark_dropped(self, s: Session, /, name: str) -> None:
         """Note that a collection is gone."""
-        s.execute(update(CollectionRow).where(CollectionRow.name == name).values(dropped_at=clock()))
+        s.execute(update(CollectionRow).where(CollectionRow.name == name).values(dropped_at=day(s)))
 
 
 def _collection(
@@ -136,5 +147,5 @@ def _refuse_used(s: Session, gallery: GalleryRow) -> None:
             f"Gallery {gallery.name!r} is in upgrade {upgrade.id} from {upgrade.from_version} to {upgrade.to_version} "
             f"({upgrade.phase}); end it first: rmvdb cleanup, or rmvdb rollback"
         )
-    if client := s.scalar(queries.live_clients(s, gallery).limit(1)):
+    if client := s.scalar(shared_queries.live_clients(s, gallery).limit(1)):
         raise errors.UsageError(f"Gallery {gallery.name!r} is served by client {client.id}; close it first, then try again")

@@ -10,11 +10,11 @@ from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select
 from sqlalchemy.orm import Session
 
 from rmvdb.errors import Mismatch
-from rmvdb.registry import queries
+from rmvdb.registry import shared_queries
 from rmvdb.registry.clock import clock, now
-from rmvdb.registry.packing import key, unpack_ids
+from rmvdb.registry.codec import key, unpack_ids
 from rmvdb.registry.session import Database, transaction
-from rmvdb.tables import BatchRow, ClientRow, GalleryRow, IntentRow, UpgradeRow
+from rmvdb.registry.tables import BatchRow, ClientRow, GalleryRow, IntentRow, UpgradeRow
 from rmvdb.types import BatchState, Id, IdType, Phase, ServingPlan
 
 #: How the name begins under which a conductor writes. That of a client begins with its host's, which has no blanks.
@@ -54,13 +54,13 @@ class Intents(Database):
                 f"The id {long!r:.60}… has more than {LONGEST_ID:,} bytes, which PostgreSQL cannot index; rename the record"
             )
         # Locked until the commit, so that of two writes of one record the one with the smaller id is also seen first.
-        row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
-        if queries.closing(s, row) or s.scalar(_behind(s, row)):
+        row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock=shared_queries.FOR_CHANGE)
+        if shared_queries.closing(s, row) or s.scalar(_behind(s, row)):
             return None
         # Repeated because the first answer was lost, or an epoch was changing: this write must not wait for itself.
         mine = and_(IntentRow.record.in_([key(id) for id in ids]), IntentRow.client == client)
         s.execute(delete(IntentRow).where(IntentRow.gallery_id == row.id, or_(mine, _forgotten(row))))
-        plan = queries.plan(s, row, row.epoch)
+        plan = shared_queries.plan(s, row, row.epoch)
         upgrade = _writing_for(s, row, plan)
         at = now(s)
         made = [
@@ -174,7 +174,7 @@ class Intents(Database):
     def cut_off(self, s: Session, /, gallery: str) -> list[Id]:
         """The records of writes that were begun outside an upgrade, or while one copied, and never ended: in part they may be
         made."""
-        row = queries.named(s, GalleryRow, "gallery", gallery)
+        row = shared_queries.named(s, GalleryRow, "gallery", gallery)
         never = and_(IntentRow.gallery_id == row.id, IntentRow.upgrade_id.is_(None), ~IntentRow.done)
         keys = s.scalars(select(IntentRow.record).where(never, IntentRow.deadline <= clock()).distinct())
         return [int(each) if row.id_type == IdType.INT64 else each for each in keys]
@@ -207,10 +207,10 @@ def _writing_for(s: Session, gallery: GalleryRow, plan: ServingPlan) -> int | No
 
 
 def _behind(s: Session, gallery: GalleryRow) -> Any:
-    return queries.live_clients(s, gallery).where(ClientRow.epoch < gallery.epoch).limit(1)
+    return shared_queries.live_clients(s, gallery).where(ClientRow.epoch < gallery.epoch).limit(1)
 
 
 def _intents_of(s: Session, upgrade_id: int, ids: Collection[Id], which: ColumnElement[bool]) -> Iterable[IntentRow]:
-    for some in queries.chunks([key(id) for id in ids], 500):
+    for some in shared_queries.chunks([key(id) for id in ids], 500):
         found = select(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.record.in_(some), which)
         yield from s.scalars(found.order_by(IntentRow.id))

@@ -8,11 +8,11 @@ from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
-from rmvdb.registry import queries
+from rmvdb.registry import shared_queries
 from rmvdb.registry.clock import clock, now
-from rmvdb.registry.packing import leg_from_json
+from rmvdb.registry.codec import leg_from_json
 from rmvdb.registry.session import Database, transaction
-from rmvdb.tables import BatchRow, GalleryRow, IntentRow, PlanRow, UpgradeRow
+from rmvdb.registry.tables import BatchRow, GalleryRow, IntentRow, PlanRow, UpgradeRow
 from rmvdb.types import Leg, ServingPlan
 
 #: Seconds for which new writes and claims wait while an epoch changes; renewed by every try, so a dead conductor holds nobody up.
@@ -27,8 +27,8 @@ class Plans(Database):
     @transaction
     def plan(self, s: Session, /, gallery: str) -> ServingPlan:
         """The serving plan in force."""
-        row = queries.named(s, GalleryRow, "gallery", gallery)
-        return queries.plan(s, row, row.epoch)
+        row = shared_queries.named(s, GalleryRow, "gallery", gallery)
+        return shared_queries.plan(s, row, row.epoch)
 
     @transaction
     def announce(
@@ -49,11 +49,12 @@ class Plans(Database):
 
         `upgrade` is the one that asks, in that `phase`: WrongPhase where it has left it, UpgradeRunning where another has taken
         the baton, for somebody else decides what is served by now. WrongPhase, too, where the collection `unless` is served
-        first already, or another epoch than `after` is in force.
+        first already, or another epoch than `after` is in force. Paused if the gallery's upgrade is.
         """
-        row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
-        queries.refuse_gone_on(s, upgrade, phase, baton)
-        served = queries.plan(s, row, row.epoch)
+        row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock=shared_queries.FOR_CHANGE)
+        shared_queries.refuse_gone_on(s, upgrade, phase, baton)
+        shared_queries.refuse_paused(shared_queries.active_upgrade(s, row.id))
+        served = shared_queries.plan(s, row, row.epoch)
         if served.legs[0].collection == unless:
             raise errors.WrongPhase(f"Collection {unless!r} is served already; see rmvdb status")
         if after not in (None, row.epoch):
@@ -65,8 +66,13 @@ class Plans(Database):
             return row.epoch
         newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == row.id)) or 0
         row.next_epoch = newest + 1
-        s.add(queries.new_plan(row, row.next_epoch, legs, times, at=now(s), grace_before=served.own_grace))
+        s.add(shared_queries.new_plan(row, row.next_epoch, legs, times, at=now(s), grace_before=served.own_grace))
         return row.next_epoch
+
+    @transaction
+    def unready(self, s: Session, /, gallery: str, epoch: int) -> list[str]:
+        """Live clients that cannot serve the plan of that epoch yet, a sentence each."""
+        return _unready(s, shared_queries.named(s, GalleryRow, "gallery", gallery), epoch)
 
     @transaction
     def activate(
@@ -84,10 +90,11 @@ class Plans(Database):
         """Put the announced plan in force, or say who is not ready: an epoch changes only when older writes and claims have ended
         and every live client can serve the next plan (`force` leaves the clients out); where only its times are others, claims
         go on. Refuses what `announce` does."""
-        row = queries.named(s, GalleryRow, "gallery", gallery, lock=queries.FOR_CHANGE)
-        queries.refuse_gone_on(s, upgrade, phase, baton)
+        row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock=shared_queries.FOR_CHANGE)
+        shared_queries.refuse_gone_on(s, upgrade, phase, baton)
         if row.epoch == epoch:
             return []
+        shared_queries.refuse_paused(shared_queries.active_upgrade(s, row.id))
         if row.next_epoch != epoch:
             announced = f", which is {row.next_epoch}" if row.next_epoch else "; none is"
             raise errors.WrongPhase(f"Plan epoch {epoch} of gallery {gallery!r} is not the announced one{announced}")
@@ -95,27 +102,28 @@ class Plans(Database):
             return waiting
         if row.rebuilding:
             return ["its registry is being rebuilt"]
-        moved = queries.row_of_plan(s, row, epoch).legs != queries.row_of_plan(s, row, row.epoch).legs
+        moved = shared_queries.row_of_plan(s, row, epoch).legs != shared_queries.row_of_plan(s, row, row.epoch).legs
         if waiting := (_claimed(s, row) if moved else []) or _lingering(s, row, epoch):
             return waiting
         # From here on new writes and claims wait, so that the open ones come to an end under steady load.
         row.closing_until = now(s) + CLOSING
         if waiting := _writing(s, row):
             return waiting
-        row.epoch, row.next_epoch, row.closing_until = epoch, None, None
+        row.epoch, row.next_epoch, row.closing_until, row.served_since = epoch, None, None, now(s)
+        shared_queries.raise_trace(s, row.id)
         return []
 
 
 def _same(s: Session, gallery: GalleryRow, epoch: int, legs: Sequence[Leg], times: Mapping[str, float]) -> bool:
     """Whether these legs and mirrors, and times, were announced for that epoch."""
-    plan = queries.row_of_plan(s, gallery, epoch)
+    plan = shared_queries.row_of_plan(s, gallery, epoch)
     return [leg_from_json(leg) for leg in plan.legs] == list(legs) and all(getattr(plan, name) == times[name] for name in times)
 
 
 def _unready(s: Session, gallery: GalleryRow, epoch: int) -> list[str]:
     return [
         f"client {row.id} cannot serve epoch {epoch} yet{': ' + row.trouble if row.trouble else ''}"
-        for row in s.scalars(queries.live_clients(s, gallery))
+        for row in s.scalars(shared_queries.live_clients(s, gallery))
         if row.ready < epoch
     ]
 

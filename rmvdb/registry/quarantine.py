@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from sqlalchemy import and_, delete, select
 from sqlalchemy.orm import Session
 
-from rmvdb.registry import queries
-from rmvdb.registry.packing import key
+from rmvdb.registry import shared_queries
+from rmvdb.registry.codec import key
 from rmvdb.registry.session import Database, transaction
-from rmvdb.tables import QuarantineRow
+from rmvdb.registry.tables import QuarantineRow
 from rmvdb.types import Id
 
 
@@ -26,14 +26,14 @@ class Quarantine(Database):
     def release(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, again: bool) -> None:
         """Take records out of quarantine; with `again` those that were there become a batch each in the same transaction, but for
         those that a batch holds which is not retired: see `add_late`."""
-        queries.lock_list(s, upgrade_id)
+        shared_queries.lock_list(s, upgrade_id)
         there: set[str] = set()
-        for some in queries.chunks(list(ids), 500):
+        for some in shared_queries.chunks(list(ids), 500):
             mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record.in_([key(id) for id in some]))
             there.update(s.scalars(delete(QuarantineRow).where(mine).returning(QuarantineRow.record)))
         if again:
-            first = queries.last_priority(s, upgrade_id) + 1
+            first = shared_queries.last_priority(s, upgrade_id) + 1
             # One batch each: a batch that fails as a whole stops the upgrade, and these may well fail again.
-            held = set(ids).intersection(queries.listed(s, upgrade_id))
+            held = set(ids).intersection(shared_queries.listed(s, upgrade_id))
             released = [id for id in ids if key(id) in there and id not in held]
-            s.add_all([queries.new_batch(upgrade_id, first + at, [id], None) for at, id in enumerate(released)])
+            s.add_all([shared_queries.new_batch(upgrade_id, first + at, [id], None) for at, id in enumerate(released)])

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
-from rmvdb.registry import kept, queries
-from rmvdb.registry.clock import now
-from rmvdb.registry.kept import Contents
-from rmvdb.registry.packing import key, leg_from_json, pack_ids
+from rmvdb.registry import manifest_rows, shared_queries
+from rmvdb.registry.clock import day, now
+from rmvdb.registry.codec import key, pack_ids
+from rmvdb.registry.manifest_rows import Contents
 from rmvdb.registry.session import Database, transaction
-from rmvdb.tables import KEPT, BatchRow, GalleryRow, IntentRow, PhaseRow, PlanRow, UpgradeRow
+from rmvdb.registry.tables import KEPT, BatchRow, GalleryRow, IdentityRow, IntentRow, PhaseRow, UpgradeRow
 from rmvdb.types import BatchState, Id, Phase
 
 
@@ -24,7 +24,7 @@ class Restoring(Database):
     @transaction
     def contents(self, s: Session, /) -> Contents:
         """What the manifest holds; `restore` takes it back."""
-        return kept.contents(s)
+        return manifest_rows.contents(s)
 
     @transaction
     def restore(self, s: Session, /, contents: Contents) -> None:
@@ -32,26 +32,28 @@ class Restoring(Database):
 
         Each gallery is served by the plan that was in force, at an epoch after every one that a client may have seen.
         """
-        if any(s.execute(select(table).limit(1)).first() for table in KEPT):
+        if any(s.execute(select(table).limit(1)).first() for table in KEPT if table is not IdentityRow):
             raise errors.AlreadyExists(
                 f"The registry at {self.shown_url} is not empty; remove its file, or drop its tables, to have it rebuilt"
             )
+        if contents.get(IdentityRow.__tablename__):  # the lost one's, by which its collections are marked
+            s.execute(delete(IdentityRow))
         for table in KEPT:
-            kept.put_back(s, table, contents.get(table.__tablename__, ()))
+            manifest_rows.put_back(s, table, contents.get(table.__tablename__, ()))
         for gallery in s.scalars(select(GalleryRow)):
-            _serve(s, gallery, queries.row_of_plan(s, gallery, gallery.epoch).legs)
+            shared_queries.serve_after(s, gallery, shared_queries.row_of_plan(s, gallery, gallery.epoch).legs)
             gallery.rebuilding = True
         for upgrade in s.scalars(select(UpgradeRow).where(UpgradeRow.phase != Phase.ENDED)):
             upgrade.listed = upgrade.phase == Phase.CUT_OVER
-            s.add(PhaseRow(upgrade_id=upgrade.id, at=now(s), phase=upgrade.phase, note="brought back by registry rebuild"))
+            s.add(PhaseRow(upgrade_id=upgrade.id, at=day(s), phase=upgrade.phase, note="brought back by registry rebuild"))
 
     @transaction
     def put_forward(self, s: Session, /, upgrade_id: int, phase: Phase, which: str, *, note: str) -> None:
         """The collections tell that an upgrade got further than the manifest knows: that phase, and that plan of it in force."""
-        upgrade, gallery = s.get_one(UpgradeRow, upgrade_id), s.scalars(queries.gallery_of(upgrade_id)).one()
-        _serve(s, gallery, upgrade.plan[which])
+        upgrade, gallery = s.get_one(UpgradeRow, upgrade_id), s.scalars(shared_queries.gallery_of(upgrade_id)).one()
+        shared_queries.serve_after(s, gallery, upgrade.plan[which])
         upgrade.phase, upgrade.listed = phase, phase == Phase.CUT_OVER
-        s.add(PhaseRow(upgrade_id=upgrade_id, at=now(s), phase=phase, note=note))
+        s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=phase, note=note))
 
     @transaction
     def add_copied(
@@ -72,7 +74,7 @@ class Restoring(Database):
         """
         there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
         if s.scalar(there) is None:
-            row = queries.new_batch(upgrade_id, priority, ids, None)
+            row = shared_queries.new_batch(upgrade_id, priority, ids, None)
             row.archive, row.copied_at, row.left = dict(archive), None if retired else now(s), pack_ids(left)
             row.state, row.remove = (BatchState.RETIRED, row.ids) if retired else (BatchState.COPIED, None)
             s.add(row)
@@ -80,7 +82,7 @@ class Restoring(Database):
     @transaction
     def add_written(self, s: Session, /, upgrade_id: int, ids: Sequence[Id]) -> None:
         """Note that clients wrote these records in the upgrade, as done intents that end now."""
-        gallery, at = s.scalars(queries.gallery_of(upgrade_id)).one(), now(s)
+        gallery, at = s.scalars(shared_queries.gallery_of(upgrade_id)).one(), now(s)
         same = {"gallery_id": gallery.id, "upgrade_id": upgrade_id, "kind": "upsert", "done": True, "epoch": gallery.epoch}
         same |= {"client": "rebuilt", "opened_at": at, "deadline": at, "done_at": at}
         if ids:
@@ -89,19 +91,9 @@ class Restoring(Database):
     @transaction
     def forget_work(self, s: Session, /, upgrade_id: int) -> None:
         """Forget the work list, intents and quarantine of an upgrade, so that they can be made again."""
-        queries.forget_work(s, [upgrade_id])
+        shared_queries.forget_work(s, [upgrade_id])
 
     @transaction
     def rebuilt(self, s: Session, /, gallery_id: int) -> None:
         """The work of a gallery is whole again: writes, claims and conductors go on."""
         s.get_one(GalleryRow, gallery_id).rebuilding = False
-
-
-def _serve(s: Session, gallery: GalleryRow, legs: Sequence[Mapping[str, Any]]) -> None:
-    """By these legs, with the times of the plan in force, at an epoch after every other one."""
-    newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == gallery.id)) or 0
-    served = queries.plan(s, gallery, gallery.epoch)
-    times = {name: getattr(served, name) for name in ("max_age", "longest_search", "staleness")}
-    some = [leg_from_json(leg) for leg in legs]
-    s.add(queries.new_plan(gallery, newest + 1, some, times, at=now(s), grace_before=served.grace))
-    gallery.epoch, gallery.next_epoch = newest + 1, None

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, column, func, select, table
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
-from tenacity import RetryCallState, Retrying, stop_after_delay, wait_random_exponential
+from tenacity import RetryCallState, Retrying, wait_random_exponential
 
-from rmvdb import errors
-from rmvdb.addresses import without_password
-from rmvdb.registry import kept
-from rmvdb.registry.clock import now
-from rmvdb.registry.engine import Away, make_engine, parsed_url
-from rmvdb.registry.kept import Contents
+from rmvdb import errors, timing
+from rmvdb.registry import manifest_rows, waiting
+from rmvdb.registry.clock import Timekeeper, database_clock, day, jumped, now
+from rmvdb.registry.engine import Away, make_engine, parsed_url, safe_settings
+from rmvdb.registry.manifest_rows import Contents
+from rmvdb.registry.tables import REVISION, REVISION_TABLE, ClockRow
+from rmvdb.text import without_password
+from rmvdb.timing import counted
 
 P = ParamSpec("P")
 R = TypeVar("R")
 D = TypeVar("D", bound="Database")
 #: In PostgreSQL, whoever hands on the contents holds this advisory lock, so that the last one to do so has seen all others.
 KEEPING = 0x726D766463
+#: Seconds for which a clock that was set is told of.
+LATELY = 3600.0
+_REVISION = select(column("version_num")).select_from(table(REVISION_TABLE)).scalar_subquery()
 
 
 def transaction(method: Callable[Concatenate[D, Session, P], R]) -> Callable[Concatenate[D, P], R]:
@@ -31,26 +36,55 @@ def transaction(method: Callable[Concatenate[D, Session, P], R]) -> Callable[Con
 
     @functools.wraps(method)
     def run(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        call = waiting.call(self.patience)
         try:
-            for attempt in self._attempts():
-                with attempt, kept.WatchedSession(self.engine, expire_on_commit=False) as session, session.begin():
+            for attempt in _attempts(call):
+                with attempt, manifest_rows.WatchedSession(self.engine, expire_on_commit=False) as session:
+                    self._begin(session)
                     result = method(self, session, *args, **kwargs)
                     self._keep(session)
+                    session.commit()
                     return result
         except (Away, PoolTimeout) as away:  # or all connections were in use all the while
             raise errors.RegistryUnavailable(
-                f"The registry at {self.shown_url} did not answer for {self.patience:g} s ({away}); "
+                f"The registry at {self.shown_url} did not answer for {max(call.ends - call.began, 0.0):.3g} s ({away}); "
                 "start it or mend registry.url, then run the same command again"
             ) from away.__cause__
         raise AssertionError("tenacity ends in a result or an exception")
 
-    return run
+    @functools.wraps(method)
+    def noted(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with timing.under_way(f"the registry at {self.shown_url}", self.patience):
+            return run(self, *args, **kwargs)
+
+    return noted
 
 
 def _worth_another_try(attempt: RetryCallState) -> bool:
     failure = attempt.outcome.exception() if attempt.outcome else None
     # Two that register the same name at once both find it free; the second one finds the first one's row when it looks again.
     return isinstance(failure, Away) or (isinstance(failure, IntegrityError) and attempt.attempt_number < 3)
+
+
+def _attempts(call: waiting.Call) -> Retrying:
+    return Retrying(
+        retry=_worth_another_try,
+        wait=wait_random_exponential(multiplier=0.05, max=2),
+        stop=lambda _: counted() > call.ends,
+        reraise=True,
+    )
+
+
+def outdated(shown_url: str, found: str | None) -> str:
+    """That the schema is another one than this code's, and the way out."""
+    if found is None:
+        return f"The registry at {shown_url} has no tables yet; run: rmvdb db upgrade"
+    if found < REVISION:
+        return f"The registry at {shown_url} is at revision {found}, but this rmvdb needs {REVISION}; run: rmvdb db upgrade"
+    return (
+        f"The registry at {shown_url} is at revision {found}, which this rmvdb does not know (it knows up to {REVISION}); "
+        "install the newer release that upgraded it"
+    )
 
 
 class Database:
@@ -64,36 +98,80 @@ class Database:
         self.url = parsed_url(url)
         self.patience = patience
         self._keeper = keep
+        #: The URL without its password.
+        self.shown_url = without_password(self.url.render_as_string(hide_password=False))
         self.engine = make_engine(self.url.render_as_string(hide_password=False))
-
-    @property
-    def shown_url(self) -> str:
-        """The URL without its password."""
-        return without_password(self.url.render_as_string(hide_password=False))
+        self._time = Timekeeper(*self._columns())
 
     def close(self) -> None:
         """Give the connections back."""
         self.engine.dispose()
 
-    def _attempts(self) -> Retrying:
-        return Retrying(
-            retry=_worth_another_try,
-            wait=wait_random_exponential(multiplier=0.05, max=2),
-            stop=stop_after_delay(self.patience),
-            reraise=True,
-        )
+    @property
+    def gaps(self) -> int:
+        """How often the database's clock was found to be far ahead of this process's: what was read before may be old."""
+        return self._time.gaps
 
-    def _keep(self, s: kept.WatchedSession) -> None:
+    def let_go(self) -> None:
+        """Close connections to a server that nothing is asked on just now."""
+        if self.engine.dialect.name != "sqlite":
+            self.engine.pool.dispose()
+
+    def _columns(self) -> list[ColumnElement[Any]]:
+        """What `_begin` looks at, and on PostgreSQL the settings that it makes."""
+        if self.engine.dialect.name != "postgresql":
+            return [_REVISION]
+        # Within the transaction: a pooler may give each one another connection.
+        return [_REVISION, func.pg_is_in_recovery(), *(func.set_config(*each, True) for each in safe_settings().items())]
+
+    def _begin(self, s: Session) -> None:
+        """Begin a transaction that the protocol can rest on: of this code's schema, durable, and at a known time."""
+        revision, *found = self._time.begin(s)
+        if revision != REVISION:
+            raise errors.SchemaOutdated(outdated(self.shown_url, revision))
+        if not found:  # SQLite
+            return
+        standby, kept, *_ = found
+        if standby:
+            raise Away("it is a standby, which only reads; registry.url must name the primary")
+        if kept != "on":
+            raise errors.RegistryError(
+                f"The registry at {self.shown_url} may lose what it acknowledges: synchronous_commit is {kept!r} though it "
+                "was set to on; use a PostgreSQL that keeps it"
+            )
+
+    def _keep(self, s: manifest_rows.WatchedSession) -> None:
         if self._keeper is None:
             return
         s.flush()
         if s.changed:
             if s.get_bind().dialect.name == "postgresql":  # in SQLite the transaction, which began IMMEDIATE, is the lock
                 s.execute(select(func.pg_advisory_xact_lock(KEEPING)))
-            kept.count_change(s)
-            self._keeper(kept.contents(s))
+            manifest_rows.count_change(s)
+            self._keeper(manifest_rows.contents(s))
+
+    @transaction
+    def concerns(self, s: Session, /) -> list[str]:
+        """What its administrator should know: a clock that was set lately, and settings that may lose what was acknowledged."""
+        unsafe = self.engine.dialect.name == "postgresql" and s.scalar(select(func.current_setting("fsync"))) == "off"
+        return [*(["fsync is off: after a power cut what it acknowledged may be lost"] if unsafe else []), *_jumps(s)]
+
+    @transaction
+    def jumps(self, s: Session, /) -> list[str]:
+        """That the database's clock was set lately, in words."""
+        return _jumps(s)
 
     @transaction
     def now(self, s: Session, /) -> float:
-        """The database's clock."""
+        """The registry's time."""
         return now(s)
+
+    @transaction
+    def today(self, s: Session, /) -> float:
+        """Seconds since 1970 by the database's clock, for people: no wait may depend on it."""
+        return day(s)
+
+
+def _jumps(s: Session) -> list[str]:
+    jump, shown, at = s.execute(select(ClockRow.jump, ClockRow.jumped_at, database_clock())).one()
+    return [jumped(jump)] if jump and abs(at - shown) < LATELY else []

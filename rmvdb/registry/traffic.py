@@ -8,11 +8,11 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from rmvdb.registry import queries
+from rmvdb.registry import shared_queries
 from rmvdb.registry.clock import now
-from rmvdb.registry.packing import key
+from rmvdb.registry.codec import key
 from rmvdb.registry.session import Database, transaction
-from rmvdb.tables import GalleryRow, TrafficRow
+from rmvdb.registry.tables import GalleryRow, TrafficRow
 from rmvdb.types import Id
 
 #: Of so many records of a gallery it is kept how often they are found; where there are more, those go that weigh least.
@@ -28,7 +28,7 @@ class Traffic(Database):
     @transaction
     def add_traffic(self, s: Session, /, gallery: str, found: Mapping[Id, int]) -> None:
         """Add how often searches found these records lately; of at most `MOST_FOUND` of a gallery it is kept."""
-        mine = queries.named(s, GalleryRow, "gallery", gallery).id
+        mine = shared_queries.named(s, GalleryRow, "gallery", gallery).id
         one = 2 ** ((now(s) - FADING_SINCE) / HALF_LIFE)
         # In one order, so that two clients never wait for each other.
         rows = [{"gallery_id": mine, "record": key(id), "weight": found[id] * one} for id in sorted(found, key=key)]

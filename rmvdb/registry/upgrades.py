@@ -10,10 +10,10 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
-from rmvdb.registry import queries
-from rmvdb.registry.clock import clock, now
+from rmvdb.registry import shared_queries
+from rmvdb.registry.clock import clock, day, now
 from rmvdb.registry.session import Database, transaction
-from rmvdb.tables import BatchRow, GalleryRow, IntentRow, PhaseRow, UpgradeRow
+from rmvdb.registry.tables import BatchRow, GalleryRow, IntentRow, PhaseRow, UpgradeRow
 from rmvdb.types import BatchState, Phase
 
 #: How the note begins of an upgrade that goes on once another that had taken its place has ended.
@@ -35,7 +35,7 @@ class Upgrades(Database):
             raise errors.UpgradeRunning(
                 "Another upgrade of this gallery has not ended; see it with: rmvdb status, then cutover, cleanup or rollback"
             ) from exc
-        s.add(PhaseRow(upgrade_id=row.id, at=now(s), phase=row.phase, note="registered"))
+        s.add(PhaseRow(upgrade_id=row.id, at=day(s), phase=row.phase, note="registered"))
         return row
 
     @transaction
@@ -48,31 +48,35 @@ class Upgrades(Database):
         decided is out of date.
         """
         # Locked before anything is looked at: whoever conducts the upgrade that ends may be about to change the plan.
-        gallery = s.scalars(queries.gallery_of(ended).with_for_update(key_share=True, of=GalleryRow)).one()
+        gallery = s.scalars(shared_queries.gallery_of(ended).with_for_update(key_share=True, of=GalleryRow)).one()
         before = s.get_one(UpgradeRow, ended, with_for_update=True)
         heir = and_(or_(UpgradeRow.undoes == ended, UpgradeRow.supersedes == ended), UpgradeRow.phase != Phase.ENDED)
         if there := s.scalar(select(UpgradeRow).where(heir, UpgradeRow.to_version == values["to_version"])):
             return there  # repeated, because the answer of the first try was lost
-        queries.refuse_ended(s, ended)
+        shared_queries.refuse_ended(s, ended)
+        if not before.makes_way:
+            shared_queries.refuse_paused(before)
         if before.phase == Phase.CLEANING_UP:
             raise errors.WrongPhase(f"Upgrade {ended} is {before.phase}; there is no way back from there")
         if gallery.epoch != epoch:
             raise errors.WrongPhase(f"Gallery {gallery.name!r} is served differently since; run the same command again")
-        in_hand = and_(BatchRow.upgrade_id == values.get("supersedes"), BatchRow.state.in_((*queries.BEGUN, BatchState.COPIED)))
+        in_hand = and_(
+            BatchRow.upgrade_id == values.get("supersedes"), BatchRow.state.in_((*shared_queries.BEGUN, BatchState.COPIED))
+        )
         if batch := s.scalar(select(BatchRow.id).where(in_hand).limit(1)):
             raise errors.WrongPhase(f"Batch {batch} of upgrade {ended} is in hand again; run the same command again")
         gallery.next_epoch, gallery.closing_until = None, None
-        before.phase, before.ended_at = Phase.ENDED, now(s)
+        before.phase, before.ended_at = Phase.ENDED, day(s)
         s.flush()  # one active upgrade per gallery: the old one ends first
         row = _new_upgrade(s, values, details)
-        s.add(PhaseRow(upgrade_id=ended, at=now(s), phase=Phase.ENDED, note=note))
-        s.add(PhaseRow(upgrade_id=row.id, at=now(s), phase=row.phase, note=f"takes the place of upgrade {ended}"))
+        s.add(PhaseRow(upgrade_id=ended, at=day(s), phase=Phase.ENDED, note=note))
+        s.add(PhaseRow(upgrade_id=row.id, at=day(s), phase=row.phase, note=f"takes the place of upgrade {ended}"))
         return row
 
     @transaction
     def active_upgrade(self, s: Session, /, gallery_id: int) -> UpgradeRow | None:
         """The upgrade of this gallery that has not ended."""
-        return s.scalar(select(UpgradeRow).where(UpgradeRow.gallery_id == gallery_id, UpgradeRow.phase != Phase.ENDED))
+        return shared_queries.active_upgrade(s, gallery_id)
 
     @transaction
     def upgrade(self, s: Session, /, upgrade_id: int) -> UpgradeRow:
@@ -95,18 +99,48 @@ class Upgrades(Database):
         another has taken the baton that is given.
         """
         row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
-        queries.refuse_overtaken(s, upgrade_id, baton)
+        shared_queries.refuse_overtaken(s, upgrade_id, baton)
         if was is not None and row.phase not in (was, Phase.ENDED):
             return
         changed = values.get("phase", row.phase) != row.phase
         if changed:
-            queries.refuse_ended(s, upgrade_id)
+            shared_queries.refuse_ended(s, upgrade_id)
         for name, value in values.items():
             setattr(row, name, value)
         if values.get("phase") == Phase.ENDED:
-            row.ended_at = now(s)
+            row.ended_at = day(s)
         if changed or note:
-            s.add(PhaseRow(upgrade_id=upgrade_id, at=now(s), phase=row.phase, note=note))
+            s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note=note))
+
+    @transaction
+    def pause(self, s: Session, /, upgrade_id: int, *, note: str = "paused") -> None:
+        """Let nothing of an upgrade go on but what is in hand: once this returns, no batch begins and no epoch changes.
+
+        Raises:
+            WrongPhase: the upgrade has ended.
+        """
+        gallery, row = _locked(s, upgrade_id)
+        shared_queries.refuse_ended(s, upgrade_id)
+        if row.paused_at is None:
+            row.paused, row.paused_at = True, now(s)
+            s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note=note))
+        gallery.closing_until = None  # a change of epoch that cannot come holds up no write
+
+    @transaction
+    def resume(self, s: Session, /, upgrade_id: int, *, note: str = "no longer paused") -> None:
+        """Let an upgrade go on after a pause; a comparison that the pause interrupted goes on from where it was."""
+        _, row = _locked(s, upgrade_id)
+        if row.verifying and row.paused_at is not None and "at" in row.verifying:
+            row.verifying = row.verifying | {"at": row.verifying["at"] + now(s) - max(row.paused_at, row.verifying["at"])}
+        row.paused, row.paused_at = False, None
+        s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note=note))
+
+    @transaction
+    def make_way(self, s: Session, /, upgrade_id: int, *, paused: bool, note: str) -> None:
+        """Pause an upgrade while another takes its place, or let it go on if none did; a pause by command stays."""
+        _, row = _locked(s, upgrade_id)
+        row.paused = paused or row.paused_at is not None
+        s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note=note))
 
     @transaction
     def since_given_up(self, s: Session, /, gallery_id: int) -> bool:
@@ -120,21 +154,22 @@ class Upgrades(Database):
     @transaction
     def refuse_ended(self, s: Session, /, upgrade_id: int) -> None:
         """WrongPhase where the upgrade has ended: another has taken its place, or undone it."""
-        queries.refuse_ended(s, upgrade_id)
+        shared_queries.refuse_ended(s, upgrade_id)
 
     @transaction
     def begin_clean_up(self, s: Session, /, upgrade_id: int) -> None:
         """From here on there is no way back; WrongPhase where the upgrade is not cut over, or what would go is in service."""
-        gallery = s.scalars(queries.gallery_of(upgrade_id).with_for_update(key_share=True, of=GalleryRow)).one()
+        gallery = s.scalars(shared_queries.gallery_of(upgrade_id).with_for_update(key_share=True, of=GalleryRow)).one()
         row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
-        queries.refuse_ended(s, upgrade_id)
+        shared_queries.refuse_ended(s, upgrade_id)
+        shared_queries.refuse_paused(row)
         if row.phase not in (Phase.CUT_OVER, Phase.CLEANING_UP):
             raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
         if served := _in_service(s, gallery, row) & set(row.leaving):
             raise errors.WrongPhase(f"Collection {min(served)!r} is in service and cannot be dropped: rmvdb rollback")
         if row.phase == Phase.CUT_OVER:
             row.phase = Phase.CLEANING_UP
-            s.add(PhaseRow(upgrade_id=upgrade_id, at=now(s), phase=row.phase, note="no way back from here"))
+            s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note="no way back from here"))
 
     @transaction
     def abandon(self, s: Session, /, upgrade_id: int, *, note: str) -> bool:
@@ -142,12 +177,16 @@ class Upgrades(Database):
 
         True where it was given up with this `note` before; False where it is served already, or ended in another way.
         """
-        gallery = s.scalars(queries.gallery_of(upgrade_id).with_for_update(of=GalleryRow)).one()
+        gallery = s.scalars(shared_queries.gallery_of(upgrade_id).with_for_update(of=GalleryRow)).one()
         upgrade = s.get_one(UpgradeRow, upgrade_id)
         ended = select(PhaseRow.id).where(PhaseRow.upgrade_id == upgrade_id, PhaseRow.phase == Phase.ENDED, PhaseRow.note == note)
         if s.scalar(ended):
             return True  # by another one at once, or by a first try whose answer was lost
-        if upgrade.phase != Phase.PLANNED or upgrade.new_collection == queries.plan(s, gallery, gallery.epoch).legs[0].collection:
+        shared_queries.refuse_paused(upgrade)
+        if (
+            upgrade.phase != Phase.PLANNED
+            or upgrade.new_collection == shared_queries.plan(s, gallery, gallery.epoch).legs[0].collection
+        ):
             return False
         gallery.next_epoch, gallery.closing_until = None, None
         _end(s, [upgrade_id], note=note, resume=upgrade.supersedes)
@@ -167,13 +206,9 @@ class Upgrades(Database):
         return s.scalars(select(PhaseRow).where(PhaseRow.upgrade_id == upgrade_id).order_by(PhaseRow.id)).all()
 
     @transaction
-    def lead(self, s: Session, /, upgrade_id: int, worker: str, seconds: float, *, silent: float | None = None) -> int | None:
-        """Become the one process that makes batches and changes phases: the baton, a fencing token; None while another has it.
-
-        `silent`: until when somebody had it who has not held it for longer since, whatever the clock says by now.
-        """
-        over = or_(UpgradeRow.conductor_until < clock(), UpgradeRow.conductor_until == silent)
-        free = or_(UpgradeRow.conductor.is_(None), UpgradeRow.conductor == worker, over)
+    def lead(self, s: Session, /, upgrade_id: int, worker: str, seconds: float) -> int | None:
+        """Become the one process that makes batches and changes phases: the baton, a fencing token; None while another has it."""
+        free = or_(UpgradeRow.conductor.is_(None), UpgradeRow.conductor == worker, UpgradeRow.conductor_until < clock())
         row = s.scalar(select(UpgradeRow).where(UpgradeRow.id == upgrade_id, free).with_for_update())
         if row is None:
             return None
@@ -192,17 +227,23 @@ class Upgrades(Database):
     @transaction
     def refuse_overtaken(self, s: Session, /, upgrade_id: int, baton: int | None) -> None:
         """UpgradeRunning where another has taken the baton."""
-        queries.refuse_overtaken(s, upgrade_id, baton)
+        shared_queries.refuse_overtaken(s, upgrade_id, baton)
+
+
+def _locked(s: Session, upgrade_id: int) -> tuple[GalleryRow, UpgradeRow]:
+    """The gallery and the upgrade, locked against every claim and every change of epoch."""
+    gallery = s.scalars(shared_queries.gallery_of(upgrade_id).with_for_update(of=GalleryRow)).one()
+    return gallery, s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
 
 
 def _in_service(s: Session, gallery: GalleryRow, upgrade: UpgradeRow) -> set[str]:
     """What the plan in force searches or keeps current, but for an original that is kept: clean-up takes it out itself."""
     kept = upgrade.original if upgrade.undoes is None else None
-    return {leg.collection for leg in queries.plan(s, gallery, gallery.epoch).written if leg.collection != kept}
+    return {leg.collection for leg in shared_queries.plan(s, gallery, gallery.epoch).written if leg.collection != kept}
 
 
 def _new_upgrade(s: Session, values: Mapping[str, Any], details: Details) -> UpgradeRow:
-    row = UpgradeRow(**{"old_collections": [], "new_collection": ""} | dict(values), created_at=now(s))
+    row = UpgradeRow(**{"old_collections": [], "new_collection": ""} | dict(values), created_at=day(s))
     s.add(row)
     s.flush()
     for name, value in details(row.id).items():
@@ -216,14 +257,15 @@ def _end(s: Session, ended: Sequence[int], *, note: str, resume: int | None) -> 
         # What was written meanwhile went into another collection, and what was put back here is another program's, too.
         theirs = IntentRow.upgrade_id.in_([*ended, resume])
         s.execute(update(IntentRow).where(theirs).values(upgrade_id=resume, sketch=None))
-    queries.forget_work(s, ended)
+    shared_queries.forget_work(s, ended)
     row = s.get_one(UpgradeRow, ended[0])
     if row.phase == Phase.ENDED:
         return  # repeated, because the answer of the first try was lost
-    row.phase, row.ended_at = Phase.ENDED, now(s)
-    s.add(PhaseRow(upgrade_id=row.id, at=now(s), phase=Phase.ENDED, note=note))
+    row.phase, row.ended_at = Phase.ENDED, day(s)
+    s.add(PhaseRow(upgrade_id=row.id, at=day(s), phase=Phase.ENDED, note=note))
     s.flush()  # one active upgrade per gallery: this one ends first
     if resume is not None:
         again = s.get_one(UpgradeRow, resume)
-        again.phase, again.ended_at, again.paused, again.verifying = Phase.SERVING_BOTH, None, False, None
-        s.add(PhaseRow(upgrade_id=resume, at=now(s), phase=again.phase, note=f"{GOES_ON} {row.id}"))
+        again.phase, again.ended_at, again.verifying = Phase.SERVING_BOTH, None, None
+        again.paused, again.paused_at = False, None
+        s.add(PhaseRow(upgrade_id=resume, at=day(s), phase=again.phase, note=f"{GOES_ON} {row.id}"))

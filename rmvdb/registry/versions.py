@@ -9,10 +9,10 @@ from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
-from rmvdb.registry import queries
-from rmvdb.registry.clock import now
+from rmvdb.registry import shared_queries
+from rmvdb.registry.clock import day
 from rmvdb.registry.session import Database, transaction
-from rmvdb.tables import ArtifactRow, CollectionRow, GalleryRow, UpgradeRow, VersionRow
+from rmvdb.registry.tables import ArtifactRow, CollectionRow, GalleryRow, UpgradeRow, VersionRow
 
 
 class Versions(Database):
@@ -23,7 +23,7 @@ class Versions(Database):
         """Register a model version; the same again is no error, another one of that name is AlreadyExists."""
         there = s.scalar(select(VersionRow).where(VersionRow.name == values["name"]))
         if there is None:
-            there = VersionRow(**values, created_at=now(s))
+            there = VersionRow(**values, created_at=day(s))
             s.add(there)
             s.flush()
         elif differing := [name for name in values if name != "probes" and getattr(there, name) != values[name]]:
@@ -35,7 +35,7 @@ class Versions(Database):
     @transaction
     def version(self, s: Session, /, name: str) -> VersionRow:
         """One model version; UnknownName offers the nearest."""
-        return queries.named(
+        return shared_queries.named(
             s, VersionRow, "model version", name, hint="register one: rmvdb model add NAME --embedder package.module:object"
         )
 
@@ -47,7 +47,7 @@ class Versions(Database):
     @transaction
     def remove_version(self, s: Session, /, name: str) -> None:
         """Forget a model version; UsageError where a gallery, its history, or another version has need of it."""
-        row = queries.named(s, VersionRow, "model version", name)
+        row = shared_queries.named(s, VersionRow, "model version", name)
         if gallery := s.scalar(_galleries_with(name)):
             raise errors.UsageError(
                 f"Model version {name!r} is part of gallery {gallery!r} or its history; forget that first: "
@@ -62,7 +62,7 @@ class Versions(Database):
     def add_artifact(self, s: Session, /, *, sha256: str, kind: str, suffix: str, size: int) -> None:
         """Register a file; the same again is no error."""
         if s.get(ArtifactRow, sha256) is None:
-            s.add(ArtifactRow(sha256=sha256, kind=kind, suffix=suffix, size=size, created_at=now(s)))
+            s.add(ArtifactRow(sha256=sha256, kind=kind, suffix=suffix, size=size, created_at=day(s)))
 
     @transaction
     def artifact(self, s: Session, /, sha256: str) -> ArtifactRow:

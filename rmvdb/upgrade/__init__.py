@@ -1,12 +1,6 @@
-"""Upgrades: `Conductor` takes one from its plan to its clean-up, or back; `Hands` are what it works with.
+"""An upgrade from its plan to its clean-up, or back: `run` drives it through its phases, and each step is a file.
 
-`conductor` drives an upgrade through its phases; each step has a room of its own: `asking` (resolve, plan, simulate),
-`beginning`, `deploying`, `listing`, `backfilling`, `completing`, `cleaning_up`, `rolling_back`. Several steps need `serving`
-(collections, epochs, aliases), `legs` (of each epoch), `mirroring` (an original that is kept) and `baton` (who conducts).
-`lead` is what every room is handed.
+The steps: `plan_step`, `register`, `deploy`, `work_list`, `backfill_step`, `complete`, `verify`, `clean_up`, `roll_back`,
+`repair`. Several of them need `change_epoch` (collections, epochs, aliases), `epoch_legs` (of each epoch), `keep_original` and
+`leadership` (who leads an upgrade). `context` is what each is handed. `status`, `rebuild` and `garbage` look at all of it.
 """
-
-from rmvdb.upgrade.conductor import Conductor
-from rmvdb.upgrade.lead import Hands
-
-__all__ = ["Conductor", "Hands"]

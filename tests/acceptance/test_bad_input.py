@@ -149,11 +149,11 @@ def test_the_same_dimension_from_another_model_is_refused(project: Project) -> N
 
 
 def test_a_collection_believed_to_be_the_wrong_models_is_found_out_when_there_is_a_source(project: Project) -> None:
-    held = project.json("gallery", "show")["collections"][0]["name"]
+    copied = project.copied("copied")
     other = _other(project)
     for version in ("stranger", "v1"):
         other.ask("model", "add", version, "--embedder", f"models:{version}")
-    other.ask("gallery", "add", "mine", "--collection", held, "--model", "stranger")
+    other.ask("gallery", "add", "mine", "--collection", copied, "--model", "stranger")
     source = ("gallery", "source", "mine", "call:models:items")
     refused(other, *source, code=2, saying="were not made by model version 'stranger' from these items: 8 of 8 records, such as ")
     assert other.json("gallery", "show")["source"] is None
@@ -170,7 +170,7 @@ def test_a_collection_believed_to_be_the_wrong_models_is_found_out_when_there_is
 
 def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(project: Project) -> None:
     project.fault(v2={"raise": ["7"], "nan": ["9"]}, missing=[11])
-    refused(project, *NAIVE, code=2, saying="3 records are quarantined")
+    refused(project, *NAIVE, code=1, saying="3 records are quarantined")
     aside = {each["id"]: each["reason"] for each in project.json("quarantine", "list")}
     assert aside == {
         "7": "ValueError: cannot decode item 7",
@@ -179,10 +179,10 @@ def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(proj
     }
     assert project.json("status")["done"] == 397
     everything_is_found(project)
-    refused(project, "cutover", code=2, saying="quarantined")
+    refused(project, "cutover", code=1, saying="quarantined")
     project.fault(v2={"raise": ["7"]})
     project.ask("quarantine", "retry")
-    refused(project, *NAIVE, code=2, saying="1 record is quarantined")
+    refused(project, *NAIVE, code=1, saying="1 record is quarantined")
     refused(project, "quarantine", "drop", "77", code=2, saying="No quarantined record is called '77'; did you mean '7'?")
     project.ask("quarantine", "drop", "7", "--yes")
     project.ask(*NAIVE)
@@ -191,7 +191,7 @@ def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(proj
 
 def test_what_was_written_since_it_was_quarantined_is_not_dropped(project: Project) -> None:
     project.fault(v2={"raise": ["7", "9"]})
-    refused(project, *NAIVE, code=2, saying="2 records are quarantined")
+    refused(project, *NAIVE, code=1, saying="2 records are quarantined")
     project.fault()
     with project.client() as client:
         client.upsert([{"id": 7, "item": project.models().item(7), "label": 3}])
@@ -207,11 +207,11 @@ def test_several_bad_items_are_set_aside_where_all_others_are_embedded_already(p
     """Only they are asked for then, and all that are asked for fail: that is no broken source, and no broken model."""
     project.fault(v2={"raise": ["7", "9"]}, missing=[11, 12])
     project.ask("simulate", "--from", "v1", "--to", "v2", "--methods", "naive", "--orders", "random")
-    refused(project, *NAIVE, code=2, saying="4 records are quarantined")
+    refused(project, *NAIVE, code=1, saying="4 records are quarantined")
     project.fault()
     project.ask("quarantine", "retry")
     project.fault(missing=[11, 12])  # now a batch of their own
-    refused(project, *NAIVE, code=2, saying="2 records are quarantined")
+    refused(project, *NAIVE, code=1, saying="2 records are quarantined")
     project.fault()
     project.ask("quarantine", "retry")
     project.ask(*NAIVE)
@@ -364,7 +364,7 @@ def test_an_index_that_the_engine_lacks_is_refused_before_anything_is_made(proje
     saying = r"milvus-lite 2.5.1 has no index of type HNSW; write one that it has into index.type: AUTOINDEX, FLAT, IVF_FLAT"
     collections = project.json("gallery", "show")["collections"]
     settings = project.folder / "rmvdb.toml"
-    settings.write_text(settings.read_text().replace('type = "FLAT"', 'type = "HNSW"'))
+    settings.write_text(settings.read_text().replace('type = "AUTOINDEX"', 'type = "HNSW"'))
 
     refused(project, "gallery", "add", "more", "--model", "v1", code=2, saying=saying)
     for words in (("plan", *NAIVE[1:]), NAIVE):
@@ -495,7 +495,7 @@ def test_a_model_that_broke_since_it_was_registered_says_how(project: Project) -
 
 def test_where_nobody_answers_nothing_is_removed(project: Project) -> None:
     project.fault(v2={"raise": ["7"]})
-    project.ask(*NAIVE, code=2)
+    project.ask(*NAIVE, code=1)
     remove = ("quarantine", "drop", "7")
     refused(project, *remove, code=2, saying="Nothing was deleted; run rmvdb quarantine drop --yes to agree", process=True)
     project.ask(*remove, "--yes")

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
-from rmvdb.schema import REVISION_TABLE, head
-from rmvdb.types import Index, Record
+from rmvdb.engines.milvus import MilvusStore
+from rmvdb.registry.schema import REVISION_TABLE, head
+from rmvdb.types import Index, Record, Segments
 from tests.acceptance.conftest import IDS, NAIVE
 from tests.support.project import Project
 
@@ -81,6 +82,32 @@ def test_verify_names_every_kind_of_difference(half: Project) -> None:
     assert f"differs: record 5000 is in {new} though it was neither moved nor written there" in said
     assert "differences" in half.ask(*NAIVE, code=1).stderr
     assert half.json("status")["phase"] == "serving both"
+
+
+def test_verify_repairs_what_was_lost_and_keeps_what_no_write_is_known_of_once_it_may(half: Project) -> None:
+    new = half.json("gallery", "show")["collections"][-1]["name"]
+    assert "nothing that was moved can be put back" in half.ask("verify", "--repair").stdout
+    with half.opened() as opened:
+        lost, other, *_ = next(opened.store.scan(new, fields=None, vector=True))
+        opened.store.delete(new, [lost.id])
+        opened.store.upsert(new, [replace(other, id=5000)])
+    asked = half.run("verify", "--repair", code=2)
+    assert "Put back 1 record from the archive; keep 1 record of which no write is known, such as 5000" in asked.stdout
+    assert "Nothing was changed; run rmvdb verify --repair --yes to agree" in asked.stderr
+    said = half.ask("verify", "--repair", "--yes").stdout
+    assert "1 record of which no write was known is kept" in said
+    assert said.endswith("0 differences\n")
+    with half.opened() as opened:
+        assert opened.store.get(new, [lost.id], vector=True)[0].fields == lost.fields
+    half.ask(*NAIVE)
+    assert half.json("status")["phase"] == "cut over"
+
+
+def test_doctor_names_a_collection_whose_rows_wait_for_their_index(half: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MilvusStore, "segments", lambda *_: Segments(rows=9_000, indexed=2_000, exact=2_500))
+    said = half.ask("doctor", code=1).stdout
+    assert said.count("FAIL") == 2
+    assert "7000 of 9000 rows wait for their index, and searches with a filter may miss them until they have it" in said
 
 
 def test_search_explains_its_legs_and_both_distances(half: Project) -> None:

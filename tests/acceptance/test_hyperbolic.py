@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from torch.utils.data import Subset, TensorDataset
 
 import rmvdb
-from rmvdb import compatible, hyperbolic, metrics
-from rmvdb.compatible import Loss, Model, Settings
-from rmvdb.losses import hbct
+from rmvdb import metrics
+from rmvdb.learning import compatible, hyperbolic
+from rmvdb.learning.compatible import Loss, Model, Settings
+from rmvdb.learning.losses import hbct
 from rmvdb.types import Hit
 from tests.support.project import Project
 
@@ -26,7 +27,7 @@ import torch
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import nn
-from rmvdb.losses import lorentz
+from rmvdb.learning.losses import lorentz
 
 HERE, DIGITS, DIM = Path(__file__).parent, load_digits(), 32
 

@@ -27,13 +27,18 @@ def project(tmp_path: Path) -> Project:
     return project
 
 
+def records_embedded(project: Project) -> list[str]:
+    """The records that v2 has been asked to embed, queries among them; each process that loads it embeds some probes, too."""
+    return [id for id in project.calls("v2") if id != "probe"]
+
+
 def test_a_lifted_gallery_is_searched_by_the_new_model_from_the_start(project: Project) -> None:
     plan = project.json("plan", *FCT)
     told = plan["prediction"]
     assert told["verdict"] in ("ok", "warn")
     assert told["curve"]["map"][0] > told["naive"]["map"][0] + 0.02  # without side information it is less
     assert "copy_bytes" not in plan["cost"]  # it becomes the new collection
-    embedded = len(project.calls("v2"))
+    embedded = len(records_embedded(project))
 
     with searching(project, IDS) as watch:
         out = project.run("upgrade", *FCT, "--until", "0.5", "--no-cutover").stdout
@@ -55,7 +60,8 @@ def test_a_lifted_gallery_is_searched_by_the_new_model_from_the_start(project: P
         assert "was begun by the method fct, not rm; leave --method out to go on" in said
         assert "going on with upgrade" in project.run("upgrade", *FCT).stdout
     assert watch.trouble == []
-    assert len(project.calls("v2")) - embedded < watch.searches + 100  # what the plan had embedded is not embedded again
+    # What the plan had embedded no backfill embeds again; the verification does, half of the records.
+    assert len(records_embedded(project)) - embedded < watch.searches + len(IDS) / 2 + 50
     project.ask("cleanup", "--yes")
     assert collections(project) == {"v2": 400}
     project.stop_engine()

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from rmvdb.client import Client
-from rmvdb.milvus import MilvusStore
-from rmvdb.registry import Registry
-from rmvdb.verify import Verify
+from rmvdb.engines.milvus import MilvusStore
+from rmvdb.registry.registry import Registry
+from rmvdb.serving.client import Client
+from rmvdb.upgrade.compare import Verify
 from tests.acceptance.conftest import NAIVE
 from tests.acceptance.test_servers import IDS, make
 from tests.acceptance.test_upgrade import _until
@@ -72,7 +72,7 @@ def searching(project: Project, outage: Outage) -> Iterator[Searches]:
     seen, stop, models = Searches(), threading.Event(), project.models()
 
     def search(client: Client) -> None:
-        while not stop.wait(0.05):
+        while not stop.wait(0.1):
             began = time.monotonic()
             try:
                 found = [hit.id for hit in client.search(models.item(1), limit=len(IDS) + 50)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from pymilvus import MilvusClient
 import rmvdb
 import rmvdb.app
 from rmvdb import errors
-from rmvdb.milvus import MilvusStore
+from rmvdb.engines.milvus import MilvusStore
 from tests.acceptance.conftest import NAIVE
 from tests.acceptance.test_upgrade import _until, searching
 from tests.contract.test_store import HOSTILE
@@ -103,7 +104,7 @@ def test_fifty_threads_search_on_through_cut_over_and_clean_up(
             except Exception as exc:  # noqa: BLE001 (whatever it is, a search failed)
                 wrong.append(repr(exc))
                 continue
-            time.sleep(0.5)  # the upgrade needs a share of the machine, too
+            time.sleep(1.0)  # the upgrade needs a share of the machine, too
             if sorted(found) != IDS:
                 wrong.append(f"{len(found)} hits, missed {sorted(set(IDS) - set(found))[:5]}")
 
@@ -215,6 +216,51 @@ def test_the_database_may_stop_and_start(tmp_path: Path, milvus_server: MilvusSe
     assert "Traceback" not in refused.stderr
     stoppable_postgres.start()
     clear(project)
+
+
+def test_no_more_rights_are_needed_than_readme_names(
+    tmp_path: Path, request: pytest.FixtureRequest, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request.getfixturevalue("milvus_server")  # skips where there can be none
+    settings = {"common.security.authorizationEnabled": "true"}
+    with MilvusServer(tmp_path / "milvus", settings=settings) as server:
+        administrator = MilvusClient(uri=server.address, token="root:Milvus")
+        application = _rights("application")
+        _user(administrator, "application", application)
+        _user(administrator, "worker", application + _rights("command line, workers"))
+        monkeypatch.setenv("RMVDB_MILVUS__TOKEN", "worker:word-worker")
+        project = make(tmp_path / "project", server, postgres_url)
+        project.run(*NAIVE, "--until", "0.5", "--no-cutover")
+        with monkeypatch.context() as patch:
+            patch.setenv("RMVDB_MILVUS__TOKEN", "application:word-application")
+            with project.client() as client:
+                models = project.models()
+                client.upsert([{"id": id, "item": models.item(id), "label": 0} for id in (1, 1000)])
+                client.delete([2])
+                assert {hit.id for hit in client.search(models.item(1), limit=300)} == {*IDS, 1000} - {2}
+                assert client.count() == len(client.query(limit=300)) == len(IDS)
+                with pytest.raises(errors.EngineError, match="refused"):
+                    client._store.drop(client.plan.legs[0].collection)
+        assert project.run("doctor").stdout.count("FAIL") == 0
+        project.run(*NAIVE)
+        project.run("rollback")
+        project.run("cleanup", "--yes")
+
+
+def _rights(who: str) -> list[str]:
+    """What README's table names for them."""
+    readme = (Path(rmvdb.__file__).parents[1] / "README.md").read_text()
+    [row] = [line for line in readme.splitlines() if line.startswith(f"| {who} |")]
+    return re.findall(r"[A-Z]\w+", row.split("|")[2])
+
+
+def _user(administrator: MilvusClient, name: str, rights: Sequence[str]) -> None:
+    administrator.create_user(name, f"word-{name}")
+    administrator.create_role(name)
+    everywhere = {"DescribeCollection", "CreateCollection", "DropCollection", "ShowCollections", "CreateAlias"}
+    for right in rights:
+        administrator.grant_privilege(name, "Global" if right in everywhere else "Collection", right, "*")
+    administrator.grant_role(name, name)
 
 
 def _pymilvus(server: MilvusServer) -> MilvusClient:

@@ -18,16 +18,17 @@ from tests.support.project import Project
 #: its thread that asks for plans is amid a transaction: SQLite's only lock would stay with it.
 APPLICATION = """
 import os, signal, sys, threading
-import rmvdb, rmvdb.writing
+import rmvdb, rmvdb.serving.announced_writes
 from rmvdb import errors
-from rmvdb.registry import Registry, kept
+from rmvdb.registry import manifest_rows
+from rmvdb.registry.registry import Registry
 from models import item
 
-rmvdb.writing.WRITE_LASTS = 8.0
+rmvdb.serving.announced_writes.WRITE_LASTS = 8.0
 real = Registry.open_intents
 nobody_else = threading.RLock()
 
-class OneAtATime(kept.WatchedSession):
+class OneAtATime(manifest_rows.WatchedSession):
     def __enter__(self):
         nobody_else.acquire()
         return super().__enter__()
@@ -38,7 +39,7 @@ class OneAtATime(kept.WatchedSession):
         finally:
             nobody_else.release()
 
-kept.WatchedSession = OneAtATime
+manifest_rows.WatchedSession = OneAtATime
 
 def announced(*args, **options):
     opened = real(*args, **options)

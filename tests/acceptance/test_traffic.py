@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmvdb import app
-from rmvdb.registry import unpack_ids
+from rmvdb.app import wiring
+from rmvdb.registry.codec import unpack_ids
 from tests.support.project import Project
 
 UPGRADE = ("--from", "v1", "--to", "v2", "--method", "naive", "--order", "traffic")
@@ -35,7 +35,7 @@ def test_an_upgrade_in_the_order_of_traffic_begins_with_what_searches_found(
     out = project.ask("upgrade", *UPGRADE, "--until", "0.2", "--no-cutover").stdout
     assert "in traffic order" in out
     assert project.json("status")["order"] == "traffic"
-    rows = sorted(app.load(project.folder).registry.batches(1), key=lambda row: row.priority)
+    rows = sorted(wiring.load(project.folder).registry.batches(1), key=lambda row: row.priority)
     first = [id for row in rows for id in unpack_ids(row.ids)][: len(times)]
     assert sorted(first) == sorted(times)
     assert [times[id] for id in first] == sorted(times.values(), reverse=True)

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import rmvdb.app
-from rmvdb.milvus import MilvusStore
-from rmvdb.scheduler import Scheduler, Window
+from rmvdb.app.daemon import Scheduler, Window
+from rmvdb.engines.milvus import MilvusStore
 from rmvdb.types import Id, Index, Metric
-from rmvdb.upgrade import baton
-from rmvdb.upgrade.listing import LEAST_BATCH
+from rmvdb.upgrade import leadership
+from rmvdb.upgrade.work_list import LEAST_BATCH
 from tests.acceptance.conftest import IDS, NAIVE, TRAINED, UPGRADE
 from tests.support.project import Project
 
@@ -51,7 +51,7 @@ def searching(project: Project, ids: Sequence[Id]) -> Iterator[Watch]:
             except Exception as exc:  # noqa: BLE001 (whatever it is, a search failed)
                 watch.failed.append(repr(exc))
                 continue
-            time.sleep(0.02)  # the upgrade needs a share of the machine, too
+            time.sleep(0.1)  # the upgrade needs a share of the machine, too
             found = [hit.id for hit in hits]
             watch.searches += 1
             if missing := set(ids) - set(found):
@@ -60,7 +60,9 @@ def searching(project: Project, ids: Sequence[Id]) -> Iterator[Watch]:
                 watch.duplicated.append(watch.searches)
 
     with pytest.MonkeyPatch.context() as patch, project.client() as client:
-        patch.setattr("rmvdb.client.ATTEMPTS", 25)  # so slow that it has to be asked again is a search where the machine is
+        patch.setattr(
+            "rmvdb.serving.client.ATTEMPTS", 25
+        )  # so slow that it has to be asked again is a search where the machine is
         thread = threading.Thread(target=go_on, args=(client,))
         thread.start()
         try:
@@ -108,7 +110,8 @@ def test_an_embedding_made_for_the_plan_is_not_made_again(project: Project) -> N
     assert first["seconds"] == again["seconds"] > 0  # nor is it forgotten how long it took
     project.ask(*NAIVE, "--no-cutover")
     asked = [each for each in project.calls("v2") if each != "probe"]
-    assert sorted(asked, key=int) == sorted(map(str, IDS), key=int)
+    assert set(asked) == set(map(str, IDS))
+    assert len(asked) == len(IDS) + 1  # one of the sample's only batch is embedded alone, too: are its rows in order?
 
 
 def test_ctrl_c_stops_and_the_same_command_goes_on(project: Project) -> None:
@@ -266,10 +269,10 @@ def test_a_query_is_embedded_once_and_twice_only_by_naive(planned: Project) -> N
     models = project.models()
     for method, expected in (("rm", {"v1": 0, "v2": 1}), ("naive", {"v1": 1, "v2": 1})):
         project.ask(*UPGRADE, "--until", "0.5", "--no-cutover", "--method", method)
-        before = {version: len(project.calls(version)) for version in expected}
+        before = {version: project.calls(version).count("3") for version in expected}
         with project.client() as client:
             client.search(models.item(3))
-        assert {version: len(project.calls(version)) - before[version] for version in expected} == expected
+        assert {version: project.calls(version).count("3") - before[version] for version in expected} == expected
         project.ask("rollback")
         project.ask("cleanup", "--yes")
 
@@ -312,7 +315,7 @@ def test_a_worker_that_knew_another_collection_of_that_name_leaves_no_field_behi
 
     scheduler, stop = Scheduler(app, galleries=["mine"], window=Window(None), say=lambda _: None), threading.Event()
     worker = threading.Thread(target=scheduler.run, args=(stop,))
-    with nullcontext() if leads else baton.held(other.conductor("mine"), row, other.worker()):
+    with nullcontext() if leads else leadership.held(other.conductor("mine"), row, other.worker()):
         worker.start()
         try:
             _until(lambda: project.json("status", "-g", "mine")["t"] == 1.0)
@@ -400,7 +403,7 @@ def test_a_plan_changes_nothing(project: Project) -> None:
 
 
 def test_an_adopted_collection_is_emptied_only_with_consent(project: Project) -> None:
-    old = project.json("gallery", "show", "things")["collections"][0]["name"]
+    old = project.copied("copied")
     other = Project(project.folder / "other", milvus=str(project.folder / ".rmvdb" / "milvus.db"))
     other.ask("init")
     other.ask("model", "add", "v1", "--embedder", "models:v1")
@@ -408,10 +411,12 @@ def test_an_adopted_collection_is_emptied_only_with_consent(project: Project) ->
     other.ask("gallery", "add", "mine", "--model", "v1", "--collection", old, "--source", "call:models:items")
     refused = other.ask(*NAIVE, code=2)
     assert "run the same command with --execute to agree" in refused.stderr
-    assert collections(project) == {"v1": 400}
+    assert refused.stdout.startswith(f"{old}: yours, not made by rmvdb; this plans only, until you agree with --execute\n")
+    assert other.json("gallery", "show", "mine")["collections"][0]["records"] == 400
     assert other.json("status")["upgrade"] is None
-    other.ask(*NAIVE, "--execute")
+    assert "yours" not in other.ask(*NAIVE, "--execute").stdout
     assert other.json("status")["phase"] == "cut over"
+    assert f"Drop {old} (yours, adopted; 0 records) and the archive?" in other.run("cleanup", code=2).stdout
 
 
 def test_an_adopted_collection_is_searched_with_the_parameters_of_its_index(

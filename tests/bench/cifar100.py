@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rmvdb import calibration, metrics, simulate, training
-from rmvdb.methods import Fitted, Method, Pairs, Settings
-from rmvdb.ordering import Centroid, ClassificationScore, Cluster, Random
-from rmvdb.simulate import UNCALIBRATED
+from rmvdb.learning import calibration, geometry, training
+from rmvdb.learning.method import Fitted, Method, Pairs, Settings
+from rmvdb.planning import simulate
+from rmvdb.planning.orders import Centroid, ClassificationScore, Cluster, Random
+from rmvdb.planning.simulate import UNCALIBRATED
 from rmvdb.types import Metric, Record
 
 COSINE = Metric.COSINE
@@ -138,8 +139,8 @@ def calibrations(fitted: Fitted, part: Pairs) -> simulate.Calibrations:
     others = ~np.eye(len(part), dtype=bool)
     relevant = alike(part)[others]
     old_q, old_g, new_q, new_g = legs(fitted, part)
-    old = calibration.fit(metrics.distances(old_q, old_g, metric=COSINE)[others], relevant)
-    return old, calibration.fit(metrics.distances(new_q, new_g, metric=COSINE)[others], relevant)
+    old = calibration.fit(geometry.distances(old_q, old_g, metric=COSINE)[others], relevant)
+    return old, calibration.fit(geometry.distances(new_q, new_g, metric=COSINE)[others], relevant)
 
 
 def alike(part: Pairs) -> np.ndarray:

@@ -18,9 +18,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import rmvdb.app
-from rmvdb.registry import BEGUN
+from rmvdb.registry.shared_queries import BEGUN
 from tests.support.milvus_server import MilvusServer
 from tests.support.project import Project
+from tests.support.waiting import seconds_of
 
 IDS = list(range(1, 10_001))
 #: Seconds of each look at how fast workers are, and before it.
@@ -54,9 +55,9 @@ def strong(project: Project) -> dict[str, float]:
         after_write, later = [], []
         for _ in range(5):
             client.upsert([{"id": 1, "item": item, "label": 0}])
-            after_write += [_seconds(lambda: client.search(item)) for _ in range(10)]
+            after_write += [seconds_of(lambda: client.search(item)) for _ in range(10)]
             time.sleep(client.plan.staleness + 3.2)  # milvus.timeout of the project, and a moment
-            later += [_seconds(lambda: client.search(item)) for _ in range(10)]
+            later += [seconds_of(lambda: client.search(item)) for _ in range(10)]
     return {"strong_s": median(after_write), "bounded_s": median(later), "ratio": median(after_write) / median(later)}
 
 
@@ -121,12 +122,6 @@ def _wait(found: Any) -> Any:
             raise TimeoutError(f"nothing happened within {LONGEST:g} s")
         time.sleep(0.05)
     return value
-
-
-def _seconds(call: Any) -> float:
-    started = time.monotonic()
-    call()
-    return time.monotonic() - started
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
-import demo_models
 from sklearn.datasets import load_digits
 
-from rmvdb import simulate
-from rmvdb.methods import Method, Pairs, Settings
-from rmvdb.prediction import Trial
+import demo_models
+from rmvdb.learning.method import Method, Pairs, Settings
+from rmvdb.planning import simulate
+from rmvdb.planning.predict import Trial
 from rmvdb.types import Metric, Vectors
 
 COSINE = {"old_metric": Metric.COSINE, "new_metric": Metric.COSINE}

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rmvdb import hyperbolic
 from rmvdb.errors import AlreadyExists, CollectionMissing, EngineError, FilterError, LeaseLost, Mismatch
+from rmvdb.learning import hyperbolic
 from rmvdb.protocols import VectorStore
 from rmvdb.types import Field, Id, IdType, Index, Metric, Record, Schema, Vectors
 
@@ -326,41 +326,26 @@ NEGATIONS: dict[str, Callable[[int, Mapping[str, Any]], bool]] = {
     "not (city not in ['Bern']) or pk < -18": lambda n, f: f["city"] == "Bern" or n - 20 < -18,
     "not (city > 'B') and city != 'not (n == 3)'": lambda n, f: f["city"] <= "B",
 }
-#: Lite 3 leaves out what has no such field.
-NEGATIONS_OF_UNDECLARED: dict[str, Callable[[int, Mapping[str, Any]], bool]] = {
+#: Half of the records have no such field.
+NEGATIONS |= {
     "not (color == 'c2')": lambda n, f: f.get("color") != "c2",
     "not (color != 'c2' or n < 20)": lambda n, f: f.get("color") == "c2" and n >= 20,
     "not (color in ['c2', 'c4'] or size == 1)": lambda n, f: f.get("color") not in ("c2", "c4") and f.get("size") != 1,
     "not (size not in [1, 2])": lambda n, f: f.get("size") in (1, 2),
+    "n == 1 or not (size < 3)": lambda n, f: n == 1 or not f.get("size", 9) < 3,
+    "not (share < 0.5)": lambda n, f: f["share"] >= 0.5,
+    "not (size < 3)": lambda n, f: not f.get("size", 9) < 3,
 }
 
 
 def test_negations_mean_the_same_everywhere(store: VectorStore, collection: str) -> None:
     records = filled(store, collection)
-    lite3 = store.version().startswith("milvus-lite 3")
-    for filter, holds in (NEGATIONS | ({} if lite3 else NEGATIONS_OF_UNDECLARED)).items():
+    for filter, holds in NEGATIONS.items():
         expected = [record.id for record in records if holds(record.fields["n"], record.fields)]
         hits = store.search(collection, vectors_of(1, seed=3), limit=100, filter=filter, strong=True)[0]
         assert sorted(hit.id for hit in hits) == expected, filter
         assert scanned(store, collection, filter=filter) == expected, filter
         assert store.count(collection, filter=filter) == len(expected), filter
-
-
-def test_a_negation_is_answered_as_by_a_server_or_refused(store: VectorStore, collection: str) -> None:
-    """Some of these records have no `size`: where an engine cannot ask for them it says so."""
-    records = filled(store, collection)
-    if store.version().startswith("milvus-lite 2"):
-        with pytest.raises(
-            FilterError, match=r"`not \(size < 3\)` also holds where size is missing.*and size >= 3 does not; Milvus"
-        ):
-            store.count(collection, filter="n == 1 or not (size < 3)")
-        with pytest.raises(
-            FilterError, match=r"`not \(share < 0.5\)` also holds.*Lite 2.5 has no `not \(…\)`: write the opposite"
-        ):
-            store.count(collection, filter="not (share < 0.5)")
-    elif not store.version().startswith("milvus-lite 3"):
-        expected = [record.id for record in records if record.fields.get("size", 9) >= 3]
-        assert scanned(store, collection, filter="not (size < 3)") == expected
 
 
 @pytest.mark.parametrize("filter", ["n ==", "n == 1 and", "(n == 1", "n == 'a' 'b'", "n ** 2 == = 4", "== 3"])

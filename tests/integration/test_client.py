@@ -19,11 +19,13 @@ import pytest
 from sqlalchemy import text as statement
 
 from rmvdb import errors
-from rmvdb.addresses import load_object
-from rmvdb.client import Client
-from rmvdb.encoding import Chain, Encoder
+from rmvdb.items.objects import load_object
+from rmvdb.protocols import always
+from rmvdb.registry.mark import is_mark
+from rmvdb.serving.client import Client
+from rmvdb.serving.loaded_models import Chain, Encoder
 from rmvdb.types import Leg, Metric, Record
-from tests.support.inprocess import DIMS, Gallery, TextEmbedder, make
+from tests.support.inprocess import DIMS, Gallery, TextEmbedder, drive, make
 from tests.support.waiting import wait_until
 
 
@@ -77,8 +79,15 @@ def test_a_deletion_by_filter_leaves_what_another_client_has_just_changed(galler
         assert one.get(4) == []
 
 
-@pytest.mark.parametrize("filter", ["", " ", "\n"])
-def test_a_deletion_by_an_empty_filter_is_refused(gallery: Gallery, filter: str) -> None:
+def test_pages_that_do_not_advance_end_in_an_error(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = gallery.store.scan
+    monkeypatch.setattr(gallery.store, "scan", lambda *args, after=None, **options: scan(*args, **options))
+    with gallery.client() as client, pytest.raises(errors.EngineError, match="A page after the id 4 of 'texts' ended at 4"):
+        list(client._pages("", (), page=4))
+
+
+@pytest.mark.parametrize("filter", [None, "", " ", "\n"])
+def test_a_deletion_by_an_empty_filter_is_refused(gallery: Gallery, filter: str | None) -> None:
     with gallery.client() as client:
         with pytest.raises(errors.UsageError, match="give one of them"):
             client.delete(filter=filter)
@@ -275,3 +284,78 @@ def test_a_module_that_searches_while_it_is_imported_is_not_waited_for(planned: 
         warming = sys.modules.pop("warming")
     assert [hit.id for hit in warming.found] == [3]
     warming.client.close()
+
+
+# --- what the engine refuses -------------------------------------------------------------------------------------------
+
+
+def refusing(gallery: Gallery, refusal: Exception, *, call: str, at: int, bad: tuple[int, ...] = ()) -> None:
+    """Let the engine refuse that call of the store, from 1, once it was sent; of an upsert with `bad` the others are written."""
+    real, calls = getattr(gallery.store, call), iter(range(1, 100))
+
+    def refuse(collection: str, what: Any, *, permit: Any = always, **options: Any) -> None:
+        if is_mark(collection) or next(calls) != at:
+            real(collection, what, permit=permit, **options)
+            return
+        permit()
+        if bad:
+            real(collection, [record for record in what if record.id not in bad])
+        raise refusal
+
+    setattr(gallery.store, call, refuse)
+
+
+def open_writes(gallery: Gallery) -> int:
+    return len(gallery.registry.open_writes(gallery.registry.gallery("texts").id))
+
+
+@pytest.mark.parametrize("call", ["upsert", "delete"])
+def test_a_write_that_the_engine_refuses_keeps_nothing_waiting(gallery: Gallery, call: str) -> None:
+    refusing(gallery, errors.Refused("no"), call=call, at=1)
+    with gallery.client() as client:
+        write = {"upsert": lambda: client.upsert([{"id": 3, "item": "cat"}]), "delete": lambda: client.delete(3)}[call]
+        with pytest.raises(errors.Refused):
+            write()
+        assert open_writes(gallery) == 0
+        began = time.monotonic()
+        write()
+        assert time.monotonic() - began < 10.0
+
+
+@pytest.mark.parametrize("failure", [errors.EngineError("?"), errors.EngineUnavailable("?"), errors.EngineKilled("?")])
+def test_a_write_of_which_nobody_knows_what_was_done_stays_announced(gallery: Gallery, failure: Exception) -> None:
+    refusing(gallery, failure, call="upsert", at=1)
+    with gallery.client() as client, pytest.raises(type(failure)):
+        client.upsert([{"id": 3, "item": "cat"}])
+    assert open_writes(gallery) == 1
+
+
+def test_what_is_made_in_new_and_refused_in_old_stays_announced(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=8)
+    refusing(gallery, errors.Refused("no"), call="upsert", at=2)
+    with gallery.client() as client, pytest.raises(errors.Refused):
+        client.upsert([{"id": 3, "item": "cat"}])
+    assert open_writes(gallery) == 1
+    gallery.registry.close()
+
+
+def test_records_that_end_the_engine_keep_no_other_from_being_written_in_every_collection(gallery: Gallery) -> None:
+    refusing(gallery, errors.EngineKilled("ended", ids=[3]), call="upsert", at=1, bad=(3,))
+    with gallery.client() as client:
+        with pytest.raises(errors.EngineKilled) as refused:
+            client.upsert([{"id": id, "item": "cat", "n": 1} for id in (2, 3, 4)])
+        assert refused.value.ids == (3,)
+        assert {record.id: record.fields["n"] for record in client.get([2, 3, 4])} == {2: 1, 3: 0, 4: 1}
+        assert {each.id: each.fields["n"] for each in gallery.store.get("texts_v1", [2, 3, 4])} == {2: 1, 3: 0, 4: 1}
+        assert open_writes(gallery) == 0
+        assert client.upsert([{"id": 3, "item": "dog"}]) == 1
+
+
+def test_a_record_that_ends_the_engine_is_quarantined_alone(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=20)
+    refusing(gallery, errors.EngineKilled("ended", ids=[3]), call="upsert", at=1, bad=(3,))
+    drive(gallery, width=1)
+    assert set(gallery.held()["old"]) == {3}
+    assert set(gallery.held()["new"]) == set(range(1, 21)) - {3}
+    assert [row.reason for row in gallery.registry.quarantined(gallery.upgrade.id)] == ["ended"]
+    gallery.registry.close()

@@ -22,23 +22,26 @@ import pytest
 from sqlalchemy import text
 
 from rmvdb import errors
-from rmvdb.archive import ArchiveFile, EmbeddingCache, item_digest
-from rmvdb.backfill import Backfill
-from rmvdb.client import Client
-from rmvdb.encoding import Chain, Encoder
-from rmvdb.faiss_store import FaissStore
-from rmvdb.latency import Latency
-from rmvdb.plans import Plans
+from rmvdb.backfill.batches import Backfill
+from rmvdb.engines.faiss import FaissStore
+from rmvdb.items.embedders import item_digest
+from rmvdb.items.sources import FieldSource
+from rmvdb.planning.sample import Sample, Sampler, vectors_of
 from rmvdb.protocols import always
-from rmvdb.registry import Claim, key, unpack_ids
-from rmvdb.sampling import Sample, Sampler, vectors_of
-from rmvdb.sources import FieldSource
-from rmvdb.tables import BatchRow
-from rmvdb.traffic import Traffic
+from rmvdb.registry.claims import Claim
+from rmvdb.registry.codec import key, unpack_ids
+from rmvdb.registry.tables import BatchRow
+from rmvdb.serving.client import Client
+from rmvdb.serving.current_plan import Plans
+from rmvdb.serving.latency import Latency
+from rmvdb.serving.loaded_models import Chain, Encoder
+from rmvdb.serving.traffic import Traffic
+from rmvdb.storage.archive import ArchiveFile, EmbeddingCache
+from rmvdb.timing import uptime
 from rmvdb.types import BatchState, Id, Leg, Metric, Phase, Record, ServingPlan
-from rmvdb.upgrade import completing, listing
-from rmvdb.uptime import uptime
+from rmvdb.upgrade import complete, work_list
 from tests.support import inprocess
+from tests.support.clocks import DatabaseClock
 from tests.support.inprocess import DIMS, TIMES, Gallery, TextEmbedder, make, vector
 from tests.support.waiting import run_out, wait_until
 
@@ -62,7 +65,7 @@ def planned(tmp_path: Path) -> Iterator[Gallery]:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A write may last 6 s, and no call of it leaves after 5 s."""
-    monkeypatch.setattr("rmvdb.writing.WRITE_LASTS", 6.0)
+    monkeypatch.setattr("rmvdb.serving.announced_writes.WRITE_LASTS", 6.0)
 
 
 class Killed(BaseException):
@@ -257,7 +260,7 @@ class Wire:
         self._real, self.is_cut = real, False
 
     def __getattr__(self, name: str) -> Any:
-        if self.is_cut:
+        if self.is_cut and name not in ("gaps", "let_go"):  # what this process does without asking
             raise errors.RegistryError("The registry cannot be reached")
         return getattr(self._real, name)
 
@@ -411,7 +414,7 @@ def test_a_heartbeat_that_reaches_the_database_too_late_does_not_keep_a_claim(
         return renew(*args, **options)
 
     worker._renew(gallery.upgrade.id)
-    batch = worker._claim(gallery.task, copy=True)
+    batch = worker._claim(gallery.task, copy=True, settled=None)
     assert batch is not None
     in_time = worker._in_time(batch, asked)
     time.sleep(1.4)
@@ -461,9 +464,10 @@ def test_what_was_deleted_while_a_write_of_it_was_begun_and_not_made_does_not_co
 ) -> None:
     advance = gallery.registry.advance
 
-    def announced(batch: BatchRow, state: BatchState, **values: Any) -> None:
-        advance(batch, state, **values)
+    def announced(batch: BatchRow, state: BatchState, **values: Any) -> int:
+        number = advance(batch, state, **values)
         gallery.registry.open_intents("texts", "upsert", [3], client="killed", lasting=0.3)
+        return number
 
     copied(gallery)
     remove(gallery, 3)
@@ -483,7 +487,7 @@ def test_a_late_record_that_two_conductors_find_is_listed_once(gallery: Gallery)
     gallery.source.of[50] = "t50"
     gallery.store.upsert(gallery.task.old[0], [Record(id=50, vector=vector("v1", "t50"), fields={"n": 0})])
     for _ in range(2):
-        assert completing._list_late(gallery.conductor(), gallery.upgrade, gallery.task.old[0]) == 1
+        assert complete._list_late(gallery.conductor(), gallery.upgrade, gallery.task.old[0]) == 1
     pending = gallery.registry.batches(gallery.upgrade.id, state=BatchState.PENDING)
     assert [unpack_ids(batch.ids) for batch in pending] == [[50]]
     drive(gallery)
@@ -623,7 +627,7 @@ def test_a_claim_that_the_database_has_given_to_another_is_lost_whatever_the_clo
     worker = gallery.worker(lease=60.0)
     worker._renew(gallery.upgrade.id)
     asked = uptime()
-    batch = worker._claim(gallery.task, copy=True)
+    batch = worker._claim(gallery.task, copy=True, settled=None)
     assert batch is not None
     in_time = worker._in_time(batch, asked)
     worker._renew(gallery.upgrade.id)
@@ -649,7 +653,7 @@ def test_what_another_program_changes_while_a_removal_waits_for_its_heir_is_move
 def test_what_was_moved_put_back_copied_and_then_deleted_by_another_program_is_no_difference(gallery: Gallery) -> None:
     drive(gallery)
     gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "t3"), fields={"n": 7})])
-    completing._list_late(gallery.conductor(), gallery.upgrade, gallery.task.old[0])
+    complete._list_late(gallery.conductor(), gallery.upgrade, gallery.task.old[0])
     copied(gallery)
     remove(gallery, 3)
     row = gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
@@ -659,7 +663,8 @@ def test_what_was_moved_put_back_copied_and_then_deleted_by_another_program_is_n
 
 def test_a_number_that_is_none_does_not_differ_from_itself(gallery: Gallery) -> None:
     """Else its record would be moved again for ever."""
-    gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "t3"), fields={"n": float("nan")})])
+    another = Record(id=3, vector=vector("v1", "t3"), fields={"n": float("nan")})
+    gallery.store.upsert(gallery.task.old[0], [another], as_read=True)  # by another program: rmvdb writes none
     drive(gallery)
     assert len(gallery.registry.batches(gallery.upgrade.id)) == 1
     assert gallery.verify().ok
@@ -687,9 +692,9 @@ def test_a_call_that_was_held_up_after_its_permit_and_overwrote_a_write_is_found
         with running:
             renew(upgrade)
 
-    def upsert(self: FaissStore, collection: str, records: Any, *, permit: Any = always) -> None:
+    def upsert(self: FaissStore, collection: str, records: Any, *, permit: Any = always, **options: Any) -> None:
         if collection != gallery.task.new[0] or not threading.current_thread().name.startswith("rmvdb-batch") or held_up:
-            return real(self, collection, records, permit=permit)
+            return real(self, collection, records, permit=permit, **options)
         permit()
         held_up.append(collection)
         with running:  # its heart is as suspended as it is
@@ -697,7 +702,7 @@ def test_a_call_that_was_held_up_after_its_permit_and_overwrote_a_write_is_found
             gallery.source.of[3] = "newer"
             with gallery.client() as client:
                 client.upsert([{"id": 3, "item": "newer", **fields}])
-        return real(self, collection, records)
+        return real(self, collection, records, **options)
 
     monkeypatch.setattr(worker, "_renew", renewed)
     monkeypatch.setattr(FaissStore, "upsert", upsert)
@@ -715,17 +720,17 @@ def test_a_call_that_was_held_up_after_its_permit_and_overwrote_a_write_is_found
 
 
 def test_nobody_waits_for_a_client_that_was_seen_before_the_clock_was_set_back(gallery: Gallery) -> None:
-    epoch = gallery.registry.plan("texts").epoch
+    clock, epoch = DatabaseClock(gallery.registry), gallery.registry.plan("texts").epoch
     gallery.registry.refresh("texts", client="killed", holds=epoch - 1, ready=epoch - 1, trouble="")
-    with gallery.registry.engine.begin() as connection:
-        connection.execute(text("UPDATE clients SET seen_at = seen_at + 600"))
+    clock.set(-600)
     with gallery.client() as client, ThreadPoolExecutor(1) as pool:
         pool.submit(client.upsert, [{"id": 3, "item": "newer", "n": 1}]).result(timeout=60)
 
 
 def test_what_was_copied_before_the_clock_was_set_back_waits_for_one_more_grace(gallery: Gallery) -> None:
+    clock = DatabaseClock(gallery.registry)
     copied(gallery)
-    _set_clock_back(gallery, "batches", "copied_at")
+    clock.set(-3600)
     began = time.monotonic()
     drive(gallery, seconds=60.0)
     assert time.monotonic() - began >= gallery.task.grace
@@ -735,9 +740,10 @@ def test_what_was_copied_before_the_clock_was_set_back_waits_for_one_more_grace(
 def test_a_conductor_that_was_killed_before_the_clock_was_set_back_is_waited_for_no_longer(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmvdb.upgrade.baton.BATON", 1.0)
+    monkeypatch.setattr("rmvdb.upgrade.leadership.BATON", 1.0)
+    clock = DatabaseClock(gallery.registry)
     gallery.registry.lead(gallery.upgrade.id, "killed", 1.0)
-    _set_clock_back(gallery, "upgrades", "conductor_until")
+    clock.set(-3600)
     conductor = gallery.conductor()
     timer = threading.Timer(60.0, conductor.stop.set)
     timer.start()
@@ -745,14 +751,8 @@ def test_a_conductor_that_was_killed_before_the_clock_was_set_back_is_waited_for
     assert row.phase == Phase.CUT_OVER
 
 
-def _set_clock_back(gallery: Gallery, table: str, column: str) -> None:
-    """What was written down by the clock as it was lies an hour ahead."""
-    with gallery.registry.engine.begin() as connection:
-        connection.execute(text(f"UPDATE {table} SET {column} = {column} + 3600"))
-
-
 def test_a_write_does_not_wait_without_end_for_its_turn(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmvdb.writing.WRITE_WAITS", 0.5)
+    monkeypatch.setattr("rmvdb.serving.announced_writes.WRITE_WAITS", 0.5)
     with gallery.client() as client, gallery.registry.engine.begin() as connection:
         connection.execute(text("UPDATE galleries SET rebuilding = 1"))
         connection.commit()
@@ -762,7 +762,7 @@ def test_a_write_does_not_wait_without_end_for_its_turn(gallery: Gallery, monkey
 
 def test_a_write_that_waited_past_its_deadline_is_not_made(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut off from the database meanwhile; another one has begun since, which could not know of it."""
-    monkeypatch.setattr("rmvdb.writing.WRITE_LASTS", 3.0)
+    monkeypatch.setattr("rmvdb.serving.announced_writes.WRITE_LASTS", 3.0)
     real, asked = gallery.registry.blocked, list[bool]()
 
     def blocked(*args: Any) -> bool:
@@ -1007,7 +1007,7 @@ def test_what_the_plan_embedded_and_is_bad_since_is_set_aside_and_planned_withou
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bad: Sequence[int]
 ) -> None:
     """All of a batch, half of one, some of each."""
-    monkeypatch.setattr("rmvdb.sampling.CHUNK", 10)
+    monkeypatch.setattr("rmvdb.planning.sample.CHUNK", 10)
     gallery = make(tmp_path)
     assert _sample(gallery).skipped == 0
     for id in bad:
@@ -1029,7 +1029,7 @@ def test_what_the_plan_embedded_and_is_bad_since_is_set_aside_and_planned_withou
 def test_bad_items_that_lie_together_are_left_out_of_a_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bad: Sequence[int]
 ) -> None:
-    monkeypatch.setattr("rmvdb.sampling.CHUNK", 10)
+    monkeypatch.setattr("rmvdb.planning.sample.CHUNK", 10)
     gallery = make(tmp_path, records=21)
     for id in bad:
         _spoil(gallery, id, kind)
@@ -1092,7 +1092,7 @@ def test_what_is_chosen_to_be_deleted_is_chosen_once_nobody_else_is_at_it(galler
 def test_a_quarantined_record_that_is_written_again_is_moved(gallery: Gallery, source: str) -> None:
     gallery.source.of[3] = "broken"
     conductor, worker = gallery.conductor(), gallery.worker()
-    with pytest.raises(errors.WrongPhase, match="1 record is quarantined, such as '3'"):
+    with pytest.raises(errors.Quarantined, match="1 record is quarantined, such as '3'"):
         conductor.advance(gallery.registry.upgrade(gallery.upgrade.id), worker)
     gallery.source.of[3] = source
     with gallery.client() as client:
@@ -1181,7 +1181,7 @@ def test_a_roll_back_is_listed_a_page_at_a_time_with_each_record_once_by_its_las
     gallery = make(tmp_path, records=12, batch=2)
     drive(gallery)
     gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "t3"), fields={"n": 7})])
-    completing._list_late(gallery.conductor(), gallery.upgrade, gallery.task.old[0])
+    complete._list_late(gallery.conductor(), gallery.upgrade, gallery.task.old[0])
     drive(gallery)
     real, pages = gallery.registry.batches, list[list[weakref.ref[BatchRow]]]()
 
@@ -1194,7 +1194,7 @@ def test_a_roll_back_is_listed_a_page_at_a_time_with_each_record_once_by_its_las
     monkeypatch.setattr(gallery.registry, "batches", batches)
     back = gallery.conductor().roll_back(gallery.registry.upgrade(gallery.upgrade.id))
     assert back is not None
-    listed = [(ids, gallery.backfill._kept(file)) for ids, file in listing._undone(gallery.conductor(), back)]
+    listed = [(ids, gallery.backfill._kept(file)) for ids, file in work_list._undone(gallery.conductor(), back)]
     assert [ids for ids, _ in listed] == [[3], [11, 12], [9, 10], [7, 8], [5, 6], [4], [1, 2]]
     assert listed[0][1]["texts_v1"][0].fields == {"n": 7}
     assert len(pages) == 10

@@ -19,18 +19,18 @@ import numpy as np
 import pytest
 
 from rmvdb import errors
-from rmvdb.client import Client
-from rmvdb.deadlines import WRITE_LASTS
-from rmvdb.methods import Method
-from rmvdb.mirror import PASSES
-from rmvdb.planning import Question
-from rmvdb.registry import unpack_ids
-from rmvdb.status import status
-from rmvdb.tables import UpgradeRow
-from rmvdb.throttle import Limits
+from rmvdb.backfill.throttle import Limits
+from rmvdb.learning.method import Method
+from rmvdb.planning.plan import Question
+from rmvdb.registry.codec import unpack_ids
+from rmvdb.registry.tables import UpgradeRow
+from rmvdb.serving.announced_writes import Writes
+from rmvdb.serving.client import Client
+from rmvdb.timing import WRITE_LASTS
 from rmvdb.types import Id, Phase, Record
-from rmvdb.upgrade import cleaning_up, deploying, mirroring, serving
-from rmvdb.writing import Writes
+from rmvdb.upgrade import change_epoch, clean_up, deploy, keep_original, repair, verify
+from rmvdb.upgrade.copy_collection import PASSES
+from rmvdb.upgrade.status import status
 from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import UNLIMITED, Crash, Gallery, TextEmbedder, make, vector
 from tests.support.waiting import grow_old, wait_until
@@ -42,7 +42,7 @@ METHOD = Method.NAIVE
 @pytest.fixture(params=[Method.NAIVE, Method.FCT])
 def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Method:
     """How the copy is searched: as the original is, or lifted, by few records."""
-    monkeypatch.setattr("rmvdb.prediction.LEAST_PAIRS", 20)
+    monkeypatch.setattr("rmvdb.planning.predict.LEAST_PAIRS", 20)
     monkeypatch.setattr("tests.integration.test_instant_rollback.METHOD", request.param)
     found: Method = request.param
     return found
@@ -186,6 +186,29 @@ def test_cut_over_and_clean_up_leave_the_new_collection_alone(gallery: Gallery) 
     assert gallery.registry.active_upgrade(gallery.registry.gallery("texts").id) is None
 
 
+def test_what_an_engine_that_has_gone_back_lost_is_found_and_put_back(gallery: Gallery) -> None:
+    """In place its records are there, with the vectors that were there before; else they are nowhere but in the original."""
+    begun = begin(gallery, until=0.2)
+    deploying_only = gallery.registry.upgrade(go_on(gallery, begun).id)
+    filled = deploying_only.new_collection
+    before = gallery.records(filled)
+    gallery.registry.set_upgrade(begun.id, plan=deploying_only.plan | {"until": 1.0})
+    conductor = gallery.conductor()
+    conductor.backfill(gallery.registry.upgrade(begun.id), gallery.worker(), until=1.0)
+    gone = sorted(set(gallery.source.of) - {id for row in gallery.registry.batches(begun.id)[:2] for id in unpack_ids(row.ids)})
+    gallery.store.delete(filled, gone)
+    gallery.store.upsert(filled, [before[id] for id in gone if id in before], as_read=True)
+
+    row = gallery.registry.upgrade(begun.id)
+    report = verify.verify(conductor, row)
+    assert report.problems >= (len(gone) if row.in_place else 1)
+    lost = repair.lost(conductor, row)
+    assert sorted(id for ids in lost.archived.values() for id in ids) == gone
+    conductor.repair(row, lost, gallery.worker())
+    assert verify.verify(conductor, row).ok
+    expect_holds(gallery, filled, "v2")
+
+
 def test_while_it_backfills_the_original_is_not_touched(gallery: Gallery) -> None:
     before = gallery.records(ORIGINAL)
     calls: list[tuple[str, str]] = []
@@ -249,7 +272,7 @@ def test_neither_an_insertion_under_way_nor_one_cut_off_keeps_from_cleaning_up(
     with gallery.client() as client, pytest.raises(KeyboardInterrupt):
         client.upsert([{"id": 77, "item": "cut off", "n": 9}])
     grow_old(gallery.registry, seconds=WRITE_LASTS - 5)
-    monkeypatch.setattr(cleaning_up, "_wait_since", under_way)
+    monkeypatch.setattr(clean_up, "_wait_for_older_searches", under_way)
     gallery.conductor().clean_up(row)
     writer.join()
     expect_holds(gallery, row.new_collection, "v2")
@@ -350,7 +373,7 @@ def copying(gallery: Gallery, row: UpgradeRow, *, limits: Limits = UNLIMITED) ->
 
 @pytest.fixture
 def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirroring, "COPIED_AT_ONCE", 10)
+    monkeypatch.setattr(keep_original, "COPIED_AT_ONCE", 10)
 
 
 @pytest.mark.usefixtures("_small_pages")
@@ -400,14 +423,14 @@ def test_given_up_while_it_is_copied_nothing_is_left_of_it(gallery: Gallery) -> 
 def test_two_may_give_it_up_at_once(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     row = begin(gallery)
     die_in_the_copy(gallery, row)
-    row, real = gallery.registry.upgrade(row.id), serving.serve
+    row, real = gallery.registry.upgrade(row.id), change_epoch.serve
 
     def serve(*args: Any, **options: Any) -> int:
-        monkeypatch.setattr(serving, "serve", real)
+        monkeypatch.setattr(change_epoch, "serve", real)
         assert gallery.conductor().roll_back(row) is None
         return real(*args, **options)
 
-    monkeypatch.setattr(serving, "serve", serve)
+    monkeypatch.setattr(change_epoch, "serve", serve)
     assert gallery.conductor().roll_back(row) is None
     assert [each.phase for each in gallery.registry.history(row.id)].count(Phase.ENDED) == 1
     assert not gallery.store.exists(row.old_collections[0])
@@ -480,7 +503,7 @@ def test_who_was_suspended_while_it_copied_stops(gallery: Gallery, served: bool)
         first.deploy(row)
     assert gallery.registry.upgrade(row.id).phase == (Phase.SERVING_BOTH if served else Phase.PLANNED)
     with pytest.raises(errors.UpgradeRunning):
-        deploying._copy_original(first, row, force=False)
+        deploy._copy_original(first, row, force=False)
 
 
 def test_who_was_suspended_while_it_wrote_a_page_does_not_say_how_far_the_copy_is(gallery: Gallery) -> None:
@@ -621,24 +644,24 @@ def test_what_a_client_deleted_stays_out_though_another_program_put_it_back(gall
 def test_what_agrees_is_found_to_agree_range_by_range(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by asking for every page of records in every collection: on a server each question waits for its turn."""
     row = go_on(gallery, begin(gallery, until=0.5))
-    monkeypatch.setattr("rmvdb.mirror.RANGE", 15)
-    mirror, gets = mirroring.mirror(gallery.conductor(), row), list[str]()
+    monkeypatch.setattr("rmvdb.upgrade.copy_collection.RANGE", 15)
+    mirror, gets = keep_original.mirror(gallery.conductor(), row), list[str]()
     gallery.store.looked = lambda call, collection: gets.append(collection)
-    assert mirror.agree(mirroring.beside(row)) == 0
-    assert list(mirror.unknown(mirroring.beside(row))) == []
+    assert mirror.agree(keep_original.beside(row)) == 0
+    assert list(mirror.unknown(keep_original.beside(row))) == []
     assert gets == []
     gallery.store.delete(ORIGINAL, [3, 17, 40])  # one of each range
     gallery.store.upsert(ORIGINAL, [Record(id=id, vector=vector("v1", f"t{id}"), fields={"n": id}) for id in (-1, 90)])
-    assert sorted(id for page in mirror.unknown(mirroring.beside(row)) for id in page) == [-1, 90]
-    assert mirror.agree(mirroring.beside(row)) == 5
-    assert mirror.agree(mirroring.beside(row)) == 0
+    assert sorted(id for page in mirror.unknown(keep_original.beside(row)) for id in page) == [-1, 90]
+    assert mirror.agree(keep_original.beside(row)) == 5
+    assert mirror.agree(keep_original.beside(row)) == 0
 
 
 def test_agreeing_takes_out_nothing_that_a_client_put_back_meanwhile(gallery: Gallery) -> None:
     row = go_on(gallery, begin(gallery, until=1.0))
     gallery.store.delete(ORIGINAL, [2, 3])
     gallery.source.of.pop(3)
-    mirror, real, done = mirroring.mirror(gallery.conductor(), row), Writes.announced, threading.Event()
+    mirror, real, done = keep_original.mirror(gallery.conductor(), row), Writes.announced, threading.Event()
 
     def announced(self: Writes, kind: str, ids: list[int], **options: object) -> object:
         if kind == "delete" and not done.is_set():
@@ -649,7 +672,7 @@ def test_agreeing_takes_out_nothing_that_a_client_put_back_meanwhile(gallery: Ga
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Writes, "announced", announced)
-        assert mirror.agree(mirroring.beside(row)) == 1
+        assert mirror.agree(keep_original.beside(row)) == 1
     expect_holds(gallery, row.new_collection, "v2")
     assert gallery.conductor().verify(gallery.registry.upgrade(row.id)).ok
 
@@ -767,8 +790,8 @@ def test_what_another_program_deletes_and_inserts_again_is_found(gallery: Galler
         with gallery.client() as client:
             put(gallery, client, 2, "written")
     gallery.store.delete(ORIGINAL, [2])
-    mirroring.agree(gallery.conductor(), row)
-    assert 2 not in gallery.records(*mirroring.beside(row))
+    keep_original.agree(gallery.conductor(), row)
+    assert 2 not in gallery.records(*keep_original.beside(row))
     gallery.source.of[2] = "again"
     gallery.store.upsert(ORIGINAL, [Record(id=2, vector=vector("v1", "again"), fields={"n": 5})])
     gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
@@ -785,7 +808,7 @@ def test_a_look_that_ends_while_it_takes_a_record_in_forgets_no_deletion(
 ) -> None:
     row = go_on(gallery, begin(gallery, until=0.9))
     gallery.store.delete(ORIGINAL, [2])
-    mirroring.agree(gallery.conductor(), row)
+    keep_original.agree(gallery.conductor(), row)
     gallery.store.upsert(ORIGINAL, [Record(id=2, vector=vector("v1", "t2"), fields={"n": 2})])
 
     def die(call: str, _: str) -> None:
@@ -797,7 +820,7 @@ def test_a_look_that_ends_while_it_takes_a_record_in_forgets_no_deletion(
         if ending == "is killed":
             patch.setattr(type(gallery.registry), "withdraw_intents", lambda *_: None)
         with pytest.raises(Crash):
-            mirroring.agree(gallery.conductor(), row)
+            keep_original.agree(gallery.conductor(), row)
     gallery.store.delete(ORIGINAL, [2])
     gallery.source.of.pop(2)
     grow_old(gallery.registry, seconds=WRITE_LASTS + 1)  # what it had announced is past its deadline
@@ -837,7 +860,7 @@ def test_a_record_that_was_taken_in_again_is_embedded_though_its_look_was_killed
 ) -> None:
     row = go_on(gallery, begin(gallery, until=0.9))
     gallery.store.delete(ORIGINAL, [2])
-    mirroring.agree(gallery.conductor(), row)
+    keep_original.agree(gallery.conductor(), row)
     gallery.source.of[2] = "again"
     gallery.store.upsert(ORIGINAL, [Record(id=2, vector=vector("v1", "again"), fields={"n": 5})])
 
@@ -848,7 +871,7 @@ def test_a_record_that_was_taken_in_again_is_embedded_though_its_look_was_killed
         patch.setattr(gallery.registry, "forget_done", die)
         patch.setattr(type(gallery.registry), "withdraw_intents", lambda *_: None)
         with pytest.raises(Crash):
-            mirroring.agree(gallery.conductor(), row)
+            keep_original.agree(gallery.conductor(), row)
     grow_old(gallery.registry, seconds=WRITE_LASTS + 1)  # what it had announced is past its deadline
     gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
     row = go_on(gallery, row)

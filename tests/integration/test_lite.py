@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmvdb import lite
+from rmvdb.engines import lite
+from rmvdb.engines.milvus import MilvusStore
 from rmvdb.errors import DiskFull, EngineError, EngineUnavailable
-from rmvdb.milvus import MilvusStore
 from rmvdb.types import IdType, Index, Metric, Record, Schema
 from tests.support.slow import slow
 from tests.support.small_disk import on_small_disk
@@ -68,7 +68,7 @@ def _processes(path: Path) -> list[tuple[str, int]]:
             arguments = (folder / "cmdline").read_bytes().decode().split("\0") if folder.name.isdigit() else []
         except (FileNotFoundError, ProcessLookupError):
             continue
-        kinds = {"owner": "rmvdb.lite" in arguments, "server": arguments[0].endswith("/milvus") if arguments else False}
+        kinds = {"owner": "rmvdb.engines.lite" in arguments, "server": arguments[0].endswith("/milvus") if arguments else False}
         found += [(kind, int(folder.name)) for kind, fits in kinds.items() if fits and str(path) in arguments]
     return found
 
@@ -82,7 +82,8 @@ def eventually(holds: Callable[[], bool], what: str, *, within: float = 60.0) ->
 
 def program(body: str, *arguments: object, **options: object) -> subprocess.Popen[str]:
     """Another process that runs `body`."""
-    head = "import sys, os, time, functools, numpy as np; from rmvdb import lite; from rmvdb.milvus import MilvusStore\n"
+    head = "import sys, os, time, functools, numpy as np\nfrom rmvdb.engines import lite\n"
+    head += "from rmvdb.engines.milvus import MilvusStore\n"
     command = [sys.executable, "-c", head + textwrap.dedent(body), *map(str, arguments)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
 
@@ -245,7 +246,7 @@ def test_one_call_leaves_by_a_permit(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_server_whose_starter_was_killed_while_it_started_is_the_next_ones(path: Path) -> None:
-    command = [sys.executable, "-m", "rmvdb.lite", str(path), "--idle", "30"]
+    command = [sys.executable, "-m", "rmvdb.engines.lite", str(path), "--idle", "30"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as starting:
         eventually(lambda: "server" in processes(path), "it begins")
         address = address_of(path)
@@ -444,9 +445,9 @@ import functools, os, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import numpy as np
-from rmvdb import lite
+from rmvdb.engines import lite
 from rmvdb.errors import DiskFull
-from rmvdb.milvus import MilvusStore
+from rmvdb.engines.milvus import MilvusStore
 from rmvdb.types import Field, IdType, Index, Metric, Record, Schema
 
 path = Path(sys.argv[1]) / "x.db"

@@ -18,17 +18,22 @@ import numpy as np
 import pytest
 from sqlalchemy import text as statement
 
-from rmvdb import catalog, errors, scheduler
-from rmvdb.client import Client
-from rmvdb.encoding import Chain, Encoder
-from rmvdb.methods import Method
-from rmvdb.planning import Question
-from rmvdb.status import status
-from rmvdb.tables import UpgradeRow
+from rmvdb import errors
+from rmvdb.app import daemon
+from rmvdb.catalog import catalog
+from rmvdb.learning.method import Method
+from rmvdb.planning.plan import Question
+from rmvdb.registry.mark import mark_of
+from rmvdb.registry.tables import UpgradeRow
+from rmvdb.serving.client import Client
+from rmvdb.serving.loaded_models import Chain, Encoder
+from rmvdb.timing import uptime
 from rmvdb.types import BatchState, Field, Id, IdType, Index, Item, Metric, Phase, Record, Schema, Vectors
-from rmvdb.upgrade import Conductor, completing, serving
-from rmvdb.upgrade.lead import Lead
-from rmvdb.uptime import uptime
+from rmvdb.upgrade import change_epoch
+from rmvdb.upgrade import complete as completing
+from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.run import Conductor
+from rmvdb.upgrade.status import status
 from tests.support.inprocess import DIMS, TIMES, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
 from tests.support.waiting import run_out, wait_until
 
@@ -182,12 +187,12 @@ def test_a_worker_that_was_suspended_for_longer_than_its_lease_writes_nothing_mo
 ) -> None:
     worker, asked = gallery.worker(lease=60.0), uptime()
     worker._renew(gallery.upgrade.id)
-    batch = worker._claim(gallery.task, copy=True)
+    batch = worker._claim(gallery.task, copy=True, settled=None)
     assert batch is not None
     still_mine = worker._in_time(batch, asked)
     still_mine()
     run_out(gallery.registry)
-    monkeypatch.setattr("rmvdb.worker.uptime", lambda: uptime() + 86400)
+    monkeypatch.setattr("rmvdb.backfill.worker.uptime", lambda: uptime() + 86400)
     worker._renew(gallery.upgrade.id)  # a heartbeat that comes too late
     with pytest.raises(errors.LeaseLost):
         still_mine()
@@ -239,7 +244,7 @@ def write(gallery: Gallery, client: object, id: int, text: str) -> None:
 
 
 def _ids(packed: bytes | None) -> list[Id]:
-    from rmvdb.registry import unpack_ids
+    from rmvdb.registry.codec import unpack_ids
 
     return unpack_ids(packed)
 
@@ -309,7 +314,7 @@ def test_a_conductor_that_is_suspended_before_it_serves_leads_nobody_back(
 ) -> None:
     """For so long that another takes its place and cuts over."""
     gallery = make(tmp_path, deployed=step != "deploy")
-    row, first, real, ended = gallery.upgrade, gallery.conductor(), serving.serve, list[UpgradeRow]()
+    row, first, real, ended = gallery.upgrade, gallery.conductor(), change_epoch.serve, list[UpgradeRow]()
     if step == "switch":
         new, old = row.plan["serving"]
         gallery.registry.set_upgrade(row.id, plan=row.plan | {"switch": 0.3, "later": [new, old | {"write_with": "v1"}]})
@@ -325,7 +330,7 @@ def test_a_conductor_that_is_suspended_before_it_serves_leads_nobody_back(
             ended.append(gallery.conductor().advance(row, gallery.worker()))
         return real(lead, *args, **options)
 
-    monkeypatch.setattr(serving, "serve", serve)
+    monkeypatch.setattr(change_epoch, "serve", serve)
     with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
         first.advance(row, gallery.worker())
 
@@ -341,7 +346,7 @@ def test_a_conductor_that_is_suspended_before_it_serves_leads_nobody_back(
 def test_no_alias_is_left_on_a_collection_that_is_dropped(gallery: Gallery, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     """A conductor is suspended where it moves aliases, for so long that another cuts over, and back."""
     stands_for, first, back = {"texts": "texts_v1"}, gallery.conductor(), list[UpgradeRow]()
-    real, waiting = serving.move_aliases, [moment]
+    real, waiting = change_epoch.move_aliases, [moment]
 
     def overtaken() -> None:
         waiting.clear()
@@ -366,7 +371,7 @@ def test_no_alias_is_left_on_a_collection_that_is_dropped(gallery: Gallery, monk
         real(lead, upgrade)
 
     monkeypatch.setattr(gallery.store, "move_aliases", move_there)
-    monkeypatch.setattr(serving, "move_aliases", move)
+    monkeypatch.setattr(change_epoch, "move_aliases", move)
     with pytest.raises(errors.WrongPhase, match="has ended"):
         first.advance(gallery.upgrade, gallery.worker())
     assert stands_for["texts"] == ("texts_v1" if moment == "before it looks" else "texts_v2")
@@ -378,7 +383,7 @@ def test_no_alias_is_left_on_a_collection_that_is_dropped(gallery: Gallery, monk
 def test_a_client_that_cannot_serve_the_next_plan_keeps_no_worker_from_other_galleries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "PATIENCE", 0.5)
+    monkeypatch.setattr(daemon, "PATIENCE", 0.5)
     gallery = make(tmp_path, deployed=False, times=TIMES | {"max_age": 60.0})
     gallery.registry.refresh("texts", client="web", ready=0, trouble="No module named v2", holds=1)
     said, worked = list[str](), list[str]()
@@ -389,8 +394,9 @@ def test_a_client_that_cannot_serve_the_next_plan_keeps_no_worker_from_other_gal
 
     settings = SimpleNamespace(backfill=SimpleNamespace(lease=1.6))
     app = SimpleNamespace(worker=gallery.worker, registry=gallery.registry, conductor=conductor, settings=settings)
-    made = scheduler.Scheduler(app, galleries=(), window=scheduler.Window(None), say=said.append)  # type: ignore[arg-type]
+    made = daemon.Scheduler(app, galleries=(), window=daemon.Window(None), say=said.append)  # type: ignore[arg-type]
     monkeypatch.setattr(made, "_upgrades", lambda: {"texts": gallery.upgrade.id, "others": gallery.upgrade.id})
+    monkeypatch.setattr(made, "_once", lambda *_: said.append)  # it asks for the gallery's epoch, and there are no others
     made._stop.set()  # nothing is waited for between two looks
     made._step()
     assert worked == ["texts", "others"]
@@ -412,9 +418,9 @@ def test_a_copy_is_put_off_for_a_client_that_cannot_load_the_model(tmp_path: Pat
     late.start()
     for _ in range(2):  # the second try goes on with the same epoch
         with pytest.raises(errors.NotServed, match="Epoch 2 waits: client web cannot serve epoch 2 yet: No module named v2"):
-            serving.serve(conductor, gallery.registry.upgrade(gallery.upgrade.id), "copying")
+            change_epoch.serve(conductor, gallery.registry.upgrade(gallery.upgrade.id), "copying")
     gallery.registry.leave("web")
-    assert serving.serve(conductor, gallery.registry.upgrade(gallery.upgrade.id), "copying") == 2
+    assert change_epoch.serve(conductor, gallery.registry.upgrade(gallery.upgrade.id), "copying") == 2
     assert not gallery.registry.upgrade(gallery.upgrade.id).reason
     late.cancel()
     gallery.registry.close()
@@ -498,7 +504,7 @@ def test_a_cut_over_that_cannot_be_is_refused_at_once_and_noted_nowhere(gallery:
 
 
 def test_status_says_whom_an_upgrade_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "USUAL", 0.0)
+    monkeypatch.setattr(change_epoch, "USUAL", 0.0)
     gallery, said = make(tmp_path, deployed=False, times=TIMES | {"max_age": 60.0}), list[str]()
     gallery.registry.refresh("texts", client="web", ready=0, trouble="No module named v2", holds=1)
     conductor = gallery.conductor()
@@ -586,6 +592,7 @@ def test_two_projects_that_share_a_server_share_no_collection(tmp_path: Path) ->
         gallery = make(tmp_path / name, records=2, deployed=False)
         assert gallery.conductor().roll_back(gallery.upgrade) is None
         gallery.store = made[0][0].store if made else gallery.store
+        gallery.store.drop(mark_of("texts_v1"))  # only here have both a collection of that name
         row = catalog.add_gallery(
             gallery.registry, gallery.store, gallery.encoder, name="photos", model="v1", collection=None, id_type=None,
             fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,

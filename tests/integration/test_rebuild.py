@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import text as statement
 
 from rmvdb import errors
-from rmvdb.archive import Archive
-from rmvdb.client import Client
-from rmvdb.manifest import Manifest
-from rmvdb.rebuild import Rebuild
-from rmvdb.status import status
+from rmvdb.registry.manifest import Manifest
+from rmvdb.serving.client import Client
+from rmvdb.storage.archive import Archive
 from rmvdb.types import BatchState, Id, Phase, Record, Vectors
-from rmvdb.upgrade import baton
+from rmvdb.upgrade import leadership
+from rmvdb.upgrade.rebuild import Rebuild
+from rmvdb.upgrade.status import status
 from tests.support.inprocess import Crash, Gallery, crash_at, drive, make, vector
 from tests.support.waiting import wait_until
 
@@ -372,7 +372,7 @@ def test_a_client_refuses_while_the_registry_is_lost_and_goes_on_when_it_is_back
 
 
 def test_a_worker_of_the_lost_registry_loses_its_claims_even_where_the_tables_are_made_anew(gallery: Gallery) -> None:
-    from rmvdb import schema
+    from rmvdb.registry import schema
 
     worker = gallery.worker()
     worker._renew(gallery.upgrade.id)
@@ -411,20 +411,20 @@ def wait_until_led_for(gallery: Gallery, seconds: float) -> None:
 
 
 def test_a_conductor_stays_one_while_the_manifest_cannot_be_written(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baton, "BATON", 1.0)
+    monkeypatch.setattr(leadership, "BATON", 1.0)
     keep = gallery.registry._keeper
 
     def full(_: object) -> None:
         raise errors.DiskFull("no space")
 
-    with baton.held(gallery.conductor(), gallery.upgrade, gallery.worker()):
+    with leadership.held(gallery.conductor(), gallery.upgrade, gallery.worker()):
         gallery.registry._keeper = full
         wait_until_led_for(gallery, 2.5)
         gallery.registry._keeper = keep
 
 
 def test_a_conductor_stays_one_though_a_heartbeat_fails(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baton, "BATON", 1.0)
+    monkeypatch.setattr(leadership, "BATON", 1.0)
     real, failed = gallery.registry.keep_leading, threading.Event()
 
     def away(*_: object) -> bool:
@@ -432,7 +432,7 @@ def test_a_conductor_stays_one_though_a_heartbeat_fails(gallery: Gallery, monkey
         failed.set()
         raise errors.RegistryError("away")
 
-    with baton.held(gallery.conductor(), gallery.upgrade, gallery.worker()):
+    with leadership.held(gallery.conductor(), gallery.upgrade, gallery.worker()):
         gallery.registry.keep_leading = away  # type: ignore[method-assign, assignment]
         assert failed.wait(60)
         wait_until_led_for(gallery, 1.5)

@@ -10,13 +10,13 @@ import pytest
 from sqlalchemy import text
 
 from rmvdb import errors
-from rmvdb.methods import Method
-from rmvdb.planning import Question
-from rmvdb.registry import pack_ids, unpack_ids
-from rmvdb.tables import BatchRow
+from rmvdb.learning.method import Method
+from rmvdb.planning.plan import Question
+from rmvdb.registry.codec import pack_ids, unpack_ids
+from rmvdb.registry.tables import BatchRow
 from rmvdb.types import BatchState, Phase, Record
-from rmvdb.upgrade import listing
-from rmvdb.upgrade.lead import Lead
+from rmvdb.upgrade import work_list
+from rmvdb.upgrade.context import Lead
 from tests.integration.test_faults import copied, remove
 from tests.integration.test_instant_rollback import go_on, put, without_v1
 from tests.support.inprocess import Crash, drive, make, vector
@@ -47,7 +47,7 @@ def test_what_another_program_deleted_stays_away_where_the_worker_was_killed_onc
 def test_what_is_decided_while_a_roll_back_is_listed_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gallery = make(tmp_path, records=30)
     copied(gallery)
-    conductor, often = gallery.conductor(), listing._often
+    conductor, often = gallery.conductor(), work_list._often
 
     def decided_since(lead: Lead, upgrade: int) -> Any:
         found = often(lead, upgrade)
@@ -58,7 +58,7 @@ def test_what_is_decided_while_a_roll_back_is_listed_is_listed_once(tmp_path: Pa
             connection.execute(told, values)
         return found
 
-    monkeypatch.setattr(listing, "_often", decided_since)
+    monkeypatch.setattr(work_list, "_often", decided_since)
     back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
     assert back is not None
     assert conductor.advance(back, gallery.worker(width=1)).phase == Phase.CUT_OVER

@@ -14,17 +14,18 @@ from typing import Any
 import pytest
 
 from rmvdb import errors
-from rmvdb.archive import EmbeddingCache
-from rmvdb.artifacts import Artifacts
-from rmvdb.methods import Method
-from rmvdb.planning import Question
-from rmvdb.registry import leg_to_json
-from rmvdb.scheduler import Scheduler, Window
-from rmvdb.status import status
-from rmvdb.tables import UpgradeRow
-from rmvdb.throttle import Limits
+from rmvdb.app.daemon import Scheduler, Window
+from rmvdb.backfill.throttle import Limits
+from rmvdb.learning.method import Method
+from rmvdb.planning.plan import Question
+from rmvdb.registry.codec import leg_to_json
+from rmvdb.registry.tables import UpgradeRow
+from rmvdb.storage.archive import EmbeddingCache
+from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import BatchState, IdType, Index, Leg, Metric, Phase, Record, Schema
-from rmvdb.upgrade import Conductor, Hands
+from rmvdb.upgrade.context import Hands
+from rmvdb.upgrade.run import Conductor
+from rmvdb.upgrade.status import status
 from tests.support.inprocess import DIMS, UNLIMITED, Gallery, make, vector
 from tests.support.waiting import wait_until
 
@@ -131,7 +132,7 @@ def test_a_paused_gallery_keeps_no_worker_from_the_others(gallery: Gallery) -> N
     gallery.registry.set_upgrade(gallery.upgrade.id, paused=True)
     with at_work(gallery):
         wait_until(lambda: phase(gallery, other) == Phase.CUT_OVER)
-        assert phase(gallery, gallery.upgrade) == Phase.SERVING_BOTH
+        assert phase(gallery, gallery.upgrade) == Phase.PLANNED  # to deploy it is a change of epoch, too
         assert not gallery.registry.progress(gallery.upgrade.id).done
         gallery.registry.set_upgrade(gallery.upgrade.id, paused=False)
         wait_until(lambda: phase(gallery, gallery.upgrade) == Phase.CUT_OVER)
@@ -160,7 +161,7 @@ def test_what_is_in_hand_is_finished_in_a_pause_before_a_worker_turns_to_another
 
 
 def test_status_tells_all_along_which_gallery_a_worker_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmvdb.scheduler.LOOK", 0.2)
+    monkeypatch.setattr("rmvdb.app.daemon.LOOK", 0.2)
     gallery = make(tmp_path, records=400, batch=5)
     other = another(gallery, "other")
     real = gallery.registry.renew
@@ -183,7 +184,7 @@ def test_status_tells_all_along_which_gallery_a_worker_is_at(tmp_path: Path, mon
 
 
 def test_a_worker_with_a_long_lease_is_heard_of_as_often_as_any(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmvdb.worker.BEAT", 0.1)
+    monkeypatch.setattr("rmvdb.backfill.worker.BEAT", 0.1)
     gallery.conductor().deploy(gallery.upgrade)
     gallery.encoder.embedder("v2").seconds = 3.0  # type: ignore[attr-defined]
     real, beats = gallery.registry.renew, list[str]()

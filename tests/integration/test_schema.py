@@ -14,10 +14,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
-from rmvdb import schema
 from rmvdb.errors import SchemaOutdated, UnknownName
-from rmvdb.registry import Registry
-from rmvdb.tables import Table
+from rmvdb.registry import schema
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import Table
 from tests.support.postgres import PASSWORD
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +148,8 @@ def test_no_message_shows_the_password(postgres_url: str) -> None:
 
 
 def test_many_processes_may_go_up_at_once(database_url: str) -> None:
-    go = "import sys; from rmvdb import schema; print('ready', flush=True); sys.stdin.readline(); schema.upgrade(sys.argv[1])"
+    go = "import sys; from rmvdb.registry.schema import upgrade; print('ready', flush=True); sys.stdin.readline(); "
+    go += "upgrade(sys.argv[1])"
     start = [sys.executable, "-c", go, database_url]
     pipe = subprocess.PIPE
     together = [subprocess.Popen(start, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(4)]

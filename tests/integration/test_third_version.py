@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 
 from rmvdb import errors
-from rmvdb.artifacts import Artifacts
-from rmvdb.backfill import Task
+from rmvdb.backfill.batches import Task
 from rmvdb.errors import WrongPhase
-from rmvdb.methods import Method
-from rmvdb.planning import Question
+from rmvdb.learning.method import Method
+from rmvdb.planning.plan import Question
 from rmvdb.protocols import Source
-from rmvdb.registry import pack_ids, unpack_ids
-from rmvdb.tables import BatchRow, UpgradeRow
+from rmvdb.registry.codec import pack_ids, unpack_ids
+from rmvdb.registry.tables import BatchRow, UpgradeRow
+from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import BatchState, Id, Item, Phase, Record
-from rmvdb.upgrade import serving, verifying
-from rmvdb.upgrade.lead import Lead
-from rmvdb.verify import Report
+from rmvdb.upgrade import change_epoch, verify
+from rmvdb.upgrade.compare import Report
+from rmvdb.upgrade.context import Lead
 from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import Crash, Gallery, die_and_drive_again, drive, make, vector
 from tests.support.waiting import run_out
@@ -404,7 +404,7 @@ def test_whoever_conducts_the_superseded_upgrade_changes_nothing_more(gallery: G
     conductor, first = gallery.conductor(), gallery.upgrade
     drive(gallery)
     gallery.registry.set_upgrade(first.id, listed=True)
-    monkeypatch.setattr(verifying, "expect_verified", lambda *_: gallery.supersede() or Agreed())  # type: ignore[func-returns-value]
+    monkeypatch.setattr(verify, "expect_verified", lambda *_: gallery.supersede() or Agreed())  # type: ignore[func-returns-value]
     with pytest.raises(errors.WrongPhase, match=f"Upgrade {first.id} has ended; see what took its place: rmvdb history"):
         conductor.cut_over(gallery.registry.upgrade(first.id), gallery.worker())
     assert [leg.model for leg in gallery.registry.plan("texts").legs] == ["v3", "v2", "v1"]
@@ -420,14 +420,14 @@ class Agreed:
 
 def test_what_fails_because_another_took_the_place_says_so(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """It compares what the other one moves meanwhile, and finds differences."""
-    conductor, first, real = gallery.conductor(), gallery.upgrade, verifying.expect_verified
+    conductor, first, real = gallery.conductor(), gallery.upgrade, verify.expect_verified
 
     def meanwhile(lead: Lead, upgrade: UpgradeRow) -> Report:
         gallery.supersede()
         drive(gallery)
         return real(lead, upgrade)
 
-    monkeypatch.setattr(verifying, "expect_verified", meanwhile)
+    monkeypatch.setattr(verify, "expect_verified", meanwhile)
     with pytest.raises(errors.WrongPhase, match=f"Upgrade {first.id} has ended; see what took its place: rmvdb history"):
         conductor.advance(first, gallery.worker())
     assert not gallery.registry.upgrade(first.id).reason
@@ -636,7 +636,7 @@ def test_an_upgrade_that_goes_on_is_known_to_have_got_no_further_until_it_has(
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(serving, "serve", die)
+        patch.setattr(change_epoch, "serve", die)
         with pytest.raises(Crash):
             conductor.deploy(third)
     with monkeypatch.context() as patch:

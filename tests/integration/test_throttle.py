@@ -15,13 +15,14 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from rmvdb import latency
-from rmvdb.backfill import Backfill
-from rmvdb.client import Client
-from rmvdb.latency import ENOUGH, WINDOW
-from rmvdb.status import status
-from rmvdb.throttle import Limits, Throttle
+from rmvdb.backfill.batches import Backfill
+from rmvdb.backfill.throttle import Limits, Throttle
+from rmvdb.engines.faiss import FaissStore
+from rmvdb.serving import latency
+from rmvdb.serving.client import Client
+from rmvdb.serving.latency import ENOUGH, WINDOW
 from rmvdb.types import BatchState, Phase, Progress, Record
+from rmvdb.upgrade.status import status
 from tests.support.inprocess import TIMES, UNLIMITED, Gallery, make
 
 #: Searches of these galleries take a few milliseconds; this is far above, and a slow one takes longer.
@@ -59,6 +60,10 @@ class Timed:
 
     def retire(self, *args: Any) -> None:
         self._backfill.retire(*args)
+
+    @property
+    def settles_at_once(self) -> bool:
+        return self._backfill.settles_at_once
 
     @property
     def rests(self) -> list[float]:
@@ -328,6 +333,23 @@ def test_a_reason_that_several_workers_have_is_said_once(gallery: Gallery) -> No
     assert held_back(gallery) == "nice 0.5; outside its window"
 
 
+def test_status_says_that_an_index_is_waited_for(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    indexed = threading.Event()
+
+    def settle(_: str, *, coming: int = 0, report: Callable[[int, int], None]) -> None:
+        report(10, 40)
+        assert indexed.wait(60)
+
+    monkeypatch.setattr(FaissStore, "settles_at_once", False)
+    monkeypatch.setattr(gallery.store, "settle", settle)
+    with working(gallery) as ended:
+        until(lambda: "waiting until texts_v2 has an index of its 40 rows" in held_back(gallery))
+        assert gallery.held()["old"]
+        indexed.set()
+        ended.result(60)
+    gallery.expect_moved()
+
+
 def test_who_makes_the_work_list_is_not_waited_for(gallery: Gallery) -> None:
     before = held_back(gallery)
     baton = gallery.registry.lead(gallery.upgrade.id, "w1", 60)
@@ -350,17 +372,23 @@ def test_a_slow_embedder_or_store_holds_up_the_work_not_the_memory(tmp_path: Pat
         gallery.encoder.embedder("v2").seconds = 0.05  # type: ignore[attr-defined]
     else:
         gallery.store.before = lambda call, collection: time.sleep(0.05 if collection in gallery.task.new else 0)
-    begun, living = [], []
+    begun, living, before = [], [], records_in_memory()
     with working(gallery, width=width) as ended:
         while not ended.done():
             begun.append(in_hand(gallery))
-            living.append(sum(type(each) is Record for each in gc.get_objects()))
+            living.append(records_in_memory() - before)
             time.sleep(0.1)  # its heartbeat needs a share of this process, too
     gallery.registry.close()
 
     # Of a batch in hand there are the old records and the new ones, or the two readings that are compared.
     assert 1 < max(begun) <= width
     assert batch <= max(living) <= 2 * width * batch
+
+
+def records_in_memory() -> int:
+    """How many there are in this process, those of other tests included."""
+    gc.collect()
+    return sum(type(each) is Record for each in gc.get_objects())
 
 
 def in_hand(gallery: Gallery) -> int:

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from rmvdb import traffic
-from rmvdb.client import Client
 from rmvdb.errors import PlanRefused, RegistryUnavailable
-from rmvdb.planning import Question
-from rmvdb.registry import unpack_ids
-from rmvdb.training import Method
+from rmvdb.learning.training import Method
+from rmvdb.planning.plan import Question
+from rmvdb.registry.codec import unpack_ids
+from rmvdb.serving import traffic
+from rmvdb.serving.client import Client
 from rmvdb.types import Id
-from rmvdb.upgrade import asking
+from rmvdb.upgrade import plan_step
 from tests.support.inprocess import Gallery, make, vector
 
 QUESTION = Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE, order="traffic")
@@ -156,7 +156,7 @@ def test_what_searches_found_is_backfilled_first_and_the_rest_by_confidence(gall
         for id, times in ((31, 3), (12, 5), (25, 1)):
             for _ in range(times):
                 client.search(vector=vector("v1", f"t{id}"), model="v1", limit=1)
-    order = asking.planner(gallery.conductor()).order(replace(QUESTION, order="cluster"), legs(gallery), None)[1]
+    order = plan_step.planner(gallery.conductor()).order(replace(QUESTION, order="cluster"), legs(gallery), None)[1]
     records = list(gallery.records("texts_v1").values())
     confidence = dict(zip((record.id for record in records), order.confidence(records).tolist(), strict=True))
     rest = sorted(set(confidence) - {12, 31, 25}, key=lambda id: (confidence[id], id))

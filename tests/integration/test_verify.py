@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,22 +10,26 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from rmvdb import errors, sketch
+from rmvdb import errors
+from rmvdb.engines.finding import not_found
 from rmvdb.protocols import always
-from rmvdb.registry import unpack_ids
-from rmvdb.status import status
-from rmvdb.tables import UpgradeRow
-from rmvdb.types import BatchState, Phase, Record
-from rmvdb.upgrade import verifying
-from rmvdb.verify import Position, Verify
+from rmvdb.registry.codec import schema_from_json, unpack_ids
+from rmvdb.registry.tables import UpgradeRow
+from rmvdb.serving import sketch
+from rmvdb.serving.client import Client
+from rmvdb.serving.loaded_models import Encoder
+from rmvdb.types import BatchState, Item, Phase, Record, Vectors
+from rmvdb.upgrade import verify
+from rmvdb.upgrade.compare import Position, Verify
+from rmvdb.upgrade.status import status
 from tests.integration.test_faults import once
-from tests.support.inprocess import Gallery, drive, make, vector
+from tests.support.inprocess import Gallery, TextEmbedder, drive, make, vector
 
 
 @pytest.fixture
 def gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gallery]:
     """Forty texts in batches of ten, all of them moved; a batch is compared at a time."""
-    monkeypatch.setattr("rmvdb.verify.AT_ONCE", 10)
+    monkeypatch.setattr("rmvdb.upgrade.compare.AT_ONCE", 10)
     made = make(tmp_path)
     made.worker().run(made.task, made.backfill)
     yield made
@@ -191,7 +195,7 @@ def test_a_conductor_that_was_overtaken_does_not_say_how_far_it_is(gallery: Gall
     first.baton = gallery.registry.lead(gallery.upgrade.id, "first", 0.001)
     gallery.registry.lead(gallery.upgrade.id, "second", 30.0)
     with pytest.raises(errors.UpgradeRunning):
-        verifying.expect_verified(first, row(gallery))
+        verify.expect_verified(first, row(gallery))
     assert row(gallery).verifying is None
 
 
@@ -206,7 +210,7 @@ def test_a_position_counts_only_while_the_same_batches_lie_behind_it(gallery: Ga
 def verify_from(gallery: Gallery, begun: Position) -> int:
     """How many parts are compared."""
     parts = list[Position]()
-    report = verifying._compare(gallery.conductor(), row(gallery), begun=begun, keep=parts.append)
+    report = verify._compare(gallery.conductor(), row(gallery), begun=begun, keep=parts.append)
     assert report.ok
     assert report.fields_compared == 40
     return len(parts)
@@ -237,6 +241,74 @@ def test_only_what_is_embedded_again_is_read_with_its_vector(gallery: Gallery, m
     assert with_vectors.count(False) == 40
 
 
+@pytest.mark.parametrize("fit", [3, 0])
+def test_items_that_do_not_fit_into_memory_together_are_embedded_again_in_smaller_parts(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, fit: int
+) -> None:
+    real = gallery.source.load
+
+    def load(records: Sequence[Record]) -> Any:
+        if len(records) > fit:
+            raise MemoryError
+        return real(records)
+
+    monkeypatch.setattr(gallery.source, "load", load)
+    conductor = gallery.conductor()
+    if fit:
+        report = conductor.verify(row(gallery), sample=40)
+        assert report.ok
+        assert report.embedded_again == 40
+    else:
+        with pytest.raises(errors.SourceError, match=r"does not fit into memory; .* make backfill.batch smaller"):
+            conductor.verify(row(gallery), sample=40)
+
+
+def test_searches_are_asked_for_what_clients_wrote_too(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery.source.of[99] = "inserted"
+    with gallery.client() as client:
+        client.upsert([{"id": 99, "item": "inserted", "n": 1}])
+    assert gallery.conductor().verify(row(gallery), sample=100).ok
+    real = gallery.store.search
+
+    def search(*args: Any, **options: Any) -> Any:
+        return [[hit for hit in hits if hit.id != 99] for hits in real(*args, **options)]
+
+    monkeypatch.setattr(gallery.store, "search", search)
+    report = gallery.conductor().verify(row(gallery), sample=100)
+    assert report.examples == [
+        "record 99 is in texts_v2, and a search with a filter by its key does not find it; look at its index"
+    ]
+
+
+def test_a_filter_by_a_field_finds_as_many_as_there_are(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    with gallery.client() as client:
+        client.upsert([{"id": id, "item": f"t{id}", "n": 7} for id in (1, 2, 3)])
+    records = gallery.store.get("texts_v2", [1], vector=True)
+    shape = schema_from_json(gallery.registry.collection("texts_v2").schema)
+    assert not_found(gallery.store, shape, records) == {}
+    real = gallery.store.search
+
+    def search(*args: Any, **options: Any) -> Any:
+        return [[hit for hit in hits if hit.id == 1] for hits in real(*args, **options)]
+
+    monkeypatch.setattr(gallery.store, "search", search)
+    assert not_found(gallery.store, shape, records) == {1: "a search with the filter 'n == 7' finds 1 of 3 records"}
+
+
+def test_the_cut_over_waits_until_searches_find_all_there_is(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        gallery.store, "settle", lambda name, *, coming=0, report=None: (settled.append((name, coming)), report(3, 9))
+    )
+    told: list[tuple[str, int, int]] = []
+    conductor = gallery.conductor()
+    conductor.report = lambda *words: told.append(words)  # type: ignore[method-assign,assignment]
+    conductor.advance(row(gallery), gallery.worker())
+    assert settled == [("texts_v2", 0)]
+    assert ("indexing texts_v2", 3, 9) in told
+    assert row(gallery).phase == Phase.CUT_OVER
+
+
 def test_a_gallery_of_nothing_is_verified(tmp_path: Path) -> None:
     empty = make(tmp_path, records=0)
     found = empty.conductor().advance(row(empty), empty.worker())
@@ -260,7 +332,7 @@ def test_nothing_that_was_compared_before_a_third_version_counts_after_it(
 
 def test_what_was_compared_long_ago_is_compared_again(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(gallery, after=3)
-    monkeypatch.setattr("rmvdb.upgrade.verifying.COUNTS", 0.0)
+    monkeypatch.setattr("rmvdb.upgrade.verify.COUNTS", 0.0)
     files = read(gallery, monkeypatch)
     gallery.conductor().cut_over(row(gallery), gallery.worker())
     assert files == [10, 10, 10, 10]
@@ -299,3 +371,32 @@ def test_a_sketch_tells_vectors_apart_and_not_roundings() -> None:
     assert sketch.near(sketch.of(one), sketch.of(3.0 * one + 1e-6))
     assert not any(sketch.near(sketch.of(one), sketch.of(vector("v2", str(other)))) for other in range(500))
     assert sketch.near(sketch.of(0.0 * one), sketch.of(0.0 * one))
+
+
+@pytest.mark.parametrize("source", ["the same", "another"])
+def test_what_a_client_with_another_code_of_the_model_wrote_is_embedded_again(tmp_path: Path, source: str) -> None:
+    """Of another item than was written, which the source may have got since, nothing can be said."""
+    made = make(tmp_path)
+    other = Encoder(
+        load_embedder=lambda version: _Turned(version),
+        load_chain=made.encoder.chain,
+        load_artifact=lambda sha256: b"",
+    )
+    with Client("texts", registry=made.registry, store=made.store, encoder=other, longest_call=1.0) as client:
+        client.upsert([{"id": id, "item": f"t{id}", "n": 0} for id in (3, 7)])
+    drive(made)
+    if source == "another":
+        made.source.of |= {3: "three", 7: "seven"}
+
+    report = made.verify()
+
+    complaints = [f"record {id} lies" for id in (3, 7)] if source == "the same" else []
+    assert [each.split(" 2.0")[0] for each in report.examples] == complaints
+    made.registry.close()
+
+
+class _Turned(TextEmbedder):
+    """The same model with its items prepared in another way."""
+
+    def embed(self, items: Sequence[Item]) -> Vectors:
+        return -super().embed(items)

@@ -8,7 +8,7 @@ the same without the heartbeat. The worker's clock may be slow by as much as the
 | heartbeat: asks, is answered; the database renews | Worker._renew; Registry.renew |
 | thread: begins, claims | Worker._drive: Worker._in_time, Registry.claim |
 | a call leaves, is refused; arrives | the check of Worker._in_time; the engine |
-| others rely on the end of the lease | Registry.claim, Registry.blocked, and epochs |
+| others rely on the end of the lease | Registry.claim, Registry.blocked, and epochs; by the registry's time (clock.py) |
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Lease:
             yield Step("a second passes", later._replace(alive=max(s.alive - 1, 0), asked=asked))
         if s.thread in ("claimed", "works") and not s.lease:
             yield Step("others rely on the end of the lease", s._replace(relied=True))
+        if s.lease and not self.has("a clock that is set ends no lease"):
+            yield Step("the database's clock is set forward", s._replace(lease=0), True)
         yield from self._heartbeat(s)
         yield from self._thread(s)
 

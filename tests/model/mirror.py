@@ -3,10 +3,10 @@
 | step | code |
 |---|---|
 | writer: mirror | Client._upsert, Client._delete: plan.mirrors |
-| conductor: deploy, copying, rest | deploying._copy_original: Registry.activate, Mirror.copy, one grace |
+| conductor: deploy, copying, rest | deploy._copy_original: Registry.activate, Mirror.copy, one grace |
 | served, cut_off | Conductor.deploy: Registry.activate; Registry.cut_off, Mirror.finish |
 | agree | Conductor.complete: Mirror.agree |
-| back, drop | deploying._serve_original: Registry.activate; Conductor.clean_up |
+| back, drop | deploy._serve_original: Registry.activate; Conductor.clean_up |
 | alone, drop | Conductor.clean_up: Registry.begin_clean_up, Registry.activate |
 | hand: announce, hold | Writes.alone_at, Writes.announced: Registry.open_intents, Registry.blocked |
 | differ, mend, withdraw | Mirror._mend, Mirror._take_in: store.get of both, store.upsert(copy), Registry.withdraw_intents |

@@ -8,6 +8,7 @@ A step is one call that leaves the process, in the order of the code; between tw
 | read, vectors | Backfill.copy: store.get(old); Backfill._left, Backfill._from_archive: Registry.announced |
 | writing, look, copy, copied | Backfill.copy: Registry.advance, Registry.intents, store.upsert(new), Registry.copied |
 | compare, decide, removing | Backfill._decide: store.get(old), Registry.intents; Registry.advance |
+| leave_note | Backfill.retire: Archive.leave |
 | look_again, gone, remove, again | Backfill.retire: Registry.intents, store.delete(new), store.delete(old), Registry.retire |
 | lost, leave | Worker._work: Registry.hand_back; Worker.run: Registry.retire_worker |
 | writer: open, wait | Writes._announce: Registry.open_intents; Writes._alone_at: Registry.blocked, Registry.withdraw_intents |
@@ -17,14 +18,14 @@ A step is one call that leaves the process, in the order of the code; between tw
 | reader: asks, looks, ends | Plans.refresh: Registry.refresh; Client._merged: store.search of each leg; Client._timely |
 | conductor: deploy, serve | Conductor.deploy, Conductor.cut_over: Registry.activate |
 | work, where it switches | Conductor._switch: Registry.activate |
-| work, found, quiet | Conductor.complete: completing._list_late: Registry.add_late; completing._outwait_writes |
+| work, found, quiet | Conductor.complete: complete._list_late: Registry.add_late; complete._outwait_writes |
 | verify | Conductor.verify |
 | drop | Conductor.clean_up: store.drop(old) |
 | order, back | Conductor.roll_back: Registry.supersede; Registry.activate, Conductor.list_work |
 
-Time is order only. A call that was permitted arrives before its lease or its deadline runs out, since none is permitted that
-might not (lease.py). A grace is over when no search is on its way that began before it, and no plan is held from before it. The
-engine's staleness is a search that began that much earlier.
+Time is order only, and a clock that is set changes nothing (clock.py). A call that was permitted arrives before its lease or its
+deadline runs out, since none is permitted that might not (lease.py). A grace is over when no search is on its way that began
+before it, and no plan is held from before it. The engine's staleness is a search that began that much earlier.
 
 A write's value is a number, 0 for a record that is not there. Of a search only what can go wrong is kept: it shows a value that
 was replaced, or it looked at each leg when the record was not there. Faults are a kill, a call that fails at its sender and
@@ -55,6 +56,14 @@ from tests.model.state import (
     mirrors,
 )
 
+#: Where a worker has asked the engine a moment ago and acts on the answer: one that goes back is away for longer than that.
+ASKED = ("decide", "removing", "leave_note", "remove", "again")
+
+
+def _forgotten(intent: str) -> str:
+    """What becomes of an intent in a registry that has gone back to when it was this."""
+    return "expired" if intent == "open" else intent
+
 
 @dataclass(frozen=True)
 class Protocol:
@@ -77,9 +86,14 @@ class Protocol:
     sick: bool = False
     #: A call that failed at its sender may be repeated, too, while it is still on its way.
     repeats: bool = False
+    #: The registry, or the engine, may go back to any moment.
+    registry_goes_back: bool = False
+    engine_goes_back: bool = False
     #: Rows that the work list has room for.
     rows: int = 1
     faults: int = -1
+    #: Whether somebody searches: who does not makes fewer states, and what is found in no collection is lost all the same.
+    searches: bool = True
 
     def has(self, step: str) -> bool:
         """Whether the protocol still has this step."""
@@ -160,9 +174,34 @@ class Protocol:
                 yield Step(f"conductor {number}: {conductor.at}", then)
         yield from self._engine(s)
         yield from self._clock(s)
-        yield from self._reader(s)
+        yield from self._reader(s) if self.searches else ()
         yield from self._others(s)
         yield from self._orders(s)
+        yield from self._moments(s)
+
+    def _moments(self, s: State) -> Iterator[Step]:
+        """A copy of the registry, or of the engine, is made at any moment, and put back at any later one."""
+        if self.registry_goes_back:
+            # Beside a writer, of what waits for its grace only: with every moment there are too many states to look at.
+            waits = s.batches[0].state == "copied" and all(each.at == "claim" for each in s.workers)
+            if s.registry is None and s.faults and (waits or not self.writes):
+                intents = tuple(each.intent for each in s.writers)
+                yield Step("a copy of the registry is made", s._replace(registry=(s.batches, s.moved, intents)))
+            elif s.registry is not None:
+                batches, moved, intents = s.registry
+                writers = tuple(each._replace(intent=_forgotten(was)) for each, was in zip(s.writers, intents, strict=True))
+                then = s._replace(
+                    batches=tuple(b._replace(token=-1, lease="over" if b.lease else "") for b in batches), moved=moved,
+                    workers=(Worker(),) * self.workers, writers=writers, registry=None,
+                )  # fmt: skip
+                quiet = not s.late and not any(each.call for each in s.workers)
+                if quiet and all(each.at in ("open", "end") for each in s.writers):
+                    yield self._fault(then, "the registry goes back, and its workers are started again")
+        if self.engine_goes_back:
+            if not s.engine:
+                yield Step("a copy of the engine is made", s._replace(engine=s.held))
+            elif s.faults and not s.late and not any(each.call or each.at in ASKED for each in s.workers):
+                yield self._fault(s.searched()._replace(held=s.engine, engine=()), "the engine goes back")
 
     def _process(self, s: State, kind: str, number: int, me: Worker | Writer) -> Iterator[Step]:
         name = f"{kind}: {me.at}" if isinstance(me, Worker) else f"{kind} {number}: {me.at}"
@@ -198,7 +237,10 @@ class Protocol:
         return then.put("batches", me.batch, token=-1) if s.batches[me.batch].token == number else then
 
     def _fault(self, then: State, name: str) -> Step:
-        return Step(name, then._replace(faults=max(then.faults - 1, -1)), True)
+        left = max(then.faults - 1, -1)
+        return Step(
+            name, then._replace(faults=left, registry=then.registry if left else None), True
+        )  # a copy is of no use any more
 
     # --- a worker -----------------------------------------------------------------------------------------------------
 
@@ -215,11 +257,17 @@ class Protocol:
             elif b.state == "copied" and free and not grace:
                 yield mine.put("workers", w, me, at="compare")
             elif b.state == "removing" and free:
-                yield mine.put("workers", w, me, at=self._removal(b.decided))
+                lost = self.engine_goes_back and b.decided == "remove" and s.held[1 - me.upgrade] == ABSENT
+                if lost and self.has("new is asked before the record leaves old"):  # Backfill._decide_again
+                    me = me._replace(decided="again")
+                yield mine.put("workers", w, me, at=self._removal(me.decided))
 
-    @staticmethod
-    def _removal(decided: str) -> str:
-        return {"gone": "look_again", "remove": "remove"}.get(decided, "again")
+    def _removal(self, decided: str) -> str:
+        remove = "leave_note" if self.registry_goes_back else "remove"
+        return {"gone": "look_again", "remove": remove}.get(decided, "again")
+
+    def _leave_note(self, s: State, w: int, me: Worker) -> Iterator[State]:
+        yield s._replace(left=s.batches[me.batch].again).put("workers", w, at="remove")
 
     def _read(self, s: State, w: int, me: Worker) -> Iterator[State]:
         was, early = s.held[me.upgrade], not self.has("a worker announces, then looks")
@@ -237,9 +285,15 @@ class Protocol:
     def _writing(self, s: State, w: int, me: Worker) -> Iterator[State]:
         b = s.batches[me.batch]
         earlier = max(b.archive, ABSENT) if self.has("the archive keeps what an earlier try read") else ABSENT
+        if self.registry_goes_back and self.has("the archive is asked for what the registry forgot"):
+            earlier = earlier or s.archived
         state = "writing" if self.has("a worker announces that it writes") else b.state
         moved = s.put("batches", me.batch, state=state, archive=me.was or earlier, left=me.left)
+        if self.registry_goes_back:
+            moved = moved.put("batches", me.batch, found=bool(me.was))
         moved = moved.put("workers", w, at="look", was=UNREAD)
+        if self.registry_goes_back:
+            moved = moved._replace(archived=me.was or s.archived)
         yield self._if_mine(s, w, moved)
 
     def _look(self, s: State, w: int, me: Worker) -> Iterator[State]:
@@ -282,6 +336,12 @@ class Protocol:
         if b.archive == ABSENT:
             return "again" if me.was else ""
         if me.was == b.archive or not self.has("the old record is compared before it is removed"):
+            asks = self.engine_goes_back and self.has("new is asked before the record leaves old")
+            return "again" if asks and s.held[1 - me.upgrade] == ABSENT else "remove"
+        noted = s.left >= b.again or (
+            s.left >= 0 and not b.found and self.has("what left before a batch came again has left for it, too")
+        )
+        if noted and self.has("what leaves is noted in the archive first"):
             return "remove"
         return "again" if me.was else "gone"
 
@@ -311,7 +371,8 @@ class Protocol:
         row = Batch(upgrade=b.upgrade)
         if me.decided == "again" and self.has("what changed comes again"):
             archive = b.archive if self.has("a batch that comes again keeps its archive") else UNREAD
-            row = row._replace(state="pending", archive=archive, origin=b.origin, left=b.left)
+            again = b.again + 1 if self.registry_goes_back else 0
+            row = row._replace(state="pending", archive=archive, origin=b.origin, left=b.left, again=again)
         moved = s.moved if me.decided != "remove" else ABSENT if b.left else b.archive
         yield self._if_mine(s, w, s._replace(moved=moved).put("batches", me.batch, row).put("workers", w, Worker()))
 
@@ -377,6 +438,17 @@ class Protocol:
                     yield Step(f"the deadline of writer {at} is over", expired)
                 elif s.faults:
                     yield self._fault(expired, f"writer {at} is suspended until its deadline is over")
+
+        if s.faults and not self.has("a clock that is set ends no lease, deadline or grace"):
+            yield self._fault(self._set_forward(s), "the database's clock is set forward")
+
+    def _set_forward(self, s: State) -> State:
+        """What the registry's time (clock.py) rules out: everything is over that somebody waits for."""
+        for at, b in enumerate(s.batches):
+            s = s.put("batches", at, lease="over") if b.lease == "live" else s
+        for at, each in enumerate(s.writers):
+            s = s.put("writers", at, intent="expired") if each.intent == "open" else s
+        return s._replace(reader=s.reader._replace(older=frozenset()))
 
     def _engine(self, s: State) -> Iterator[Step]:
         for at, (collection, value, whose) in enumerate(s.late):

@@ -40,6 +40,9 @@ class Batch(NamedTuple):
     left: bool = False
     #: Its record was set aside.
     empty: bool = False
+    #: By how many others it came again; whether its last copy found the record in the old collection.
+    again: int = 0
+    found: bool = False
 
 
 class Worker(NamedTuple):
@@ -116,6 +119,12 @@ class State(NamedTuple):
     #: The record cannot be embedded; it is quarantined.
     sick: bool = False
     aside: bool = False
+    #: Where registry or engine may go back: their copies; the last batch, by how often it came again, that noted in the archive
+    #: that the record leaves; and what the archive holds.
+    registry: tuple[tuple[Batch, ...], int, tuple[str, ...]] | None = None
+    engine: tuple[int, ...] = ()
+    left: int = -1
+    archived: int = ABSENT
     #: What was put into a collection that is not searched yet is so new that a search might not see it.
     unseen: bool = False
 

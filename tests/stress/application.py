@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import rmvdb
-from rmvdb.errors import RmvdbError
+from rmvdb.errors import EngineUnavailable, RegistryError, RmvdbError, StalePlan
 from tests.stress.truth import GONE, Log
 
 #: Ids from here on belong to records that were not there at the beginning.
@@ -69,6 +69,7 @@ class Writer(Application):
     def __init__(self, folder: Path, number: int, of: int, seed: int) -> None:
         super().__init__("writer", folder, number, of, seed)
         self.now: dict[int, int] = {id: 0 for id in range(self.settings["records"]) if id % of == number}
+        self.poisons = random.Random(f"{seed} poison {number}")  # of its own: the other choices of a seed stay what they were
         self.edition = self.write = 0
         self._remember()
         self.new = max([NEW + number, *(id for id in self.now if id >= NEW)])
@@ -102,6 +103,8 @@ class Writer(Application):
         live = [id for id, edition in self.now.items() if edition != GONE]
         gone = [id for id, edition in self.now.items() if edition == GONE]
         kind = self.random.random()
+        if self.poisons.random() < 0.1:
+            self._poison()
         if kind < 0.55:
             self._upsert(self.random.sample(live, self.random.choice((1, 1, 3, 20))))
         elif kind < 0.7:
@@ -113,6 +116,33 @@ class Writer(Application):
             ids = list(range(first, first + self.of * self.random.choice((1, 4)), self.of))
             self.new = ids[-1]
             self._upsert(ids)
+
+    def _poison(self) -> None:
+        """What no engine may be given: it is refused as a whole, and the record beside it stays what it is."""
+        good = self.random.choice([id for id, edition in self.now.items() if edition != GONE])
+        item = self.models.item(good, self.edition)
+        row = {"id": good, "item": item, **fields(self.models, good, self.edition)}
+        kind, call = self.random.choice(
+            [
+                ("a declared field without a value", lambda: self.client.upsert([row, row | {"shard": None}])),
+                ("a number that its field cannot hold", lambda: self.client.upsert([row, row | {"label": 2**70}])),
+                ("a text in a field of numbers", lambda: self.client.upsert([row, row | {"edition": "x"}])),
+                ("an id that is no whole number", lambda: self.client.upsert([row, row | {"id": good + 0.5}])),
+                ("a number that JSON does not have", lambda: self.client.upsert([row, row | {"extra": float("nan")}])),
+                ("an id in bytes", lambda: self.client.delete(str(good).encode())),
+                ("a division by zero", lambda: self.client.search(item, filter=f"id / 0 == {good}")),
+                ("two filters", lambda: self.client.search(item, filter=f"id == {good}; shard >= 0")),
+            ]
+        )
+        started = time.monotonic()
+        try:
+            call()
+        except (EngineUnavailable, RegistryError, StalePlan) as exc:  # a part was away
+            self.note(failed=f"poison: {exc}", at=time.monotonic(), started=started)
+        except RmvdbError:
+            self.note(poison=kind, refused=True)
+        else:
+            self.note(poison=kind, refused=False)
 
     def _upsert(self, ids: Sequence[int]) -> bool:
         self.edition += 1

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +40,39 @@ class Breakable(Part, Protocol):
         ...
 
 
+@runtime_checkable
+class Settable(Part, Protocol):
+    """One whose clock an administrator may set."""
+
+    def jump(self, seconds: float) -> None:
+        """Set its clock, forward or back."""
+        ...
+
+    def freeze(self, seconds: float) -> None:
+        """Suspend it: it refuses nothing and answers nothing."""
+        ...
+
+
+class Rewindable(Part, Protocol):
+    """One of which a copy is kept, and put back later: it has gone back to that moment."""
+
+    def keep(self) -> None:
+        """Keep a copy of it as it is now."""
+        ...
+
+    def go_back(self) -> None:
+        """Be as the copy is."""
+        ...
+
+
+class Emptied(Rewindable, Protocol):
+    """A registry, which is lost and made again."""
+
+    def empty(self) -> None:
+        """Take everything out of it; nobody has it open."""
+        ...
+
+
 class LiteFile:
     """A Milvus Lite file below the project's folder; its server is started again by whoever needs it next."""
 
@@ -54,6 +90,33 @@ class LiteFile:
         """Suspend the server."""
         _stall(self._processes(), seconds)
 
+    def keep(self) -> None:
+        """Copy the file while nobody serves it."""
+        with self._unserved() as file:
+            _copied(file, self._kept)
+
+    def go_back(self) -> None:
+        """Put the copy in its place while nobody serves it."""
+        with self._unserved() as file:
+            for end in ("-wal", "-shm"):
+                file.with_name(file.name + end).unlink(missing_ok=True)
+            shutil.copy(self._kept, file)
+
+    @property
+    def _kept(self) -> Path:
+        return self._folder / "kept.db"
+
+    @contextmanager
+    def _unserved(self) -> Iterator[Path]:
+        """The file, of which nobody starts a server meanwhile (rmvdb/engines/lite.py: who starts one holds this lock)."""
+        file = self._folder / ".rmvdb" / "milvus.db"
+        with (file.parent / ".milvus.db.address").open("r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.restart(kill=False)
+            while self._processes():
+                time.sleep(0.02)
+            yield file
+
     def _processes(self) -> list[int]:
         """The file's server and its owner, in that order."""
         found = []
@@ -63,7 +126,7 @@ class LiteFile:
             except OSError:
                 continue  # it ended while we looked
             if any(word == bytes(self._folder / ".rmvdb" / "milvus.db") for word in words):
-                found.append((b"rmvdb.lite" in words, int(path.parent.name)))
+                found.append((b"rmvdb.engines.lite" in words, int(path.parent.name)))
         return [pid for _, pid in sorted(found)]
 
 
@@ -83,6 +146,24 @@ class Server:
         """Suspend it with all its threads."""
         _stall(self._server.processes(), seconds)
 
+    def keep(self) -> None:
+        """Copy its folder while it is stopped."""
+        self._server.stop()
+        shutil.rmtree(self._kept, ignore_errors=True)
+        shutil.copytree(self._server.folder, self._kept)
+        self._server.start()
+
+    def go_back(self) -> None:
+        """Put the copy of its folder in the place of it."""
+        self._server.stop(kill=True)
+        shutil.rmtree(self._server.folder)
+        shutil.copytree(self._kept, self._server.folder)
+        self._server.start()
+
+    @property
+    def _kept(self) -> Path:
+        return self._server.folder.with_name("kept")
+
 
 class Database:
     """A real PostgreSQL of the run's own."""
@@ -90,6 +171,9 @@ class Database:
     def __init__(self, server: Postgres) -> None:
         self._server = server
         self.address = server.database()
+        self._name = self.address.rsplit("/", 1)[-1].split("?")[0]
+        self._ahead = 0.0
+        self._server.settable_clock(self._name)
 
     def restart(self, *, kill: bool) -> None:
         """Stop and start it on the same data."""
@@ -99,9 +183,35 @@ class Database:
 
     def stall(self, seconds: float) -> None:
         """Hold every row of the work list for a while, as a long transaction of somebody else would."""
-        database = self.address.rsplit("/", 1)[-1].split("?")[0]
         with contextlib.suppress(psycopg.errors.DeadlockDetected):  # of two that wait for each other the database may choose this
-            self._server.run(f"BEGIN; LOCK TABLE batches, intents; SELECT pg_sleep({seconds}); COMMIT", database)
+            self._server.run(f"BEGIN; LOCK TABLE batches, intents; SELECT pg_sleep({seconds}); COMMIT", self._name)
+
+    def jump(self, seconds: float) -> None:
+        """Set its clock, forward or back."""
+        self._ahead += seconds
+        self._server.set_clock(self._name, self._ahead)
+
+    def freeze(self, seconds: float) -> None:
+        """Suspend it with all its sessions: it refuses nothing and answers nothing."""
+        _stall(self._server.processes(), seconds)
+
+    def keep(self) -> None:
+        """Copy its folder while it is stopped."""
+        self._server.stop()
+        self._server.keep()
+        self._server.start()
+
+    def go_back(self) -> None:
+        """Put the copy of its folder in the place of it."""
+        self._server.stop()
+        self._server.go_back()
+        self._server.start()
+
+    def empty(self) -> None:
+        """Drop all its tables; its clock shows what it showed."""
+        self._server.empty(self._name)
+        self._server.settable_clock(self._name)
+        self._server.set_clock(self._name, self._ahead)
 
 
 class File:
@@ -109,9 +219,25 @@ class File:
 
     address = None
 
+    def __init__(self, folder: Path) -> None:
+        self._file, self._kept = folder / ".rmvdb" / "registry.sqlite", folder / "kept-registry.db"
+
+    def keep(self) -> None:
+        """Copy it as SQLite does, between two transactions."""
+        _copied(self._file, self._kept)
+
+    def go_back(self) -> None:
+        """Put the copy in the place of what is in it, whoever has it open."""
+        _copied(self._kept, self._file)
+
+    def empty(self) -> None:
+        """Remove it."""
+        for end in ("", "-wal", "-shm"):
+            self._file.with_name(self._file.name + end).unlink(missing_ok=True)
+
 
 @contextmanager
-def engine(kind: str, folder: Path) -> Iterator[Part]:
+def engine(kind: str, folder: Path) -> Iterator[Rewindable]:
     """The engine of that name: lite or server."""
     if kind == "lite":
         yield LiteFile(folder)
@@ -121,10 +247,10 @@ def engine(kind: str, folder: Path) -> Iterator[Part]:
 
 
 @contextmanager
-def registry(kind: str) -> Iterator[Part]:
+def registry(kind: str, folder: Path) -> Iterator[Emptied]:
     """The registry of that name: sqlite or postgres."""
     if kind == "sqlite":
-        yield File()
+        yield File(folder)
         return
     server = Postgres()
     try:
@@ -133,9 +259,15 @@ def registry(kind: str) -> Iterator[Part]:
         server.remove()
 
 
+def _copied(source: Path, target: Path) -> None:
+    with contextlib.closing(sqlite3.connect(source)) as there, contextlib.closing(sqlite3.connect(target, timeout=60)) as here:
+        there.backup(here)
+
+
 def _stall(pids: list[int], seconds: float) -> None:
     for sent in (signal.SIGSTOP, signal.SIGCONT):
         for pid in pids:
-            os.kill(pid, sent)
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, sent)
         if sent is signal.SIGSTOP:
             time.sleep(seconds)

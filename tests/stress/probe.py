@@ -17,7 +17,7 @@ from pymilvus import MilvusClient
 from sqlalchemy import create_engine, text
 
 import rmvdb.app
-from rmvdb import lite
+from rmvdb.engines import lite
 
 #: Seconds that one call may take, as in the project's rmvdb.toml.
 TIMEOUT = 3.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import json
@@ -21,10 +22,12 @@ from typing import Any
 import numpy as np
 
 import rmvdb
-from rmvdb.errors import EngineUnavailable
+from rmvdb.errors import EngineUnavailable, NotOwner, WrongPhase
+from rmvdb.registry.engine import Away
+from rmvdb.registry.mark import Owner
 from rmvdb.types import Phase, Record
 from tests.stress.application import SHARDS, fields
-from tests.stress.engines import Breakable, Part
+from tests.stress.engines import Breakable, Emptied, Rewindable, Settable
 from tests.stress.models import TEXT
 from tests.stress.truth import GONE, Log, Truth, Verdict
 from tests.support.project import Project
@@ -38,6 +41,10 @@ RECOVERING = 5.0
 SLOW = 1.5
 #: Seconds without any progress after which something hangs: on an overloaded machine planning alone takes minutes.
 PATIENCE = 600.0
+
+
+#: Counts of the faults by which parts are of different moments, or strange.
+NOT_OF_ONE_MOMENT = ("poison", "intrusions", "adopted", "jumps", "freezes", "registry_back", "engine_back", "rebuilds")
 
 
 class Broken(Exception):
@@ -59,8 +66,8 @@ class Run:
     """One run on one engine and one registry; `seconds` count from the moment that the first upgrade is deployed."""
 
     project: Project
-    engine: Part
-    registry: Part
+    engine: Rewindable
+    registry: Emptied
     records: int
     seconds: float
     seed: int
@@ -74,6 +81,7 @@ class Run:
     restarts: int = 0
     suspensions: int = 0
     pauses: int = 0
+    locks: int = 0
     upgrades: int = 0
     rollbacks: int = 0
     #: Of the upgrades: those that keep the original whole, those of them that lift its copy, those that follow a schedule over t.
@@ -82,12 +90,25 @@ class Run:
     scheduled: int = 0
     checkpoints: int = 0
     failed_writes: int = 0
+    #: Poison that writers gave, attempts of another registry to take a collection, and those that were let in.
+    poison: int = 0
+    intrusions: int = 0
+    adopted: int = 0
+    #: How often the database's clock was set, the database suspended, the registry or the engine went back, and the registry was
+    #: made again because it had.
+    jumps: int = 0
+    freezes: int = 0
+    registry_back: int = 0
+    engine_back: int = 0
+    rebuilds: int = 0
     #: Searches that failed while plain ones failed or were slow, too.
     excused: int = 0
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.rests = random.Random(f"{self.seed} rests")  # of its own: the other choices of a seed stay what they were
+        self.holds = random.Random(f"{self.seed} locks")
+        self.moments = random.Random(f"{self.seed} moments")
         #: What can be restarted and stalled: a SQLite file cannot.
         self.breakable = [part for part in (self.engine, self.registry) if isinstance(part, Breakable)]
         #: The upgrade that is paused, and when that changes next.
@@ -103,6 +124,10 @@ class Run:
         self.probed = 0.0
         #: Held by whoever must not see a collection dropped, or a plan end, meanwhile.
         self.steady = threading.Lock()
+        #: Held by whoever asks the registry, which may be gone for a moment.
+        self.whole = threading.RLock()
+        #: Commands of the driver that have come to their end.
+        self.commands = 0
         self.over = threading.Event()
         self.driver_error: BaseException | None = None
         self.foreign = FOREIGN
@@ -120,12 +145,15 @@ class Run:
         self._fill()
         started = time.monotonic()
         driver = threading.Thread(target=self._drive, name="driver", daemon=True)
+        intruder = threading.Thread(target=self._intrude, name="intruder", daemon=True)
         try:
             self._start_processes()
             driver.start()
+            intruder.start()
             self._trouble(driver)
             self.over.set()
             self._calm(driver)
+            intruder.join(PATIENCE)
             self._checkpoint()
         finally:
             self.over.set()
@@ -225,7 +253,8 @@ class Run:
         return (other, held) if ending == "clean up" else (held, other)
 
     def _count(self, ending: str) -> None:
-        row = self.app.registry.upgrades(self.app.registry.gallery("things").id)[-1]
+        with self.whole:
+            row = self.app.registry.upgrades(self.app.registry.gallery("things").id)[-1]
         self.instant += bool(row.original)
         self.lifted += bool(row.lift)
         self.scheduled += "later" in row.plan
@@ -234,7 +263,7 @@ class Run:
 
     def _insert_past_the_client(self, held: str) -> None:
         """Another program that knows nothing of rmvdb inserts into the old collection."""
-        with self.steady:
+        with self.steady, self.whole:
             plan = self.app.registry.plan("things")
             leg = plan.legs[-1]
             if plan.mirrors or leg.model != held or self._status()["t"] > 0.5:
@@ -258,9 +287,13 @@ class Run:
             self.command = command if tries < 2 else None  # on a slow machine planning would never end
             out, err = command.communicate(timeout=PATIENCE)
             if command.returncode == 0:
+                self.commands += 1
                 return True
             if refusal and refusal in err:
                 return False
+            if "is paused, and nothing of it goes on" in err:  # the way out is `rmvdb resume`, which this run calls in time
+                time.sleep(0.5)
+                continue
             killed = command.returncode == -signal.SIGKILL or "is at work on this upgrade" in err
             if not killed and not self._troubled(started, time.monotonic()):
                 raise Broken(f"rmvdb {' '.join(words)} ended with {command.returncode}:\n{out}\n{err}")
@@ -273,21 +306,25 @@ class Run:
         while not reached(now := self._status()):
             if not self._goes_on():
                 raise Broken(f"the upgrade stands still for {PATIENCE:g} s: {json.dumps(now)}")
+            if self.registry_back and "--repair" in now["stopped"]:  # what was written just before is unknown to it
+                self.project.run("verify", "--repair", "--yes", code=None, timeout=PATIENCE)
             time.sleep(0.3)
 
     def _goes_on(self) -> bool:
         """Whether the upgrades came any further lately; a verification that begins again is no further than it was."""
         now = self._status()
         far = [id(self.command), *(now[key] for key in ("upgrade", "phase", "epoch", "batches", "quarantined"))]
-        verified = (self.app.registry.upgrade(now["upgrade"]).verifying or {}).get("fields_compared", 0)
+        with self.whole:
+            verified = (self.app.registry.upgrade(now["upgrade"]).verifying or {}).get("fields_compared", 0)
         if far != self.progress[0] or verified > self.progress[1]:
             self.progress = far, verified, time.monotonic()
         return time.monotonic() - self.progress[2] < PATIENCE
 
     def _status(self) -> dict[str, Any]:
-        from rmvdb.status import status
+        from rmvdb.upgrade.status import status
 
-        return status(self.app.registry, self.app.registry.gallery("things")).to_json()
+        with self.whole:
+            return status(self.app.registry, self.app.registry.gallery("things")).to_json()
 
     # --- trouble ------------------------------------------------------------------------------------------------------
 
@@ -295,7 +332,8 @@ class Run:
         """Kill, suspend, restart and stall until the time is over; read and compare all the while."""
         next_fault = time.monotonic() + 3.0
         self.next_pause = time.monotonic() + self.rests.uniform(5.0, 15.0)
-        next_checkpoint = time.monotonic() + 20.0
+        next_checkpoint, next_lock = time.monotonic() + 20.0, time.monotonic() + 6.0
+        next_moment = time.monotonic() + self.moments.uniform(20.0, 40.0)
         while time.monotonic() < self.deployed + self.seconds:
             self._revive()
             self._read()
@@ -307,6 +345,12 @@ class Run:
                 next_fault = time.monotonic() + took + self.random.uniform(0.5, 4.0)
             if time.monotonic() > self.next_pause:
                 self._resume() if self.paused is not None else self._pause()
+            if time.monotonic() > next_lock:
+                self._lock()
+                next_lock = time.monotonic() + self.holds.uniform(8.0, 20.0)
+            if time.monotonic() > next_moment:
+                self._moment()
+                next_moment = time.monotonic() + self.moments.uniform(15.0, 45.0)
             if self.random.random() < 0.2:  # in mid-search, most likely
                 self._suspended(self._one("searcher"), self.random.uniform(0.2, 1.2))
             if time.monotonic() > next_checkpoint:
@@ -360,15 +404,31 @@ class Run:
         upgrade = self.app.registry.active_upgrade(self.app.registry.gallery("things").id)
         if upgrade is None or upgrade.phase not in (Phase.PLANNED, Phase.SERVING_BOTH):
             return
-        self.app.registry.set_upgrade(upgrade.id, paused=True, note="paused")
+        try:
+            self.app.registry.pause(upgrade.id)
+        except WrongPhase:  # it ended just now
+            return
         self.paused, self.next_pause = upgrade.id, time.monotonic() + self.rests.uniform(2.0, 6.0)
         self.pauses += 1
 
     def _resume(self) -> None:
         """As `rmvdb resume`, where it was paused."""
         if self.paused is not None:
-            self.app.registry.set_upgrade(self.paused, paused=False, note="no longer paused")
+            self.app.registry.resume(self.paused)
         self.paused, self.next_pause = None, time.monotonic() + self.rests.uniform(5.0, 15.0)
+
+    def _lock(self) -> None:
+        """An administrator holds a lock on the registry for a moment: every write there waits, and what is asked, too."""
+        started, engine = time.monotonic(), self.app.registry.engine
+        try:
+            with engine.begin() as connection:  # in SQLite the transaction, which begins IMMEDIATE, is the lock
+                if engine.dialect.name == "postgresql":
+                    connection.exec_driver_sql("LOCK TABLE galleries IN ACCESS EXCLUSIVE MODE")
+                time.sleep(self.holds.uniform(0.5, 3.0))
+        except Away:  # a process that is suspended holds it
+            return
+        self.away.append((started, time.monotonic()))
+        self.locks += 1
 
     def _restart(self) -> None:
         part = self.random.choice(self.breakable)
@@ -395,6 +455,139 @@ class Run:
             elif time.monotonic() > each.again_at:
                 each.process, each.again_at = each.start(), 0.0
 
+    # --- registry, engine and clock are not of one moment ------------------------------------------------------------------
+
+    def _moment(self) -> None:
+        kinds = [self._registry_goes_back, self._engine_goes_back]
+        kinds += [self._jump, self._freeze] * isinstance(self.registry, Settable)
+        self.moments.choice(kinds)()
+
+    def _jump(self) -> None:
+        """An administrator sets the database's clock, by minutes or hours."""
+        assert isinstance(self.registry, Settable)
+        self.registry.jump(self.moments.choice((-1, 1)) * self.moments.choice((30.0, 600.0, 7200.0)))
+        self.jumps += 1
+
+    def _freeze(self) -> None:
+        """The database refuses nothing and answers nothing, for longer than a search may go on without it."""
+        assert isinstance(self.registry, Settable)
+        started = time.monotonic()
+        self.registry.freeze(self.moments.uniform(2.0, 12.0))
+        self.away.append((started, time.monotonic()))
+        self.freezes += 1
+
+    def _at(self) -> tuple[Any, ...]:
+        """Where the upgrade is: a copy of another phase, or from before a command that returned, would undo more than moments."""
+        now = self._status()
+        return now["upgrade"], now["phase"], now["epoch"], self.commands, self.paused
+
+    def _registry_goes_back(self) -> None:
+        """The database is some seconds old again, while workers run on: it has lost acknowledged commits.
+
+        What shows it beside the data is refused from then on; the way out that README names is a registry made again.
+        """
+        if (at := self._at())[1] != Phase.SERVING_BOTH:
+            return
+        with self._away(), self.whole:
+            self.registry.keep()
+        time.sleep(self.moments.uniform(0.2, 8.0))
+        with self._quiet(), self.whole:
+            if self._at() != at:
+                return
+            with self._away():
+                self.registry.go_back()
+                self.app.registry.engine.dispose()
+            self.registry_back += 1
+            self.say("the registry has gone back")
+            try:
+                Owner(self.app.registry, self.app.store).expect("things")
+            except NotOwner as exc:
+                self.say(str(exc)[:200])
+                self._rebuild()
+
+    def _rebuild(self) -> None:
+        with self._away():
+            self._end_processes("")
+            if self.command is not None:
+                self.command.kill()
+                self.command.wait()
+            self.app.registry.engine.dispose()
+            self.registry.empty()
+            self.project.run("registry", "rebuild")
+            self.rebuilds += 1
+            if self.paused is not None:
+                self.paused = None
+                with contextlib.suppress(WrongPhase):
+                    self.app.registry.resume(self._status()["upgrade"])
+
+    def _engine_goes_back(self) -> None:
+        """The engine is from before some seconds of the backfill; applications wrote nothing in them, which nobody could mend."""
+        if (at := self._at())[1] != Phase.SERVING_BOTH or self.app.registry.upgrade(at[0]).in_place:
+            return  # what was re-embedded in place, and is not any more, only verification finds
+        with self._quiet():
+            with self._away():
+                self.engine.keep()
+            end = time.monotonic() + self.moments.uniform(2.0, 6.0)
+            while time.monotonic() < end:
+                self._revive_workers()
+                time.sleep(0.1)
+            if self._at() != at:
+                return
+            with self._away():
+                # Whoever puts a backup back is away for longer than a worker acts on what it has asked.
+                self._end_processes("worker")
+                if self.command is not None:
+                    self.command.kill()
+                self.engine.go_back()
+            self.engine_back += 1
+            self.say("the engine has gone back")
+            self._compare()
+
+    def _end_processes(self, kind: str) -> None:
+        for each in self.processes:
+            if each.name.startswith(kind):
+                each.process.kill()
+                each.process.wait()
+
+    def _revive_workers(self) -> None:
+        for each in self.processes:
+            if each.name.startswith("worker") and each.process.poll() is not None:
+                each.process = each.start()
+
+    @contextmanager
+    def _away(self) -> Iterator[None]:
+        """A part is away meanwhile."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.away.append((started, time.monotonic()))
+
+    def _intrude(self) -> None:
+        """Another registry, which believes a collection of this one to be its own, tries to take it again and again."""
+        chosen = random.Random(f"{self.seed} intruder")
+        try:
+            other = self._other_project()
+            while not self.over.wait(chosen.uniform(10.0, 30.0)):
+                with self.whole:
+                    collection = chosen.choice([leg.collection for leg in self.app.registry.plan("things").written])
+                words = ("gallery", "add", f"theirs{self.intrusions}", "--model", "a", "--collection", collection)
+                done = other.run(*words, "--source", "call:models:things", code=None, timeout=PATIENCE)
+                self.intrusions += 1
+                if done.returncode == 0:
+                    self.adopted += 1
+                    self.say(f"another registry was let into {collection}")
+        except BaseException as exc:  # noqa: BLE001 (it is raised again in the main thread)
+            self.driver_error = self.driver_error or exc
+
+    def _other_project(self) -> Project:
+        address = self.engine.address or str(self.project.folder / ".rmvdb" / "milvus.db")
+        other = Project(self.project.folder / "another", milvus=address)
+        (other.folder / "models.py").write_text(TEXT)
+        other.run("init")
+        other.run("model", "add", "a", "--embedder", "models:a", "--metric", "IP")
+        return other
+
     # --- comparing ----------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
@@ -409,6 +602,10 @@ class Run:
                     self.say(f"{path.stem}: {line['trouble'][:200]}") if "write" in line else None
                 elif "asked" in line:
                     self._learn(line)
+                elif "poison" in line:
+                    self.poison += 1
+                    if not line["refused"]:
+                        self.verdict.complain("poisoned", f"{path.stem}: {line['poison']} was not refused")
                 else:
                     self.waiting.append((path.stem, line))
         settled = time.monotonic() - 1.0
@@ -446,19 +643,25 @@ class Run:
 
     def _checkpoint(self) -> None:
         """With no write under way, both collections together hold the truth, and their vectors are their models'."""
+        with self._quiet():
+            self._compare()
+        self.checkpoints += 1
+        self.truth.forget_before(time.monotonic() - 60.0)
+        self.say(json.dumps(self._counts(0.0) | {"now": {key: self._status()[key] for key in ("phase", "t", "rolls_back")}}))
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Applications stand still, and no collection is dropped."""
         quiet = self.project.folder / "quiet"
         quiet.touch()
         try:
             with self._steadied():
                 self._wait_until_quiet()
-                self._compare()
+                yield
         finally:
             quiet.unlink()
             for path in self.project.folder.glob("quiet-*"):
                 path.unlink()
-        self.checkpoints += 1
-        self.truth.forget_before(time.monotonic() - 60.0)
-        self.say(json.dumps(self._counts(0.0) | {"now": {key: self._status()[key] for key in ("phase", "t", "rolls_back")}}))
 
     @contextmanager
     def _steadied(self) -> Iterator[None]:
@@ -542,7 +745,7 @@ class Run:
             self.verdict.complain("stale_reads", f"the vector of record {page[at].id} is not its item's by {model}")
 
     def _counts(self, seconds: float) -> dict[str, Any]:
-        names = ("lost", "duplicated", "stale_reads", "resurrected", "failed_searches")
+        names = ("lost", "duplicated", "stale_reads", "resurrected", "failed_searches", "poisoned")
         return {
             "seed": self.seed,
             "seconds": round(seconds),
@@ -553,12 +756,14 @@ class Run:
             "kills": self.kills,
             "suspensions": self.suspensions,
             "pauses": self.pauses,
+            "locks": self.locks,
             "restarts": self.restarts,
             "upgrades": self.upgrades,
             "rollbacks": self.rollbacks,
             "instant": self.instant,
             "lifted": self.lifted,
             "scheduled": self.scheduled,
+            **{name: getattr(self, name) for name in NOT_OF_ONE_MOMENT},
             "checkpoints": self.checkpoints,
             "excused": self.excused,
             **{name: getattr(self.verdict, name) for name in names},

@@ -55,6 +55,8 @@ class Verdict:
     stale_reads: int = 0
     resurrected: int = 0
     failed_searches: int = 0
+    #: Poison that was not refused.
+    poisoned: int = 0
     #: The first problems, in words.
     examples: list[str] = field(default_factory=list)
 
@@ -67,7 +69,7 @@ class Verdict:
     @property
     def problems(self) -> int:
         """How many there were of any kind."""
-        return self.lost + self.duplicated + self.stale_reads + self.resurrected + self.failed_searches
+        return self.lost + self.duplicated + self.stale_reads + self.resurrected + self.failed_searches + self.poisoned
 
 
 class Truth:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from rmvdb import lite
-from rmvdb.faiss_store import FaissStore
-from rmvdb.milvus import MilvusStore
+from rmvdb.engines import lite
+from rmvdb.engines.faiss import FaissStore
+from rmvdb.engines.milvus import MilvusStore
 from rmvdb.protocols import VectorStore
 from tests.support import lite3
 from tests.support.milvus_server import MilvusServer, unavailable

@@ -11,24 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmvdb import schema
-from rmvdb.archive import Archive, EmbeddingCache
-from rmvdb.artifacts import Artifacts
-from rmvdb.backfill import Backfill, Task
-from rmvdb.client import Client
-from rmvdb.encoding import Chain, Encoder
-from rmvdb.faiss_store import FaissStore
-from rmvdb.manifest import Manifest
-from rmvdb.methods import Method
-from rmvdb.planning import Question
+from rmvdb.backfill.batches import Backfill, Task
+from rmvdb.backfill.throttle import Limits
+from rmvdb.backfill.worker import Worker
+from rmvdb.engines.faiss import FaissStore
+from rmvdb.learning.method import Method
+from rmvdb.planning.plan import Question
 from rmvdb.protocols import Permit, always
-from rmvdb.registry import Registry, leg_to_json
-from rmvdb.tables import UpgradeRow
-from rmvdb.throttle import Limits
+from rmvdb.registry.codec import leg_to_json
+from rmvdb.registry.manifest import Manifest
+from rmvdb.registry.mark import is_mark
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import UpgradeRow
+from rmvdb.serving.client import Client
+from rmvdb.serving.loaded_models import Chain, Encoder
+from rmvdb.storage.archive import Archive, EmbeddingCache
+from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import Hit, Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
-from rmvdb.upgrade import Conductor, Hands
-from rmvdb.verify import Report
-from rmvdb.worker import Worker
+from rmvdb.upgrade.compare import Report
+from rmvdb.upgrade.context import Hands
+from rmvdb.upgrade.run import Conductor
+from tests.support.migrated import migrate
 
 TIMES = {"max_age": 0.2, "longest_search": 0.1, "staleness": 0.0}
 DIMS = {"v1": 6, "v2": 8, "v3": 7, "v4": 5}
@@ -68,7 +71,7 @@ class Texts:
 
 class FaultyStore(FaissStore):
     """A Faiss store that calls `before` ahead of each search and write, `after` behind each write and `looked` behind each search
-    and reading, so that a test can act, wait or fail just there."""
+    and reading, so that a test can act, wait or fail just there. Marks (`rmvdb.registry.mark`) are not among them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,20 +89,25 @@ class FaultyStore(FaissStore):
     def get(self, collection: str, ids: Sequence[Id], **options: Any) -> list[Record]:
         """As in FaissStore."""
         found = super().get(collection, ids, **options)
-        self.looked("get", collection)
+        if not is_mark(collection):
+            self.looked("get", collection)
         return found
 
-    def upsert(self, collection: str, records: Sequence[Record], *, permit: Permit = always) -> None:
+    def upsert(self, collection: str, records: Sequence[Record], *, as_read: bool = False, permit: Permit = always) -> None:
         """As in FaissStore."""
+        if is_mark(collection):
+            return super().upsert(collection, records, permit=permit)
         self.before("upsert", collection)
-        super().upsert(collection, records, permit=permit)
-        self.after("upsert", collection)
+        super().upsert(collection, records, as_read=as_read, permit=permit)
+        return self.after("upsert", collection)
 
     def delete(self, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
         """As in FaissStore."""
+        if is_mark(collection):
+            return super().delete(collection, ids, permit=permit)
         self.before("delete", collection)
         super().delete(collection, ids, permit=permit)
-        self.after("delete", collection)
+        return self.after("delete", collection)
 
 
 @dataclass
@@ -173,7 +181,7 @@ def make(
 ) -> Gallery:
     """A gallery of texts t1 … at v1, its upgrade to v2 deployed, unless told otherwise, and its work list made."""
     url = f"sqlite:///{folder}/registry.sqlite"
-    schema.upgrade(url)
+    migrate(url)
     registry = Registry(url, patience=60.0, keep=Manifest(folder / "manifest.json").write)
     store, source = FaultyStore(), Texts()
     source.of = {id: f"t{id}" for id in range(1, records + 1)}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rmvdb import lite
+from rmvdb.engines import lite
 
 VERSION = "3.2.2"
 

@@ -12,20 +12,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rmvdb.archive import Archive, EmbeddingCache
-from rmvdb.artifacts import Artifacts
-from rmvdb.client import Client
-from rmvdb.encoding import Chain, Encoder
-from rmvdb.faiss_store import FaissStore
-from rmvdb.methods import Method
-from rmvdb.planning import Plan, Question
-from rmvdb.registry import Registry
-from rmvdb.tables import UpgradeRow
-from rmvdb.throttle import Limits
-from rmvdb.transforms import Config, Network, Transform
+from rmvdb.backfill.throttle import Limits
+from rmvdb.backfill.worker import Worker
+from rmvdb.engines.faiss import FaissStore
+from rmvdb.learning.method import Method
+from rmvdb.learning.transforms import Config, Network, Transform
+from rmvdb.planning.plan import Plan, Question
+from rmvdb.registry.mark import is_mark
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import UpgradeRow
+from rmvdb.serving.client import Client
+from rmvdb.serving.loaded_models import Chain, Encoder
+from rmvdb.storage.archive import Archive, EmbeddingCache
+from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import BatchState, Index
-from rmvdb.upgrade import Conductor, Hands
-from rmvdb.worker import Worker
+from rmvdb.upgrade.context import Hands
+from rmvdb.upgrade.run import Conductor
 from tests.support.inprocess import DIMS, TIMES, TextEmbedder, Texts
 
 #: Calls that change nothing: a death at one of them is a death after the change before it.
@@ -34,7 +36,8 @@ READS = {
     "active_upgrade", "upgrade", "upgrades", "history", "next_priority", "listed_ids", "workers", "batches", "counts",
     "last_done", "last_intent", "readings", "progress", "blocked", "intents", "announced", "written", "open_writes",
     "quarantined", "slowest_client", "refuse_ended", "refuse_overtaken", "cut_off", "describe", "exists", "search", "traffic",
-    "get", "scan", "count", "read", "found", "ids", "path",
+    "get", "scan", "count", "read", "found", "ids", "path", "left", "files", "settle", "segments", "identity", "trace",
+    "field_names", "collection_names", "shown_url", "unready", "fields_of", "settles_at_once", "gaps", "let_go",
 }  # fmt: skip
 
 
@@ -106,7 +109,7 @@ class Mortal:
         what = ""
         if self._kind == "store":
             changed = args[1] if method == "move_aliases" else getattr(args[0], "collection", args[0])
-            what = " new" if version_of(changed) == self._filled else " old"
+            what = " mark" if is_mark(changed) else " new" if version_of(changed) == self._filled else " old"
         elif method == "advance":
             what = f" {BatchState(args[1]).value}"
         elif method == "set_upgrade":

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rmvdb.registry import Opened, Registry
-from rmvdb.tables import BatchRow, GalleryRow, UpgradeRow
+from rmvdb.registry.intents import Opened
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import BatchRow, GalleryRow, UpgradeRow
 from rmvdb.types import Field, IdType, Leg, Metric, Phase, Schema
 
 TIMES = {"max_age": 60.0, "longest_search": 5.0, "staleness": 1.0}

@@ -19,11 +19,27 @@ import psycopg
 import pytest
 from sqlalchemy import URL
 
-from rmvdb import schema
-from rmvdb.registry import Registry
+from rmvdb.registry.registry import Registry
+from tests.support.migrated import migrate
 
 #: The server trusts whoever reaches its socket; the password is there to be looked for in messages and logs.
 PASSWORD = "hidden-word"
+
+
+def settable_clock(database: str) -> list[str]:
+    """Statements after which new sessions have a clock that a test sets: a function of the same name as PostgreSQL's own."""
+    return [
+        "CREATE SCHEMA clocks",
+        "CREATE TABLE clocks.ahead AS SELECT 0.0::float8 AS seconds",
+        "CREATE FUNCTION clocks.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS "
+        "'SELECT pg_catalog.clock_timestamp() + make_interval(secs => seconds) FROM clocks.ahead'",
+        f"ALTER DATABASE {database} SET search_path = public, clocks, pg_catalog",
+    ]
+
+
+def clock_set(ahead: float) -> str:
+    """The statement after which that clock shows so many seconds more than the time."""
+    return f"UPDATE clocks.ahead SET seconds = {ahead}"
 
 
 class Postgres:
@@ -70,6 +86,33 @@ class Postgres:
         """Stop it as its administrator would: sessions are ended, data is kept."""
         self._control("stop")
 
+    def processes(self) -> list[int]:
+        """The server and its sessions."""
+        first = int((self._data / "postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{first}/task/{first}/children").read_text()
+        return [first, *map(int, children.split())]
+
+    def keep(self) -> None:
+        """Copy its data, while it is stopped."""
+        self._copied(self._data, self.folder / "kept")
+
+    def go_back(self) -> None:
+        """Put the copy in the place of its data, while it is stopped."""
+        self._copied(self.folder / "kept", self._data)
+
+    def _copied(self, source: Path, target: Path) -> None:
+        subprocess.run(["rm", "-rf", str(target)], check=True)
+        subprocess.run(["cp", "-a", str(source), str(target)], check=True)
+
+    def settable_clock(self, database: str) -> None:
+        """Let sessions that begin from now on see a clock that `set_clock` sets."""
+        for statement in settable_clock(database):
+            self.run(statement, database)
+
+    def set_clock(self, database: str, ahead: float) -> None:
+        """Let it show so many seconds more than the time."""
+        self.run(clock_set(ahead), database)
+
     def remove(self) -> None:
         """Stop it for good."""
         with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):  # it was stopped before
@@ -104,7 +147,7 @@ class Postgres:
     def empty(self, database: str) -> None:
         """Take everything out of a database. Making a new one instead costs hundreds of files."""
         self.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
-        self.run("DROP SCHEMA public CASCADE", database)
+        self.run("DROP SCHEMA IF EXISTS clocks, public CASCADE", database)
         self.run("CREATE SCHEMA public", database)
 
     def run(self, statement: str, database: str = "postgres") -> list[Any]:
@@ -160,7 +203,7 @@ def database_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def registry(database_url: str) -> Iterator[Registry]:
     """An empty registry: the test runs once on SQLite and once on PostgreSQL."""
-    schema.upgrade(database_url)
+    migrate(database_url)
     registry = Registry(database_url)
     yield registry
     registry.close()

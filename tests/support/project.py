@@ -16,12 +16,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import rmvdb
-from rmvdb import app, cli, lite
-from rmvdb.app import App
+from rmvdb import cli
+from rmvdb.app import wiring
+from rmvdb.app.wiring import App
+from rmvdb.engines import lite
+from rmvdb.types import Index
 
 MODELS = """
 import json, pathlib, time
@@ -158,6 +162,9 @@ timeout = 3.0
 [index]
 type = "{index}"
 
+[models]
+allow = ["models"]
+
 [search]
 plan_max_age = 0.6
 longest_search = 1.5
@@ -187,7 +194,7 @@ class Project:
         registry: str | None = None,
         batch: int = 50,
         retry_for: float = 15.0,
-        index: str = "FLAT",
+        index: str = "AUTOINDEX",
     ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -304,8 +311,17 @@ class Project:
     def opened(self) -> Iterator[App]:
         """The hands that every command and application works with, in this process."""
         self._forget_models()
-        with contextlib.closing(app.load(self.folder)) as opened:
+        with contextlib.closing(wiring.load(self.folder)) as opened:
             yield opened
+
+    def copied(self, name: str) -> str:
+        """A collection that no registry owns yet, with the records of the project's own."""
+        held = self.json("gallery", "show")["collections"][0]["name"]
+        with self.opened() as opened:
+            opened.store.create(replace(opened.store.describe(held), collection=name), Index(type="FLAT"))
+            for page in opened.store.scan(held, fields=None, vector=True):
+                opened.store.upsert(name, page)
+        return name
 
     def client(self) -> rmvdb.Client:
         """The application's client, in this process."""
@@ -334,7 +350,7 @@ class Project:
                 words = process.read_bytes().split(b"\0")
             except OSError:
                 continue  # it ended while we looked
-            if b"rmvdb.lite" in words and any(str(self.folder).encode() + b"/" in word for word in words):
+            if b"rmvdb.engines.lite" in words and any(str(self.folder).encode() + b"/" in word for word in words):
                 pid = int(process.parent.name)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)

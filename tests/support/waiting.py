@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from sqlalchemy import text
 
-from rmvdb.registry import Registry
+from rmvdb.registry.registry import Registry
 
 
 class Clock:
@@ -23,6 +23,13 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         """So much passes."""
         self._now += seconds
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """How long a call takes."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def wait_until(true: Callable[[], bool], *, seconds: float = 120.0) -> None:

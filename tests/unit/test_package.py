@@ -13,7 +13,7 @@ import pytest
 
 import rmvdb
 from rmvdb import cli
-from rmvdb.registry import Registry
+from rmvdb.registry.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ def test_help_comes_at_once() -> None:
     assert min(seconds() for _ in range(5)) < 0.5
 
 
-@pytest.mark.parametrize("module", ["rmvdb", "rmvdb.cli", "rmvdb.config", "rmvdb.errors"])
+@pytest.mark.parametrize("module", ["rmvdb", "rmvdb.cli", "rmvdb.app.config", "rmvdb.errors"])
 def test_the_door_opens_without_tensors_engines_or_databases(module: str) -> None:
     heavy = {
         "torch",
@@ -66,7 +66,7 @@ def test_the_door_opens_without_tensors_engines_or_databases(module: str) -> Non
     assert heavy & set(loaded) == set()
 
 
-@pytest.mark.parametrize("module", ["rmvdb.registry", "rmvdb.status"])
+@pytest.mark.parametrize("module", ["rmvdb.registry.registry", "rmvdb.upgrade.status"])
 def test_status_needs_no_tensors_and_no_engine(module: str) -> None:
     heavy = {"torch", "faiss", "pymilvus", "milvus_lite", "pandas", "alembic"}
     loaded = run("-c", f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})").stdout.split()
@@ -74,7 +74,7 @@ def test_status_needs_no_tensors_and_no_engine(module: str) -> None:
     assert heavy & set(loaded) == set()
 
 
-@pytest.mark.parametrize("module", ["rmvdb.upgrade", "rmvdb.scheduler", "rmvdb.client"])
+@pytest.mark.parametrize("module", ["rmvdb.upgrade.run", "rmvdb.app.daemon", "rmvdb.serving.client"])
 def test_what_trains_nothing_does_not_wait_for_torch(module: str) -> None:
     loaded = run("-c", f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})").stdout.split()
 
@@ -83,7 +83,8 @@ def test_what_trains_nothing_does_not_wait_for_torch(module: str) -> None:
 
 def test_a_prediction_that_trains_nothing_does_not_wait_for_torch() -> None:
     predict = (
-        "import sys, numpy as np; from rmvdb.methods import Method, Pairs, Settings; from rmvdb.prediction import Trial;"
+        "import sys, numpy as np; from rmvdb.learning.method import Method, Pairs, Settings;"
+        "from rmvdb.planning.predict import Trial;"
         "from rmvdb.types import Metric; old, new = np.random.default_rng(0).normal(size=(2, 300, 8)).astype(np.float32);"
         "trial = Trial(Pairs(old=old, new=new), old_metric=Metric.COSINE, new_metric=Metric.COSINE, settings=Settings());"
         "print(trial.predict(Method.NAIVE).method, 'torch' in sys.modules)"
@@ -133,13 +134,13 @@ def test_a_registry_is_made_by_what_the_wheel_holds(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     make = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from rmvdb import schema; url = 'sqlite:///' + sys.argv[2];"
+        "import sys; sys.path.insert(0, sys.argv[1]); from rmvdb.registry import schema; url = 'sqlite:///' + sys.argv[2];"
         "schema.upgrade(url); schema.check(url); print(schema.__file__)"
     )
 
     where = run("-P", "-c", make, str(tmp_path / "installed"), str(tmp_path / "registry.sqlite")).stdout.strip()
 
-    assert Path(where).parent == tmp_path / "installed" / "rmvdb"
+    assert Path(where).parents[1] == tmp_path / "installed" / "rmvdb"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

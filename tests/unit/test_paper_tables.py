@@ -24,9 +24,9 @@ from examples.paper_tables.rows import Ground, Legs
 from examples.paper_tables.scales import Scale
 from examples.paper_tables.settings import SETTINGS
 from examples.paper_tables.tasks import Sizes, Task
-from rmvdb import metrics, simulate
 from rmvdb.errors import ItemError, NeedsConsent, UnknownName, UsageError
-from rmvdb.training import Fitted, Method, Settings
+from rmvdb.learning.training import Fitted, Method, Settings
+from rmvdb.planning import quality, simulate
 from rmvdb.types import Metric
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -267,7 +267,7 @@ def test_a_row_is_what_simulate_measures_in_one_piece(
     row = rows.row("naive", [found], found)
     summary = simulate.summary(whole, old=whole.map[0], new=whole.map[-1])
     assert (row.auc_map, row.auc_cmc, row.gain) == (summary.auc_map, summary.auc_cmc, summary.gain)
-    flips = [metrics.negative_flips(whole.top1[0], now) for now in whole.top1]
+    flips = [quality.negative_flips(whole.top1[0], now) for now in whole.top1]
     assert row.flips_curve == pytest.approx(flips)
     assert row.flips == max(flips)
     assert (row.seeds, row.spread["gain"]) == (1, 0.0)
@@ -373,7 +373,7 @@ def test_every_published_row_is_of_a_known_setting_and_gains_agree_with_their_ar
     assert set(AREAS) | set(COMPATIBILITY) <= set(SETTINGS)
     for table in AREAS.values():
         old, new = table["old"][0], table["new"][0]
-        assert all(abs(100 * metrics.gain(area, old=old, new=new) - gain) < 3 for area, _, gain in table.values())
+        assert all(abs(100 * quality.gain(area, old=old, new=new) - gain) < 3 for area, _, gain in table.values())
 
 
 def test_every_published_p_com_follows_from_its_row() -> None:
@@ -381,7 +381,7 @@ def test_every_published_p_com_follows_from_its_row() -> None:
         for space, names in (("", ("l2", "bct", "ract", "advbct", "hoc")), ("-hyperbolic", ("hbct", "hbct-no-entail"))):
             old, alone = table[f"old{space}"], table[f"new{space}"]
             for row in (table[name] for name in names):
-                assert metrics.p_com(row[1], old=old[0], alone=alone[0]) == pytest.approx(row[3], abs=0.02)
+                assert quality.p_com(row[1], old=old[0], alone=alone[0]) == pytest.approx(row[3], abs=0.02)
 
 
 def made_table(setting: str, folder: Path, scale: Scale) -> dict:

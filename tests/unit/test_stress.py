@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> stress.Run:
     made = stress.Run(
         project=Project(tmp_path / "project"),
         engine=LiteFile(tmp_path),
-        registry=File(),
+        registry=File(tmp_path),
         records=40,
         seconds=1.0,
         seed=1,
@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> stress.Run:
 
 def test_only_what_has_processes_is_restarted_and_stalled(run: stress.Run) -> None:
     assert run.breakable == [run.engine]
-    assert not isinstance(File(), Breakable)
+    assert not isinstance(run.registry, Breakable)
 
 
 def test_a_verification_that_advances_is_progress_and_one_that_begins_again_is_none(

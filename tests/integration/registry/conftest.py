@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmvdb.registry import Registry
-from rmvdb.tables import GalleryRow, UpgradeRow
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import GalleryRow, UpgradeRow
 from tests.support.photos import NEW, OLD, TIMES, add_gallery, add_upgrade
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-from rmvdb.registry import Registry, unpack_ids
-from rmvdb.tables import UpgradeRow
+from rmvdb.registry.codec import unpack_ids
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import BatchState, Progress
 from tests.support.photos import at_once, claim, claimed
 

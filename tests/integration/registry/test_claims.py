@@ -9,8 +9,10 @@ import pytest
 from sqlalchemy import text
 
 from rmvdb.errors import LeaseLost
-from rmvdb.registry import Claim, Registry, pack_ids, unpack_ids
-from rmvdb.tables import UpgradeRow
+from rmvdb.registry.claims import Claim
+from rmvdb.registry.codec import pack_ids, unpack_ids
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import BatchState
 from tests.support.photos import at_once, claim, claimed, opened
 from tests.support.waiting import run_out

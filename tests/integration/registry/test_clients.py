@@ -7,8 +7,8 @@ import time
 import pytest
 from sqlalchemy import text
 
-from rmvdb.registry import Registry
-from rmvdb.tables import GalleryRow
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import GalleryRow
 from tests.support.photos import TIMES, add_gallery
 from tests.support.waiting import fall_silent
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from rmvdb import schema
 from rmvdb.errors import ConfigError, DiskFull, RegistryError, SchemaOutdated
-from rmvdb.registry import Registry
+from rmvdb.registry import schema
+from rmvdb.registry.registry import Registry
 from tests.support.photos import add_gallery, opened
 
 

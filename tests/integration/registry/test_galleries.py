@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rmvdb.errors import AlreadyExists, UnknownName, UsageError
-from rmvdb.registry import Registry
-from rmvdb.tables import GalleryRow, UpgradeRow
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import GalleryRow, UpgradeRow
 from tests.support.photos import OLD, add_gallery, add_upgrade, shape
 
 

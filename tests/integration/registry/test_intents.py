@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import event
 
 from rmvdb.errors import Mismatch
-from rmvdb.registry import Registry
-from rmvdb.tables import GalleryRow, UpgradeRow
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import GalleryRow, UpgradeRow
 from rmvdb.types import BatchState, Phase
 from tests.support.photos import NEW, NEWEST, OLD, OLD_AGAIN, TIMES, add_gallery, add_upgrade, at_once, claimed, opened, supersede
 from tests.support.waiting import fall_silent, grow_old, run_out
@@ -88,6 +88,7 @@ def test_a_write_that_was_forgotten_marks_no_other_one_as_done(registry: Registr
 
 def test_of_two_writes_announced_at_once_just_one_goes_first(registry: Registry, gallery: GalleryRow) -> None:
     slow = Registry(registry.url.render_as_string(hide_password=False))
+    slow.now()  # it has set its clock before the race begins
     event.listen(slow.engine, "commit", lambda _: time.sleep(0.5))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(opened, slow, [1], client="slow")

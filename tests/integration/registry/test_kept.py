@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from rmvdb.errors import DiskFull, UnknownName, UpgradeRunning
-from rmvdb.registry import Contents, Registry
-from rmvdb.tables import KEPT, GalleryRow, Table, UpgradeRow
+from rmvdb.registry.manifest_rows import Contents
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import KEPT, GalleryRow, Table, UpgradeRow
 from rmvdb.types import Phase
 from tests.support.photos import NEW, OLD, TIMES, add_gallery, add_upgrade, at_once, claimed, opened, set_aside, shape
 
@@ -24,7 +25,7 @@ def kept(registry: Registry) -> list[Contents]:
 
 
 def test_every_table_is_kept_or_made_again() -> None:
-    made_again = {"batches", "intents", "quarantined", "clients", "workers", "traffic"}
+    made_again = {"batches", "intents", "quarantined", "clients", "workers", "traffic", "clock", "traces"}
 
     assert {table.__tablename__ for table in KEPT} | made_again == set(Table.metadata.tables)
     assert {table.__tablename__ for table in KEPT} & made_again == set()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rmvdb.registry import Registry, pack_ids, schema_from_json, schema_to_json, unpack_ids
-from rmvdb.tables import GalleryRow
+from rmvdb.registry.codec import pack_ids, schema_from_json, schema_to_json, unpack_ids
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import GalleryRow
 from tests.support.photos import shape
 
 

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rmvdb.errors import WrongPhase
-from rmvdb.registry import Registry, plans
-from rmvdb.tables import GalleryRow, UpgradeRow
+from rmvdb.registry import plans
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import GalleryRow, UpgradeRow
 from rmvdb.types import BatchState
 from tests.support.photos import NEW, OLD, TIMES, add_gallery, claim, claimed, opened
 from tests.support.waiting import fall_silent, grow_old, run_out

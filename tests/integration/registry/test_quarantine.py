@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import insert
 
-from rmvdb.registry import Registry, unpack_ids
-from rmvdb.tables import QuarantineRow, UpgradeRow
+from rmvdb.registry.codec import unpack_ids
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import QuarantineRow, UpgradeRow
 from rmvdb.types import BatchState
 from tests.support.photos import claimed, set_aside
 

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from rmvdb import schema
 from rmvdb.errors import AlreadyExists
-from rmvdb.registry import Contents, Registry
-from rmvdb.tables import GalleryRow
+from rmvdb.registry import schema
+from rmvdb.registry.manifest_rows import Contents
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import GalleryRow
 from rmvdb.types import Phase
 from tests.support.photos import NEW, OLD, OLD_AGAIN, TIMES, add_gallery, add_upgrade, claim, opened
 

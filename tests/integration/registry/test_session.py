@@ -12,10 +12,10 @@ import psycopg
 import pytest
 from sqlalchemy import event, text
 
-from rmvdb import schema
 from rmvdb.errors import RegistryError, RegistryUnavailable
-from rmvdb.registry import Registry
-from rmvdb.tables import GalleryRow
+from rmvdb.registry import schema
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import GalleryRow
 from rmvdb.types import BatchState
 from tests.support.photos import OLD, add_gallery, add_upgrade, at_once, claim, shape
 from tests.support.postgres import PASSWORD, Postgres
@@ -51,6 +51,27 @@ def far_registry(stoppable_postgres: Postgres) -> Iterator[Registry]:
 
 
 @pytest.mark.postgres
+def test_a_server_that_takes_no_more_connections_is_named_with_its_setting(
+    far_registry: Registry, stoppable_postgres: Postgres
+) -> None:
+    stoppable_postgres.run("ALTER SYSTEM SET max_connections = 12")
+    stoppable_postgres.stop()
+    stoppable_postgres.start()
+    far_registry.galleries()
+    far_registry.let_go()
+    other = Registry(far_registry.url.render_as_string(hide_password=False), patience=0.5)
+    address = stoppable_postgres.url("postgres").replace("+psycopg", "")
+    with contextlib.ExitStack() as all_of_them:
+        for _ in range(12):
+            all_of_them.enter_context(psycopg.connect(address))
+        with pytest.raises(
+            RegistryUnavailable, match=r"all of (12|its) connections are in use: raise max_connections .* or use PgBouncer"
+        ):
+            other.galleries()
+    assert len(other.galleries()) == 1  # once there is room
+    other.close()
+
+
 def test_a_database_that_restarts_is_waited_for(far_registry: Registry, stoppable_postgres: Postgres) -> None:
     stoppable_postgres.stop()
     restart = threading.Timer(1.0, stoppable_postgres.start)

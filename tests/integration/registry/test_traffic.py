@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from rmvdb.registry import Registry, traffic
-from rmvdb.tables import GalleryRow
+from rmvdb.registry import traffic
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import GalleryRow
 from tests.support.photos import add_gallery
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from rmvdb.errors import UpgradeRunning, WrongPhase
-from rmvdb.registry import Registry, unpack_ids
-from rmvdb.tables import GalleryRow, UpgradeRow
+from rmvdb.registry.codec import unpack_ids
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import GalleryRow, UpgradeRow
 from rmvdb.types import Leg, Phase
 from tests.support.photos import NEW, NEWEST, OLD, TIMES, add_gallery, add_upgrade, at_once, opened, set_aside, supersede
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rmvdb.errors import AlreadyExists, ArtifactError, UsageError
-from rmvdb.registry import Registry
-from rmvdb.tables import UpgradeRow
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import UpgradeRow
 
 
 def test_a_model_version_is_removed_when_nothing_needs_it_any_more(registry: Registry, upgrade: UpgradeRow) -> None:

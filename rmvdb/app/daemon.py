@@ -1,0 +1,266 @@
+"""A worker that stays: APScheduler steps every upgrade, keeps to its window and tells the registry that it lives.
+
+Jobs live in memory; the registry alone knows what is to be done.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.cron import CronTrigger
+
+from rmvdb import errors
+from rmvdb.app.wiring import App
+from rmvdb.backfill.worker import Worker
+from rmvdb.registry.tables import UpgradeRow
+from rmvdb.types import BatchState, Phase
+from rmvdb.upgrade.status import rests
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks for work, and between two looks at the clock.
+STEP = 1.0
+#: Phases in which there is nothing to do for a worker.
+DONE = (Phase.CUT_OVER, Phase.CLEANING_UP)
+LOOK = 5.0
+#: The most seconds until a gallery that could not go on is tried again.
+LONGEST = 600.0
+#: As cron counts them: 7 is Sunday again.
+DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
+#: Seconds for which a plan of one gallery may wait for its clients, before the others have their turn.
+PATIENCE = 10.0
+
+
+class Window:
+    """When a worker may work: for one hour from each firing of a cron expression, so `0 1-6 * * *` is 01:00 to 07:00."""
+
+    def __init__(self, expression: str | None) -> None:
+        self.expression = expression
+        try:
+            self._trigger = CronTrigger.from_crontab(_by_name(expression)) if expression else None
+        except ValueError as exc:
+            raise errors.UsageError(
+                f"--window {expression!r} is no cron expression ({exc}); for nights write '0 1-6 * * *' (01:00 to 07:00)"
+            ) from exc
+
+    def is_open(self, now: dt.datetime | None = None) -> bool:
+        """Whether work may be done now."""
+        if self._trigger is None:
+            return True
+        # In UTC: the hours of a day on which clocks are set are not an hour apart by the clock on the wall.
+        now = (now or dt.datetime.now(dt.UTC)).astimezone(dt.UTC)
+        before = (now - dt.timedelta(hours=1)).astimezone(self._trigger.timezone)
+        fired = self._trigger.get_next_fire_time(None, before)
+        return fired is not None and fired.astimezone(dt.UTC) <= now
+
+
+def _by_name(expression: str) -> str:
+    """The expression with its days of the week by name: cron counts them from Sunday, APScheduler from Monday."""
+    *others, days = expression.split() or [""]
+    return " ".join([*others, ",".join(map(_days, days.split(",")))])
+
+
+def _days(part: str) -> str:
+    """The days of one part of a list, such as `1-5/2`; what is no such part stays as it is, for APScheduler to refuse."""
+    found = re.fullmatch(r"(\w+)(?:-(\w+))?(?:/([1-9]\d*))?", part.lower().replace("*/", "0-6/"))
+    first, last, step = found.groups() if found else ("", None, None)
+    numbers = {name: at % 7 for at, name in enumerate(DAYS)} | {str(at): at for at in range(8)}
+    start, end = numbers.get(first), numbers.get(last or ("6" if step else first))
+    if start is None or end is None:
+        return part
+    end += 7 * (end == 0 < start)  # to Sunday
+    return ",".join(DAYS[at] for at in range(start, end + 1, int(step or 1))) or part
+
+
+class _Wait(NamedTuple):
+    """Since when a gallery that could not go on is left alone, for how long, and what it looked like."""
+
+    since: float
+    seconds: float
+    seen: object
+
+
+class Scheduler:
+    """Works on the galleries given (all, where none is) until it is stopped; one worker, one upgrade at a time."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        galleries: Sequence[str],
+        window: Window,
+        say: Callable[[str], None],
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        self._app, self._galleries, self._window, self._say = app, galleries, window, say
+        self._warn = warn or say
+        self._worker: Worker = app.worker()
+        self._stop = threading.Event()
+        #: Set while the window is closed or the scheduler ends: a batch in hand is finished, no other begun.
+        self._rest = threading.Event()
+        #: What it last complained of about each gallery, and what the steps said of it in this phase and epoch.
+        self._last: dict[str, str] = {}
+        self._told: dict[str, tuple[object, set[str]]] = {}
+        #: The upgrade that it is working on.
+        self._at: int | None = None
+        #: Held while the registry is told where the worker is: it has one line for each.
+        self._telling = threading.Lock()
+        self._waits: dict[str, _Wait] = {}
+        #: Upgrades that were gone on with once: times that were made longer count from then on, also where nothing is left to do.
+        self._stepped: set[int] = set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop` is set; what is in hand then is finished."""
+        self._worker.patient = False
+        scheduler = BackgroundScheduler()
+        scheduler.add_job(self._step, "interval", seconds=STEP, max_instances=1, coalesce=True, misfire_grace_time=None)
+        scheduler.add_job(self._look, "interval", seconds=LOOK, next_run_time=dt.datetime.now(dt.UTC))
+        scheduler.start()
+        try:
+            stop.wait()
+        finally:
+            self._stop.set()
+            self._rest.set()
+            scheduler.shutdown(wait=True)
+            self._app.registry.retire_worker(self._worker.name)
+
+    def _look(self) -> None:
+        """Open or close the window, and say that this worker lives."""
+        if self._window.is_open():
+            self._rest.clear()
+            if self._stop.is_set():  # asked last: it may be set meanwhile
+                self._rest.set()
+            self._worker.resting = ""
+        else:
+            self._rest.set()
+            self._worker.resting = f"outside its window {self._window.expression}"
+        try:
+            with self._telling:
+                if (upgrade := self._at or self._waits_for()) is not None:
+                    self._tell(upgrade)
+        except errors.RmvdbError as exc:
+            self._complain(exc)
+
+    def _tell(self, upgrade: int) -> None:
+        lease, note = self._app.settings.backfill.lease, self._worker.note
+        self._app.registry.renew(self._worker.name, upgrade, lease=lease, note=note)
+
+    def _waits_for(self) -> int | None:
+        """The upgrade that it is shown at while it works on none: one with work, else one that is paused."""
+        active = self._active().values()
+        with_work = (row.id for row in active if self._has_work(row))
+        return next(with_work, None) or next((row.id for row in active if row.paused), None)
+
+    def _upgrades(self) -> dict[str, int]:
+        """Galleries with work, and their upgrades."""
+        return {name: row.id for name, row in self._active().items() if self._has_work(row)}
+
+    def _active(self) -> dict[str, UpgradeRow]:
+        """Upgrades that have not ended, by gallery."""
+        there = {row.name: row.id for row in self._app.registry.galleries()}
+        for name in set(self._galleries) - there.keys():
+            self._complain(errors.UnknownName("gallery", name, list(there)), name)
+        names = [name for name in self._galleries or there if name in there]
+        found = {name: self._app.registry.active_upgrade(there[name]) for name in names}
+        return {name: row for name, row in found.items() if row is not None}
+
+    def _has_work(self, row: UpgradeRow) -> bool:
+        """Whether there is something to do for an upgrade; in a pause, whether a batch is in hand."""
+        states = self._app.registry.counts(row.id).keys()
+        in_hand = not states <= {BatchState.PENDING, BatchState.RETIRED}
+        if row.paused:
+            return in_hand  # which is finished
+        if row.phase != Phase.SERVING_BOTH or not row.listed:
+            return row.phase not in DONE
+        if in_hand:
+            return True
+        return row.id not in self._stepped or not rests(row, states, self._app.registry.progress(row.id))
+
+    def _step(self) -> None:
+        try:
+            for name, upgrade in self._upgrades().items():
+                if not self._rest.is_set() and self._is_due(name, upgrade):
+                    self._try(name, upgrade)
+        except errors.RmvdbError as exc:
+            self._complain(exc)
+            self._stop.wait(LOOK)
+
+    def _try(self, gallery: str, upgrade: int) -> None:
+        """Work on a gallery; one that cannot go on keeps nobody from the others."""
+        try:
+            with self._telling:
+                self._at = upgrade
+                self._tell(upgrade)
+            self._work(gallery, upgrade)
+        except (errors.Stopped, errors.Paused):
+            pass
+        except Exception as exc:  # noqa: BLE001 (what nobody thought of, too: its traceback is in the log)
+            self._complain(exc, gallery)
+            self._put_off(gallery, upgrade, exc)
+        finally:
+            self._at = None
+
+    def _is_due(self, gallery: str, upgrade: int) -> bool:
+        if (wait := self._waits.get(gallery)) is None:
+            return True
+        waited = time.monotonic() - wait.since
+        return waited >= wait.seconds or (waited >= LOOK and self._seen(gallery, upgrade) != wait.seen)
+
+    def _put_off(self, gallery: str, upgrade: int, exc: Exception) -> None:
+        """Each try in vain may read all of the gallery: twice as long until the next, as long as nothing changes."""
+        seen, before = self._seen(gallery, upgrade), self._waits.get(gallery)
+        away = isinstance(exc, errors.EngineUnavailable | errors.RegistryUnavailable | errors.NotServed)  # nothing was read
+        again = before is not None and before.seen == seen and not away
+        seconds = min(2 * before.seconds, LONGEST) if before and again else LOOK
+        self._waits[gallery] = _Wait(time.monotonic(), seconds, seen)
+
+    def _seen(self, gallery: str, upgrade: int) -> object:
+        """What commands and workers change of an upgrade."""
+        registry = self._app.registry
+        now, row = registry.progress(upgrade), registry.gallery(gallery)
+        return upgrade, len(registry.history(upgrade)), row.source, row.epoch, now.done, now.total, now.begun, now.quarantined
+
+    def _work(self, gallery: str, upgrade_id: int) -> None:
+        conductor = self._app.conductor(gallery, say=self._once(gallery, upgrade_id), stop=self._rest)
+        conductor.patience = PATIENCE
+        upgrade = self._app.registry.upgrade(upgrade_id)
+        try:
+            conductor.advance(upgrade, self._worker)
+        except errors.UpgradeRunning:
+            # Somebody else makes the batches and changes the phases; batches can be worked on all the same.
+            if upgrade.phase == Phase.SERVING_BOTH and upgrade.listed:
+                conductor.expect_unchanged()
+                conductor.backfill(upgrade, self._worker)
+        self._last.pop(gallery, None)
+        self._waits.pop(gallery, None)
+        self._stepped.add(upgrade_id)
+
+    def _once(self, gallery: str, upgrade: int) -> Callable[[str], None]:
+        """Say a sentence once in each phase and epoch: a step that fails is tried again without end."""
+        registry = self._app.registry
+        seen = upgrade, registry.upgrade(upgrade).phase, registry.gallery(gallery).epoch
+        before, told = self._told.get(gallery, (None, set[str]()))
+        if before != seen:
+            told = set()
+        self._told[gallery] = seen, told
+
+        def say(words: str) -> None:
+            if words not in told:
+                told.add(words)
+                self._say(words)
+
+        return say
+
+    def _complain(self, exc: Exception, about: str = "") -> None:
+        if (told := errors.told(exc)) != self._last.get(about):  # once, not once a second
+            self._last[about] = told
+            self._warn(told)
+            if not isinstance(exc, errors.RmvdbError):
+                log.error("Where that came from:", extra={"action": "step"}, exc_info=exc)

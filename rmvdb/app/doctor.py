@@ -1,0 +1,144 @@
+"""Looks at every part and says what to do about each failure. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rmvdb import errors
+from rmvdb.app.wiring import App
+from rmvdb.catalog import catalog
+from rmvdb.engines import index_rules
+from rmvdb.items import sources
+from rmvdb.registry import schema
+from rmvdb.registry.mark import Owner
+from rmvdb.registry.tables import CollectionRow, GalleryRow, VersionRow
+from rmvdb.text import counted
+from rmvdb.types import Metric
+from rmvdb.upgrade.status import behind
+
+#: Records whose items are asked of a source.
+ASKED = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One part, and how it is."""
+
+    part: str
+    ok: bool
+    #: What was found, or what is wrong and what to do about it.
+    detail: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def examine(app: App) -> Iterator[Finding]:
+    """The configuration, the registry, the engine, every model version and every gallery, one finding at a time."""
+    registry = _look("registry", lambda: _registry(app))
+    yield registry
+    yield _look("files", lambda: _files(app))
+    engine = _look("engine", lambda: app.store.version())
+    yield engine
+    if not registry.ok:
+        return
+    found = engine.detail if engine.ok else ""
+    for version in app.registry.versions():
+        yield _look(f"model {version.name}", lambda version=version: _model(app, version))  # type: ignore[misc]
+    if not app.registry.galleries():
+        yield _look("index", lambda: _new_index(app, found))
+    for name in app.settings.indexes.keys() - {gallery.name for gallery in app.registry.galleries()}:
+        yield _look(f"indexes.{name}", lambda name=name: app.registry.gallery(name).name)  # type: ignore[misc]
+    for gallery in app.registry.galleries():
+        yield _look(f"gallery {gallery.name}: index", lambda gallery=gallery: _index(app, gallery, found))  # type: ignore[misc]
+        if engine.ok:
+            yield _look(f"gallery {gallery.name}: owner", lambda gallery=gallery: _owner(app, gallery))  # type: ignore[misc]
+            for row in app.registry.collections(gallery.id):
+                if row.dropped_at is None:
+                    yield _look(f"collection {row.name}", lambda row=row: _collection(app, row))  # type: ignore[misc]
+            yield _look(f"gallery {gallery.name}: source", lambda gallery=gallery: _source(app, gallery))  # type: ignore[misc]
+
+
+def _look(part: str, examine_it: Callable[[], str]) -> Finding:
+    try:
+        return Finding(part=part, ok=True, detail=examine_it())
+    except errors.RmvdbError as exc:
+        return Finding(part=part, ok=False, detail=str(exc))
+    except Exception as exc:  # noqa: BLE001 (user code may raise anything, and a doctor does not die of it)
+        return Finding(part=part, ok=False, detail=f"{type(exc).__name__}: {exc}")
+
+
+def _registry(app: App) -> str:
+    schema.check(app.settings.registry.url.get_secret_value())
+    if not app.registry.galleries():
+        app.manifest.check_forgotten()
+    return "; ".join([f"{app.registry.shown_url}, schema {schema.head()}", *app.registry.concerns()])
+
+
+def _files(app: App) -> str:
+    if found := app.open_to_others:
+        return f"other users may read {', '.join(map(str, found))}: rmvdb db upgrade takes that right away"
+    return f"{app.settings.home} is closed to other users"
+
+
+def _model(app: App, row: VersionRow) -> str:
+    app.embedder(row.base or row.name)  # its own check says what differs
+    if row.head:
+        app.artifacts.get(row.head)
+    if row.classifier:
+        app.classifier(row)
+    if row.probes is None:
+        return f"{row.embedder} loads; its dimension could not be probed"
+    return f"{row.embedder} loads, gives dimension {row.dim}, and is the model that was registered"
+
+
+def _owner(app: App, gallery: GalleryRow) -> str:
+    Owner(app.registry, app.store).expect(gallery.name)
+    if trouble := behind(gallery.epoch, app.registry.trace(gallery.name).reported):
+        raise errors.NotOwner(trouble)
+    return f"owned by {app.registry.shown_url}"
+
+
+def _index(app: App, gallery: GalleryRow, engine: str) -> str:
+    chosen = app.settings.index_for(gallery.name)
+    held = app.registry.version(app.registry.plan(gallery.name).legs[0].model)
+    index_rules.check(chosen, dim=held.dim, metric=Metric(held.metric).stored, engine=engine)
+    return f"{chosen.type} for new collections"
+
+
+def _new_index(app: App, engine: str) -> str:
+    chosen = app.settings.index.value()
+    vectors: set[tuple[int | None, Metric | None]] = {(row.dim, Metric(row.metric).stored) for row in app.registry.versions()}
+    for dim, metric in vectors or {(None, None)}:
+        index_rules.check(chosen, dim=dim, metric=metric, engine=engine)
+    return f"{chosen.type} for new collections"
+
+
+def _collection(app: App, row: CollectionRow) -> str:
+    found, segments = catalog.check_unchanged(app.store, row), app.store.segments(row.name)
+    if not segments.found:
+        raise errors.EngineError(
+            f"{segments.waiting} of {counted(segments.rows, 'row')} wait for their index, and searches with a filter may miss "
+            "them until they have it; if that lasts for longer than minutes, look at Milvus' index nodes"
+        )
+    return f"{counted(app.store.count(row.name), 'record')}, {found.dim} dimensions, {found.metric}"
+
+
+def _source(app: App, gallery: GalleryRow) -> str:
+    source = app.source(gallery.name)
+    if source is None:
+        raise errors.SourceError(f"Gallery {gallery.name!r} has no source of items; rmvdb gallery source {gallery.name} SPEC")
+    shown = sources.shown(str(gallery.source))
+    leg = app.registry.plan(gallery.name).legs[-1]
+    records = next(app.store.scan(leg.collection, fields=None, page=ASKED), [])
+    if not records:
+        return f"{shown}; the gallery is empty, so nothing was asked for"
+    items, failed = sources.given(source, records)
+    if failed:
+        raise errors.SourceError(next(iter(failed.values())))
+    if missing := [record.id for record in records if record.id not in items]:
+        raise errors.SourceError(f"{shown} has no item of record {missing[0]!r}, and of {len(missing)} of {len(records)} in all")
+    return f"{shown} gives items; {catalog.check_vectors(app.registry, app.store, app.encoder, gallery, source)}"

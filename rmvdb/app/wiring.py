@@ -1,0 +1,344 @@
+"""Settings in, wired objects out; the only place that chooses classes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmvdb import errors
+from rmvdb.app import config
+from rmvdb.items.objects import Allowed, look_in
+from rmvdb.registry.manifest import Manifest
+from rmvdb.registry.registry import Registry
+from rmvdb.storage import files, ownership
+from rmvdb.text import without_password
+from rmvdb.timing import WRITE_LASTS
+
+if TYPE_CHECKING:
+    from rmvdb.backfill.worker import Worker
+    from rmvdb.protocols import Classifier, Embedder, Source, VectorStore
+    from rmvdb.registry.tables import VersionRow
+    from rmvdb.serving.client import Client
+    from rmvdb.serving.loaded_models import Encoder
+    from rmvdb.storage.archive import EmbeddingCache
+    from rmvdb.upgrade.garbage import Collector
+    from rmvdb.upgrade.rebuild import Rebuild
+    from rmvdb.upgrade.run import Conductor
+
+
+#: In the environment, what `[models] allow` is in rmvdb.toml.
+ALLOW = "RMVDB_MODELS__ALLOW"
+
+
+class App:
+    """One configuration and what is made of it, each part when it is first asked for: `status` never loads torch."""
+
+    def __init__(self, settings: config.Settings, *, file: Path | None = None) -> None:
+        self.settings, self.file = settings, file
+        if file is not None:
+            look_in(file.parent)  # commands and applications that run in a folder below it find its models, too
+
+    @property
+    def allowed(self) -> Allowed:
+        """The modules whose code may run because the registry names it."""
+        in_file = self.file is not None and not os.environ.get(ALLOW)
+        return Allowed(modules=self.settings.models.allow, where=str(self.file) if in_file else ALLOW)
+
+    def allow(self, modules: Iterable[str]) -> list[str]:
+        """Let code of these modules run here, since who runs this command named them; those that are new.
+
+        Raises ConfigError, with the line to write by hand, where rmvdb.toml cannot be changed.
+        """
+        before = self.allowed
+        if not (new := [each for each in dict.fromkeys(modules) if not before.has(each)]):
+            return []
+        wanted = (*before.modules, *new)
+        if self.file is None or before.where == ALLOW:
+            raise errors.ConfigError(f"{new[0]!r} is not allowed yet; set {ALLOW} to {json.dumps(wanted)}")
+        config.allow(self.file, wanted)
+        models = self.settings.models.model_copy(update={"allow": wanted})
+        self.settings = self.settings.model_copy(update={"models": models})
+        return new
+
+    def allow_registered(self) -> list[str]:
+        """Let code of the modules run that the registry names, if rmvdb.toml doesn't say yet which may; those that are new."""
+        if "allow" in self.settings.models.model_fields_set or self.file is None:
+            return []
+        versions = [spec for row in self.registry.versions() for spec in (row.embedder, row.classifier) if spec]
+        called = [row.source for row in self.registry.galleries() if row.source and row.source.startswith("call:")]
+        return self.allow(spec.removeprefix("call:").partition(":")[0] for spec in (*versions, *called))
+
+    def refuse_nowhere(self) -> None:
+        """ConfigError where nothing of rmvdb is: asking must not make an empty registry."""
+        home = self.settings.home
+        if not home.exists() and self.settings.registry.url.get_secret_value() == f"sqlite:///{home / 'registry.sqlite'}":
+            raise errors.ConfigError(
+                f"There is no registry in {str(home)!r}; go to the folder that has {config.NAME}, or make one: rmvdb init"
+            )
+
+    @property
+    def _private(self) -> tuple[Path, ...]:
+        """What other users have no need to read."""
+        database = self.settings.registry_file
+        beside = [database.with_name(f"{database.name}{end}") for end in ("", "-wal", "-shm")] if database else []
+        return self.settings.home, self.settings.manifest, *beside
+
+    @property
+    def open_to_others(self) -> list[Path]:
+        """What other users may read though they have no need to, as an earlier rmvdb made it; none in a home that is shared."""
+        return (
+            [] if ownership.is_shared(self.settings.home) else [path for path in self._private if ownership.open_to_others(path)]
+        )
+
+    def close_to_others(self) -> None:
+        """Make home, and take the rights to it, the manifest and the registry's files away from all other users."""
+        files.make_folder(self.settings.home, "home, or registry.url,")
+        for path in self.open_to_others:
+            ownership.close_to_others(path)
+
+    @functools.cached_property
+    def registry(self) -> Registry:
+        """The registry, whose changes are in the manifest."""
+        url = self.settings.registry.url.get_secret_value()
+        return Registry(url, patience=self.settings.backfill.retry_for, keep=self.manifest.write)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What brings back a lost registry."""
+        return Manifest(self.settings.manifest)
+
+    @functools.cached_property
+    def store(self) -> VectorStore:
+        """The vector engine: a Milvus server, or the server process of a Milvus Lite file that all processes here share."""
+        from rmvdb.engines import lite
+        from rmvdb.engines.milvus import MilvusStore
+
+        milvus = self.settings.milvus
+        make = functools.partial(
+            MilvusStore,
+            token=milvus.token.get_secret_value(),
+            timeout=milvus.timeout,
+            staleness=milvus.staleness,
+            patience=self.settings.backfill.retry_for,
+        )
+        if "://" in milvus.uri or milvus.uri.startswith("unix:"):
+            return make(lambda: milvus.uri)
+        file = Path(milvus.uri)
+        if file.parent == self.settings.home:  # any other folder is its owner's to make
+            files.make_folder(file.parent, "home")
+        return make(functools.partial(lite.address, file), gate=functools.partial(lite.gate, file))
+
+    @functools.cached_property
+    def encoder(self) -> Encoder:
+        """Embedders, heads and transforms by name, each loaded once."""
+        from rmvdb.serving.loaded_models import Encoder
+
+        return Encoder(
+            load_embedder=self.embedder,
+            load_chain=self._chain,
+            load_artifact=self.artifacts.get,
+            import_embedder=self._import_embedder,
+            load_digests=lambda: {row.name: row.digest for row in self.registry.versions()},
+        )
+
+    @functools.cached_property
+    def artifacts(self) -> Any:
+        """The files that rmvdb made and reads back."""
+        from rmvdb.storage.artifacts import Artifacts
+
+        return Artifacts(self.settings.artifacts)
+
+    @property
+    def times(self) -> dict[str, float]:
+        """The waiting times of every new serving plan, in seconds."""
+        search = self.settings.search
+        return {"max_age": search.plan_max_age, "longest_search": search.longest_search, "staleness": self.store.staleness}
+
+    @property
+    def quiet(self) -> float:
+        """Seconds after which no write or claim of a registry that is lost goes on."""
+        return max(WRITE_LASTS, self.settings.backfill.lease)
+
+    def embedder(self, version: str) -> Embedder:
+        """The embedder of a registered version; ModelError if it is not the model that was registered."""
+        from rmvdb.catalog import catalog
+        from rmvdb.items import embedders
+
+        embedders.pixel_limit.most = self.settings.items.max_pixels
+        row = self.registry.version(version)
+        embedder = embedders.load(row.embedder, row.options, allowed=self.allowed)
+        catalog.check_model(row, embedder)
+        return embedder
+
+    def _import_embedder(self, version: str) -> Any:
+        from rmvdb.items.objects import load_object
+
+        return load_object(self.registry.version(version).embedder, error=errors.ModelError, allowed=self.allowed)
+
+    def _chain(self, version: str) -> Any:
+        from rmvdb.serving.loaded_models import Chain
+
+        row = self.registry.version(version)
+        return Chain(embedder=row.base or row.name, dim=row.dim, head=row.head)
+
+    def classifier(self, row: VersionRow) -> Classifier | None:
+        """The classifier of a version, where it declares one."""
+        if not row.classifier:
+            return None
+        from rmvdb.items import embedders
+
+        return embedders.load_classifier(row.classifier, allowed=self.allowed)
+
+    def source(self, gallery: str) -> Source | None:
+        """Where a gallery's items come from, where it has a source."""
+        from rmvdb.items import sources
+
+        spec = self.registry.gallery(gallery).source
+        return sources.load(spec, base=self.base, allowed=self.allowed) if spec else None
+
+    @property
+    def milvus_shown(self) -> str:
+        """Where the vectors are, without a password."""
+        return without_password(self.settings.milvus.uri)
+
+    @property
+    def base(self) -> Path:
+        """The folder that relative paths in sources start at: that of rmvdb.toml."""
+        return self.settings.home.parent
+
+    def gallery_name(self, asked: str | None, *, how: str = "--gallery") -> str:
+        """The gallery that was named, or the only one there is; UsageError, with `how` to name one, where there are several."""
+        if asked:
+            return self.registry.gallery(asked).name
+        names = [row.name for row in self.registry.galleries()]
+        if len(names) == 1:
+            return names[0]
+        if not names:
+            self.manifest.check_forgotten()
+            raise errors.UsageError("There is no gallery yet; make one: rmvdb gallery add NAME --model VERSION")
+        raise errors.UsageError(f"There are {len(names)} galleries; name one with {how}: {', '.join(names[:8])}")
+
+    def close(self) -> None:
+        """Give back the connections that were opened."""
+        for part in ("registry", "store"):
+            if part in self.__dict__:
+                self.__dict__.pop(part).close()
+
+    def client(self, gallery: str | None = None, *, closing: Callable[[], None] = lambda: None) -> Client:
+        """A client of a gallery, which calls `closing` when it is closed."""
+        from rmvdb.items import sources
+        from rmvdb.serving.client import Client
+
+        name = self.gallery_name(gallery, how="connect(gallery=…)")
+        return Client(
+            name,
+            item_field=sources.field_of(self.registry.gallery(name).source),
+            registry=self.registry,
+            store=self.store,
+            encoder=self.encoder,
+            longest_call=self.settings.milvus.timeout,
+            consistency=self.settings.search.consistency,
+            traffic=self.settings.search.traffic,
+            closing=closing,
+        )
+
+    def worker(self) -> Worker:
+        """A worker with this configuration's lease, width and limits."""
+        from rmvdb.backfill.throttle import Limits
+        from rmvdb.backfill.worker import Worker
+
+        backfill, throttle = self.settings.backfill, self.settings.throttle
+        return Worker(
+            registry=self.registry,
+            lease=backfill.lease,
+            longest_call=backfill.longest_call,
+            width=backfill.width,
+            limits=Limits(rate=throttle.rate, nice=throttle.nice, p99_ms=throttle.p99_ms, flag=throttle.flag),
+        )
+
+    def conductor(
+        self,
+        gallery: str | None = None,
+        *,
+        say: Callable[[str], None] = lambda _: None,
+        report: Callable[[str, int, int], None] = lambda *_: None,
+        stop: threading.Event | None = None,
+    ) -> Conductor:
+        """A conductor of a gallery's upgrades."""
+        from rmvdb.storage.archive import Archive
+        from rmvdb.upgrade.context import Hands
+        from rmvdb.upgrade.run import Conductor
+
+        name = self.gallery_name(gallery)
+        self.encoder.refresh()  # a worker lives for months
+        hands = Hands(
+            registry=self.registry,
+            store=self.store,
+            encoder=self.encoder,
+            artifacts=self.artifacts,
+            archive=Archive(self.settings.archive),
+            source=self.source(name),
+            cache=functools.partial(self._embeddings, name),
+            classifier=self.classifier,
+            index=self.settings.index_for(name),
+            times=self.times,
+            batch=self.settings.backfill.batch,
+            longest_call=self.settings.milvus.timeout,
+            folder=self.settings.cache,
+            missing=self.settings.backfill.missing,
+        )
+        return Conductor(name, hands, say=say, report=report, stop=stop)
+
+    def _embeddings(self, gallery: str, version: str) -> EmbeddingCache:
+        """Those kept of a gallery by one version: not by another that had its name once."""
+        from rmvdb.storage.archive import EmbeddingCache
+
+        row = self.registry.version(version)
+        name = f"{gallery}-{version}-{row.digest[:12]}"
+        return EmbeddingCache(self.settings.cache / "embeddings", model=name, dim=row.dim)
+
+    def collector(self) -> Collector:
+        """What takes what is left behind."""
+        from rmvdb.upgrade.garbage import Collector
+
+        return Collector(
+            registry=self.registry,
+            manifest=self.manifest,
+            artifacts=self.artifacts.folder,
+            archive=self.settings.archive,
+            cache=self.settings.cache,
+        )
+
+    def rebuild(
+        self,
+        *,
+        say: Callable[[str], None] = lambda _: None,
+        report: Callable[[str, int, int], None] = lambda *_: None,
+        stop: threading.Event | None = None,
+    ) -> Rebuild:
+        """What brings back a lost registry."""
+        from rmvdb.storage.archive import Archive
+        from rmvdb.upgrade.rebuild import Rebuild
+
+        return Rebuild(
+            registry=self.registry,
+            store=self.store,
+            archive=Archive(self.settings.archive),
+            manifest=self.manifest,
+            quiet=self.quiet,
+            search=lambda gallery: self.settings.index_for(gallery).search,
+            say=say,
+            report=report,
+            stop=stop,
+        )
+
+
+def load(path: Path | None = None, *, trust: bool = False) -> App:
+    """The app of the configuration at `path`, of RMVDB_CONFIG, or of the nearest rmvdb.toml; `trust` takes one that other users
+    may change."""
+    return App(config.load(path, trust=trust), file=config.find(path))

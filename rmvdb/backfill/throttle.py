@@ -1,0 +1,110 @@
+"""What a worker's copying is kept to. Only the beginning of a batch is held back: what is in hand, and retiring, go on."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rmvdb.registry.tables import ClientRow, UpgradeRow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How gently one worker copies; None and 0 are no limit."""
+
+    #: Records a second that it stays below.
+    rate: float | None = None
+    #: The share of its wall time, 0 to 1, in which it has a batch that is being copied.
+    nice: float | None = None
+    #: Milliseconds; no batch is begun while the p99 of a client's searches lies above.
+    p99_ms: float | None = None
+    #: No batch is begun while this file exists.
+    flag: Path | None = None
+
+    def changed_by(self, asked: UpgradeRow) -> Limits:
+        """These, but for what was asked for of the upgrade."""
+        told = {name: getattr(asked, name) for name in ("rate", "nice", "p99_ms")}
+        return replace(self, **{name: value for name, value in told.items() if value is not None})
+
+    @property
+    def words(self) -> list[str]:
+        """What slows a worker down all the time."""
+        rate = [f"throttled to {self.rate:g} records/s"] if self.rate else []
+        nice = [f"nice {self.nice:g}: copies at most {100 * self.nice:g} % of the time"] if self.nice and self.nice < 1 else []
+        return rate + nice
+
+
+class Throttle:
+    """Keeps one worker to its limits. One thread asks and begins batches; they may end in others.
+
+    `nice`: up to `width` batches are begun as one burst, and after a burst of d seconds none for d · (1 / share − 1) seconds, so
+    that batches may overlap and the share of time is kept all the same.
+    """
+
+    def __init__(self, limits: Limits, *, width: int) -> None:
+        self._own, self._width = limits, width
+        self._limits = limits
+        #: Whose searches are too slow, in words; empty where nobody's are.
+        self._slow: list[str] = []
+        self._lock = threading.Lock()
+        #: When the last batch was begun, and its records.
+        self._begun, self._count = -math.inf, 0
+        #: Batches being copied; batches of the latest burst, when it began, and when it ended.
+        self._in_hand = 0
+        self._burst, self._burst_began, self._burst_ended = 0, 0.0, 0.0
+
+    def look(self, asked: UpgradeRow, slowest: Callable[[], ClientRow | None]) -> list[str]:
+        """Learn what is asked for now, and how searches fare; what holds the worker back, in words."""
+        limits = self._limits = self._own.changed_by(asked)
+        self._slow = _slow(limits.p99_ms, slowest()) if limits.p99_ms else []
+        return limits.words + ([f"flag file {limits.flag} exists"] if self._flagged() else []) + self._slow
+
+    def wait(self) -> float:
+        """Seconds until a batch may begin to be copied; 0 is now, infinity is until something has changed."""
+        if self._slow or self._flagged():
+            return math.inf
+        return max(0.0, max(self._rate_until(), self._nice_until()) - time.monotonic())
+
+    def begin(self, count: int) -> None:
+        """A batch of so many records begins to be copied."""
+        with self._lock:
+            self._begun, self._count = time.monotonic(), count
+            # Without a share bursts have no end; they are cut all the same, or a share would begin with the rest of a whole day.
+            if self._in_hand == 0 or self._burst >= self._width:
+                self._burst, self._burst_began = 0, self._begun
+            self._burst += 1
+            self._in_hand += 1
+
+    def end(self) -> None:
+        """A batch is copied, or has failed."""
+        with self._lock:
+            self._in_hand -= 1
+            self._burst_ended = time.monotonic()
+
+    def _flagged(self) -> bool:
+        return self._limits.flag is not None and os.access(self._limits.flag, os.F_OK)
+
+    def _rate_until(self) -> float:
+        return self._begun + self._count / self._limits.rate if self._limits.rate else -math.inf
+
+    def _nice_until(self) -> float:
+        share = self._limits.nice
+        if not share or share >= 1:
+            return -math.inf
+        with self._lock:
+            if self._in_hand:
+                return math.inf if self._burst >= self._width else -math.inf
+            return self._burst_ended + (self._burst_ended - self._burst_began) * (1 / share - 1)
+
+
+def _slow(ceiling: float, client: ClientRow | None) -> list[str]:
+    # The client's window keeps this from flapping: what slowed its searches down goes on counting until they have left it.
+    if client is None or client.p99_ms <= ceiling:
+        return []
+    above = f"{client.p99_ms - ceiling:.1f} ms above the ceiling of {ceiling:g} ms"
+    return [f"p99 of client {client.id} is {client.p99_ms:.1f} ms, {above}"]

@@ -1,0 +1,1 @@
+"""Model versions and galleries: what is added, adopted, checked, taken over and removed."""

@@ -1,0 +1,56 @@
+"""Milvus' boolean expressions: read into a tree, bound to a schema, written for an engine, evaluated here.
+
+Nothing that was not understood is sent, and what is sent is written again from the tree: some engines cut off a filter where they
+stop understanding it, together with what was joined to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from rmvdb.canonical import INT64_BOUNDS
+from rmvdb.engines.filters.bind import bind
+from rmvdb.engines.filters.evaluate import holds, names
+from rmvdb.engines.filters.parse import parse, shown
+from rmvdb.engines.filters.tree import EVERY, Tree
+from rmvdb.engines.filters.words import between, both, ids_in, literal
+from rmvdb.engines.filters.write import LITE_2, LITE_3, MILVUS, MILVUS_2_3, Dialect, Written, write
+from rmvdb.errors import UsageError
+from rmvdb.types import Schema
+
+__all__ = ["EVERY", "INT64_BOUNDS", "LITE_2", "LITE_3", "MILVUS", "MILVUS_2_3", "Dialect", "Tree", "Written", "between", "both"]
+__all__ += ["Asked", "asked", "given", "holds", "ids_in", "literal", "names", "parse", "read", "shown", "write"]
+
+
+class Asked(NamedTuple):
+    """A filter as an engine is asked."""
+
+    #: In the engine's words, "" for every record.
+    text: str
+    #: Where the engine answers with other records, too: whether a record with these fields, its id among them, is meant.
+    test: Callable[[Mapping[str, Any]], bool] | None = None
+    #: The fields that the test looks at.
+    fields: frozenset[str] = frozenset()
+
+
+def given(filter: object) -> str:
+    """The text of a filter, "" where none was given; UsageError for what is no text."""
+    if filter is None:
+        return ""
+    if not isinstance(filter, str):
+        raise UsageError(f"filter takes a text such as 'price < 10', not {type(filter).__name__} {filter!r:.60}")
+    return filter if filter.strip() else ""
+
+
+def read(filter: object, schema: Schema) -> Tree:
+    """The tree of a filter, bound to a schema; `EVERY` where none was given. Raises FilterError, UsageError."""
+    text = given(filter)
+    return bind(parse(text), schema, text) if text else EVERY
+
+
+def asked(filter: object, schema: Schema, dialect: Dialect) -> Asked:
+    """A filter in the words of an engine. Raises FilterError, UsageError."""
+    tree = read(filter, schema)
+    written = write(tree, dialect, schema)
+    return Asked(written.text) if written.exact else Asked(written.text, holds(tree), frozenset(names(tree)))

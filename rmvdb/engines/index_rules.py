@@ -1,0 +1,256 @@
+"""Milvus' vector indexes and their parameters, checked before anything is created.
+
+The table follows Milvus' documentation (milvus.io/docs, source milvus-io/milvus-docs, site/en/userGuide/indexes and
+reference/index.md); where versions differ the wider range stands here and the server has the last word. What an engine lacks
+altogether is refused by its name and version.
+
+GPU indexes compare by L2 or IP only: "Currently, GPU indexes do not support COSINE distance" (gpu-index-overview.md; Milvus
+2.4.12 answers "metric type not found or not supported, supported: [L2 IP]", milvus issue 36605). gpu-ivf-pq.md names COSINE
+all the same; it is refused here too, because IP over normalised vectors gives the same order on every version.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from rmvdb.errors import ConfigError
+from rmvdb.types import Index, Metric
+
+_INT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Range:
+    """Numbers between two bounds; Milvus takes them as text as well."""
+
+    low: float
+    high: float = _INT_MAX
+    whole: bool = True
+
+    def allows(self, value: object) -> bool:
+        number = _number(value)
+        return number is not None and self.low <= number <= self.high and (not self.whole or number == int(number))
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        return f"{kind} of at least {self.low:g}" if self.high == _INT_MAX else f"{kind} from {self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Choice:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    def allows(self, value: object) -> bool:
+        return (str(value).lower() if isinstance(value, bool) else value) in self.words
+
+    def __str__(self) -> str:
+        return " or ".join(self.words)
+
+
+_Parameters = Mapping[str, _Range | _Choice]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kind:
+    """One index type."""
+
+    build: _Parameters = field(default_factory=dict)
+    search: _Parameters = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    #: What holds between parameters, or with the dimension: (index, dim) → what is wrong, "" if nothing is.
+    rules: tuple[Callable[[Index, int], str], ...] = ()
+    metrics: tuple[Metric, ...] = (Metric.COSINE, Metric.IP, Metric.L2)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _value(values: Mapping[str, object], name: str, default: float) -> float:
+    number = _number(values.get(name, default))
+    return default if number is None else number
+
+
+def _probes_fit(index: Index, dim: int) -> str:
+    nlist, nprobe = _value(index.params, "nlist", 128), _value(index.search, "nprobe", 1)
+    return f"search.nprobe = {nprobe:g} must not exceed params.nlist = {nlist:g}" if nprobe > nlist else ""
+
+
+def _splits_evenly(index: Index, dim: int) -> str:
+    m = int(_value(index.params, "m", 1))
+    near = max((divisor for divisor in range(1, min(m, dim) + 1) if dim % divisor == 0), default=1)
+    return f"params.m = {m} must divide the dimension, which is {dim}; {near} does" if dim % m else ""
+
+
+def _degrees_fall(index: Index, dim: int) -> str:
+    before, after = _value(index.params, "intermediate_graph_degree", 128), _value(index.params, "graph_degree", 64)
+    return f"params.graph_degree = {after:g} must not exceed intermediate_graph_degree = {before:g}" if after > before else ""
+
+
+def _cpu_search_has_ef(index: Index, dim: int) -> str:
+    adapted = str(index.params.get("adapt_for_cpu", "")).lower() == "true"
+    return "search.ef must be given where params.adapt_for_cpu is true" if adapted and "ef" not in index.search else ""
+
+
+_FLAG = _Choice(words=("true", "false"))
+_COUNT = _Range(low=1)
+_LISTS = _Range(low=1, high=65_536)
+_PQ: _Parameters = {"nlist": _LISTS, "m": _LISTS, "nbits": _Range(low=1, high=64)}
+_PROBES: _Parameters = {"nprobe": _LISTS}
+_GPU = (Metric.L2, Metric.IP)
+
+_KINDS: Mapping[str, _Kind] = {
+    # docs.zilliz.com/docs/autoindex-explained: the level is Zilliz Cloud's; elsewhere there is nothing to set.
+    "AUTOINDEX": _Kind(search={"level": _Range(low=1, high=10)}),
+    # reference/index.md
+    "FLAT": _Kind(),
+    "IVF_FLAT": _Kind(build={"nlist": _LISTS}, search=_PROBES, rules=(_probes_fit,)),
+    "IVF_SQ8": _Kind(build={"nlist": _LISTS}, search=_PROBES, rules=(_probes_fit,)),
+    # ivf-pq.md
+    "IVF_PQ": _Kind(build=_PQ, search=_PROBES, required=("m",), rules=(_probes_fit, _splits_evenly)),
+    # hnsw.md
+    "HNSW": _Kind(build={"M": _Range(low=2, high=2048), "efConstruction": _COUNT}, search={"ef": _COUNT}),
+    # reference/index.md, scann.md
+    "SCANN": _Kind(
+        build={"nlist": _LISTS, "with_raw_data": _FLAG}, search={"nprobe": _LISTS, "reorder_k": _COUNT}, rules=(_probes_fit,)
+    ),
+    # disk_index.md (search_list), diskann.md (the others, from Milvus 2.6 on; before, they stand in milvus.yaml)
+    "DISKANN": _Kind(
+        build={
+            "MaxDegree": _Range(low=1, high=512),
+            "SearchListSize": _COUNT,
+            "PQCodeBudgetGBRatio": _Range(low=0.0, high=0.25, whole=False),
+            "SearchCacheBudgetGBRatio": _Range(low=0.0, high=0.3, whole=False),
+        },
+        search={"search_list": _COUNT, "SearchListSize": _COUNT, "BeamWidthRatio": _Range(low=1.0, high=128.0, whole=False)},
+    ),
+    # gpu-cagra.md
+    "GPU_CAGRA": _Kind(
+        build={
+            "intermediate_graph_degree": _COUNT,
+            "graph_degree": _COUNT,
+            "build_algo": _Choice(words=("IVF_PQ", "NN_DESCENT")),
+            "cache_dataset_on_device": _FLAG,
+            "adapt_for_cpu": _FLAG,
+        },
+        search={
+            "itopk_size": _COUNT,
+            "search_width": _COUNT,
+            "min_iterations": _Range(low=0),
+            "max_iterations": _Range(low=0),
+            "team_size": _Range(low=0, high=32),
+            "ef": _COUNT,
+        },
+        rules=(_degrees_fall, _cpu_search_has_ef),
+        metrics=_GPU,
+    ),
+    # gpu-ivf-flat.md
+    "GPU_IVF_FLAT": _Kind(build={"nlist": _LISTS}, search=_PROBES, rules=(_probes_fit,), metrics=_GPU),
+    # gpu-ivf-pq.md
+    "GPU_IVF_PQ": _Kind(
+        build={**_PQ, "cache_dataset_on_device": _FLAG},
+        search=_PROBES,
+        required=("m",),
+        rules=(_probes_fit, _splits_evenly),
+        metrics=_GPU,
+    ),
+    # gpu-brute-force.md
+    "GPU_BRUTE_FORCE": _Kind(metrics=_GPU),
+}
+
+#: What an engine has of these, by the beginning of its version; another one is believed to have them all. Lite 3 takes any name
+#: and builds others as well, which miss most of what matches a filter, and much of what is left beside deleted rows. A server's
+#: version does not tell whether it has a GPU; GPU_CAGRA and GPU_BRUTE_FORCE came with Milvus 2.4.
+_HAS: Mapping[str, tuple[str, ...]] = {
+    "milvus-lite 2": ("AUTOINDEX", "FLAT", "IVF_FLAT"),
+    "milvus-lite 3": ("AUTOINDEX", "FLAT"),
+    "milvus 2.3.": tuple(name for name in _KINDS if name not in ("GPU_CAGRA", "GPU_BRUTE_FORCE")),
+}
+#: Milvus 2.3 refuses an index without these, later ones have defaults.
+_NO_DEFAULT_IN_2_3 = ("nlist", "M", "efConstruction")
+
+
+def check(index: Index, *, dim: int | None, metric: Metric | None, engine: str) -> None:
+    """Raises ConfigError, naming the parameter and what it may be, for an index that the engine would refuse.
+
+    `engine` is what `VectorStore.version` gives, "" where nobody knows; `dim` and `metric` are None where there is no vector yet.
+    """
+    kind = _kind(index.type)
+    _check_engine(index.type, engine)
+    _check_values(f"{index.type} index: params", index.params, kind.build)
+    _check_values(f"{index.type} index: search", index.search, kind.search)
+    needed = kind.required + (_NO_DEFAULT_IN_2_3 if engine.startswith("milvus 2.3.") else ())
+    for name in needed:
+        if name in kind.build and name not in index.params:
+            raise ConfigError(f"{index.type} index: params.{name} must be given; it is {kind.build[name]}")
+    if dim is not None:
+        _check_rules(index, kind, dim)
+    if metric not in (None, *kind.metrics):
+        raise ConfigError(
+            f"{index.type} index: Milvus' GPU indexes do not support {metric}; "
+            "normalise the vectors and compare them by IP, or take another index"
+        )
+
+
+def search_for(there: Index, chosen: Index, *, dim: int) -> Mapping[str, object]:
+    """The chosen search parameters for an index that is there already: none where they are for another type.
+
+    Raises ConfigError where they are for this type and do not fit it.
+    """
+    if chosen.type != there.type:
+        return {}
+    kind = _kind(there.type)
+    _check_values(f"{there.type} index: search", chosen.search, kind.search)
+    if there.params:  # Lite 3 does not tell them
+        _check_rules(replace(there, search=chosen.search), kind, dim)
+    return chosen.search
+
+
+def _kind(name: str) -> _Kind:
+    if name not in _KINDS:
+        raise ConfigError(f"index type {name!r} is not known; {_offer(name, _KINDS)}")
+    return _KINDS[name]
+
+
+def _check_rules(index: Index, kind: _Kind, dim: int) -> None:
+    for rule in kind.rules:
+        if problem := rule(index, dim):
+            raise ConfigError(f"{index.type} index: {problem}")
+
+
+def _check_engine(kind: str, engine: str) -> None:
+    has = next((kinds for beginning, kinds in _HAS.items() if engine.startswith(beginning)), tuple(_KINDS))
+    if kind not in has:
+        lacks = "has no index" if "lite 3" not in engine else "finds all that matches a filter with no index"
+        raise ConfigError(
+            f"{engine} {lacks} of type {kind}; write one that it has into index.type: {', '.join(has)}"
+            f"{', or use a Milvus server' if 'lite' in engine else ''}"
+        )
+
+
+def _check_values(place: str, values: Mapping[str, object], known: _Parameters) -> None:
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"{place}.{name} is not known; {_offer(name, known)}")
+        if not known[name].allows(value):
+            raise ConfigError(f"{place}.{name} = {value!r} must be {known[name]}")
+
+
+def _offer(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    folded = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name.lower(), folded, n=1)
+    if near:
+        return f"did you mean {folded[near[0]]!r}?"
+    return f"there are: {', '.join(names)}" if names else "there is none to set"

@@ -1,0 +1,146 @@
+"""Making collections and taking them away, and what schemas and indexes are in pymilvus' own form."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rmvdb.engines.milvus.connection import Engine
+from rmvdb.engines.milvus.describing import dim_of, exists, read, vector_index
+from rmvdb.engines.milvus.driver import ONCE, foreign_errors, pymilvus
+from rmvdb.engines.milvus.session import Session
+from rmvdb.errors import AlreadyExists, EngineError, EngineUnavailable, RmvdbError
+from rmvdb.types import IdType, Index, Schema
+
+if TYPE_CHECKING:
+    from rmvdb.engines.milvus.driver import MilvusClient
+
+#: Seconds in which a collection must be loaded, mostly an empty one.
+_LOADED_AFTER = 600.0
+
+
+def create(session: Session, schema: Schema, index: Index) -> None:
+    """Make the collection with its index, loaded; finishes one that was left half made, AlreadyExists for another schema."""
+    name, engine = schema.collection, session.engine()
+    made = not exists(session, name) and _make(session, schema, engine)
+    if not made:
+        _same(schema, read(session, name))
+    try:
+        _finish(session, schema, index)
+    except EngineUnavailable:
+        raise  # another one may have finished and filled it meanwhile; the next one finishes what is left
+    except RmvdbError:
+        if made:
+            drop(session, name)
+        raise
+
+
+def drop(session: Session, collection: str) -> None:
+    """Remove the collection and its records; does nothing where there is none."""
+    session.schemas.pop(collection, None)
+    if exists(session, collection):
+        session.run(collection, lambda client: client.drop_collection(collection, **ONCE))
+
+
+def move_aliases(session: Session, collection: str, target: str) -> list[str]:
+    """Let every other name of the collection stand for the target; tells them, none where the engine has no aliases."""
+    found = sorted(read(session, collection).get("aliases", ())) if exists(session, collection) else []
+
+    def move(client: MilvusClient) -> None:
+        for alias in found:
+            client.alter_alias(target, alias, **ONCE)
+
+    session.run(target, move)
+    return found
+
+
+def _make(session: Session, schema: Schema, engine: Engine) -> bool:
+    """Whether this call made it; False where another one was faster."""
+    try:
+        session.run(
+            schema.collection,
+            # For the other programs that will read it; every call of rmvdb names its own level.
+            lambda client: client.create_collection(
+                schema.collection, schema=_engine_schema(schema, engine), consistency_level="Bounded", **ONCE
+            ),
+        )
+    except EngineError:
+        if not exists(session, schema.collection):
+            raise
+        return False
+    return True
+
+
+def _finish(session: Session, schema: Schema, index: Index) -> None:
+    name, field = schema.collection, schema.vector_field
+    params = index_params(schema, index, session.engine())
+
+    def finish(client: MilvusClient) -> None:
+        found = vector_index(client, name, field)
+        if not found:
+            try:
+                client.create_index(name, params, sync=False, **ONCE)
+            except foreign_errors():
+                if not (found := vector_index(client, name, field)):  # nobody else was faster
+                    raise
+        if found and found.get("metric_type") != schema.metric.value:
+            raise AlreadyExists(f"Collection {name!r} exists with metric {found.get('metric_type')}; drop it or take its name")
+        client.load_collection(name, _async=True, **ONCE)
+
+    def load(client: MilvusClient) -> str:
+        state = str(client.get_load_state(name, **ONCE)["state"].name)
+        if state not in ("Loading", "Loaded"):
+            client.load_collection(name, _async=True, **ONCE)
+        return state
+
+    session.run(name, finish)
+    # Waited for here: pymilvus waits without end, or, where it is told how long, repeats every failure for as long.
+    deadline = time.monotonic() + _LOADED_AFTER
+    while session.run(name, load) != "Loaded":
+        if time.monotonic() > deadline:
+            way_out = "look at the memory of its query nodes and their log, then run the same command again"
+            raise EngineUnavailable(f"Milvus at {session.place()} has not loaded {name!r} for {_LOADED_AFTER:g} s; {way_out}")
+        time.sleep(0.05)
+
+
+def _engine_schema(schema: Schema, engine: Engine) -> Any:
+    types = pymilvus().DataType
+    made = pymilvus().MilvusClient.create_schema(auto_id=False, enable_dynamic_field=schema.dynamic)
+    length = {"max_length": schema.id_max_length} if schema.id_type is IdType.VARCHAR else {}
+    made.add_field(schema.id_field, types[schema.id_type.value], is_primary=True, **length)
+    made.add_field(schema.vector_field, types.FLOAT_VECTOR, dim=schema.dim)
+    for field in schema.fields:
+        params = dict(field.params)
+        if not engine.partition_keys:
+            params.pop("is_partition_key", None)
+        if "element_type" in params:
+            params["element_type"] = types[params["element_type"]]
+        made.add_field(field.name, types[field.type], **params)
+    return made
+
+
+def index_params(schema: Schema, index: Index, engine: Engine) -> Any:
+    """The index in pymilvus' own form: exactly the parameters of `index`.
+
+    AUTOINDEX on Lite 3 is FLAT: its own choice, HNSW, misses most of what matches a filter, and FLAT is as fast.
+    """
+    params = pymilvus().MilvusClient.prepare_index_params()
+    params.add_index(
+        field_name=schema.vector_field,
+        index_name=schema.vector_field,
+        index_type="FLAT" if engine.lite3 and index.type == "AUTOINDEX" else index.type,
+        metric_type=schema.metric.value,
+        # pymilvus would send True; Milvus 2.4 takes "true" and "false" only.
+        params={name: str(value).lower() if isinstance(value, bool) else value for name, value in index.params.items()},
+    )
+    return params
+
+
+def _same(schema: Schema, raw: Mapping[str, Any]) -> None:
+    """AlreadyExists where the collection is not what the schema says; lengths and such differ between engines."""
+    found = {field["name"]: (field["type"].name, dim_of(field)) for field in raw["fields"]}
+    wanted: dict[str, tuple[str, int]] = {field.name: (field.type, 0) for field in schema.fields}
+    wanted |= {schema.id_field: (schema.id_type.value, 0), schema.vector_field: ("FLOAT_VECTOR", schema.dim)}
+    if found != wanted or bool(raw.get("enable_dynamic_field")) != schema.dynamic:
+        raise AlreadyExists(f"Collection {schema.collection!r} exists with another schema; drop it or take another name")

@@ -1,0 +1,153 @@
+"""What Milvus, pymilvus and gRPC raise when a call fails, and what that means for the call."""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import TYPE_CHECKING
+
+from rmvdb.engines.milvus.driver import ONCE, foreign_errors
+
+if TYPE_CHECKING:
+    from rmvdb.engines.milvus.driver import MilvusClient
+
+#: Milvus' own codes: there is no such collection, and it is not loaded.
+MISSING, NOT_LOADED = 100, 101
+#: The code of segcore, which reads filters and holds vectors, in Milvus Lite 2.5.
+SEGCORE = 2000
+#: Milvus' own codes for "not now": unavailable, busy, rate limit, (not) recovering, no replica, channel, segment (it was merged
+#: into another one meanwhile) or node.
+_PASSING = {2, 4, 8, 103, 106, 401, 500, 501, 503, 600, 601, 602, 901, 902, 903, 904}
+#: Codes for a request that is refused before anything is done: denied, no such collection or field, an invalid parameter; 6 is
+#: Lite 3's for the last.
+_INVALID = {6, 9, MISSING, 1100, 1700, 1701}
+#: pymilvus' code for a channel that it could not open.
+_NOT_CONNECTED = 2
+#: What Milvus and Lite say under a code that tells nothing (unexpected error; segcore), by code.
+_PASSING_TEXT = {
+    65535: re.compile(
+        r"no available shard|channel .*not available|not (ready|healthy|serviceable)|recovering"
+        r"|node .*(offline|not match|not found)|delegator not found|segment not found\[segment="
+        r"|util/grpcclient|find no available \w+, check"  # a part of Milvus does not reach another one
+    ),
+    SEGCORE: re.compile(r"mmap manager has not been init", re.IGNORECASE),  # Lite answers a moment before it has started
+}
+_PASSING_TEXT[1] = _PASSING_TEXT[65535]  # servers before 2.3
+#: The places in its source that Milvus puts before what it says.
+_TRACE = re.compile(r"(stack trace: )?(/\S+\.go:\d+ \S+ ?)+(: )?")
+#: What pymilvus and gRPC say, with the code of an unexpected error, of a client that another thread has closed.
+_CLOSED = ("should create connection first", "Unexpected error, message=<Cannot invoke RPC")
+#: How gRPC itself begins to say that a connection broke under a call. All else that it calls unavailable may be asked again: a
+#: call that never left since no connection could be made, what a proxy between answers while its servers start.
+_BROKE = ("Stream removed", "Socket closed", "Connection reset", "recvmsg:", "sendmsg:", "Broken pipe", "End of TCP stream")
+
+
+class Failure(enum.Enum):
+    """What a failed call means for who made it."""
+
+    #: Nothing was done, and the same call would get the same answer.
+    REFUSED = enum.auto()
+    #: The engine failed at it. What was done is unknown; the same call would most likely fail again.
+    FAILED = enum.auto()
+    #: The engine is away or busy: the same call may be answered a little later.
+    BUSY = enum.auto()
+    #: No answer came in time: it may have been done.
+    SILENT = enum.auto()
+    #: The connection broke while the call was under way: it may have been done, and it may have ended the engine.
+    CUT = enum.auto()
+
+
+def classify(exc: BaseException, *, sent: bool, quoted: str = "") -> Failure:
+    """What this failure means, by codes alone; where the code tells nothing, by Milvus' words without those of the user.
+
+    `sent`: there was a connection. `quoted`: what the call carried of the user's words, which an engine may quote.
+    """
+    status, code = status_of(exc), code_of(exc)
+    if status in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+        return Failure.REFUSED
+    if not sent:
+        away = status in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED") or code == _NOT_CONNECTED or _says_closed(exc)
+        return Failure.BUSY if away else Failure.REFUSED
+    if status:
+        return _by_status(status, exc)
+    if code in _PASSING or getattr(exc, "retriable", False):
+        return Failure.BUSY
+    if code in _INVALID or getattr(exc, "is_input_error", False):
+        return Failure.REFUSED
+    if _says_closed(exc) or (code in _PASSING_TEXT and _PASSING_TEXT[code].search(_without(_said(exc), quoted))):
+        return Failure.BUSY
+    return Failure.FAILED
+
+
+def _by_status(status: str, exc: BaseException) -> Failure:
+    if status == "UNAVAILABLE":
+        return Failure.CUT if _details(_root(exc)).startswith(_BROKE) else Failure.BUSY
+    known = {"DEADLINE_EXCEEDED": Failure.SILENT, "CANCELLED": Failure.BUSY, "UNIMPLEMENTED": Failure.REFUSED}
+    return known.get(status, Failure.FAILED)
+
+
+def _says_closed(exc: BaseException) -> bool:
+    return code_of(exc) == 1 and text_of(exc).startswith(_CLOSED)  # pymilvus may put its count of tries before it
+
+
+def _without(text: str, quoted: str) -> str:
+    """What is left of an engine's sentence without the words that it may quote."""
+    words = {word for word in re.findall(r"\w+", quoted) if len(word) > 1}
+    return re.sub(r"\w+", lambda found: "" if found[0] in words else found[0], text)
+
+
+def is_loading(client: MilvusClient, collection: str) -> bool:
+    """Whether a server is still loading the collection, as after its restart, rather than keeping it released."""
+    try:
+        state = client.get_load_state(collection, **ONCE)["state"]
+    except foreign_errors():
+        return False
+    return bool(state.name in ("Loading", "Loaded"))
+
+
+def status_of(exc: BaseException) -> str:
+    """The name of the gRPC status of the call, "" for an error of Milvus itself."""
+    return _status(_root(exc))
+
+
+def code_of(exc: BaseException) -> int:
+    """Milvus' own code, 0 for an error of gRPC."""
+    code = getattr(exc, "code", None)
+    return int(code) if isinstance(code, int) and not status_of(exc) else 0
+
+
+def text_of(exc: BaseException) -> str:
+    """What it says, in one line, without the places in Milvus' source that it came through."""
+    return _TRACE.sub("", _said(exc))[:300]
+
+
+def _said(exc: BaseException) -> str:
+    text = str(getattr(exc, "message", "") or _details(exc) or exc)
+    return " ".join(re.sub(r"^\[\w+\] Retry run out of \d+ retry times, (message=)?", "", text).split())
+
+
+def broken(exc: BaseException) -> bool:
+    """Whether another connection is needed."""
+    return bool(status_of(exc)) or code_of(exc) == _NOT_CONNECTED or _says_closed(exc)
+
+
+def _root(exc: BaseException) -> BaseException:
+    """The error of gRPC that the call ended with, if there is one.
+
+    Where the connection broke, pymilvus connects again at once, and raises that this failed while it handles the first error.
+    """
+    if getattr(exc, "code", None) != _NOT_CONNECTED:
+        return exc
+    connecting = exc.__cause__ if exc.__cause__ not in (None, exc) else exc.__context__
+    call = connecting.__context__ if connecting is not None and _status(connecting) else None
+    return next((each for each in (call, connecting) if each is not None and _status(each)), exc)
+
+
+def _status(exc: BaseException) -> str:
+    code = getattr(exc, "code", None)
+    return str(getattr(code() if callable(code) else code, "name", "")) if not isinstance(code, int) else ""
+
+
+def _details(exc: BaseException) -> str:
+    details = getattr(exc, "details", None)
+    return str((details() if callable(details) else "") or "")

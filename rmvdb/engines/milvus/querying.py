@@ -1,0 +1,39 @@
+"""One query, and what an engine cannot be asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rmvdb.engines.milvus.driver import ONCE, foreign_errors
+from rmvdb.engines.milvus.failures import SEGCORE, code_of
+from rmvdb.types import Schema
+
+if TYPE_CHECKING:
+    from rmvdb.engines.milvus.driver import MilvusClient
+
+
+def query(
+    client: MilvusClient, *, schema: Schema, expression: str, output: list[str], level: str, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """The rows that match, with these fields; `count(*)` may have no limit."""
+    options: dict[str, Any] = {"limit": limit} if limit else {}
+    try:
+        found = client.query(
+            schema.collection, filter=expression, output_fields=output, consistency_level=level, **options, **ONCE
+        )
+    except foreign_errors() as exc:
+        # Lite 2.5 fails to give vectors of a collection that has an index and no rows ("Growing segment loss raw data").
+        if schema.vector_field in output and code_of(exc) == SEGCORE and _is_empty(client, schema.collection):
+            return []
+        raise
+    return list(found)
+
+
+def _is_empty(client: MilvusClient, collection: str) -> bool:
+    return not rows_of(client, collection)
+
+
+def rows_of(client: MilvusClient, collection: str) -> int:
+    """How many rows there are now; a row that was replaced or deleted is none."""
+    counted = client.query(collection, filter="", output_fields=["count(*)"], consistency_level="Strong", **ONCE)
+    return int(counted[0]["count(*)"])

@@ -1,0 +1,204 @@
+"""Records by id, all of them page by page, and how many there are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rmvdb.canonical import INT64_BOUNDS, checked_ids
+from rmvdb.engines.filters import Asked, between, both, ids_in
+from rmvdb.engines.milvus.describing import schema_of
+from rmvdb.engines.milvus.querying import query
+from rmvdb.engines.milvus.rows import MESSAGE, WINDOW, output_of, record_of, weight_of
+from rmvdb.engines.milvus.session import Session, level
+from rmvdb.errors import EngineError
+from rmvdb.types import Id, IdType, Record, Schema
+
+#: The most rows of one call, and the rows of the first one, when it is not known what they weigh.
+_ROWS, _FEW = 1_000, 100
+
+
+def get(
+    session: Session,
+    collection: str,
+    ids: Sequence[Id],
+    *,
+    filter: str | None = "",
+    fields: Sequence[str] | None = None,
+    vector: bool = False,
+    strong: bool = True,
+) -> list[Record]:
+    """The records of these ids that exist and match, each once, in the order asked; `fields=None` gives all of them."""
+    schema = schema_of(session, collection)
+    wanted = checked_ids(ids, schema)
+    return _get(session, schema, wanted, session.asked(filter, schema), fields=fields, vector=vector, strong=strong)
+
+
+def _get(
+    session: Session,
+    schema: Schema,
+    wanted: Sequence[Id],
+    asked: Asked,
+    *,
+    fields: Sequence[str] | None,
+    vector: bool,
+    strong: bool = True,
+) -> list[Record]:
+    read = fields if fields is None else [*fields, *asked.fields]
+    output = [*output_of(schema, read), *([schema.vector_field] if vector else [])]
+    kind = (schema.collection, *output)
+    found: dict[Id, Record] = {}
+    start = 0
+    while start < len(wanted):
+        part = wanted[start : start + _rows_at_once(session, schema, kind)]
+        wanted_here = both(asked.text, ids_in(schema.id_field, part))
+        rows = _query(session, schema, wanted_here, output=output, strong=strong, filter=asked.text)
+        found |= {row[schema.id_field]: record_of(schema, fields, row) for row in rows if asked.test is None or asked.test(row)}
+        if rows:
+            session.weights[kind] = max(1, sum(weight_of(schema, row) for row in rows) // len(rows))
+        start += len(part)
+    return [found[id] for id in wanted if id in found]
+
+
+def scan(
+    session: Session,
+    collection: str,
+    *,
+    filter: str | None = "",
+    fields: Sequence[str] | None = (),
+    vector: bool = False,
+    after: Id | None = None,
+    upto: Id | None = None,
+    page: int = 1000,
+) -> Iterator[list[Record]]:
+    """Every record in ascending id order, each once, in pages, with `after < id <= upto`; strong; bounded by the page.
+
+    Up to 16,384 ids are read ahead, a range of them at a time that is proven whole; their records come page by page. A page is
+    short only where no record follows: those that were deleted meanwhile, or match no longer, are made up for.
+    """
+    schema = schema_of(session, collection)
+    asked, ready = session.asked(filter, schema), list[Record]()
+    bare = not vector and fields is not None and not fields and asked.test is None
+    records = functools.partial(_get, session, schema, asked=asked, fields=fields, vector=vector)
+    for window in _windows(session, schema, asked.text, after, upto):
+        for start in range(0, len(window.ids), page):
+            ids = window.ids[start : start + page]
+            ready += [Record(id=id) for id in ids] if bare else records(ids)
+            while len(ready) >= page:
+                yield ready[:page]
+                ready = ready[page:]
+    if ready:
+        yield ready
+
+
+def count(session: Session, collection: str, *, filter: str | None = "") -> int:
+    """How many distinct ids match, at strong consistency.
+
+    Exact up to 16,384 ids. Above, `count(*)` is believed if the first 16,384 ids stand for as many rows; else, since the
+    collection has duplicated keys, every id is read. So is what the engine cannot be asked for as it is meant.
+    """
+    schema = schema_of(session, collection)
+    asked = session.asked(filter, schema)
+    if asked.test is not None:
+        return sum(len(page) for page in scan(session, collection, filter=filter, page=WINDOW))
+    windows = _windows(session, schema, asked.text, None, None)
+    first = next(windows, _NOTHING)
+    if first.last:
+        return len(first.ids)
+    if first.rows == len(first.ids):
+        return _rows(session, schema, asked.text, None, None)
+    return len(first.ids) + sum(len(window.ids) for window in windows)
+
+
+def _rows_at_once(session: Session, schema: Schema, kind: tuple[str, ...]) -> int:
+    """How many rows of these fields fit into one answer, from what the last ones weighed; a few where none was seen."""
+    if kind[1:] == (schema.id_field,):
+        return _ROWS
+    weight = session.weights.get(kind, MESSAGE // _FEW)
+    return max(1, min(_ROWS, MESSAGE // weight))
+
+
+class _Window(NamedTuple):
+    #: Every id of a range, ascending.
+    ids: list[Id]
+    #: How many rows they stand for.
+    rows: int
+    #: Whether no id follows.
+    last: bool
+
+
+_NOTHING = _Window([], 0, last=True)
+
+
+def _windows(session: Session, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> Iterator[_Window]:
+    """Whole ranges of ids, ascending.
+
+    No engine promises which rows a limited query gives, so what it gave is believed once `count(*)` of the range it
+    spans agrees; else a range that is small enough to be given whole is looked for.
+    """
+    while True:
+        window = _window(session, schema, filter, after, upto)
+        if window.ids:
+            yield window
+            after = window.ids[-1]
+        if window.last:
+            return
+
+
+def _window(session: Session, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> _Window:
+    ids = _ids(session, schema, filter, after, upto)
+    if len(ids) < WINDOW:
+        rows = _rows(session, schema, filter, after, upto) if ids else 0
+        if rows <= WINDOW:
+            return _Window(ids, rows, last=True)
+    while True:
+        end = ids[-1]
+        rows = _rows(session, schema, filter, after, end)
+        if rows <= len(ids) or len(ids) == 1:
+            return _Window(ids, rows, last=False)
+        if rows <= WINDOW:
+            return _Window(_ids(session, schema, filter, after, end), rows, last=False)
+        # Aim at four fifths of a window: the ids at hand are a sample of those in the range.
+        end = ids[min(len(ids) - 2, len(ids) * WINDOW * 4 // (rows * 5))]
+        ids = _ids(session, schema, filter, after, end) or ids[:1]
+
+
+def _ids(session: Session, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> list[Id]:
+    within = between(schema.id_field, after, upto) or _every(schema)
+    rows = _query(session, schema, both(filter, within), output=[schema.id_field], filter=filter)
+    found = sorted({row[schema.id_field] for row in rows})
+    # Else whoever pages would get the same page for ever.
+    if (after is not None and found[:1] and found[0] <= after) or (upto is not None and found[-1:] and found[-1] > upto):
+        raise EngineError(
+            f"Milvus at {session.place()} was asked for the ids of {schema.collection!r} after {after!r} up to {upto!r} and gave "
+            f"{found[0]!r} to {found[-1]!r}; look at its version and its log"
+        )
+    return found
+
+
+def _rows(session: Session, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> int:
+    within = between(schema.id_field, after, upto)
+    rows = _query(session, schema, both(filter, within), output=["count(*)"], filter=filter)
+    return int(rows[0]["count(*)"]) if rows else 0
+
+
+def _every(schema: Schema) -> str:
+    """An expression that holds for every id: a query must have one."""
+    return f'{schema.id_field} >= ""' if schema.id_type is IdType.VARCHAR else f"{schema.id_field} >= {INT64_BOUNDS[0] + 1}"
+
+
+def _query(
+    session: Session,
+    schema: Schema,
+    expression: str,
+    *,
+    output: list[str],
+    strong: bool = True,
+    filter: str = "",
+) -> list[dict[str, Any]]:
+    # Without a limit a server loses records where keys are duplicated; for count(*) it may not be given.
+    limit = None if output == ["count(*)"] else WINDOW
+    call = functools.partial(query, schema=schema, expression=expression, output=output, level=level(strong), limit=limit)
+    # A long reading would begin again at its first page.
+    return session.run(schema.collection, call, filter=filter, quoted=expression, patient=strong, gated=True)

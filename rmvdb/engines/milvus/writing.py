@@ -1,0 +1,189 @@
+"""Upserts and deletes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rmvdb import canonical
+from rmvdb.engines.filters import ids_in
+from rmvdb.engines.milvus.connection import Engine
+from rmvdb.engines.milvus.describing import schema_of
+from rmvdb.engines.milvus.driver import ONCE, foreign_errors, unwritable
+from rmvdb.engines.milvus.failures import text_of
+from rmvdb.engines.milvus.querying import query
+from rmvdb.engines.milvus.rows import IDS, output_of, parts, record_of, row_of
+from rmvdb.engines.milvus.session import Session, level
+from rmvdb.errors import CollectionMissing, EngineError, EngineKilled, EngineUnavailable, Refused, Unwritable
+from rmvdb.protocols import Permit, always
+from rmvdb.text import counted
+from rmvdb.types import Id, IdType, Record, Schema
+
+if TYPE_CHECKING:
+    from rmvdb.engines.milvus.driver import MilvusClient
+
+#: Rows after which Lite 3 is told to flush: searching 100,000 unflushed ones took it twice as long.
+_FLUSH_AFTER = 10_000
+#: Lite 2.5 orders calls by the milliseconds of the clock: of two within the same one, the second does not see the first's rows.
+_TICK = 0.0011
+#: How often the engine may end as it is given one record.
+_TRIES = 2
+
+
+def fields_of(session: Session, collection: str, records: Sequence[Record]) -> list[Record]:
+    """These records, vectors left out, as the collection would keep them; Mismatch or Unwritable for the first that it cannot."""
+    return canonical.without_vectors(schema_of(session, collection), records, session.engine().limits)
+
+
+def upsert(
+    session: Session, collection: str, records: Sequence[Record], *, as_read: bool = False, permit: Permit = always
+) -> None:
+    """Write records (vectors required), replacing those of the same id; returns when all are written."""
+    schema, limits = schema_of(session, collection), session.engine().limits
+    kept = (canonical.record_of(schema, record, limits, as_read=as_read) for record in records)
+    # A key that stands twice in one call would be stored twice: the last one counts.
+    rows = {record.id: row_of(schema, record) for record in kept}
+    if rows:
+        _let_pymilvus_know(session, schema)
+    refused = _Refused()
+    for part in parts(list(rows.values()), schema):
+        with session.gate(alone=True):
+            _replace(session, schema, part, permit, refused)
+    _written(session, collection, len(rows))
+    refused.tell(session, schema, len(rows))
+
+
+class _Refused:
+    """The records that end the engine, each by itself."""
+
+    def __init__(self) -> None:
+        self._ids: list[Id] = []
+        self._cause: EngineKilled | None = None
+
+    def add(self, id: Id, cause: EngineKilled) -> None:
+        self._ids.append(id)
+        self._cause = cause
+
+    def tell(self, session: Session, schema: Schema, asked: int) -> None:
+        """EngineKilled with their ids, if there are any."""
+        if self._ids:
+            named = ", ".join(map(repr, self._ids[:5])) + (" …" if len(self._ids) > 5 else "")
+            count, what = asked - len(self._ids), counted(len(self._ids), "record")
+            others = f"the other {counted(count, 'record')} of this call are written; " if count else ""
+            raise EngineKilled(
+                f"{' '.join(session.engine())} ended {_TRIES} times as it was given {what} of {schema.collection!r} ({named}), "
+                f"not written; {others}look at the values of their fields",
+                ids=self._ids,
+            ) from self._cause
+
+
+def _replace(session: Session, schema: Schema, rows: list[dict[str, Any]], permit: Permit, refused: _Refused) -> None:
+    """Write these rows. A call under which the engine ends is not sent again as it is, but in halves.
+
+    Lite 2.5 deletes, then inserts: what a failed call has deleted is put back before anything else is tried.
+    """
+    engine = session.engine()
+    held = _held(session, schema, [row[schema.id_field] for row in rows]) if engine.lite2 else []
+    write = functools.partial(_write, collection=schema.collection, rows=rows, engine=engine)
+    for number in range(1, _TRIES + 1):
+        try:
+            return session.run(schema.collection, write, permit=permit, cuts=1)
+        except EngineKilled as exc:
+            _put_back(session, schema, held, permit)
+            if len(rows) > 1:
+                break
+            if number == _TRIES:
+                return refused.add(rows[0][schema.id_field], exc)
+        except (EngineUnavailable, Refused):
+            raise
+        except EngineError:
+            _put_back(session, schema, held, permit)
+            raise
+    for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+        _replace(session, schema, half, permit, refused)
+    return None
+
+
+def _held(session: Session, schema: Schema, ids: list[Id]) -> list[dict[str, Any]]:
+    """The rows of these ids that the collection holds, as they are written."""
+    output = [*output_of(schema, None), schema.vector_field]
+    expression = ids_in(schema.id_field, ids)
+    call = functools.partial(query, schema=schema, expression=expression, output=output, level=level(strong=True))
+    rows = session.run(schema.collection, call, quoted=expression)
+    return [row_of(schema, record_of(schema, None, row)) for row in rows]
+
+
+def _put_back(session: Session, schema: Schema, held: list[dict[str, Any]], permit: Permit) -> None:
+    """Write the rows that a failed call has deleted; those that it wrote anew stay."""
+    if not held:
+        return
+    there = {row[schema.id_field] for row in _held(session, schema, [row[schema.id_field] for row in held])}
+    if lost := [row for row in held if row[schema.id_field] not in there]:
+        write = functools.partial(_write, collection=schema.collection, rows=lost, engine=session.engine())
+        session.run(schema.collection, write, permit=permit)
+
+
+def delete(session: Session, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
+    """Remove the records of these ids; ids that are not there are no error."""
+    schema = schema_of(session, collection)
+    wanted = canonical.checked_ids(ids, schema, session.engine().limits)
+    for start in range(0, len(wanted), IDS):
+        expression = ids_in(schema.id_field, wanted[start : start + IDS])
+        remove = functools.partial(_remove, collection=collection, expression=expression, engine=session.engine())
+        session.run(collection, remove, quoted=expression, permit=permit)
+    _written(session, collection, len(wanted))
+
+
+def _let_pymilvus_know(session: Session, schema: Schema) -> None:
+    """pymilvus asks for the schema of a collection once in a process; in an upsert that would be a second call by one permit."""
+
+    def look(client: MilvusClient) -> None:
+        client.get(schema.collection, ["0"] if schema.id_type is IdType.VARCHAR else [0], output_fields=[schema.id_field], **ONCE)
+
+    known = session.place(), schema.collection
+    if known not in session.introduced:
+        try:
+            session.run(schema.collection, look)
+        except (EngineUnavailable, CollectionMissing):
+            raise
+        except EngineError:
+            pass  # one that is not loaded can be written all the same
+        session.introduced.add(known)
+
+
+def _written(session: Session, collection: str, rows: int) -> None:
+    if not rows or not session.engine().lite3:
+        return
+    session.unflushed[collection] = session.unflushed.get(collection, 0) + rows
+    if session.unflushed[collection] >= _FLUSH_AFTER:
+        session.unflushed[collection] = 0
+        session.run(collection, lambda client: client.flush(collection, **ONCE))
+
+
+@contextlib.contextmanager
+def _before_the_next(engine: Engine) -> Iterator[None]:
+    """A call that the next one sees: a search finds its rows, and a deletion removes them, on Lite 2.5, too."""
+    try:
+        yield
+    finally:  # it may have been made although no answer came
+        if engine.lite2:
+            time.sleep(_TICK)
+
+
+def _write(client: MilvusClient, *, collection: str, rows: list[dict[str, Any]], engine: Engine) -> None:
+    # Lite 3 keeps the undeclared fields of the old record in an upsert; its insert replaces a record of that id whole.
+    try:
+        with _before_the_next(engine):
+            (client.insert if engine.lite3 else client.upsert)(collection, rows, **ONCE)
+    except foreign_errors() as exc:
+        if any(isinstance(each, unwritable()) for each in (exc, exc.__context__)):  # pymilvus wraps its own
+            raise Unwritable(f"Collection {collection!r} cannot hold these records: {text_of(exc)}; mend them") from exc
+        raise
+
+
+def _remove(client: MilvusClient, *, collection: str, expression: str, engine: Engine) -> None:
+    with _before_the_next(engine):
+        client.delete(collection, filter=expression, **ONCE)

@@ -1,0 +1,1 @@
+"""What users bring: embedders, sources of items, and the Python objects that specs name."""

@@ -1,0 +1,38 @@
+"""Exact distances between vectors, and coordinates whose L2 distances go with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from rmvdb.learning import hyperbolic
+from rmvdb.types import Metric, Vectors
+
+
+def distances(queries: Vectors, gallery: Vectors, *, metric: Metric) -> npt.NDArray[np.float32]:
+    """Exact distances (Q, G), smaller is closer: 1 − cos, −⟨q, g⟩, squared L2 or d_L on the hyperboloid."""
+    if metric is Metric.LORENTZ:
+        return hyperbolic.distances(queries, gallery)
+    if metric is Metric.COSINE:
+        queries, gallery = _unit(queries), _unit(gallery)
+    dots: npt.NDArray[np.float32] = queries @ gallery.T  # (Q, G)
+    if metric is Metric.COSINE:
+        return 1 - dots
+    if metric is Metric.IP:
+        return -dots
+    squares = np.square(queries).sum(1)[:, None] + np.square(gallery).sum(1)[None, :]
+    result: npt.NDArray[np.float32] = np.maximum(squares - 2 * dots, 0)
+    return result
+
+
+def comparable(vectors: Vectors, metric: Metric) -> Vectors:
+    """Coordinates (n, d) whose L2 distances go with the metric's: of length 1 for COSINE, and for IP, where nothing better is
+    known to do with a length; as they are for L2; on the tangent space at the origin, (n, d − 1), for LORENTZ."""
+    if metric is Metric.LORENTZ:
+        return hyperbolic.flat(vectors)
+    return vectors if metric is Metric.L2 or not len(vectors) else _unit(vectors)
+
+
+def _unit(vectors: Vectors) -> Vectors:
+    result: Vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return result

@@ -1,0 +1,201 @@
+"""Retrieval quality: mAP, CMC@k, recall@k, areas over t, Gain, P_com, P_up, negative flips and bootstrap intervals.
+
+Matrices are (Q, G): queries in rows, gallery in columns. A record that must not be a result of a query, such as the query
+itself, has an infinite distance. Per-query values are NaN for queries that have nothing relevant to find; means leave them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rmvdb.errors import UsageError
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Labels = npt.NDArray[np.generic]
+#: Queries are ranked this many at a time, so that memory is bounded by the gallery.
+CHUNK = 512
+#: Values drawn at once for a bootstrap.
+DRAWN = 1 << 18
+
+
+def average_precision(distance: npt.NDArray[np.floating], relevant: Bools) -> Floats:
+    """Average precision over the full ranking, (Q, G) to (Q,).
+
+    Equal distances share the precision after the last of them, as in scikit-learn.
+    """
+    parts = [_average_precision(distance[i : i + CHUNK], relevant[i : i + CHUNK]) for i in range(0, len(distance), CHUNK)]
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def _average_precision(distance: npt.NDArray[np.floating], relevant: Bools) -> Floats:
+    distance = np.where(np.isnan(distance), np.inf, distance)
+    order = np.argsort(distance, axis=1, kind="stable")  # (q, G)
+    d = np.take_along_axis(distance, order, 1)
+    found = np.take_along_axis(relevant & np.isfinite(distance), order, 1)
+    places = np.arange(1, d.shape[1] + 1)
+    precision = found.cumsum(1) / places  # (q, G)
+    ends = np.ones_like(found)
+    ends[:, :-1] = d[:, :-1] != d[:, 1:]
+    # For each place, the last place of its run of equal distances.
+    last = np.minimum.accumulate(np.where(ends, places - 1, d.shape[1])[:, ::-1], axis=1)[:, ::-1]
+    total = found.sum(1)
+    summed = (np.take_along_axis(precision, last, 1) * found).sum(1)
+    return np.where(total > 0, summed / np.maximum(total, 1), np.nan)
+
+
+def cmc(distance: npt.NDArray[np.floating], relevant: Bools, *, k: int) -> Floats:
+    """Whether a relevant record is among the first k, 1.0 or 0.0, (Q, G) to (Q,).
+
+    Equal distances have no order: where they straddle place k it is a probability, over all orders of them.
+    """
+    return _of_first(k, distance, relevant, _any)
+
+
+def recall(distance: npt.NDArray[np.floating], relevant: Bools, *, k: int) -> Floats:
+    """Which share of the relevant records is among the first k, (Q, G) to (Q,); the mean over all orders of equal distances."""
+    return _of_first(k, distance, relevant, _share)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Cut:
+    """Where rankings are cut after k places, (q,) each. The records at the distance of place k may straddle the cut."""
+
+    #: Relevant records in all, nearer than that distance, and at it.
+    relevant: npt.NDArray[np.intp]
+    nearer: npt.NDArray[np.intp]
+    level: npt.NDArray[np.intp]
+    #: Records at that distance, and the places before the cut that are left to them.
+    crowd: npt.NDArray[np.intp]
+    places: npt.NDArray[np.intp]
+
+
+def _of_first(k: int, distance: npt.NDArray[np.floating], relevant: Bools, value: Callable[[_Cut], Floats]) -> Floats:
+    if k < 1:
+        raise UsageError(f"k must be 1 or more, not {k}")
+    if not distance.size:
+        return np.full(len(distance), np.nan)
+    cuts = [_cut(distance[i : i + CHUNK], relevant[i : i + CHUNK], k) for i in range(0, len(distance), CHUNK)]
+    return np.concatenate([np.where(cut.relevant > 0, value(cut), np.nan) for cut in cuts])
+
+
+def _cut(distance: npt.NDArray[np.floating], relevant: Bools, k: int) -> _Cut:
+    distance = np.where(np.isnan(distance), np.inf, distance)
+    relevant = relevant & np.isfinite(distance)
+    k = min(k, distance.shape[1])
+    edge = np.partition(distance, k - 1, axis=1)[:, k - 1, None]  # (q, 1)
+    nearer, level = distance < edge, distance == edge  # (q, G)
+    return _Cut(
+        relevant=relevant.sum(1),
+        nearer=(relevant & nearer).sum(1),
+        level=(relevant & level).sum(1),
+        crowd=level.sum(1),
+        places=k - nearer.sum(1),
+    )
+
+
+def _any(cut: _Cut) -> Floats:
+    missed = np.where(cut.nearer > 0, 0.0, 1.0)
+    for taken in range(int(cut.places.max())):  # drawn one by one from the crowd, none put back
+        left = np.maximum(cut.crowd - taken, 1)
+        missed *= np.where(taken < cut.places, np.maximum(left - cut.level, 0) / left, 1)
+    return 1 - missed
+
+
+def _share(cut: _Cut) -> Floats:
+    return (cut.nearer + cut.level * cut.places / cut.crowd) / np.maximum(cut.relevant, 1)
+
+
+def same_camera(query_ids: Labels, query_cameras: Labels, gallery_ids: Labels, gallery_cameras: Labels) -> Bools:
+    """Market-1501's rule: the query's own identity from the query's own camera must not be a result; (Q,) and (G,) to (Q, G).
+
+    Give what is True here an infinite distance. The set's junk pictures (identity −1) do not belong into the gallery.
+    """
+    found: Bools = (query_ids[:, None] == gallery_ids[None, :]) & (query_cameras[:, None] == gallery_cameras[None, :])
+    return found
+
+
+def mean(values: Floats) -> float:
+    """The mean over the queries that have something to find; NaN where none has."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def area(ts: Sequence[float], values: Sequence[float]) -> float:
+    """The area under a curve over t by the trapezoid rule: AUC_mAP or AUC_CMC."""
+    return float(areas(ts, np.asarray(values, dtype=np.float64)[:, None])[0])
+
+
+def areas(ts: Sequence[float], values: Floats) -> Floats:
+    """The same of each query's own curve, (T, Q) to (Q,)."""
+    steps = np.diff(np.asarray(ts, dtype=np.float64))  # (T − 1,)
+    found: Floats = (steps[:, None] * (values[1:] + values[:-1]) / 2).sum(axis=0)
+    return found
+
+
+def gain(auc: float, *, old: float, new: float) -> float:
+    """(AUC − old) / (new − old): 0 is the old model, 1 the new one from the first minute; NaN where the two are equal."""
+    return (auc - old) / (new - old) if new != old else float("nan")
+
+
+def p_com(cross: float, *, old: float, alone: float) -> float:
+    """HBCT's Eq. 14: how much of the way from the old model to the new one trained alone goes without re-embedding.
+
+    `cross` is the quality of new queries in the old gallery, `old` and `alone` that of each model in its own. NaN where those two
+    are equal.
+    """
+    return gain(cross, old=old, new=alone)
+
+
+def p_up(new: float, *, alone: float) -> float:
+    """HBCT's Eq. 15: what compatible training gives or, below 0, costs the new model in its own gallery, as a share of `alone`.
+
+    It is printed with the old gallery; its tables are of the new one. NaN where `alone` is 0.
+    """
+    return (new - alone) / alone if alone else float("nan")
+
+
+def largest_fall(values: Sequence[float]) -> float:
+    """How far a curve lies below its own earlier height at most; 0 where it never falls (Eq. 8)."""
+    curve = np.asarray(values, dtype=np.float64)
+    return float((np.maximum.accumulate(curve) - curve).max()) if len(curve) else 0.0
+
+
+def fall_by_chance(values: Floats, *, rounds: int = 2000, level: float = 0.95, seed: int = 0) -> float:
+    """How far the curve of the means of per-query values (T, Q) may fall because it is these queries that were drawn.
+
+    A quantile of the largest fall of what drawing them with replacement adds to the curve, over all moments at once: the deepest
+    of many dips is no single dip.
+    """
+    known = values[:, ~np.isnan(values).any(axis=0)]
+    count = known.shape[1]
+    if not count:
+        return float("nan")
+    rng = np.random.default_rng(seed)
+    at_once = max(1, DRAWN // count)
+    sizes = [min(at_once, rounds - start) for start in range(0, rounds, at_once)]
+    drawn = (rng.multinomial(count, np.full(count, 1 / count), size=size) for size in sizes)
+    added = np.concatenate([weights @ known.T / count for weights in drawn]) - known.mean(axis=1)  # (rounds, T)
+    return float(np.quantile((np.maximum.accumulate(added, axis=1) - added).max(axis=1), level))
+
+
+def negative_flips(before: Floats, after: Floats) -> float:
+    """The share of queries that were right at the earlier moment and are wrong at the later; CMC@1 of both, (Q,) each."""
+    return mean(before * (1 - after))
+
+
+def bootstrap(values: Floats, *, rounds: int = 2000, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
+    """The percentile interval of the mean of per-query values (Q,), queries drawn with replacement."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return float("nan"), float("nan")
+    rng = np.random.default_rng(seed)
+    at_once = max(1, DRAWN // len(known))
+    sizes = [min(at_once, rounds - start) for start in range(0, rounds, at_once)]
+    means = np.concatenate([known[rng.integers(0, len(known), (size, len(known)))].mean(axis=1) for size in sizes])
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

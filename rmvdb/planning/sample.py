@@ -1,0 +1,312 @@
+"""Samples of a gallery: records with their vectors in the spaces that they are, or will be, searched in."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rmvdb import errors
+from rmvdb.items.embedders import SURE, embed_checked, item_digest
+from rmvdb.items.sources import given
+from rmvdb.learning.method import Pairs
+from rmvdb.planning.simulate import Queries
+from rmvdb.protocols import Source, VectorStore
+from rmvdb.serving.loaded_models import Encoder
+from rmvdb.storage.archive import EmbeddingCache
+from rmvdb.text import counted
+from rmvdb.types import Id, Item, Leg, Query, Record, Vectors
+
+#: Called with what is being done and how far it is.
+Report: TypeAlias = Callable[[str, int, int], None]
+#: Records read and embedded at once while sampling.
+CHUNK = 500
+#: Fewer records with side information than these teach h nothing of it.
+LEAST_SIDED = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """Records with their vectors in the spaces that they are, or will be, searched in."""
+
+    records: list[Record]
+    #: Which of the old legs each is in, and whether an earlier training has seen it, (n,).
+    leg: npt.NDArray[np.intp]
+    seen: npt.NDArray[np.bool_]
+    #: Their queries, (n, d), of each old leg that has an embedder of its own, by its number: the stored vector where it is there.
+    asked: dict[int, Vectors]
+    #: (n, d_new)
+    new: Vectors
+    #: Records that were drawn and could not be embedded, and those that have no label.
+    skipped: int
+    unlabelled: int
+    per_second: float | None
+    #: What is searched for in place of the records themselves.
+    queries: Queries | None = None
+    #: Logged queries: as the newest old leg is asked for them, and by the new model.
+    logged: Pairs | None = None
+
+    def rows(self, leg: int) -> npt.NDArray[np.intp]:
+        """Those that are in this leg, (m,)."""
+        return np.flatnonzero(self.leg == leg)
+
+    def held(self, leg: int) -> list[Record]:
+        """The records of `rows`."""
+        return [self.records[row] for row in self.rows(leg)]
+
+
+class Sampler:
+    """Draws samples, and keeps what it had to embed."""
+
+    def __init__(
+        self, *, store: VectorStore, encoder: Encoder, source: Source | None, cache: Callable[[str], EmbeddingCache]
+    ) -> None:
+        """`cache` gives the embeddings that are kept of a model version."""
+        self._store, self._encoder, self._source, self._cache = store, encoder, source, functools.cache(cache)
+
+    def _ids(self, collection: str, most: int, seed: int, without: Set[Id]) -> list[Id]:
+        """A uniform sample of ids by one streaming pass, sorted; the same collection and seed give the same sample."""
+        rng = np.random.default_rng(seed)
+        kept: list[tuple[float, Id]] = []
+        for page in self._store.scan(collection):
+            drawn = zip(rng.random(len(page)).tolist(), (record.id for record in page), strict=True)
+            kept += [(place, id) for place, id in drawn if id not in without]
+            if len(kept) > 4 * most:
+                kept = sorted(kept, key=lambda each: each[0])[:most]
+        chosen = sorted(kept, key=lambda each: each[0])[:most]
+        return sorted((id for _, id in chosen), key=lambda id: (str(type(id)), id))
+
+    def records(self, collection: str, most: int, seed: int, without: Set[Id] = frozenset()) -> list[Record]:
+        """A uniform sample of a collection, with vectors, sorted by id."""
+        ids = self._ids(collection, most, seed, without)
+        return self._get(collection, ids)
+
+    def _get(self, collection: str, ids: Sequence[Id]) -> list[Record]:
+        chunks = (ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK))
+        return [record for chunk in chunks for record in self._store.get(collection, chunk, vector=True)]
+
+    def sample(
+        self,
+        to_version: str,
+        legs: Sequence[Leg],
+        sizes: Sequence[int],
+        seen: Set[Id],
+        report: Report,
+        *,
+        seed: int,
+        queries: Sequence[Query] = (),
+        logged: Sequence[Item] = (),
+        labels: str | None = None,
+        side: str | None = None,
+    ) -> Sample:
+        """So many records (`sizes`) of each leg's collection, and the answers to the queries; what is behind leaves out `seen`.
+        `logged` are queries that nobody knows an answer to; those that cannot be embedded are left out, and with `labels` the
+        records without that field.
+
+        Raises PlanRefused where no record could be embedded, and what embedding raises; before anything is embedded UsageError
+        for an answer that is no id here or what is no `side` information, UnknownName for labels that no record has.
+        """
+        held = self._drawn(legs, sizes, seen, seed, queries)
+        drawn = sum(map(len, held))
+        held = _labelled(held, labels) if labels else held
+        # A record in two collections, as a client's write leaves it, counts where it is newest.
+        home = {record.id: (at, record) for at, records in reversed(list(enumerate(held))) for record in records}
+        records = [record for _, record in home.values()]
+        if side:
+            side_of(records, side)
+        new = self._embed_all(to_version, records, functools.partial(report, "embedding the sample"))
+        asked = {at: self._asked(leg, held[at], records, report) for at, leg in enumerate(legs) if not at or _own(leg, legs[0])}
+        usable = [id for id in home if all(id in found for found in (new, *asked.values()))]
+        if not usable:
+            raise errors.PlanRefused(
+                f"Collection {legs[0].collection!r} has no record that could be embedded; add records, then plan again"
+            )
+        return Sample(
+            records=[home[id][1] for id in usable],
+            leg=np.array([home[id][0] for id in usable]),
+            seen=np.array([id in seen for id in usable]),
+            asked={at: np.stack([found[id] for id in usable]) for at, found in asked.items()},
+            new=np.stack([new[id] for id in usable]),
+            skipped=len(records) - len(usable),
+            unlabelled=drawn - sum(map(len, held)),
+            per_second=self._cache(to_version).per_second,
+            queries=self._queries(to_version, legs, queries, usable, sorted(asked), report) if queries else None,
+            logged=self._logged(to_version, legs[0], logged, report) if logged else None,
+        )
+
+    def _drawn(
+        self, legs: Sequence[Leg], sizes: Sequence[int], seen: Set[Id], seed: int, queries: Sequence[Query]
+    ) -> list[list[Record]]:
+        held = [
+            self.records(leg.collection, size, seed, without=seen if at else frozenset())
+            for at, (leg, size) in enumerate(zip(legs, sizes, strict=True))
+        ]
+        if not queries:
+            return held
+        answers = _answers(queries, held)
+        return [records + self._get(leg.collection, answers) for leg, records in zip(legs, held, strict=True)]
+
+    def _logged(self, to_version: str, newest: Leg, items: Sequence[Item], report: Report) -> Pairs:
+        found: dict[str, Vectors] = {}
+        for version in dict.fromkeys((newest.embedder, to_version)):
+            parts = []
+            for start in range(0, len(items), CHUNK):
+                report(f"embedding the query log by {version}", start, len(items))
+                some = items[start : start + CHUNK]
+                parts.append(
+                    embed_checked(self._encoder.embedder(version), some, self._encoder.chain(version).dim, confirm=True)[0]
+                )
+            report(f"embedding the query log by {version}", len(items), len(items))
+            found[version] = np.concatenate(parts)  # (q, d), NaN where an item has no vector
+        good = np.all([np.isfinite(vectors).all(axis=1) for vectors in found.values()], axis=0)  # (q,)
+        old = self._encoder.apply(newest.transforms, found[newest.embedder][good])
+        return Pairs(old=old, new=found[to_version][good])
+
+    def _queries(
+        self,
+        to_version: str,
+        legs: Sequence[Leg],
+        queries: Sequence[Query],
+        ids: Sequence[Id],
+        own: Sequence[int],
+        report: Report,
+    ) -> Queries:
+        """The queries in every space: by the new model, and as the legs of the numbers `own` are asked for them."""
+        items, row = [query.item for query in queries], {id: at for at, id in enumerate(ids)}
+        relevance = np.zeros((len(queries), len(ids)), dtype=np.bool_)
+        for at, query in enumerate(queries):
+            relevance[at, [row[id] for id in query.answers if id in row]] = True
+
+        def embedded(version: str) -> Vectors:
+            parts = []
+            for start in range(0, len(items), CHUNK):
+                report(f"embedding the queries by {version}", start, len(items))
+                parts.append(self._encoder.embed(version, items[start : start + CHUNK]))
+            report(f"embedding the queries by {version}", len(items), len(items))
+            return np.concatenate(parts)
+
+        asked = {at: self._encoder.apply(legs[at].transforms, embedded(legs[at].embedder)) for at in own}
+        return Queries(
+            old=asked[0],
+            new=embedded(to_version),
+            relevance=relevance,
+            leave_out=np.zeros_like(relevance),
+            behind=tuple(asked.get(at) for at in range(1, len(legs))),
+        )
+
+    def _asked(self, leg: Leg, held: Sequence[Record], records: Sequence[Record], report: Report) -> dict[Id, Vectors]:
+        """What this leg is asked with for each of these records: its own vector where the leg holds it, else a new one."""
+        own = {record.id: record.vector for record in held if record.vector is not None}
+        others = [record for record in records if record.id not in own]
+        raw = self._embed_all(leg.embedder, others, functools.partial(report, f"embedding the sample by {leg.embedder}"))
+        if raw:
+            own |= zip(raw, self._encoder.apply(leg.transforms, np.stack(list(raw.values()))), strict=True)
+        return own
+
+    def _embed_all(self, version: str, records: Sequence[Record], report: Callable[[int, int], None]) -> dict[Id, Vectors]:
+        """Raw vectors of a version by id, of the records that have one."""
+        found: dict[Id, Vectors] = {}
+        sure = functools.partial(_sure, records, found.keys())
+        for start in range(0, len(records), CHUNK):
+            report(start, len(records))
+            found |= self._embedded(version, records[start : start + CHUNK], sure)
+        report(len(records), len(records))
+        return found
+
+    def _embedded(self, version: str, records: Sequence[Record], sure: Callable[[], Sequence[Record]]) -> dict[Id, Vectors]:
+        """Raw new vectors by id: those that are kept, and others, kept so that the backfill need not compute them again.
+
+        `sure` gives others, which tell bad records from a broken source or model.
+        """
+        if self._source is None:
+            raise errors.SourceError("The gallery has no source to re-embed from; give it one: rmvdb gallery source NAME SPEC")
+        started = time.monotonic()
+        source, items = self._source, given(self._source, records, sure=sure)[0]
+        there = [record for record in records if record.id in items]
+        if not there and not given(source, sure())[0]:
+            raise errors.SourceError(
+                f"The source has an item of none of {counted(len(records), 'record')}, such as {records[0].id!r}; "
+                "mend the source, then plan again"
+            )
+        cache, told = self._cache(version), {record.id: item_digest(items[record.id]) for record in there}
+        known = cache.get(list(told), vectors_of(there), list(told.values()))
+        fresh = [record for record in there if record.id not in known]
+        if not fresh:
+            return known
+        loading = (time.monotonic() - started) * len(fresh) / len(records)
+        started = time.monotonic()
+        vectors, bad = embed_checked(
+            self._encoder.embedder(version),
+            [items[record.id] for record in fresh],
+            self._encoder.chain(version).dim,
+            sure=lambda: [items[id] for id in known][:SURE] or list(given(source, sure())[0].values()),
+            confirm=True,
+        )
+        good = [at for at in range(len(fresh)) if at not in bad]
+        made, ids = [fresh[at] for at in good], [fresh[at].id for at in good]
+        seconds = loading + time.monotonic() - started
+        cache.put(ids, vectors_of(made), [told[id] for id in ids], vectors[good], seconds=seconds)
+        return known | dict(zip(ids, vectors[good], strict=True))
+
+
+def _sure(records: Sequence[Record], found: Set[Id]) -> Sequence[Record]:
+    """Some of those that have a vector, or of all where none has one yet, from all over."""
+    known = [record for record in records if record.id in found] or records
+    return known[:: max(1, len(known) // SURE)][:SURE]
+
+
+def _own(leg: Leg, newest: Leg) -> bool:
+    """Whether no transform leads from the queries of the newest leg to this one."""
+    return leg.beyond(newest) is None
+
+
+def _labelled(held: Sequence[Sequence[Record]], field: str) -> list[list[Record]]:
+    """Those records that have the field; UnknownName where there are records and none of them has."""
+    known = [[record for record in records if record.fields.get(field) is not None] for records in held]
+    if any(held) and not any(known):
+        fields = {name for records in held for record in records for name, value in record.fields.items() if value is not None}
+        raise errors.UnknownName("field of the records", field, fields, hint="they have no field; leave --labels out")
+    return known
+
+
+def _answers(queries: Sequence[Query], held: Sequence[Sequence[Record]]) -> list[Id]:
+    """The answers to all queries that the sample doesn't hold yet."""
+    known = {record.id for records in held for record in records}
+    kind = type(next(iter(known), 0))
+    for query in queries:
+        if wrong := [id for id in query.answers if type(id) is not kind]:
+            raise errors.UsageError(
+                f"Answer {wrong[0]!r} to query {str(query.item)!r:.60} is no id of this gallery, whose ids are {kind.__name__}; "
+                "write them so"
+            )
+    return list(dict.fromkeys(id for query in queries for id in query.answers if id not in known))
+
+
+def vectors_of(records: Sequence[Record]) -> list[Vectors]:
+    return [record.vector for record in records if record.vector is not None]
+
+
+def side_of(records: Sequence[Record], field: str) -> Vectors:
+    """The side information of records, (n, d_side), from a field that holds a list of numbers: zeros where a record has none, as
+    `Encoder.lift` has it. UsageError where one has something else, or too few have any."""
+    found = {record.id: value for record in records if (value := record.fields.get(field)) is not None}
+    width = max((len(value) for value in found.values() if isinstance(value, list)), default=0)
+    for id, value in found.items():
+        if not width or not _numbers(value, width):
+            raise errors.UsageError(
+                f"Side information is a list of as many numbers in every record that has it; record {id!r} has {value!r:.60} in "
+                f"field {field!r}; name another --side, or leave it out"
+            )
+    if len(found) < LEAST_SIDED:
+        few = counted(len(found), "record of the sample has", "records of the sample have")
+        raise errors.UsageError(f"{few} something in field {field!r}, which is too few to learn from; leave --side out")
+    return np.array([found.get(record.id, [0.0] * width) for record in records], dtype=np.float32)
+
+
+def _numbers(value: Any, width: int) -> bool:
+    return isinstance(value, list) and len(value) == width and all(isinstance(part, int | float) for part in value)

@@ -1,0 +1,116 @@
+"""What is left in the registry that no upgrade, worker or client needs any more."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, delete, func, select
+from sqlalchemy.orm import Session
+
+from rmvdb.registry import shared_queries
+from rmvdb.registry.clock import clock, day
+from rmvdb.registry.session import Database, transaction
+from rmvdb.registry.tables import (
+    ArtifactRow,
+    BatchRow,
+    ClientRow,
+    CollectionRow,
+    GalleryRow,
+    IntentRow,
+    PlanRow,
+    QuarantineRow,
+    Table,
+    TrafficRow,
+    UpgradeRow,
+    VersionRow,
+    WorkerRow,
+)
+from rmvdb.types import Phase
+
+#: The name of an artifact, wherever it stands.
+SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
+
+
+class Garbage(Database):
+    """Rows that may go."""
+
+    @transaction
+    def needed_upgrades(self, s: Session, /) -> set[int]:
+        """Upgrades that have not ended, and those that one of them would go back to or go on from."""
+        return _needed(s)
+
+    @transaction
+    def artifacts_in_use(self, s: Session, /) -> set[str]:
+        """SHA-256 of every artifact that a serving plan, a model version or an upgrade refers to, ended ones too."""
+        return _in_use(s)
+
+    @transaction
+    def collect(self, s: Session, /, *, older: float, spared: set[str], remove: bool) -> dict[str, int]:
+        """Count the rows of each kind that nothing needs and that are `older` than so many seconds; take them out if `remove`.
+
+        `spared`: artifacts that something outside the registry refers to.
+        """
+        for gallery in s.scalars(select(GalleryRow).order_by(GalleryRow.id).with_for_update(key_share=True)):
+            if gallery.rebuilding:
+                return {}
+        counts = {}
+        for name, (table, which) in _kinds(s, older, spared).items():
+            counts[name] = s.scalar(select(func.count()).select_from(table).where(which)) or 0
+            if remove and counts[name]:
+                s.execute(delete(table).where(which).execution_options(synchronize_session=False))
+        return counts
+
+
+def _kinds(s: Session, older: float, spared: set[str]) -> dict[str, tuple[type[Table], ColumnElement[bool]]]:
+    before, dated = clock() - older, day(s) - older  # the registry's time stands still while no process is at work
+    needed = _needed(s)
+    on = select(UpgradeRow.gallery_id).where(UpgradeRow.phase != Phase.ENDED)
+    ended = select(UpgradeRow.id).where(UpgradeRow.ended_at < dated, UpgradeRow.id.not_in(needed))
+    # A plan may let a client be silent for longer.
+    longest = s.scalar(select(func.max(PlanRow.max_age))) or 0.0
+    free = and_(IntentRow.upgrade_id.is_(None), IntentRow.gallery_id.not_in(on), IntentRow.deadline < before)
+    return {
+        "clients that ended without a word": (ClientRow, ClientRow.seen_at < before - longest),
+        "workers that ended without a word": (WorkerRow, WorkerRow.heard_at < dated),
+        "dropped collections": (
+            CollectionRow,
+            and_(CollectionRow.dropped_at < dated, CollectionRow.name.not_in(_collections(s, needed))),
+        ),
+        "batches of ended upgrades": (BatchRow, BatchRow.upgrade_id.in_(ended)),
+        "quarantined records of ended upgrades": (QuarantineRow, QuarantineRow.upgrade_id.in_(ended)),
+        "writes that no upgrade needs": (IntentRow, IntentRow.upgrade_id.in_(ended) | free),
+        "counts of what searches found": (TrafficRow, TrafficRow.gallery_id.not_in(on)),
+        "artifacts": (
+            ArtifactRow,
+            and_(ArtifactRow.created_at < dated, ArtifactRow.sha256.not_in(_in_use(s) | spared)),
+        ),
+    }
+
+
+def _needed(s: Session) -> set[int]:
+    rows = {row.id: row for row in s.scalars(select(UpgradeRow))}
+    needed, more = set[int](), [row.id for row in rows.values() if row.phase != Phase.ENDED]
+    while more:
+        row = rows[more.pop()]
+        needed.add(row.id)
+        more += [each for each in (row.undoes, row.supersedes) if each is not None and each not in needed]
+    return needed
+
+
+def _collections(s: Session, needed: set[int]) -> set[str]:
+    """Collections that a plan in force or announced searches or writes to, or that an upgrade which is needed works on."""
+    found = set[str]()
+    for gallery in s.scalars(select(GalleryRow)):
+        for epoch in filter(None, (gallery.epoch, gallery.next_epoch)):
+            found |= {leg.collection for leg in shared_queries.plan(s, gallery, epoch).written}
+    for row in s.scalars(select(UpgradeRow).where(UpgradeRow.id.in_(needed))):
+        found |= {*row.old_collections, *row.made, row.new_collection, *filter(None, [row.original])}
+    return found
+
+
+def _in_use(s: Session) -> set[str]:
+    values: list[Any] = [*s.scalars(select(UpgradeRow.plan)), *s.scalars(select(PlanRow.legs))]
+    heads = filter(None, s.scalars(select(VersionRow.head)))
+    return {*SHA256.findall(json.dumps(values)), *heads}

@@ -1,0 +1,70 @@
+"""What of the registry the manifest keeps: rows as JSON values and back, and whether a transaction changed any."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from sqlalchemy import LargeBinary, Select, event, func, insert, inspect, select, update
+from sqlalchemy.orm import ORMExecuteState, Session
+
+from rmvdb.registry.tables import KEPT, PASSING, ChangesRow, Table
+
+#: What the manifest holds: rows as JSON values, by table.
+Contents: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+class WatchedSession(Session):
+    """A session that knows whether it changed what the manifest holds, however it was changed."""
+
+    changed = False
+
+
+@event.listens_for(WatchedSession, "after_flush")
+def _flushed(session: WatchedSession, _: object) -> None:
+    rows = (*session.new, *session.deleted, *filter(_is_changed, session.dirty))
+    session.changed |= any(isinstance(row, KEPT) for row in rows)
+
+
+def _is_changed(row: object) -> bool:
+    """In any other column than those that the manifest leaves out."""
+    return any(column.history.has_changes() for column in inspect(row).attrs if column.key not in PASSING)
+
+
+@event.listens_for(WatchedSession, "do_orm_execute")
+def _executed(state: ORMExecuteState) -> None:
+    mapper = state.bind_mapper
+    if not state.is_select and mapper is not None and mapper.class_ in KEPT and isinstance(state.session, WatchedSession):
+        state.session.changed = True
+
+
+def count_change(s: Session) -> None:
+    """One more change of what is kept."""
+    if not s.execute(update(ChangesRow).values(number=ChangesRow.number + 1)).rowcount:  # type: ignore[attr-defined]
+        s.execute(insert(ChangesRow).values(number=1))
+
+
+def contents(s: Session) -> Contents:
+    """Every kept row, without the columns that hold for seconds only."""
+    return {table.__tablename__: [_to_json(row) for row in s.execute(_kept(table)).mappings()] for table in KEPT}
+
+
+def _kept(table: type[Table]) -> Select[Any]:
+    columns = [column for column in table.__table__.columns if column.name not in PASSING]
+    return select(*columns).order_by(*table.__mapper__.primary_key)
+
+
+def _to_json(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {name: base64.b64encode(value).decode() if isinstance(value, bytes) else value for name, value in row.items()}
+
+
+def put_back(s: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Fill an empty table with rows as `contents` gave them; those that come after are numbered on from there."""
+    packed = {column.name for column in table.__table__.columns if isinstance(column.type, LargeBinary)}
+    values = [{name: base64.b64decode(v) if v and name in packed else v for name, v in row.items()} for row in rows]
+    if values:
+        s.execute(insert(table), values)
+    if s.get_bind().dialect.name == "postgresql" and "id" in table.__table__.columns:  # SQLite goes on from the last row
+        sequence = func.pg_get_serial_sequence(table.__tablename__, "id")
+        s.execute(select(func.setval(sequence, select(func.max(table.__table__.c.id)).scalar_subquery())))

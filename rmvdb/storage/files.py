@@ -1,0 +1,142 @@
+"""Files that are whole or not there at all, and names that cannot leave their folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hashlib
+import os
+import secrets
+import shutil
+from pathlib import Path
+from urllib.parse import quote
+
+from rmvdb.errors import ArtifactError, ConfigError, DiskFull, RmvdbError
+from rmvdb.storage import ownership
+
+#: Systems allow 255 bytes; the rest is for what is put before and after.
+_LONGEST_NAME = 120
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+
+def sha256(data: bytes | memoryview) -> str:
+    """The SHA-256 of these bytes as 64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def make_folder(folder: Path, what: str) -> None:
+    """Make the folder and its parents where they are not there; ConfigError, which names `what` says where, if that fails."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        reason = exc.strerror or type(exc).__name__
+        raise ConfigError(f"The folder {str(folder)!r} cannot be made ({reason}); set {what} to one that can be written") from exc
+
+
+def durable_write(path: Path, data: bytes | memoryview, *, mode: int | None = None) -> None:
+    """Write the whole file or nothing; when this returns, it survives a power cut.
+
+    Other users cannot read it, unless its `mode` lets them or its folder is shared with a group alone.
+
+    Raises DiskFull where there is no space and ArtifactError where the system refuses for another reason; in both cases
+    an earlier file of that name is as it was, and nothing else is left behind.
+    """
+    # Another name first, then a rename: nobody ever reads half a file, whenever this process is killed.
+    pending = path.with_name(f".{path.name[:80]}.{secrets.token_hex(6)}.tmp")
+    try:
+        _make_folder(path.parent)
+        _write_and_sync(pending, data, ownership.private_mode(path.parent) & 0o666 if mode is None else mode)
+        pending.replace(path)
+        _sync_folder(path.parent)
+    except OSError as exc:
+        raise _refused(path, len(data), exc) from exc
+    finally:
+        with contextlib.suppress(OSError):
+            pending.unlink(missing_ok=True)
+
+
+def verified_read(path: Path, digest: str) -> bytes:
+    """The file's bytes; raises ArtifactError, naming the file, where it is missing, unreadable or not of that SHA-256."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ArtifactError(f"{path} is no regular file; put it back from a backup or repeat the step that wrote it")
+        data = path.read_bytes()
+    except FileNotFoundError as exc:
+        raise ArtifactError(f"{path} is missing; put it back from a backup or repeat the step that wrote it") from exc
+    except OSError as exc:
+        raise ArtifactError(f"{path} cannot be read ({exc.strerror}); mend that and run the step again") from exc
+    if sha256(data) != digest:
+        raise ArtifactError(
+            f"{path} was altered: its SHA-256 is not {digest[:12]}…; put it back from a backup or repeat the step that wrote it"
+        )
+    return data
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it; does nothing where there is none."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as exc:
+        raise ArtifactError(f"{path} cannot be removed ({exc.strerror}); mend that and run the step again") from exc
+
+
+def file_name(name: str) -> str:
+    """A file name for any text; distinct texts have distinct names, and none of them means another folder."""
+    quoted = quote(name, safe=" ", errors="surrogatepass") or "%"
+    if len(quoted) > _LONGEST_NAME:
+        # "%~" appears in no quoted name, so a shortened one cannot be taken for another.
+        quoted = f"{quoted[:_LONGEST_NAME]}%~{sha256(quoted.encode())[:32]}"
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+
+
+def inside(folder: Path, relative: str) -> Path:
+    """The file of that relative path; raises ArtifactError for a path that leaves the folder."""
+    path = folder / relative
+    if not relative or "\0" in relative or not path.resolve().is_relative_to(folder.resolve()):
+        raise ArtifactError(f"{relative!r} is not a file in {folder}; the registry and that folder do not belong together")
+    return path
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder and its parents so that they survive a power cut too."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(mode=ownership.private_mode(folder.parent), exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def make_private(path: Path) -> None:
+    """Make an empty file that others cannot read, if there is none: for what a library would make with everybody's rights."""
+    with contextlib.suppress(OSError):  # the library says what is wrong
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, ownership.private_mode(path.parent) & 0o666))
+
+
+def _write_and_sync(path: Path, data: bytes | memoryview, mode: int) -> None:
+    with open(path, "xb", opener=functools.partial(os.open, mode=mode)) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename is durable once its folder is written."""
+    if os.name == "nt":  # Windows cannot open a folder, and writes its entries through
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _refused(path: Path, needed: int, exc: OSError) -> RmvdbError:
+    if exc.errno in _NO_SPACE:
+        return DiskFull(
+            f"{path} could not be written: the disk is full and the file needs {needed:,} bytes; make room and run the step again"
+        )
+    return ArtifactError(f"{path} could not be written ({exc.strerror}); mend that and run the step again")

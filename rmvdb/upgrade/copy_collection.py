@@ -1,0 +1,252 @@
+"""The original collection kept whole beside an upgrade, so that rolling back is only a new epoch.
+
+The backfill drains a copy. While the copy is made the original is searched and the copy is a mirror; from then on the copy is
+searched and the original is the mirror. A write reaches mirrors first: one whose client was killed half-way shows nowhere before
+a roll back, and whole after it. A copy may be *lifted*: its records are the original's, their vectors in the new space (FCT).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rmvdb.backfill.batches import same
+from rmvdb.protocols import VectorStore
+from rmvdb.serving.announced_writes import Writes
+from rmvdb.storage.archive import same_fields
+from rmvdb.types import Id, Leg, Record, ServingPlan, Vectors
+
+#: Passes after which what other programs go on changing in the original is left to `agree`.
+PASSES = 5
+#: Ids that are looked at side by side: as many as Milvus gives at once.
+RANGE = 16_384
+#: How far two liftings of one vector may lie apart, as a share of its length: the products of a page are summed as they come.
+NOISE = 1e-4
+
+#: When so many records may be copied: waits at its beginning.
+Turn = Callable[[int], AbstractContextManager[None]]
+#: What the last write of a client was, `upsert` or `delete`, by id; of those of these records that one was done of since the copy
+#: is served.
+Done = Callable[[Sequence[Id]], Mapping[Id, str]]
+#: Around the write by which records of another program are taken in: what was written of them before, and moved, counts no more.
+Anew = Callable[[Sequence[Id]], AbstractContextManager[None]]
+#: The vectors (n, d_new) by which a copy holds these records of the original.
+Lift = Callable[[Sequence[Record]], Vectors]
+
+
+def plans(before: Leg, copy: Leg, served: Mapping[str, Sequence[Leg]], kept: Leg) -> dict[str, Sequence[Leg]]:
+    """The legs and mirrors of each epoch: `copying`, those of `served`, `alone` from clean-up on, `original` after a roll back;
+    `untouched` where it is given up while the copy is made.
+
+    `before` is the leg in force, `served` are the epochs of an upgrade of the copy, of which `final` is the last; `kept` says how
+    the original is written from then on, and searched after a roll back.
+    """
+    mirror = replace(kept, searched=False)
+    return {
+        "untouched": [before],
+        "copying": [before, replace(copy, searched=False)],
+        **{name: [*legs, mirror] for name, legs in served.items() if name != "before"},
+        "alone": served["final"],
+        "original": [kept],
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """How far a copy has come."""
+
+    #: The passes that have ended, and what this one is at: 0 what the original holds, 1 what only the copy does.
+    passes: int = 0
+    side: int = 0
+    #: The last record there that was looked at; how many of the original were in this pass, of how many.
+    after: Id | None = None
+    done: int = 0
+    total: int = 0
+
+
+class Mirror:
+    """Makes a copy of one collection, and later lets what is searched agree with it again, a page of records at a time.
+
+    Each page is written as clients write: announced, so that nobody else is at its records meanwhile.
+    """
+
+    def __init__(
+        self,
+        original: str,
+        *,
+        store: VectorStore,
+        writes: Writes,
+        done: Done,
+        anew: Anew,
+        page: int,
+        lift: Lift | None = None,
+    ) -> None:
+        self._original, self._store, self._writes, self._done, self._anew = original, store, writes, done, anew
+        self._page, self._lift = page, lift
+
+    def copy(self, target: str, turn: Turn, progress: Callable[[Position], None], begun: Position | None = None) -> None:
+        """Until a pass over both finds nothing to change, or each of several passes does: other programs change the original.
+
+        It goes on from where one that was interrupted had `begun`. Nobody has watched what lies behind that, so that this pass
+        is not the last.
+        """
+        total = self._store.count(self._original)
+        at, changed = replace(begun or Position(), total=total), begun is not None
+        sides: Sequence[tuple[str, Callable[[Sequence[Id]], list[Id]]]] = (
+            (self._original, lambda ids: self._different(target, ids)),
+            (target, lambda ids: self._absent(ids, self._original)),
+        )
+        while at.passes < PASSES:
+            for side, (collection, differing) in list(enumerate(sides))[at.side :]:
+                for ids in self._ids(collection, after=at.after):
+                    changed |= self._mend_in_turn(turn, target, differing(ids)) > 0
+                    at = replace(at, after=ids[-1], done=min(at.done + (0 if side else len(ids)), total))
+                    progress(at)
+                at = replace(at, side=side + 1, after=None)
+            if not changed:
+                return
+            at, changed = Position(passes=at.passes + 1, total=total), False
+
+    def finish(self, target: str, ids: Sequence[Id], look: Callable[[], None] = lambda: None) -> None:
+        """Copy these again: clients that were killed while the copy was made may have written it, and not the original.
+
+        What was written since is left alone: the copy has the new model's own vector, and is not told to embed it again. `look`
+        is called when nobody else is at a page, and may end it by raising.
+        """
+
+        def written(page: Sequence[Id]) -> Mapping[Id, str]:
+            look()
+            return self._done(page)
+
+        for page in self._pages(ids):
+            self._mend(target, page, leave_out=written)
+
+    def agree(self, legs: Sequence[str], look: Callable[[], None] = lambda: None) -> int:
+        """Bring into the last of these legs what only the original holds, and take out of all what it does not hold; how many.
+
+        That is what other programs inserted and deleted there, and what clients that were killed had begun to. What a client
+        deleted, and another program put back, stays out. `look` is called now and then, and may end it by raising.
+        """
+        changed = 0
+        for ids, held in self._side_by_side(legs):
+            look()
+            for strange in self._pages(ids - held):
+                done = self._done(strange)
+                if strange := [id for id in strange if done.get(id) != "delete"]:
+                    changed += self._take_in(strange, legs)
+            for gone in self._pages(held - ids):
+                if gone := self._absent(gone, self._original):
+                    changed += self._take_out(gone, legs)
+        return changed
+
+    def unknown(self, legs: Sequence[str]) -> Iterator[list[Id]]:
+        """The records that only the original holds while nobody writes them, a page at a time."""
+        for ids, held in self._side_by_side(legs):
+            for strange in self._pages(ids - held):
+                with self._writes.alone_at(strange):
+                    gone = self._absent(strange, self._original)
+                    strange = [id for id in self._absent(strange, *reversed(legs)) if id not in gone]
+                yield strange
+
+    def _side_by_side(self, legs: Sequence[str]) -> Iterator[tuple[set[Id], set[Id]]]:
+        """What the original holds and what any of these legs does, range after range of ids until all are looked at.
+
+        The original is read first and the leg that records leave next: a record is on its way only out of what was read before.
+        """
+        after: Id | None = None
+        for ids in self._ids(self._original, page=RANGE):
+            pages = (self._ids(leg, after=after, upto=ids[-1], page=RANGE) for leg in reversed(legs))
+            yield set(ids), {id for page in itertools.chain.from_iterable(pages) for id in page}
+            after = ids[-1]
+        for leg in reversed(legs):  # behind the last record of the original
+            for page in self._ids(leg, after=after, page=RANGE):
+                yield set(), set(page)
+
+    def _pages(self, ids: Collection[Id]) -> Iterator[list[Id]]:
+        rest = list(ids)
+        for start in range(0, len(rest), self._page):
+            yield rest[start : start + self._page]
+
+    def _ids(
+        self, collection: str, *, after: Id | None = None, upto: Id | None = None, page: int | None = None
+    ) -> Iterator[list[Id]]:
+        for records in self._store.scan(collection, after=after, upto=upto, page=page or self._page):
+            yield [record.id for record in records]
+
+    def _absent(self, ids: Sequence[Id], *collections: str) -> list[Id]:
+        """Those that none of these collections holds; the one that records leave is to be named first."""
+        for collection in collections:
+            held = {record.id for record in self._store.get(collection, ids, fields=())} if ids else set()
+            ids = [id for id in ids if id not in held]
+        return list(ids)
+
+    def _different(self, target: str, ids: Sequence[Id]) -> list[Id]:
+        absent = set(self._absent(ids, target))
+        there = [id for id in ids if id not in absent]
+        if not there:
+            return list(ids)
+        copies = {record.id: record for record in self._whole(target, there)}
+        agree = {each.id for each in self._wanted(there) if each.id in copies and self._same(each, copies[each.id])}
+        return [id for id in ids if id not in agree]
+
+    def _whole(self, collection: str, ids: Sequence[Id]) -> list[Record]:
+        return self._store.get(collection, ids, vector=True)
+
+    def _wanted(self, ids: Sequence[Id]) -> list[Record]:
+        """What a copy should hold of these."""
+        found = self._whole(self._original, ids)
+        if self._lift is None or not found:
+            return found
+        return [replace(record, vector=vector) for record, vector in zip(found, self._lift(found), strict=True)]
+
+    def _same(self, wanted: Record, there: Record) -> bool:
+        if self._lift is None or wanted.vector is None or there.vector is None:
+            return same(wanted, there)
+        apart = float(np.linalg.norm(wanted.vector - there.vector))
+        return same_fields(wanted.fields, there.fields) and apart <= NOISE * float(np.linalg.norm(wanted.vector))
+
+    def _mend_in_turn(self, turn: Turn, target: str, ids: Sequence[Id]) -> int:
+        with turn(len(ids)):
+            return self._mend(target, ids)
+
+    def _mend(self, target: str, ids: Sequence[Id], *, leave_out: Done = lambda _: {}) -> int:
+        """Only what differs when nobody writes it: clients that write meanwhile change one collection after the other."""
+        if not ids:
+            return 0
+        with self._writes.alone_at(ids) as (_, permit):
+            left_out = leave_out(ids)
+            ids = [id for id in ids if id not in left_out]
+            copies = {record.id: record for record in self._whole(target, ids)}
+            found = {record.id: record for record in self._wanted(ids)}
+            changed = [each for id, each in found.items() if id not in copies or not self._same(each, copies[id])]
+            if changed:
+                self._store.upsert(target, changed, as_read=True, permit=permit)
+            if gone := [id for id in copies if id not in found]:
+                self._store.delete(target, gone, permit=permit)
+        return len(changed) + len(gone)
+
+    def _take_in(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
+        with self._writes.alone_at(ids) as (_, permit):
+            deleted = self._done(ids)
+            strange = [id for id in self._absent(ids, *reversed(legs)) if deleted.get(id) != "delete"]
+            found = self._wanted(strange)
+            if found:
+                with self._anew([record.id for record in found]):
+                    self._store.upsert(legs[-1], found, as_read=True, permit=permit)
+        return len(found)
+
+    def _take_out(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
+        gone: list[Id] = []
+
+        def still_gone(_: ServingPlan) -> list[Id]:
+            gone.extend(self._absent(ids, self._original))
+            return gone
+
+        with self._writes.announced("delete", ids, only=still_gone) as (_, permit):
+            for leg in legs:
+                self._store.delete(leg, gone, permit=permit)
+        return len(gone)

@@ -1,0 +1,52 @@
+"""The legs of each epoch of an upgrade, from its plan alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rmvdb.planning.plan import Plan
+from rmvdb.registry.codec import leg_to_json
+from rmvdb.registry.tables import VersionRow
+from rmvdb.types import Leg, Metric
+
+
+def served(collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan) -> dict[str, Sequence[Leg]]:
+    """The legs of each epoch: `serving` until cut-over, `later` in its place from `switch` on, `final` at the end."""
+    new = leg_of(version, collection)
+    if plan.lift:
+        return {"serving": [new], "final": [new]}
+    reached = [led(leg, old[0], new, plan.reverse) if plan.reverse else leg for leg in old]
+    serving = _calibrated(new, reached, plan.calibrations)
+    if plan.switch is None:
+        return {"serving": serving, "final": [new]}
+    return {"serving": _calibrated(new, old, plan.early), "later": serving, "final": [new]}
+
+
+def leg_of(version: VersionRow, collection: str) -> Leg:
+    """A collection of vectors of this version, asked with its own queries."""
+    return Leg(
+        collection=collection,
+        model=version.name,
+        metric=Metric(version.metric),
+        embedder=version.base or version.name,
+        transforms=(version.head,) if version.head else (),
+    )
+
+
+def led(leg: Leg, newest: Leg, new: Leg, reverse: str) -> Leg:
+    """An old leg with the new model's queries, by ψ and what leads on from there; as it is where nothing leads to it."""
+    rest = leg.beyond(newest)
+    return leg if rest is None else replace(leg, embedder=new.embedder, transforms=(*new.transforms, reverse, *rest))
+
+
+def _calibrated(new: Leg, old: Sequence[Leg], calibrations: Sequence[str | None]) -> list[Leg]:
+    """The new leg, then the old ones; the calibrations are in a plan's order, that of the new one last."""
+    *scales, last = calibrations
+    return [replace(leg, calibration=scale) for leg, scale in zip((new, *old), (last, *scales), strict=True)]
+
+
+def to_json(legs: Sequence[Leg]) -> list[dict[str, Any]]:
+    """As an upgrade's plan keeps them."""
+    return [leg_to_json(leg) for leg in legs]

@@ -1,0 +1,307 @@
+"""A lost registry, made again: first what the manifest holds, then the work, from what the collections and the archive hold.
+
+Two questions are asked of every record in the collection that an upgrade fills. Is it what a batch made of what it read? If not,
+a client wrote it since, and it must not be copied over. Is it still in the other collection? Then it has to leave it, one grace
+later and after the comparison, like any record that was copied just now. What is in the other collection alone is listed as ever.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import count
+from pathlib import PurePosixPath
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rmvdb import errors
+from rmvdb.protocols import VectorStore
+from rmvdb.registry import schema
+from rmvdb.registry.manifest import Manifest
+from rmvdb.registry.mark import BEYOND, Owner
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import GalleryRow, UpgradeRow
+from rmvdb.storage.archive import Archive, ArchiveFile
+from rmvdb.storage.files import file_name
+from rmvdb.text import counted
+from rmvdb.types import Id, Phase
+from rmvdb.upgrade.compare import hashes
+
+Report: TypeAlias = Callable[[str, int, int], None]
+
+
+class Rebuild:
+    """Brings a lost registry back. `quiet`: seconds after which no write or claim of the lost one goes on; `search`: by gallery,
+    the parameters with which new collections are searched."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        store: VectorStore,
+        archive: Archive,
+        manifest: Manifest,
+        quiet: float,
+        search: Callable[[str], Mapping[str, Any]] = lambda _: {},
+        say: Callable[[str], None] = lambda _: None,
+        report: Report = lambda *_: None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self._search = search
+        self._registry, self._store, self._archive, self._manifest = registry, store, archive, manifest
+        self._quiet, self._say, self._report = quiet, say, report
+        self._stop = stop or threading.Event()
+
+    def run(self) -> None:
+        """Bring back everything; run again, it goes on where it stopped.
+
+        Raises AlreadyExists for a registry that holds something else, RegistryError while another process rebuilds it, for a
+        manifest that is too old for the collections there are, and what reading the manifest raises.
+        """
+        with self._alone():
+            if not self._is_begun():
+                self._restore()
+            refused = [self._refused(gallery) for gallery in self._registry.galleries() if gallery.rebuilding]
+            if first := next(filter(None, refused), None):
+                raise first
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two at once would forget what the other had noted, and one would let work begin before the other is done."""
+        path = self._manifest.path
+        if not path.exists():
+            yield
+            return
+        with path.with_name(f"{path.name}.rebuilding").open("ab") as file:  # the lock of a process that dies goes with it
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                raise errors.RegistryError(
+                    f"Another rmvdb registry rebuild is at work with {path}; wait until it has ended"
+                ) from exc
+            yield
+
+    # --- what the manifest holds --------------------------------------------------------------------------------------
+
+    def _is_begun(self) -> bool:
+        """Whether an earlier run restored the galleries; AlreadyExists where the registry is not lost."""
+        if schema.current(self._registry.url.render_as_string(hide_password=False)) is None:
+            return False
+        galleries = self._registry.galleries()
+        if galleries and not any(gallery.rebuilding for gallery in galleries):
+            raise errors.AlreadyExists(
+                f"The registry at {self._registry.shown_url} holds gallery {galleries[0].name!r}; only an empty one is rebuilt: "
+                "remove its file, or drop its tables, if it is not what it should be"
+            )
+        return bool(galleries)
+
+    def _restore(self) -> None:
+        contents = self._manifest.read()
+        # While it is lost, no write can be announced and no lease renewed: what was under way ends by itself, and what would
+        # be read of the collections before it has ended may not be so any more.
+        self._wait()
+        schema.upgrade(self._registry.url.render_as_string(hide_password=False))
+        self._registry.restore(contents)
+        versions = counted(len(contents["model_versions"]), "model version is", "model versions are")
+        self._say(f"registry {self._registry.shown_url}: {versions} back")
+
+    def _wait(self) -> None:
+        self._say(f"waiting {self._quiet:g} s, until no write or batch that the lost registry knew of is under way")
+        for passed in range(int(self._quiet)):
+            self._report("waiting", passed, int(self._quiet))
+            self._pause(1.0)
+        self._pause(self._quiet % 1.0)
+
+    def _pause(self, seconds: float) -> None:
+        self._stop.wait(seconds)
+        self._check_stop()
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise errors.Stopped("Stopped; the same command goes on from here")
+
+    # --- the work -----------------------------------------------------------------------------------------------------
+
+    def _refused(self, gallery: GalleryRow) -> errors.RegistryError | None:
+        """Why it cannot be made whole, which keeps no other gallery from it."""
+        upgrade = self._registry.active_upgrade(gallery.id)
+        if upgrade is not None:
+            self._put_forward(gallery, upgrade)
+        gone = [leg.collection for leg in self._registry.plan(gallery.name).written if not self._store.exists(leg.collection)]
+        if gone:
+            return errors.RegistryError(
+                f"Gallery {gallery.name!r} was served from {gone[0]!r} when {self._manifest.path} was written, and that "
+                "collection is no more; empty the database, put the manifest of a later day back, then rebuild again"
+            )
+        self._catch_up(gallery)
+        self._rebuild(gallery)
+        return None
+
+    def _catch_up(self, gallery: GalleryRow) -> None:
+        """Go on after what the lost registry wrote beside the data last; NotOwner where another one has it by now."""
+        owner, plan = Owner(self._registry, self._store), self._registry.plan(gallery.name)
+        marks = [mark for leg in plan.written if (mark := owner.read(leg.collection)) is not None]
+        number, epoch = (max((getattr(mark, name) for mark in marks), default=0) for name in ("number", "epoch"))
+        if self._registry.trace(gallery.name).number < number:
+            self._registry.catch_up(gallery.name, number=number + BEYOND, epoch=epoch)
+        owner.settle(gallery.name)
+
+    def _put_forward(self, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
+        """Where the manifest is older than what the collections hold: it was deployed, or cleaned up, since."""
+        new, old = upgrade.new_collection, [self._store.exists(each) for each in upgrade.old_collections]
+        early = upgrade.phase in (Phase.PLANNED, Phase.SERVING_BOTH) and upgrade.undoes is None and not upgrade.original
+        if not early or not self._store.exists(new):
+            return
+        if not any(old):
+            phase, which, note = Phase.CUT_OVER, "final", f"only {new} is there"
+        elif upgrade.phase == Phase.PLANNED and all(old) and self._store.count(new):
+            phase, which, note = Phase.SERVING_BOTH, "serving", f"{new} holds records"
+        else:
+            return
+        shape, search = self._store.describe(new), self._search(gallery.name)
+        self._registry.add_collection(gallery.id, model=upgrade.to_version, schema=shape, search=search)
+        self._registry.put_forward(upgrade.id, phase, which, note=note)
+
+    def _rebuild(self, gallery: GalleryRow) -> None:
+        plan = self._registry.plan(gallery.name)
+        served = ", ".join(leg.collection for leg in plan.legs)
+        self._say(f"gallery {gallery.name}: served from {served} at epoch {plan.epoch}; writes wait for its work list")
+        upgrade = self._registry.active_upgrade(gallery.id)
+        if upgrade is not None:
+            for number in filter(None, (upgrade.undoes, upgrade.id)):
+                self._look(gallery, self._registry.upgrade(number))
+            self._look_behind(gallery, upgrade)
+        self._registry.rebuilt(gallery.id)
+        self._say(f"gallery {gallery.name}: whole again")
+
+    def _look(self, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
+        self._registry.forget_work(upgrade.id)  # of a run that was interrupted
+        if not self._store.exists(upgrade.new_collection):
+            return
+        look = Look(self._registry, self._store, self._archive, upgrade)
+        files = look.readable(self._archive.files(gallery.name, str(upgrade.id)), self._say)
+        for done, file in enumerate(files, start=1):
+            look.at(file)
+            self._report("reading the archive", done, len(files))
+            self._check_stop()
+        look.at_the_rest()
+        self._say(
+            f"upgrade {upgrade.id} from {upgrade.from_version} to {upgrade.to_version}, {upgrade.phase}: "
+            f"{counted(look.moved, 'record was', 'records were')} moved into {upgrade.new_collection}, "
+            f"{counted(look.written, 'was', 'were')} written there by clients"
+        )
+
+    def _look_behind(self, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
+        """Note of the upgrades whose place others took, and which may go on after a roll back, what they had moved: it counts as
+        written by clients, since their archive tells nothing of what was written since."""
+        later = [self._registry.upgrade(number) for number in (upgrade.id, upgrade.undoes) if number is not None]
+        while (number := later[-1].supersedes) is not None:
+            before = self._registry.upgrade(number)
+            self._registry.forget_work(number)
+            for each in later:
+                for file in self._archive.files(gallery.name, str(each.id)):
+                    if PurePosixPath(file.path).parent.name == file_name(before.new_collection):
+                        self._registry.add_written(number, self._moved_on(file, each.new_collection))
+            if self._store.exists(before.new_collection):
+                for page in self._store.scan(before.new_collection):
+                    self._check_stop()
+                    self._registry.add_written(number, [record.id for record in page])
+            later.append(before)
+
+    def _moved_on(self, file: ArchiveFile, collection: str) -> list[Id]:
+        """The records of a file that are in the collection which a later upgrade filled; nothing of a file that is damaged."""
+        try:
+            ids = self._archive.ids(file) if self._store.exists(collection) else []
+        except errors.ArtifactError as exc:
+            self._say(f"left out: {exc}")
+            ids = []
+        return [record.id for record in self._store.get(collection, ids, fields=())] if ids else []
+
+
+class Look:
+    """A look at the records of one upgrade: which were copied, which of them have left, and which did clients write?"""
+
+    def __init__(self, registry: Registry, store: VectorStore, archive: Archive, upgrade: UpgradeRow) -> None:
+        self._registry, self._store, self._archive, self._upgrade = registry, store, archive, upgrade
+        self._old = [each for each in upgrade.old_collections if store.exists(each)]
+        #: The folder of the archive is named after the collection that was read.
+        self._read_from = {file_name(each): each for each in upgrade.old_collections}
+        #: In place, and nothing is lifted any more: whatever stays in the old collection is done with.
+        self._remade = upgrade.in_place and upgrade.phase in (Phase.CUT_OVER, Phase.CLEANING_UP)
+        #: A roll back fills a collection that holds records of its own; one that is re-embedded in place held them all, lifted.
+        self._filled_from_empty = upgrade.undoes is None and (not upgrade.in_place or self._remade)
+        #: Hashes of the ids that were read, and of those that were read more than once.
+        self._read: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._often: set[int] = set()
+        #: Of these: ids that a reading explains, and the last file of those that none has explained yet.
+        self._explained: set[Id] = set()
+        self._unexplained: dict[Id, ArchiveFile] = {}
+        #: What a roll back found in place and did not write.
+        self._left: set[Id] = set()
+        self._priorities = count(1)
+        self.moved = self.written = 0
+
+    def readable(self, files: Sequence[ArchiveFile], say: Callable[[str], None]) -> list[ArchiveFile]:
+        """The files that are what they were; of what is in another one nothing is known, as if a client had written it."""
+        read: dict[ArchiveFile, npt.NDArray[np.uint64]] = {}
+        for file in files:
+            try:
+                read[file] = hashes(self._archive.ids(file))
+            except errors.ArtifactError as exc:
+                say(f"left out: {exc}")
+        self._read, times = np.unique(np.concatenate([self._read, *read.values()]), return_counts=True)
+        self._often = set(self._read[times > 1].tolist())
+        return list(read)
+
+    def at(self, file: ArchiveFile) -> None:
+        """Note what became of the records in a file; the file written last comes first."""
+        readings = {each.record.id: each for each in self._archive.readings(file) if each.record.id not in self._explained}
+        found = self._store.get(self._upgrade.new_collection, list(readings), vector=True)
+        if self._upgrade.undoes is not None:
+            self._left.update(record.id for record in found if readings[record.id].made is None)
+        copied = [each.id for each in found if each.id in self._left or readings[each.id].is_copied_to(each)]
+        others = [id for id in (record.id for record in found) if id not in set(copied)]
+        often = {id for id, hash in zip(readings, hashes(list(readings)).tolist(), strict=True) if hash in self._often}
+        self._explained.update(often.intersection(copied))
+        for id in often.intersection(others):
+            self._unexplained.setdefault(id, file)
+        self._note(file, copied, [id for id in others if id not in often])
+
+    def at_the_rest(self) -> None:
+        """Note what no reading explains: clients wrote it."""
+        files: dict[ArchiveFile, list[Id]] = defaultdict(list)
+        for id, file in self._unexplained.items():
+            if id not in self._explained:
+                files[file].append(id)
+        for file, ids in files.items():
+            self._note(file, [], ids)
+        if self._filled_from_empty:
+            for page in self._store.scan(self._upgrade.new_collection):
+                known = np.isin(hashes([record.id for record in page]), self._read)
+                self._note_written([record.id for record, is_known in zip(page, known, strict=True) if not is_known])
+
+    def _note(self, file: ArchiveFile, copied: Sequence[Id], written: Sequence[Id]) -> None:
+        here = [*copied, *written]
+        left = {record.id for each in self._old for record in self._store.get(each, here, fields=()) if not self._remade}
+        self._note_copied(file, [id for id in here if id not in left], retired=True)
+        self._note_copied(file, [id for id in copied if id in left], retired=False)
+        # What a roll back finds in both collections may be what it always was; it is moved like any other. In place nothing tells
+        # what a client wrote from what is still lifted.
+        self._note_written([id for id in written if self._filled_from_empty or id not in left])
+
+    def _note_copied(self, file: ArchiveFile, ids: Sequence[Id], *, retired: bool) -> None:
+        if ids:
+            archive = {self._read_from[PurePosixPath(file.path).parent.name]: asdict(file)}
+            left, priority = [id for id in ids if id in self._left], next(self._priorities)
+            self._registry.add_copied(self._upgrade.id, ids, archive, retired=retired, priority=priority, left=left)
+        self.moved += len(ids)
+
+    def _note_written(self, ids: Sequence[Id]) -> None:
+        self._registry.add_written(self._upgrade.id, ids)
+        self.written += len(ids)

@@ -1,0 +1,126 @@
+"""From a plan to a registered upgrade, in the place of an unfinished one where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from rmvdb import errors
+from rmvdb.backfill.worker import Worker
+from rmvdb.catalog import catalog
+from rmvdb.planning.plan import Plan, Question
+from rmvdb.registry.tables import UpgradeRow, VersionRow
+from rmvdb.types import Leg, Phase
+from rmvdb.upgrade import backfill_step, clean_up, plan_step
+from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.copy_collection import plans
+from rmvdb.upgrade.epoch_legs import leg_of, served, to_json
+
+
+def begin(
+    lead: Lead, question: Question, plan: Plan, worker: Worker, *, until: float = 1.0, cutover: bool = True, execute: bool = False
+) -> UpgradeRow:
+    """Register the upgrade, in the place of an unfinished one where there is one; nothing is served differently yet.
+
+    Raises PlanRefused where the plan would lower the quality, NeedsConsent for a collection that rmvdb did not make, Stopped
+    once it shall stop.
+    """
+    lead.check_stop()
+    if plan.prediction and plan.prediction["verdict"] == "refuse":
+        raise errors.PlanRefused(plan.prediction["reason"])
+    lead.owner.settle(lead.gallery.name)
+    clean_up.drop_given_up(lead)
+    epoch = lead.registry.plan(lead.gallery.name).epoch
+    legs = plan_step.old_legs(lead, question)
+    for leg in () if question.instant_rollback else legs:
+        _check_consent(lead, leg.collection, execute=execute)
+    version = _register_version(lead, question, plan)
+    # A mirror is written by its own model where that can be loaded, else by ψ. Nothing may be loaded inside a transaction.
+    own = question.instant_rollback and (plan.reverse is None or lead.can_load(legs[0].model))
+
+    def details(number: int) -> dict[str, Any]:
+        made = _details(lead.gallery.name, number, question, plan, legs, version, own=own)
+        return made | {"plan": made["plan"] | {"until": until, "cutover": cutover}}
+
+    values = {
+        "gallery_id": lead.gallery.id,
+        "from_version": legs[0].model,
+        "to_version": version.name,
+        "phase": Phase.PLANNED,
+        "method": plan.method,
+        "order": plan.order,
+    }
+    before = plan_step.superseded(lead, legs)
+    if before is None:
+        return lead.registry.add_upgrade(details, **values)
+    with _making_way(lead, before, worker, version.name):
+        note = f"superseded by the upgrade to {version.name}"
+        return lead.registry.supersede(before.id, details, epoch=epoch, note=note, supersedes=before.id, **values)
+
+
+def _details(
+    gallery: str, number: int, question: Question, plan: Plan, legs: Sequence[Leg], version: VersionRow, *, own: bool
+) -> dict[str, Any]:
+    """What the upgrade of this number works on, and the legs of each of its epochs; `own`: v1 itself writes a mirror."""
+    collection, copy = (catalog.collection_name(gallery, name, f"u{number}") for name in (version.name, legs[0].model))
+    # What is listed, which is emptied, too, but for a lifted copy: confidence is read off vectors of the old model.
+    listed = [replace(legs[0], collection=copy)] if question.instant_rollback and not plan.lift else legs
+    old = [leg_of(version, collection)] if plan.lift else listed  # in place: its own vectors are replaced
+    epochs = {"before": listed, **served(collection, old, version, plan)}
+    if question.instant_rollback:
+        kept = legs[0] if own else replace(epochs["serving"][-1], collection=legs[0].collection)
+        epochs |= plans(legs[0], old[0], epochs, replace(kept, calibration=None))
+    asked = {name: getattr(plan, name) for name in ("question", "prediction", "cost", "trained_on", "switch", "lift")}
+    return {
+        "new_collection": collection,
+        "old_collections": [leg.collection for leg in old],
+        "plan": asked | {name: to_json(some) for name, some in epochs.items()},
+    }
+
+
+@contextmanager
+def _making_way(lead: Lead, upgrade: UpgradeRow, worker: Worker, version: str) -> Iterator[None]:
+    """Let what is in hand of an upgrade end and nothing begin, so that what it was moving is in one collection."""
+    lead.say(f"the upgrade to {version} takes the place of that to {upgrade.to_version}; what is in hand of it ends first")
+    lead.registry.make_way(upgrade.id, paused=True, note=f"paused, to make way for the upgrade to {version}")
+    try:
+        worker.run(backfill_step.task(lead, upgrade), backfill_step.each_batch(lead, upgrade), until=0.0, stop=lead.stop)
+        lead.check_stop()
+        yield
+    except BaseException:
+        lead.registry.make_way(upgrade.id, paused=False, note=f"the upgrade to {version} did not take its place")
+        raise
+
+
+def _check_consent(lead: Lead, collection: str, *, execute: bool) -> None:
+    row = lead.registry.collection(collection)
+    if execute:
+        lead.registry.allow_removal(collection)
+    elif row.adopted and not row.removal_allowed:
+        raise errors.NeedsConsent(
+            f"Collection {collection!r} was not made by rmvdb, and its records will leave it one by one (rmvdb rollback "
+            "brings them back until rmvdb cleanup); run the same command with --execute to agree"
+        )
+
+
+def _register_version(lead: Lead, question: Question, plan: Plan) -> VersionRow:
+    calibrations = ((each, "calibration") for each in (*plan.calibrations, *plan.early))
+    made = ((plan.head, "head"), (plan.reverse, "reverse"), (plan.lift, "lift"), (plan.trained_on, "ids"))
+    for sha256, kind in (*made, *calibrations):
+        if sha256:
+            path = lead.hands.artifacts.path(sha256)
+            lead.registry.add_artifact(sha256=sha256, kind=kind, suffix=path.suffix[1:], size=path.stat().st_size)
+    base = lead.registry.version(question.to_version)
+    if plan.head is None:
+        return base
+    same = ("embedder", "options", "dim", "metric", "fingerprint", "probes", "probe_kind")
+    return lead.registry.add_version(
+        name=f"{base.name}+{plan.head[:8]}",
+        base=base.name,
+        head=plan.head,
+        classifier=None,  # it reads the vectors before ρ
+        compatible_with=None,
+        **{name: getattr(base, name) for name in same},
+    )

@@ -1,0 +1,106 @@
+"""Where registry and engine are not of one moment: records that were moved and are lost since are put back from the archive, and
+those of whose write the registry knows nothing are taken in as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rmvdb.backfill.batches import Task
+from rmvdb.backfill.worker import Worker
+from rmvdb.registry.codec import key, unpack_ids
+from rmvdb.registry.tables import BatchRow, UpgradeRow
+from rmvdb.storage.archive import ArchiveFile, Reading
+from rmvdb.text import counted
+from rmvdb.types import BatchState, Id
+from rmvdb.upgrade import backfill_step, verify, work_list
+from rmvdb.upgrade.context import Lead
+
+
+@dataclass(kw_only=True, slots=True)
+class Lost:
+    """What retired batches moved and no collection holds any more."""
+
+    #: By batch, what the archive has of it.
+    archived: dict[int, list[Id]] = field(default_factory=dict)
+    #: What nothing is left of.
+    for_good: list[Id] = field(default_factory=list)
+    #: What the new collection holds, and no batch moved and no write that the registry knows of put there.
+    unknown: list[Id] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many can be put back."""
+        return sum(map(len, self.archived.values()))
+
+
+def lost(lead: Lead, upgrade: UpgradeRow) -> Lost:
+    """Find what the new collections have lost of what was moved into them, but for what a client has written or deleted since;
+    and what they hold that nothing explains."""
+    task, found, seen = backfill_step.task(lead, upgrade), Lost(), set[Id]()
+    before = work_list.LAST
+    while page := lead.registry.batches(upgrade.id, before=before, state=BatchState.RETIRED):
+        for row in page:  # the last batch that moved a record has its last reading
+            ids = [id for id in _moved(row) if id not in seen]
+            written = lead.registry.announced(upgrade.id, ids)
+            there = _remade(lead, task, row, ids) if task.in_place else _there(lead, task, ids)
+            missing = [id for id in ids if id not in there and key(id) not in written]
+            seen.update(missing if not task.in_place else ids)
+            _sort(lead, row, missing, found)
+            lead.check_stop()
+        before = page[-1].id
+    for strangers in verify.check_of(lead).unknown(task):
+        found.unknown += strangers
+        lead.check_stop()
+    return found
+
+
+def repair(lead: Lead, upgrade: UpgradeRow, found: Lost, worker: Worker) -> None:
+    """Put back what was found, as batches of its own; what is unknown counts as written by a client from now on."""
+    if found.unknown:
+        lead.registry.add_written(upgrade.id, found.unknown)
+        what = counted(len(found.unknown), "record of which no write was known is", "records of which no write was known are")
+        lead.say(f"{what} kept")
+    for batch, ids in found.archived.items():
+        lead.registry.put_back(upgrade.id, ids, of=batch)
+    if found.archived:
+        lead.say(f"{counted(found.count, 'record was', 'records were')} moved and lost since; putting back from the archive")
+        backfill_step.backfill(lead, upgrade, worker, until=1.0)
+
+
+def put_back_late(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> None:
+    """Before a roll back ends: what a call that was held up has removed from where it was put back, or left."""
+    if upgrade.undoes is not None:
+        repair(lead, upgrade, lost(lead, upgrade), worker)
+
+
+def _there(lead: Lead, task: Task, ids: Sequence[Id]) -> set[Id]:
+    return {record.id for name in {*task.new, *task.old} for record in lead.store.get(name, ids, fields=())}
+
+
+def _remade(lead: Lead, task: Task, row: BatchRow, ids: Sequence[Id]) -> set[Id]:
+    """Those of these records that have, in place, the vector which their batch made of them."""
+    wanted = set(ids)
+    made = {each.record.id: each for each in _readings(lead, row) if each.record.id in wanted}
+    stored = [record for name in task.new for record in lead.store.get(name, list(made), vector=True)]
+    return {record.id for record in stored if made[record.id].is_copied_to(record)}
+
+
+def _moved(row: BatchRow) -> list[Id]:
+    """What a batch moved, or a roll back left where the upgrade had been about to remove it."""
+    left = set() if row.origin else set(unpack_ids(row.left))
+    return [id for id in unpack_ids(row.remove) if id not in left]
+
+
+def _sort(lead: Lead, row: BatchRow, missing: list[Id], found: Lost) -> None:
+    if not missing:
+        return
+    archived = {reading.record.id for reading in _readings(lead, row)}
+    if ids := [id for id in missing if id in archived]:
+        found.archived[row.id] = ids
+    found.for_good += [id for id in missing if id not in archived]
+
+
+def _readings(lead: Lead, row: BatchRow) -> list[Reading]:
+    files = [ArchiveFile(**file) for file in (row.archive or {}).values()]
+    return [reading for file in files for reading in lead.hands.archive.found(file)]

@@ -1,0 +1,237 @@
+"""The conductor: deploy → list → backfill → complete → verify → cut over → clean up, and the way back.
+
+Each step looks at the phase, acts, records what it did, and can be run again after a crash at any line.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import ClassVar
+
+from rmvdb import errors
+from rmvdb.backfill.worker import Worker
+from rmvdb.registry.shared_queries import refuse_paused
+from rmvdb.registry.tables import UpgradeRow
+from rmvdb.text import counted
+from rmvdb.types import Phase
+from rmvdb.upgrade import backfill_step, change_epoch, leadership, plan_step, register, work_list
+from rmvdb.upgrade import clean_up as cleaning_up
+from rmvdb.upgrade import complete as completing
+from rmvdb.upgrade import deploy as deploying
+from rmvdb.upgrade import repair as repairing
+from rmvdb.upgrade import roll_back as rolling_back
+from rmvdb.upgrade import verify as verifying
+from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.status import searched
+
+log = logging.getLogger(__name__)
+
+
+class Conductor(Lead):
+    """Upgrades one gallery, by the steps of the other rooms."""
+
+    #: What each step changes outside this process, in order. Tests kill it before and after each of these calls.
+    CALLS: ClassVar = {
+        "begin": ("registry.add_upgrade",),
+        "deploy": (
+            "store.create new",
+            "store.create mark",
+            "registry.add_collection",
+            "registry.announce",
+            "registry.activate",
+            "registry.set_upgrade serving both",
+        ),
+        # Where the original is kept: before the others of `deploy`.
+        "copy": (
+            "store.create old",
+            "store.create mark",
+            "registry.open_intents",
+            "store.upsert old",
+            "registry.withdraw_intents",
+            "registry.set_upgrade copying",
+        ),
+        "list": ("registry.discard_list", "registry.add_batches", "registry.set_upgrade listed"),
+        "switch": ("registry.announce", "registry.activate", "registry.set_upgrade plan"),
+        # Where other programs have written past the clients, before the others of `cut over`.
+        "late": ("registry.add_late",),
+        # Where the original is kept, before the others of `cut over`: what other programs changed in it.
+        "agree": (
+            "registry.open_intents",
+            "store.upsert old",
+            "registry.forget_done",
+            "registry.withdraw_intents",
+            "store.delete new",
+            "store.delete old",
+            "registry.close_intents",
+        ),
+        "cut over": (
+            "registry.set_upgrade verifying",
+            "registry.announce",
+            "registry.activate",
+            "store.move_aliases new",
+            "registry.set_upgrade cut over",
+        ),
+        "clean up": (
+            "registry.begin_clean_up",
+            "store.move_aliases new",
+            "store.drop old",
+            "store.drop mark",
+            "registry.mark_dropped",
+            "archive.clear",
+            "registry.end",
+        ),
+        "give up": ("registry.abandon", "store.drop new", "store.drop mark", "registry.mark_dropped"),
+        # Where the original is kept, and the copy is what was made.
+        "give up the copy": (
+            "registry.announce",
+            "registry.activate",
+            "registry.abandon",
+            "store.drop old",
+            "store.drop mark",
+            "registry.mark_dropped",
+        ),
+        "supersede": ("registry.make_way", "registry.supersede"),
+        "roll back": ("registry.supersede",),
+        "back to the original": (
+            "registry.supersede",
+            "registry.announce",
+            "registry.activate",
+            "store.move_aliases new",
+            "registry.set_upgrade cut over",
+        ),
+    }
+
+    # A function of a lead is a method here: these are the steps, and the rooms where they are.
+    resolve, plan, simulate = plan_step.resolve, plan_step.plan, plan_step.simulate
+    begin = register.begin
+    expect_unchanged = change_epoch.expect_unchanged
+    deploy = deploying.deploy
+    list_work = work_list.list_work
+    task, backfill = backfill_step.task, backfill_step.backfill
+    complete = completing.complete
+    verify = verifying.verify
+    clean_up, drop_given_up = cleaning_up.clean_up, cleaning_up.drop_given_up
+    lost, repair = repairing.lost, repairing.repair
+    roll_back = rolling_back.roll_back
+
+    def advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> UpgradeRow:
+        """Go on with an upgrade from wherever it stands until it is cut over, `until` is reached, or it is stopped."""
+        with leadership.leading(self, upgrade, worker):
+            # As it is now: until the baton was taken, another conductor may have gone on with it.
+            self._through_pauses(upgrade, lambda now: self._advance(now, worker, force=force))
+        return self.registry.upgrade(upgrade.id)
+
+    def launch(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
+        """Deploy, and leave the rest to workers; returns once it is deployed, though a worker may have been faster."""
+        while self.registry.upgrade(upgrade.id).phase == Phase.PLANNED:
+            try:
+                with leadership.leading(self, upgrade, worker):
+                    self._through_pauses(upgrade, lambda now: self.deploy(now, force=force))
+            except errors.UpgradeRunning as exc:
+                log.info("%s", exc)
+                self.stop.wait(1.0)
+                self.check_stop()
+
+    def _through_pauses(self, upgrade: UpgradeRow, step: Callable[[UpgradeRow], None]) -> None:
+        """Do a step that can be run again, from where it stands after each pause that came between."""
+        while True:
+            try:
+                self.check_stop()
+                return step(self.registry.upgrade(upgrade.id))
+            except errors.Paused:
+                self.wait_for_resume(upgrade.id)
+
+    def finish(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
+        """Ask for the cut-over, and cut over, or wait for whoever conducts the upgrade and does; `force` is for that one, too."""
+        told = ""
+        while True:
+            upgrade = self.registry.upgrade(upgrade.id)
+            refuse_paused(upgrade)  # by hand; what is under way waits
+            self._expect_ready(upgrade)
+            if not upgrade.plan["cutover"]:
+                self.registry.set_upgrade(upgrade.id, plan=upgrade.plan | {"cutover": True})
+            try:
+                with leadership.leading(self, upgrade, worker):
+                    return self._through_pauses(upgrade, lambda now: self.cut_over(now, worker, force=force))
+            except errors.UpgradeRunning as exc:
+                if (words := str(exc)) != told:
+                    self.say(told := words)
+                if force and (epoch := self.registry.gallery(self.gallery.name).next_epoch):
+                    change_epoch.say_forced(self, epoch)
+                    self.registry.activate(self.gallery.name, epoch, force=True)
+                self.stop.wait(2.0)
+                self.check_stop()
+
+    def _advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool) -> None:
+        self.expect_unchanged()
+        self.deploy(upgrade, force=force)
+        upgrade = self.registry.upgrade(upgrade.id)
+        if upgrade.phase != Phase.SERVING_BOTH:
+            return
+        if upgrade.undoes is None:  # a roll back takes the archive's vectors, and does without a model that is gone
+            plan_step.expect_model(self, upgrade)
+        change_epoch.prolong(self, upgrade, force=force)
+        self.list_work(upgrade)
+        upgrade = self.registry.upgrade(upgrade.id)
+        if upgrade.plan.get("switch") is not None:
+            upgrade = self._switch(upgrade, worker, force=force)
+        self.backfill(upgrade, worker)
+        upgrade = self.registry.upgrade(upgrade.id)  # what was asked for may have changed in these hours
+        wanted = upgrade.plan["cutover"] and upgrade.plan["until"] >= 1.0  # a share of it may be all: batches are whole
+        if wanted and not backfill_step.unfinished(self, upgrade) and not self.stop.is_set():
+            self.cut_over(upgrade, worker, force=force)
+
+    def _switch(self, upgrade: UpgradeRow, worker: Worker, *, force: bool) -> UpgradeRow:
+        """From the planned share on, let the new model alone embed the queries; until there each model does for its own leg."""
+        at = upgrade.plan["switch"]
+        if self.backfill(upgrade, worker).t < at:
+            return upgrade  # stopped, or not meant to go so far
+        change_epoch.serve(self, upgrade, "later", force=force)
+        note, plan = f"from t = {at:g} on the new model alone embeds the queries", self.registry.upgrade(upgrade.id).plan
+        switched = plan | {"serving": plan["later"], "switch": None}
+        self.registry.set_upgrade(upgrade.id, plan=switched, note=note, baton=self.baton)
+        self.say(note)
+        return self.registry.upgrade(upgrade.id)
+
+    def _expect_ready(self, upgrade: UpgradeRow) -> None:
+        """WrongPhase where an upgrade cannot be cut over, nor has been."""
+        if upgrade.phase == Phase.CUT_OVER:
+            return
+        if upgrade.phase != Phase.SERVING_BOTH or not upgrade.listed:
+            raise errors.WrongPhase(f"The upgrade is {upgrade.phase}; run rmvdb upgrade until its backfill is done")
+        if upgrade.plan["until"] < 1.0 and backfill_step.unfinished(self, upgrade):
+            now = self.registry.progress(upgrade.id)
+            raise errors.WrongPhase(
+                f"The backfill was asked to stop at {now.done} of {counted(now.total, 'record')}; "
+                "run rmvdb upgrade without --until"
+            )
+
+    def cut_over(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
+        """Move what is left, complete, verify, then serve the new collection alone."""
+        self._expect_ready(upgrade)
+        if upgrade.phase == Phase.CUT_OVER:
+            self.say(f"cut over already: {searched(self.registry.plan(self.gallery.name), by_name=True)}")
+            return
+        if backfill_step.unfinished(self, upgrade):
+            now = self.registry.progress(upgrade.id)
+            paused = "; paused, until rmvdb resume" if self.registry.upgrade(upgrade.id).paused else ""
+            self.say(f"{now.total - now.done} of {counted(now.total, 'record is', 'records are')} left to move{paused}")
+            self.backfill(upgrade, worker, until=1.0)
+        completing.refuse_quarantined(self, upgrade)
+        self.complete(upgrade, worker)
+        completing.refuse_quarantined(self, upgrade)
+        while backfill_step.unfinished(self, upgrade):  # what was quarantined meanwhile, and written again since
+            self.complete(upgrade, worker)
+            completing.refuse_quarantined(self, upgrade)
+        repairing.put_back_late(self, upgrade, worker)
+        completing.settle(self, upgrade)
+        report = verifying.expect_verified(self, upgrade)
+        change_epoch.serve(self, upgrade, "final", force=force)
+        change_epoch.move_aliases(self, upgrade)
+        served = searched(self.registry.plan(self.gallery.name), by_name=True)
+        note = f"verified {counted(report.records, 'record')}; {served}"
+        self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, was=Phase.SERVING_BOTH, note=note, baton=self.baton)
+        self.say(f"{'rolled back' if upgrade.undoes else 'cut over'}: {counted(report.records, 'record')} verified, {served} now")
+        if kept := rolling_back.standing_in(self, upgrade):
+            self.say(f"{counted(kept, 'record')} written since {'keeps' if kept == 1 else 'keep'} ψ's vector")

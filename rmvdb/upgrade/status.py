@@ -1,0 +1,204 @@
+"""What is true of a gallery right now. Reads the registry alone, so that it answers at once and while the engine is away."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import GalleryRow, UpgradeRow, WorkerRow
+from rmvdb.text import counted
+from rmvdb.types import BatchState, Phase, Progress, ServingPlan
+
+#: Seconds without a heartbeat, of which one comes every 10, after which a worker counts as silent; and for how long it is shown.
+SILENT, SHOWN = 12.0, 86400.0
+#: Silent workers that are shown, the latest first.
+MOST_SILENT = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """One gallery and its upgrade: the one it is in, else its latest."""
+
+    gallery: str
+    epoch: int
+    #: Collection and model version of each leg, newest first.
+    legs: list[dict[str, str]]
+    #: Collections that are kept current and not searched.
+    mirrors: list[str]
+    clients: int
+    #: How it shows that the registry has gone back; empty where it does not.
+    gone_back: str = ""
+    #: None where the gallery never had one.
+    upgrade: int | None = None
+    from_version: str = ""
+    to_version: str = ""
+    rolls_back: bool = False
+    method: str = ""
+    order: str = ""
+    phase: str = ""
+    #: What happens in this phase, in words: never more than is true.
+    doing: str = ""
+    #: The share of records found in the new collection, 0 to 1.
+    t: float = 0.0
+    done: int = 0
+    total: int = 0
+    #: Records a second over the last minute.
+    rate: float | None = None
+    #: Seconds to the last record; None below 1 %, where nobody works on it, and once it is as far as was asked.
+    eta: float | None = None
+    quarantined: int = 0
+    writes_open: int = 0
+    batches: dict[str, int] | None = None
+    workers: list[str] | None = None
+    #: Workers that ended without a word or are cut off, with the seconds since their last heartbeat.
+    silent: list[str] | None = None
+    #: Why it does not go as fast as it could; empty where it does.
+    held_back: str = ""
+    #: Why it stopped; empty where it did not.
+    stopped: str = ""
+    prediction: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def status(registry: Registry, gallery: GalleryRow) -> Status:
+    """The status of one gallery."""
+    plan = registry.plan(gallery.name)
+    base: dict[str, Any] = {
+        "gallery": gallery.name,
+        "epoch": plan.epoch,
+        "legs": [{"collection": leg.collection, "model": leg.model} for leg in plan.legs],
+        "mirrors": [leg.collection for leg in plan.mirrors],
+        "clients": len(registry.clients(gallery.id)),
+        "gone_back": (trace := registry.trace(gallery.name)).trouble or behind(plan.epoch, trace.reported),
+    }
+    row = latest(registry.upgrades(gallery.id))
+    if row is None:
+        return Status(**base)
+    return Status(**base, **_of_upgrade(registry, gallery, row, plan))
+
+
+def behind(epoch: int, reported: int) -> str:
+    """That clients have served by a later epoch than the registry knows; empty where they have not."""
+    if reported <= epoch:
+        return ""
+    return (
+        f"a client served by epoch {reported}, which this registry, at epoch {epoch}, does not know: it has gone back; put the "
+        "newer database back, or empty this one and run rmvdb registry rebuild"
+    )
+
+
+def rests(row: UpgradeRow, states: Collection[BatchState], now: Progress) -> bool:
+    """Whether all that was asked for is done and no batch is in hand: it is re-embedded so far, or waits for its cut-over."""
+    if row.phase != Phase.SERVING_BOTH or not row.listed or set(states) - {BatchState.PENDING, BatchState.RETIRED}:
+        return False
+    until, switch = row.plan.get("until", 1.0), row.plan.get("switch")
+    if (switch is not None and now.t >= switch) or (row.plan.get("cutover", True) and until >= 1.0):
+        return False
+    return BatchState.PENDING not in states or now.t >= until
+
+
+def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, plan: ServingPlan) -> dict[str, Any]:
+    now, counts = registry.progress(row.id), registry.counts(row.id)
+    at, today, heard = registry.now(), registry.today(), registry.workers(row.id, within=SHOWN)
+    workers = [each for each in heard if each.heard_at > today - SILENT]
+    ended = row.phase == Phase.ENDED
+    unfinished = bool(counts.keys() - {BatchState.RETIRED})
+    attended = bool(workers) or (row.conductor is not None and (row.conductor_until or 0.0) > at)
+    resting = rests(row, counts, now)
+    unattended = (unfinished or not row.listed) and not attended and not resting
+    return {
+        "upgrade": row.id,
+        "from_version": row.from_version,
+        "to_version": row.to_version,
+        "rolls_back": row.undoes is not None,
+        "method": row.method,
+        "order": row.order,
+        "phase": row.phase,
+        "doing": _doing(row, now, unfinished, resting, plan),
+        "t": 1.0 if row.phase in (Phase.CUT_OVER, Phase.CLEANING_UP) else now.t if row.listed else 0.0,
+        "done": now.done,
+        "total": now.total,
+        "rate": now.rate,
+        "eta": now.eta if unfinished and attended and not (ended or row.paused or resting) else None,
+        "quarantined": now.quarantined,
+        "writes_open": len(registry.open_writes(gallery.id)),
+        "batches": {state.value: batches for state, (batches, _) in counts.items()},
+        "workers": [f"{each.id}{f' ({each.note})' if each.note else ''}" for each in workers],
+        "silent": [] if ended else _silent(heard, today),
+        "held_back": "; ".join(
+            [*_held_back(gallery, row, [each.note for each in workers], unattended=unattended), *registry.jumps()]
+        ),
+        "stopped": "" if ended else row.reason,
+        "prediction": row.plan.get("prediction"),
+    }
+
+
+def _silent(heard: Sequence[WorkerRow], today: float) -> list[str]:
+    silent = sorted((row for row in heard if row.heard_at <= today - SILENT), key=lambda row: -row.heard_at)
+    words = [f"{row.id}, silent since {today - row.heard_at:.0f} s" for row in silent[:MOST_SILENT]]
+    return words + ([f"and {len(silent) - MOST_SILENT} others, for longer"] if len(silent) > MOST_SILENT else [])
+
+
+def _listing(row: UpgradeRow) -> str:
+    """How far the work list is, and which process makes it."""
+    if row.listing is None:
+        return "the work list is not made yet"
+    by = f", by {row.conductor.rsplit(':', 1)[0]}" if row.conductor else ""
+    return f"listing: {row.listing['done']:,} of {row.listing['total']:,} records{by}"
+
+
+def _doing(row: UpgradeRow, now: Progress, unfinished: bool, resting: bool, plan: ServingPlan) -> str:
+    match row.phase:
+        case Phase.PLANNED:
+            copied = f"; {_copying(row, plan.epoch)}" if row.original and row.undoes is None else ""
+            return f"planned; nothing is served differently yet{copied}"
+        case Phase.CUT_OVER:
+            return f"{searched(plan, by_name=True)}; rmvdb cleanup makes it final"
+        case Phase.CLEANING_UP:
+            return f"{' and '.join(row.leaving)} and the archive are being dropped; rmvdb cleanup goes on"
+        case Phase.ENDED:
+            return f"no upgrade is on; {searched(plan, by_name=True)}"
+    if not row.listed:
+        return f"{searched(plan)}; {_listing(row)}"
+    if unfinished:
+        asked = ", as far as was asked; rmvdb upgrade goes on" if resting else ""
+        return f"{searched(plan)}; {now.done} of {counted(now.total, 'record is', 'records are')} re-embedded{asked}"
+    if row.verifying:
+        return f"every listed record is moved; {row.verifying['fields_compared']} of {counted(now.total, 'record')} verified"
+    return "every listed record is moved; not verified, not cut over"
+
+
+def _copying(row: UpgradeRow, epoch: int) -> str:
+    at = row.copying or {}
+    far = f", {at['done']} of {counted(at['total'], 'record')}" if at.get("epoch") == epoch else ""
+    return f"{row.original} is {'compared with its copy' if far and at['passes'] else 'being copied'}{far}"
+
+
+def searched(plan: ServingPlan, *, by_name: bool = False) -> str:
+    """Say which collections a search by this plan looks into: the one sentence of command line, history and status."""
+    names = [leg.collection for leg in plan.legs]
+    if len(names) == 1:
+        return f"only {names[0]} is searched"
+    if by_name:
+        return f"{', '.join(names[:-1])} and {names[-1]} are searched"
+    return f"{'both' if len(names) == 2 else len(names)} collections are searched"
+
+
+def latest(upgrades: Sequence[UpgradeRow]) -> UpgradeRow | None:
+    """The upgrade that is on, else the one that ended last: not the one that began last, which another may have outlived."""
+    return max(upgrades, key=lambda row: (row.phase != Phase.ENDED, row.ended_at or 0.0, row.id), default=None)
+
+
+def _held_back(gallery: GalleryRow, row: UpgradeRow, notes: Sequence[str], *, unattended: bool) -> list[str]:
+    """Why nothing, or less than could be, is copied; nothing is once the gallery is cut over."""
+    lost = ["the registry was lost and its work is being made again: rmvdb registry rebuild"] if gallery.rebuilding else []
+    if row.phase not in (Phase.PLANNED, Phase.SERVING_BOTH):
+        return lost
+    paused = ["paused; rmvdb resume goes on"] if row.paused else []
+    waiting = ["waiting for a worker: run rmvdb worker or rmvdb upgrade"] if unattended and not row.paused else []
+    return [*lost, *paused, *dict.fromkeys(filter(None, notes)), *waiting]

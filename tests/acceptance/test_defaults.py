@@ -1,0 +1,49 @@
+"""What `rmvdb init` sets, where the other tests set something else to be quick."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from rmvdb.app import config
+from tests.support.project import CONFIG, Project
+
+#: Settings of the tests' projects that are not the defaults, and why.
+DRIFT = {
+    "models.allow": "what `rmvdb model add` writes there itself",
+    "milvus.timeout": "a silent engine is waited for in many tests",
+    "index.type": "the default, written down so that a test can write another in its place",
+    "search.plan_max_age": "each epoch and each grace waits for it",
+    "search.longest_search": "each grace waits for it",
+    "backfill.batch": "a few hundred records must make several batches",
+    "backfill.width": "several batches at once on few records",
+    "backfill.lease": "who takes over waits for it",
+    "backfill.longest_call": "a lease lasts three of them",
+    "backfill.retry_for": "outages are played in seconds",
+}
+
+
+def test_the_tests_projects_differ_from_the_defaults_only_where_there_is_a_reason() -> None:
+    text = CONFIG.format(milvus="", registry="", batch=50, retry_for=15.0, index=config.Settings().index.type)
+    set_here = {f"{section}.{name}" for section, names in tomllib.loads(text).items() for name in names}
+    assert set_here <= set(DRIFT)
+    assert set(DRIFT) <= {f"{s}.{n}" for s in config.Settings.model_fields for n in _names(s)}
+
+
+def _names(section: str) -> set[str]:
+    kind = config.Settings.model_fields[section].annotation
+    return set(getattr(kind, "model_fields", {}))
+
+
+def test_an_instant_roll_back_is_there_with_the_default_engine_and_index(tmp_path: Path) -> None:
+    project = Project(tmp_path / "project").prepare(list(range(1, 121)))
+    try:
+        project.run("upgrade", "--from", "v1", "--to", "v2", "--method", "naive", "--instant-rollback")
+        with project.client() as client:
+            assert client.count() == 120
+        project.run("rollback")
+        with project.client() as client:
+            assert client.count() == 120
+            assert [leg.model for leg in client.plan.legs] == ["v1"]
+    finally:
+        project.stop_engine()

@@ -1,0 +1,170 @@
+"""What a newcomer meets first: `init`, models beside rmvdb.toml, refusals that say why, texts that are a field of the record."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import rmvdb
+from rmvdb import cli, errors
+from rmvdb.items import objects
+from tests.acceptance.conftest import NAIVE
+from tests.support.postgres import Postgres
+from tests.support.project import Project
+
+#: Embeds texts by their letters; `broken` nothing at all.
+TEXTS = """
+import numpy as np
+
+MATRIX = np.random.default_rng(1).normal(size=(256, 16)).astype(np.float32)
+
+
+class Letters:
+    def state_dict(self):
+        return {"matrix": MATRIX}
+
+    def embed(self, items):
+        return np.stack([np.tanh(np.bincount(np.frombuffer(item.encode(), np.uint8), minlength=256) @ MATRIX) for item in items])
+
+
+class Broken:
+    def embed(self, items):
+        raise OSError("tokenizer.json is missing")
+
+
+letters, broken = Letters(), Broken()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder with a module of embedders."""
+    (tmp_path / "texts.py").write_text(TEXTS)
+    yield tmp_path
+    sys.modules.pop("texts", None)
+
+
+@pytest.fixture
+def texts(folder: Path) -> Iterator[Project]:
+    """A gallery `notes` whose items are the field `text` of each record."""
+    project = Project(folder / "project")
+    (project.folder / "texts.py").write_text(TEXTS)
+    (project.folder / "rmvdb.toml").write_text((project.folder / "rmvdb.toml").read_text().replace('["models"]', '["texts"]'))
+    project.ask("init")
+    project.ask("model", "add", "v1", "--embedder", "texts:letters")
+    project.ask("gallery", "add", "notes", "--model", "v1", "--source", "field:text")
+    yield project
+    project.stop_engine()
+
+
+def invoke(folder: Path, *words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli.main, ["--config", str(folder / "rmvdb.toml"), *words])
+    return done.exit_code, done.output
+
+
+def test_init_writes_the_milvus_that_it_is_given(folder: Path) -> None:
+    code, said = invoke(folder, "init", "--milvus", "localhost")
+    assert code == 2
+    assert f"{folder}/rmvdb.toml: milvus.uri = 'localhost' must be a file ending in .db or an address such as http://" in said
+    assert not (folder / "rmvdb.toml").exists()  # so that the same command with another address is not refused
+    code, _ = invoke(folder, "init", "--milvus", "http://milvus:19530")
+    assert (code, rmvdb.app.load(folder).settings.milvus.uri) == (0, "http://milvus:19530")
+    assert invoke(folder, "init", "--milvus", "http://milvus:19530")[0] == 0
+    code, said = invoke(folder, "init", "--milvus", "http://other:19530")
+    assert code == 2
+    assert f"{folder}/rmvdb.toml has milvus.uri = 'http://milvus:19530'; write the other one there, below [milvus]" in said
+
+
+@pytest.mark.postgres
+def test_init_leaves_no_connection_open(
+    folder: Path, postgres: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RMVDB_REGISTRY__URL", postgres_url)
+    assert invoke(folder, "init")[0] == 0
+    [(sessions,)] = postgres.run("SELECT count(*) FROM pg_stat_activity WHERE datname = 'test'")
+    assert sessions == 0
+
+
+def test_models_are_found_beside_the_configuration_from_a_folder_below(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    invoke(folder, "init")
+    (folder / "below").mkdir()
+    monkeypatch.chdir(folder / "below")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(objects, "_folders", [])
+    done = CliRunner().invoke(cli.main, ["model", "add", "v1", "--embedder", "texts:letters"])
+    assert done.exit_code == 0, done.output
+
+
+def test_a_model_that_was_added_after_its_module_was_loaded_asks_for_a_restart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert objects.load_object("texts:letters")
+    file = folder / "texts.py"
+    file.write_text(f"{TEXTS}\nnewer = Letters()\n")
+    with pytest.raises(errors.UsageError, match=f"this process loaded {file} before 'newer' was added to it; restart"):
+        objects.load_object("texts:newer")
+    with pytest.raises(errors.UsageError, match="has no 'newest'; check the name after the colon"):
+        objects.load_object("texts:newest")
+
+
+def test_why_an_embedder_embeds_nothing_is_said_at_once(texts: Project) -> None:
+    said = texts.ask("model", "add", "v2", "--embedder", "texts:broken", code=2).stderr
+    assert said.count("tokenizer.json is missing") == 1
+    assert said.endswith("if its items are neither, give its dimension: --dim N\n")
+
+
+def test_the_text_of_a_record_is_its_item_and_is_written_once(texts: Project) -> None:
+    with texts.client() as client:
+        assert client.upsert({"id": 1, "text": "one text"}) == 1
+        client.upsert([{"id": 2, "text": "another", "item": "another"}])
+        with pytest.raises(errors.UsageError, match="Record 3 has one item and another 'text', which holds the items"):
+            client.upsert([{"id": 3, "text": "that one", "item": "this one"}])
+        with pytest.raises(errors.UsageError, match="an item, or the field 'text' that holds it; this one has: id"):
+            client.upsert([{"id": 3}])
+        assert [hit.id for hit in client.search("one text", limit=5)] == [1, 2]
+    texts.ask("model", "add", "v2", "--embedder", "texts:letters")
+
+
+def test_a_collection_that_is_not_there_names_the_setting_and_a_field_that_is_not_there_is_refused(texts: Project) -> None:
+    said = texts.ask("gallery", "add", "more", "--model", "v1", "--collection", "abstracts", code=1).stderr
+    assert f"milvus.uri in {texts.folder}/rmvdb.toml is '{texts.folder}/.rmvdb/milvus.db': name your Milvus there" in said
+    with texts.client() as client:
+        client.upsert({"id": 1, "text": "one text"})
+    said = texts.ask("gallery", "source", "notes", "field:texd", code=2).stderr
+    assert "has no field 'texd', from which --source takes the items; it has: text" in said
+    assert texts.json("gallery", "list")[0]["source"] == "field:text"
+
+
+def test_of_several_galleries_status_tells_of_each_and_python_is_not_told_of_a_flag(texts: Project) -> None:
+    texts.ask("gallery", "add", "more", "--model", "v1")
+    said = texts.ask("status").stdout
+    assert said.startswith("gallery notes: epoch 1")
+    assert "\n\ngallery more: epoch 1" in said
+    assert len(texts.ask("status", "--json").stdout.splitlines()) == 2
+    with pytest.raises(errors.UsageError, match=r"There are 2 galleries; name one with connect\(gallery=…\): notes, more"):
+        rmvdb.connect(texts.folder)
+
+
+def test_after_a_lost_registry_whoever_looks_hears_of_the_manifest(texts: Project) -> None:
+    for file in (texts.folder / ".rmvdb").glob("registry.sqlite*"):
+        file.unlink()
+    assert "rmvdb registry rebuild" in texts.ask("init").stdout
+    for words in (("gallery", "list"), ("model", "list"), ("status",)):
+        assert "rmvdb registry rebuild" in texts.ask(*words, code=1).stderr
+
+
+def test_an_application_logs_each_serving_plan_that_is_new_to_it(project: Project, caplog: pytest.LogCaptureFixture) -> None:
+    with project.client() as client, caplog.at_level(logging.INFO, logger="rmvdb"):
+        client.search(project.models().item(1), limit=1)
+        project.ask(*NAIVE, "--until", "0.5", "--no-cutover")
+        client.search(project.models().item(1), limit=1)
+        new, old = (leg.collection for leg in client.plan.legs)
+    told = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "plan"]
+    assert told == [f"things is served by epoch 2 now: {new} (v2), {old} (v1)"]

@@ -1,0 +1,80 @@
+"""A filtered search finds what was written once it is settled: fresh rows of a server wait for that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pymilvus import DataType, MilvusClient
+
+from rmvdb.engines.finding import TOGETHER, not_found
+from rmvdb.engines.milvus import MilvusStore
+from rmvdb.types import IdType, Index, Metric, Record, Schema
+from tests.support.waiting import wait_until
+
+#: With 10,000 fresh rows of 2.3.5 a filter finds all of 20 ids, with 20,000 between 1 and 7.
+ROWS = 20_000
+#: The default, one for which nothing is built, and one that is built.
+INDEXES = [Index(), Index(type="FLAT"), Index(type="HNSW", params={"M": 16, "efConstruction": 64})]
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("index", INDEXES, ids=lambda index: index.type)
+def test_a_filtered_search_finds_all_that_was_written_once_it_is_settled(server_store: MilvusStore, index: Index) -> None:
+    schema = Schema(collection=f"fresh_{index.type}", dim=32, metric=Metric.COSINE, id_type=IdType.INT64)
+    server_store.create(schema, index)
+    vectors = np.random.default_rng(0).normal(size=(ROWS, 32)).astype(np.float32)
+    records = [Record(id=id, vector=vector) for id, vector in enumerate(vectors)]
+    server_store.upsert(schema.collection, records)
+    sample = records[:: ROWS // TOGETHER][:TOGETHER]
+    assert index.type == "FLAT" or not_found(server_store, schema, sample)
+    server_store.settle(schema.collection)
+    assert not_found(server_store, schema, sample) == {}
+    assert server_store.segments(schema.collection).waiting == 0
+    server_store.drop(schema.collection)
+
+
+@pytest.mark.server
+def test_what_is_searched_one_by_one_now_is_indexed_before_the_collection_grows(server_store: MilvusStore) -> None:
+    """A few thousand rows are all found at once. They belong to what grows on, and most would be missed then."""
+    schema = Schema(collection="grows", dim=32, metric=Metric.COSINE, id_type=IdType.INT64)
+    server_store.create(schema, Index())
+    vectors = np.random.default_rng(0).normal(size=(ROWS, 32)).astype(np.float32)
+    records = [Record(id=id, vector=vector) for id, vector in enumerate(vectors)]
+    server_store.upsert(schema.collection, records[:2_000])
+    server_store.settle(schema.collection)
+    assert server_store.segments(schema.collection).waiting > 0 or server_store.segments(schema.collection).rows == 0
+    server_store.settle(schema.collection, coming=ROWS - 2_000)
+    found = server_store.segments(schema.collection)
+    assert (found.rows, found.waiting) == (2_000, 0)
+    server_store.upsert(schema.collection, records[2_000:])
+    assert not_found(server_store, schema, records[:TOGETHER], among=list(range(2_000))) == {}
+    server_store.drop(schema.collection)
+
+
+@pytest.mark.parametrize("kind", ["AUTOINDEX", "HNSW", "IVF_FLAT"])
+def test_lite_3_misses_nothing_with_an_index_that_another_program_made(lite3_store: MilvusStore, kind: str) -> None:
+    """Its searches with such an index look at the nearest few, and only then at the filter and at what is deleted."""
+    name, few = f"theirs_{kind}", list(range(0, ROWS, 100))
+    lite3_store.version()
+    client = MilvusClient(uri=lite3_store.place(), dedicated=True)
+    made = client.create_schema(auto_id=False)
+    made.add_field("id", DataType.INT64, is_primary=True)
+    made.add_field("vector", DataType.FLOAT_VECTOR, dim=16)
+    index = client.prepare_index_params()
+    index.add_index("vector", index_type=kind, metric_type="COSINE", params={})
+    client.create_collection(name, schema=made, index_params=index)
+    vectors = np.random.default_rng(0).normal(size=(ROWS, 16)).astype(np.float32)
+    for start in range(0, ROWS, 5_000):
+        lite3_store.upsert(name, [Record(id=id, vector=vectors[id]) for id in range(start, start + 5_000)])
+    lite3_store.settle(name)
+    asked = {"limit": len(few), "filter": f"id in {few}"}
+    wait_until(lambda: len(client.search(name, [vectors[1].tolist()], **asked)[0]) < len(few), seconds=60)
+    schema = lite3_store.describe(name)
+    assert not_found(lite3_store, schema, [Record(id=id, vector=vectors[id]) for id in few[:TOGETHER]], among=few) == {}
+
+    lite3_store.delete(name, [id for id in range(ROWS) if id % 100])
+
+    [hits] = lite3_store.search(name, vectors[1:2], limit=len(few))
+    assert sorted(hit.id for hit in hits) == few
+    client.close()
+    lite3_store.drop(name)

@@ -1,0 +1,296 @@
+"""Registry and engine are not of one moment: either of them has gone back, and nothing that was moved is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmvdb import errors
+from rmvdb.registry.codec import unpack_ids
+from rmvdb.types import BatchState, Index, Phase, Record
+from tests.support.inprocess import Crash, Gallery, drive, make, vector
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    """Forty texts, both collections served, four batches listed."""
+    made = make(tmp_path)
+    yield made
+    made.registry.close()
+
+
+class Moment:
+    """A copy of the registry's file, to be put back later."""
+
+    def __init__(self, gallery: Gallery) -> None:
+        self._registry, self._file = gallery.registry, gallery.folder / "registry.sqlite"
+        self._copy = gallery.folder / "moment.sqlite"
+        self._move(self._file, self._copy)
+
+    def come_back(self) -> None:
+        """The registry is what it was, and knows nothing of what happened since."""
+        self._registry.close()
+        self._move(self._copy, self._file)
+
+    @staticmethod
+    def _move(one: Path, other: Path) -> None:
+        with contextlib.closing(sqlite3.connect(one)) as source, contextlib.closing(sqlite3.connect(other)) as target:
+            source.backup(target)
+
+
+def before(gallery: Gallery, call: str, kind: str) -> Moment:
+    """The registry as it is just before the first such call; everything is moved since."""
+    moments: list[Moment] = []
+
+    def look(made: str, collection: str) -> None:
+        if made == call and collection in getattr(gallery.task, kind) and not moments:
+            moments.append(Moment(gallery))
+
+    gallery.store.before = look
+    drive(gallery, width=1)
+    gallery.store.before = lambda call, collection: None
+    return moments[0]
+
+
+@pytest.mark.parametrize(("call", "kind"), [("upsert", "new"), ("delete", "old")])
+def test_a_registry_that_went_back_loses_no_record(gallery: Gallery, call: str, kind: str) -> None:
+    moment = before(gallery, call, kind)
+    moment.come_back()
+    with pytest.raises(errors.NotOwner, match="has gone back"):  # the mark beside the data tells
+        drive(gallery)
+    gallery.registry.catch_up("texts", number=1_000_000, epoch=0)  # as rmvdb gallery take --from-lost-registry
+    drive(gallery)
+    gallery.expect_moved()
+    assert gallery.verify().ok
+
+
+def forget(gallery: Gallery, *statements: str) -> None:
+    """The registry takes what was retired for copied, and whatever else is said."""
+    with gallery.registry.engine.begin() as connection:
+        for each in statements:
+            connection.exec_driver_sql(each)
+        connection.exec_driver_sql(
+            "UPDATE batches SET state = 'copied', worker = NULL, lease_until = NULL, remove = NULL WHERE copied_at IS NOT NULL"
+        )
+
+
+def test_a_registry_that_went_back_to_copied_loses_no_record(gallery: Gallery) -> None:
+    drive(gallery)
+    forget(gallery)
+    drive(gallery)
+    gallery.expect_moved()
+    report = gallery.verify()
+    assert report.ok
+    assert report.fields_compared == 40
+
+
+@pytest.mark.parametrize("records", [1, 3])
+def test_a_small_batch_that_had_retired_loses_nothing_either(tmp_path: Path, records: int) -> None:
+    small = make(tmp_path, records=records, batch=records)
+    drive(small)
+    forget(small)
+    drive(small)
+    small.expect_moved()
+    small.registry.close()
+
+
+def test_what_came_again_before_the_registry_went_back_is_not_lost(gallery: Gallery) -> None:
+    """A record that changed is moved by a batch of its own, of which the registry then knows nothing."""
+
+    def change(call: str, collection: str) -> None:
+        if call == "upsert" and collection in gallery.task.new:
+            gallery.store.before = lambda call, collection: None
+            gallery.source.of[5] = "newer"
+            gallery.store.upsert(gallery.task.old[0], [Record(id=5, vector=vector("v1", "newer"), fields={"n": 0})])
+
+    gallery.store.before = change
+    drive(gallery, width=1)
+    forget(gallery, "DELETE FROM batches WHERE id > 4")
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def copied(gallery: Gallery) -> None:
+    """Every batch is copied, and none is retired."""
+
+    def stop(call: str, collection: str) -> None:
+        if call == "delete":
+            raise Crash
+
+    gallery.store.before = stop
+    with pytest.raises(Crash):
+        drive(gallery)
+    gallery.store.before = lambda call, collection: None
+    forget(gallery)
+    for path in gallery.archive.folder.rglob("*.left"):
+        path.unlink()
+
+
+def test_records_that_are_gone_in_numbers_are_not_taken_for_deletions(gallery: Gallery) -> None:
+    copied(gallery)
+    first = unpack_ids(gallery.registry.batches(gallery.upgrade.id)[0].ids)
+    gallery.store.delete(gallery.task.old[0], first[:6])
+    with pytest.raises(errors.RecordsMissing, match="6 of the 10 records"):
+        drive(gallery)
+    assert set(first) <= set(gallery.held()["new"])
+
+
+def test_a_batch_of_which_nothing_is_left_was_retired(gallery: Gallery) -> None:
+    """The archive went back as well: what the new collection holds is exactly what the batch made."""
+    copied(gallery)
+    first = unpack_ids(gallery.registry.batches(gallery.upgrade.id)[0].ids)
+    gallery.store.delete(gallery.task.old[0], first)
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_a_single_record_that_another_program_deleted_is_taken_out_of_new(gallery: Gallery) -> None:
+    copied(gallery)
+    gallery.store.delete(gallery.task.old[0], [7])
+    del gallery.source.of[7]
+    drive(gallery)
+    gallery.expect_moved()
+
+
+@pytest.mark.parametrize("how", ["lost some", "made anew"])
+def test_what_new_does_not_hold_stays_in_old_and_is_copied_again(gallery: Gallery, how: str) -> None:
+    copied(gallery)
+    if how == "lost some":
+        gallery.store.delete(gallery.task.new[0], [1, 2, 3, 21, 22])
+    else:
+        schema = gallery.store.describe(gallery.task.new[0])
+        gallery.store.drop(gallery.task.new[0])
+        gallery.store.create(schema, Index(type="FLAT"))
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_a_write_that_the_engine_has_lost_is_made_again_from_its_item(gallery: Gallery) -> None:
+    """The engine is what it was before the write; the registry says that the write is done."""
+    copied(gallery)
+    with gallery.client() as client:
+        gallery.source.of[5] = "newer"
+        client.upsert([{"id": 5, "item": "newer", "n": 0}])
+    gallery.store.delete(gallery.task.new[0], [5])
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_a_decision_is_not_carried_out_on_what_new_has_lost_since(gallery: Gallery) -> None:
+    def stop(call: str, collection: str) -> None:
+        if call == "delete":
+            raise Crash
+
+    gallery.store.before = stop
+    with pytest.raises(Crash):
+        drive(gallery)
+    gallery.store.before = lambda call, collection: None
+    removing = gallery.registry.batches(gallery.upgrade.id, state=BatchState.REMOVING)
+    gallery.store.delete(gallery.task.new[0], unpack_ids(removing[0].remove)[:4])
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def held_back(gallery: Gallery, count: int) -> None:
+    """Another program takes records out of old before any batch reads them."""
+    gallery.store.delete(gallery.task.old[0], list(range(1, count + 1)))
+    for id in range(1, count + 1):
+        del gallery.source.of[id]
+
+
+def test_a_gallery_of_which_another_took_a_part_is_not_cut_over(gallery: Gallery) -> None:
+    held_back(gallery, 20)
+    with pytest.raises(errors.RecordsMissing, match="20 records of the work list are gone"):
+        gallery.conductor().advance(gallery.upgrade, gallery.worker())
+    row = gallery.registry.upgrade(gallery.upgrade.id)
+    gallery.registry.set_upgrade(row.id, plan=row.plan | {"accept_missing": True})
+    found = gallery.conductor().advance(gallery.registry.upgrade(row.id), gallery.worker())
+    assert found.phase == Phase.CUT_OVER
+
+
+def test_what_new_has_lost_after_all_is_retired_is_put_back_from_the_archive(gallery: Gallery) -> None:
+    drive(gallery)
+    gallery.store.delete(gallery.task.new[0], list(range(5, 25)))
+    conductor, row = gallery.conductor(), gallery.registry.upgrade(gallery.upgrade.id)
+    assert not gallery.verify().ok
+    lost = conductor.lost(row)
+    assert lost.count == 20
+    conductor.repair(row, lost, gallery.worker())
+    gallery.expect_moved()
+    assert gallery.verify().ok
+
+
+def test_a_removal_that_arrives_after_a_roll_back_is_found_and_undone(gallery: Gallery) -> None:
+    late: list[list[object]] = []
+    real = gallery.store.delete
+
+    def relay(collection: str, ids: list[object], **options: object) -> None:
+        if collection in gallery.task.old and not late:
+            late.append(ids)
+            raise Crash
+        real(collection, ids, **options)  # type: ignore[arg-type]
+
+    gallery.store.delete = relay  # type: ignore[method-assign,assignment]
+    with pytest.raises(Crash):
+        drive(gallery)
+    gallery.store.delete = real  # type: ignore[method-assign]
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    conductor.deploy(back)
+    conductor.list_work(gallery.registry.upgrade(back.id))
+    conductor.backfill(gallery.registry.upgrade(back.id), gallery.worker())
+    real(gallery.task.old[0], late[0])  # type: ignore[arg-type]
+    found = gallery.conductor().advance(gallery.registry.upgrade(back.id), gallery.worker())
+    assert found.phase == Phase.CUT_OVER
+    assert set(gallery.records(gallery.task.old[0])) == set(gallery.source.of)
+
+
+def test_verify_asks_what_a_user_asks(gallery: Gallery) -> None:
+    drive(gallery)
+    real = gallery.store.search
+
+    def search(collection: str, *args: object, **options: object) -> list[object]:
+        found = real(collection, *args, **options)
+        return [hits[:2] for hits in found] if options.get("filter") else found  # type: ignore[misc]
+
+    gallery.store.search = search  # type: ignore[method-assign,assignment]
+    report = gallery.verify()
+    assert report.searched == 40
+    assert not report.ok
+    assert "a search with a filter by its key does not find it" in report.examples[0]
+
+
+def test_no_record_leaves_old_that_a_filtered_search_does_not_find_in_new(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmvdb.backfill.batches._PATIENCE", (0.0,))
+    real = gallery.store.search
+    gallery.store.search = lambda *args, **options: [[] for _ in real(*args, **options)]  # type: ignore[method-assign]
+    with pytest.raises(errors.EngineError, match="the batch stays in"):
+        drive(gallery)
+    assert len(gallery.held()["old"]) == 40
+
+
+def test_not_one_record_of_a_batch_leaves_old_that_a_filtered_search_does_not_find_in_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of sixty: a sample of twenty, asked for by their own vectors, would not tell."""
+    monkeypatch.setattr("rmvdb.backfill.batches._PATIENCE", (0.0,))
+    made = make(tmp_path, records=60, batch=60)
+    real = made.store.search
+
+    def search(collection: str, *args: Any, **options: Any) -> Any:
+        hidden = {2, 3} if collection == made.task.new[0] and options.get("filter") else set[int]()
+        return [[hit for hit in hits if hit.id not in hidden] for hits in real(collection, *args, **options)]
+
+    made.store.search = search  # type: ignore[method-assign]
+    with pytest.raises(errors.EngineError, match=r"holds record [23], and a search with a filter by its key does not find it"):
+        drive(made)
+    assert len(made.held()["old"]) == 60
+    made.registry.close()

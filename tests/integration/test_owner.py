@@ -1,0 +1,305 @@
+"""Two registries over one engine, and a registry that goes back: whoever is wrong stops with a sentence, and nothing is lost."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from rmvdb.catalog import catalog
+from rmvdb.errors import NotOwner, StalePlan, UnknownName, UsageError, VerifyFailed
+from rmvdb.registry import mark, schema
+from rmvdb.registry.codec import unpack_ids
+from rmvdb.registry.manifest import Manifest
+from rmvdb.registry.mark import Owner, is_mark, mark_of
+from rmvdb.registry.registry import Registry
+from rmvdb.serving.client import Client
+from rmvdb.types import BatchState, Id, Index, Phase
+from rmvdb.upgrade.status import status
+from tests.support.inprocess import DIMS, TIMES, Gallery, drive, make, vector
+
+FILE = "registry.sqlite"
+
+
+def copied(gallery: Gallery) -> Path:
+    """A backup of the registry as it is now."""
+    gallery.registry.engine.dispose()
+    backup = gallery.folder / "backup.sqlite"
+    for end in ("", "-wal"):
+        if (file := gallery.folder / f"{FILE}{end}").exists():
+            shutil.copy(file, f"{backup}{end}")
+    return backup
+
+
+def put_back(gallery: Gallery, backup: Path) -> None:
+    """The database's file is the backup again, while all programs run on, here without a manifest that would tell."""
+    (gallery.folder / "manifest.json").unlink()
+    gallery.registry.engine.dispose()
+    for end in ("", "-wal", "-shm"):
+        (gallery.folder / f"{FILE}{end}").unlink(missing_ok=True)
+        if Path(f"{backup}{end}").exists():
+            shutil.copy(f"{backup}{end}", gallery.folder / f"{FILE}{end}")
+
+
+def another(folder: Path) -> Registry:
+    """A registry that another `rmvdb init` made, with the same model versions."""
+    folder.mkdir()
+    url = f"sqlite:///{folder}/{FILE}"
+    schema.upgrade(url)
+    registry = Registry(url, keep=Manifest(folder / "manifest.json").write)
+    for name, dim in DIMS.items():
+        registry.add_version(
+            name=name, embedder=f"tests:{name}", options={}, classifier=None, dim=dim, metric="COSINE", fingerprint=None,
+            probes=None, probe_kind=None, base=None, head=None,
+        )  # fmt: skip
+    return registry
+
+
+def adopt(registry: Registry, gallery: Gallery, collection: str, model: str = "v1") -> None:
+    """As `rmvdb gallery add --collection`."""
+    catalog.add_gallery(
+        registry, gallery.store, gallery.encoder, name="texts", model=model, collection=collection, id_type=None, fields=(),
+        source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
+    )  # fmt: skip
+
+
+def test_a_collection_of_another_registry_is_not_adopted_and_its_owner_is_named(tmp_path: Path) -> None:
+    gallery = make(tmp_path)
+    other = another(tmp_path / "other")
+
+    with pytest.raises(NotOwner) as told:
+        adopt(other, gallery, "texts_v1")
+    for part in ("'texts_v1'", "gallery 'texts'", gallery.registry.shown_url, "host", "UTC", "registry rebuild", "gallery take"):
+        assert part in str(told.value)
+    assert other.galleries() == []
+    with pytest.raises(NotOwner):  # nor what an upgrade fills
+        adopt(other, gallery, "texts_v2", "v2")
+
+
+def test_marks_are_adopted_by_nobody_and_go_with_their_gallery(tmp_path: Path) -> None:
+    gallery = make(tmp_path)
+    other = another(tmp_path / "other")
+    with pytest.raises(UsageError, match="rmvdb's own"):
+        adopt(other, gallery, mark_of("texts_v1"))
+
+    drive(gallery)
+    conductor = gallery.conductor()
+    conductor.cut_over(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    conductor.clean_up(gallery.registry.upgrade(gallery.upgrade.id))
+    assert [name for name in gallery.store.collection_names() if is_mark(name)] == [mark_of("texts_v2")]
+    catalog.remove_gallery(gallery.registry, gallery.store, gallery.registry.gallery("texts"), drop=False)
+    assert not any(map(is_mark, gallery.store.collection_names()))
+
+
+def test_who_works_on_a_gallery_that_another_registry_took_stops_before_anything_is_removed(tmp_path: Path) -> None:
+    gallery = make(tmp_path)
+    other = another(tmp_path / "other")
+    drive_until_copied(gallery)
+    before = gallery.held()
+    Owner(other, gallery.store).take_over("texts", ["texts_v1", "texts_v2"], lambda: None)
+
+    for step in (
+        lambda: drive(gallery),
+        lambda: gallery.conductor().advance(gallery.upgrade, gallery.worker()),
+        lambda: gallery.conductor().roll_back(gallery.upgrade),
+        lambda: gallery.conductor().clean_up(gallery.upgrade),
+        gallery.client,
+    ):
+        with pytest.raises(NotOwner, match="of another registry"):
+            step()
+    held = gallery.held()
+    assert {name: held[name].keys() for name in held} == {name: before[name].keys() for name in before}
+
+
+def drive_until_copied(gallery: Gallery) -> None:
+    """Every batch is copied, and none has begun to leave."""
+    worker = gallery.worker()
+    while (batch := gallery.registry.claim(gallery.upgrade.id, worker.name, lease=60.0, grace=1e6, copy=True)) is not None:
+        gallery.backfill.copy(gallery.task, batch, lambda: None)
+
+
+@pytest.mark.parametrize("later", ["one batch", "all of it"])
+def test_a_registry_that_goes_back_while_a_worker_runs_is_noticed_before_anything_is_removed(tmp_path: Path, later: str) -> None:
+    """A batch that is retired reads as copied: its records, gone from old, would be taken for deletions by others."""
+    gallery = make(tmp_path)
+    drive_until_copied(gallery)
+    backup = copied(gallery)
+    time.sleep(gallery.task.grace)
+    if later == "one batch":
+        batch = gallery.registry.claim(gallery.upgrade.id, "w", lease=60.0, grace=0.0, copy=True)
+        assert batch is not None
+        assert batch.state == BatchState.COPIED
+        gallery.backfill.retire(gallery.task, batch, lambda: None)
+    else:
+        drive(gallery)
+    put_back(gallery, backup)
+
+    for _ in range(2):
+        with pytest.raises(NotOwner, match="has gone back"):
+            drive(gallery)
+    held = gallery.held()
+    assert held["new"].keys() == gallery.source.of.keys()
+    with pytest.raises(NotOwner, match="has gone back"):
+        gallery.client()
+    assert "has gone back" in status(gallery.registry, gallery.registry.gallery("texts")).gone_back
+
+
+def test_what_had_left_before_the_registry_went_back_is_no_deletion_for_a_batch_that_comes_again(tmp_path: Path) -> None:
+    """Somebody goes on with the older copy for good; a client announces a write, and gives it up."""
+    gallery = make(tmp_path)
+    drive_until_copied(gallery)
+    backup = copied(gallery)
+    time.sleep(gallery.task.grace)
+
+    def retire() -> list[Id]:
+        batch = gallery.registry.claim(gallery.upgrade.id, "w", lease=60.0, grace=0.0, copy=True)
+        assert batch is not None
+        assert batch.state == BatchState.COPIED
+        gallery.backfill.retire(gallery.task, batch, lambda: None)
+        return unpack_ids(batch.ids)
+
+    id, *_ = retire()
+    put_back(gallery, backup)
+    catalog.take_gallery(gallery.registry, gallery.store, "texts", lambda: None)
+    opened = gallery.registry.open_intents("texts", "upsert", [id], client="c", lasting=60.0)
+    assert opened is not None
+    assert id in retire()
+    gallery.registry.withdraw_intents(opened)
+    drive(gallery)
+    gallery.expect_moved()
+
+
+@pytest.mark.parametrize("known", ["copied", "listed"])
+def test_what_a_client_wrote_stays_though_the_registry_goes_back_to_before_it(tmp_path: Path, known: str) -> None:
+    """Its record is gone from old, and no intent tells why: that is not another program's deletion."""
+    gallery = make(tmp_path)
+    backup = copied(gallery)
+    drive_until_copied(gallery)
+    if known == "copied":
+        backup = copied(gallery)
+    gallery.source.of |= {3: "newer", 99: "inserted"}
+    with gallery.client() as client:
+        client.upsert([{"id": id, "item": gallery.source.of[id], "n": id} for id in (3, 99)])
+        client.delete([5])
+    del gallery.source.of[5]
+    put_back(gallery, backup)
+
+    drive(gallery)
+    held = gallery.held()["new"]
+    assert held.keys() == gallery.source.of.keys()
+    assert held[3].vector == pytest.approx(vector("v2", "newer"), abs=1e-6)
+    assert held[3].fields == {"n": 3}
+    gallery.expect_moved()
+    conductor = gallery.conductor()
+    with pytest.raises(VerifyFailed, match="record 99 is in texts_v2 though it was neither moved nor written there"):
+        conductor.advance(gallery.upgrade, gallery.worker())
+    row = gallery.registry.upgrade(gallery.upgrade.id)
+    found = conductor.lost(row)
+    assert found.unknown == [99]
+    conductor.repair(row, found, gallery.worker())
+    assert conductor.lost(row).unknown == []
+    conductor.advance(row, gallery.worker())
+    assert gallery.registry.upgrade(gallery.upgrade.id).phase == Phase.CUT_OVER
+
+
+def test_a_client_never_goes_to_a_smaller_epoch_and_status_says_so(tmp_path: Path) -> None:
+    gallery = make(tmp_path, deployed=False)
+    backup = copied(gallery)
+    gallery.conductor().deploy(gallery.upgrade)
+    with gallery.client() as client:
+        assert client.plan.epoch == 2
+        drive(gallery)
+        assert len(client.search("t1", limit=40)) == 40
+        put_back(gallery, backup)
+        time.sleep(TIMES["max_age"] * 1.5)
+        with pytest.raises(StalePlan, match="has gone back: it serves 'texts' by epoch 1, and this client by 2"):
+            client.search("t1", limit=40)
+        with pytest.raises(StalePlan, match="has gone back"):
+            client.upsert([{"id": 1, "item": "t1"}])
+        found = status(gallery.registry, gallery.registry.gallery("texts"))
+        assert "a client served by epoch 2" in found.gone_back
+    assert gallery.held()["new"].keys() == gallery.source.of.keys()
+
+
+def test_a_client_that_connects_to_an_older_copy_is_refused(tmp_path: Path) -> None:
+    gallery = make(tmp_path, deployed=False)
+    Owner(gallery.registry, gallery.store).settle("texts")
+    backup = copied(gallery)
+    gallery.conductor().deploy(gallery.upgrade)
+    put_back(gallery, backup)
+    with pytest.raises(NotOwner, match="has gone back"):
+        gallery.client()
+    with pytest.raises(NotOwner, match="has gone back"):
+        gallery.conductor().advance(gallery.upgrade, gallery.worker())
+
+
+def test_a_gallery_is_taken_from_a_registry_that_is_lost_and_not_from_one_that_lives(tmp_path: Path) -> None:
+    gallery = make(tmp_path)
+    other = another(tmp_path / "other")
+    with pytest.raises(UnknownName):
+        catalog.take_gallery(other, gallery.store, "nothing", lambda: None)
+    with pytest.raises(UsageError, match="is not lost"):
+        catalog.take_gallery(other, gallery.store, "texts", lambda: Owner(gallery.registry, gallery.store).note(
+            "texts", gallery.registry.raise_trace("texts")
+        ))  # fmt: skip
+
+    taken = catalog.take_gallery(other, gallery.store, "texts", lambda: None)
+    assert sorted(taken) == ["texts_v1", "texts_v2"]
+    adopt(other, gallery, "texts_v1")
+    with pytest.raises(NotOwner, match="of another registry"):
+        gallery.client()
+    with Client("texts", registry=other, store=gallery.store, encoder=gallery.encoder) as client:
+        assert len(client.search("t1", limit=40)) == 40
+
+
+def test_a_registry_that_has_gone_back_goes_on_once_it_is_taken_at_a_later_epoch(tmp_path: Path) -> None:
+    gallery = make(tmp_path, deployed=False)
+    Owner(gallery.registry, gallery.store).settle("texts")
+    backup = copied(gallery)
+    gallery.conductor().deploy(gallery.upgrade)
+    client = gallery.client()
+    put_back(gallery, backup)
+    with pytest.raises(NotOwner):
+        gallery.client()
+
+    assert catalog.take_gallery(gallery.registry, gallery.store, "texts", lambda: None) == ["texts_v1"]
+    assert gallery.registry.plan("texts").epoch > 2
+    assert status(gallery.registry, gallery.registry.gallery("texts")).gone_back == ""
+    client._plans.refresh()
+    assert client.plan.epoch == gallery.registry.plan("texts").epoch
+    client.close()
+    gallery.conductor().deploy(gallery.registry.upgrade(gallery.upgrade.id))
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_an_epoch_that_died_before_it_was_written_beside_the_data_is_brought_up_to_date(tmp_path: Path) -> None:
+    gallery = make(tmp_path, deployed=False)
+    mine = Owner(gallery.registry, gallery.store)
+    mine.settle("texts")
+    gallery.registry.raise_trace("texts")
+    mine.expect("texts")
+    mine.settle("texts")
+    mark = mine.read("texts_v1")
+    assert mark is not None
+    assert mark.number == gallery.registry.trace("texts").number == 3
+
+
+def test_a_rebuilt_registry_goes_on_after_what_the_lost_one_wrote(tmp_path: Path) -> None:
+    gallery = make(tmp_path)
+    drive(gallery)
+    identity, contents = gallery.registry.identity(), gallery.registry.contents()
+    number = gallery.registry.trace("texts").number
+    new = Registry(f"sqlite:///{tmp_path}/new.sqlite")
+    schema.upgrade(f"sqlite:///{tmp_path}/new.sqlite")
+    assert new.identity() != identity
+    new.restore(contents)
+    assert new.identity() == identity
+    with pytest.raises(NotOwner, match="has gone back"):
+        Owner(new, gallery.store).expect("texts")
+    new.catch_up("texts", number=number + mark.BEYOND, epoch=0)
+    Owner(new, gallery.store).settle("texts")
+    with pytest.raises(NotOwner):  # a client of a copy of the lost one
+        Owner(gallery.registry, gallery.store).expect("texts")

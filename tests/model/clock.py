@@ -1,0 +1,122 @@
+"""The registry's time, which leases, deadlines and graces are measured by, while the database's clock is set forward and back.
+
+A wait begins at some moment; whoever looks must not find that more of the registry's time passed than seconds did. Two processes
+look; each may be killed and start afresh, and its machine may stand still for a second that its own clock does not count.
+
+| step | code |
+|---|---|
+| a process looks | Timekeeper.begin: the clocks are compared, and the anchor is set anew |
+| a process begins a wait | what a transaction then writes by Registry.now |
+
+A process that starts after a jump counts a tick that may not have passed: so much is allowed for each jump. A machine that stands
+still while the clock is set back, and forward again before another process looks, is not guarded against: README says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tests.model.checker import Step
+
+TICK, SECONDS, FORWARD, BACK = 1, 2, 6, 3
+
+
+class Last(NamedTuple):
+    """What a process compares the next reading with."""
+
+    shown: int
+    own: int
+    back: int
+    #: The other process has started afresh since.
+    fresh: bool = False
+
+
+class State(NamedTuple):
+    """Seconds from the beginning; what nobody has begun is -1."""
+
+    seconds: int = 0
+    shown: int = 0
+    #: The anchor.
+    time: int = 0
+    anchored: int = 0
+    back: int = 0
+    #: What each process's own clock counted, and its last reading.
+    own: tuple[int, int] = (0, 0)
+    last: tuple[Last | None, Last | None] = (None, None)
+    jumps: int = 0
+    #: The registry's time, and the seconds, at which the wait began; how much of it the last look found over.
+    began: int = -1
+    begun: int = -1
+    over: int = 0
+
+
+@dataclass(frozen=True)
+class Time:
+    """The model; `without` names the steps that are left out."""
+
+    without: frozenset[str] = frozenset()
+    jumps: int = 2
+    #: Whether the first process's machine may stand still for seconds that its own clock does not count.
+    stands: bool = False
+
+    def has(self, step: str) -> bool:
+        """Whether the mechanism still has this step."""
+        return step not in self.without
+
+    def initial(self) -> State:
+        """Nobody has looked."""
+        return State()
+
+    def broken(self, s: State) -> str:
+        """A wait that ends early."""
+        early = s.over - (s.seconds - s.begun) if s.begun >= 0 else 0
+        return f"a wait was over {early} s early" if early > TICK * s.jumps else ""
+
+    def ended(self, _: State) -> bool:
+        """Anywhere."""
+        return True
+
+    def steps(self, s: State) -> Iterator[Step]:
+        """A second passes; the clock is set; a process looks, or begins a wait, or starts afresh."""
+        if s.seconds < SECONDS:
+            later = s._replace(seconds=s.seconds + 1, shown=s.shown + 1)
+            yield Step("a second passes", later._replace(own=(s.own[0] + 1, s.own[1] + 1)))
+            if self.stands:
+                name = "a second passes, in which the first process's machine stands still"
+                yield Step(name, later._replace(own=(s.own[0], s.own[1] + 1)))
+        if s.jumps < self.jumps:
+            for seconds in (FORWARD, -BACK):
+                yield Step(f"the clock is set by {seconds}", s._replace(shown=s.shown + seconds, jumps=s.jumps + 1), True)
+        for process in (0, 1):
+            now, then = self._look(s, process)
+            yield Step(f"process {process} looks", then._replace(over=max(now - s.began, s.over) if s.begun >= 0 else 0))
+            if s.begun < 0:
+                yield Step(f"process {process} begins a wait", then._replace(began=now, begun=s.seconds))
+            if s.last[process]:
+                yield Step(f"process {process} starts afresh", s._replace(last=_put(s.last, process, None)), True)
+
+    def _look(self, s: State, process: int) -> tuple[int, State]:
+        """The registry's time, and what becomes of the anchor."""
+        since, last, ahead = max(s.shown - s.anchored, 0), s.last[process], 0
+        fresh = last is None or (last.fresh and self.has("another that started afresh makes a reading worth a tick"))
+        if last is not None:
+            by_own = s.own[process] - last.own
+            ahead = s.shown - last.shown + (s.back - last.back) - by_own
+            ahead = ahead if ahead < 0 or self.has("what the clock is ahead by does not count") else 0
+        passed = max(since - max(ahead, 0), 0)
+        if fresh and self.has("who has not compared the clocks counts a tick"):
+            passed = min(passed, TICK)
+        now = s.time + passed
+        if last is None or not 0 <= s.shown - s.anchored <= TICK or ahead:
+            back = s.back + (max(-ahead, 0) if self.has("what the clock was set back by is known") else 0)
+            if self.has("a jump sets the anchor anew") or not ahead:
+                s = s._replace(time=now, anchored=s.shown, back=back)
+        if last is None and (other := s.last[1 - process]):
+            s = s._replace(last=_put(s.last, 1 - process, other._replace(fresh=True)))
+        return now, s._replace(last=_put(s.last, process, Last(s.shown, s.own[process], s.back)))
+
+
+def _put(lasts: tuple[Last | None, Last | None], process: int, last: Last | None) -> tuple[Last | None, Last | None]:
+    return (last, lasts[1]) if process == 0 else (lasts[0], last)

@@ -1,0 +1,356 @@
+"""Settings come from one file and the environment; whatever is wrong is one sentence with the way out."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rmvdb import types
+from rmvdb.app import config
+from rmvdb.errors import ConfigError
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder and no variable of ours."""
+    for name in list(os.environ):
+        if name.upper().startswith("RMVDB_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "rmvdb.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def sentence(file: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config.load(file)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_without_a_file_the_defaults_live_in_the_current_folder(folder: Path) -> None:
+    settings = config.load()
+    assert settings.home == folder / ".rmvdb"
+    assert settings.milvus.uri == str(folder / ".rmvdb" / "milvus.db")
+    assert settings.registry.url.get_secret_value() == f"sqlite:///{folder}/.rmvdb/registry.sqlite"
+    assert (settings.artifacts, settings.archive, settings.cache) == tuple(
+        folder / ".rmvdb" / name for name in ("artifacts", "archive", "cache")
+    )
+    assert list(folder.iterdir()) == []
+
+
+def test_the_file_is_found_from_a_folder_below(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(folder, 'home = "data"\n[milvus]\nuri = "vectors/milvus.db"\n[registry]\nurl = "sqlite:///jobs.sqlite"')
+    (folder / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(folder / "a" / "b")
+    settings = config.load()
+    assert settings.home == folder / "data"
+    assert settings.milvus.uri == str(folder / "vectors" / "milvus.db")
+    assert settings.registry.url.get_secret_value() == f"sqlite:///{folder}/jobs.sqlite"
+
+
+def test_an_argument_wins_over_the_variable_and_that_over_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "variable", "argument"):
+        (folder / name).mkdir()
+        written(folder / name, "")
+    monkeypatch.chdir(folder / "here")
+    assert config.load().home == folder / "here" / ".rmvdb"
+    monkeypatch.setenv("RMVDB_CONFIG", str(folder / "variable" / "rmvdb.toml"))
+    assert config.load().home == folder / "variable" / ".rmvdb"
+    assert config.load(folder / "argument").home == folder / "argument" / ".rmvdb"
+
+
+def test_the_environment_wins_key_by_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(folder, "[backfill]\nbatch = 10\nwidth = 2")
+    monkeypatch.setenv("RMVDB_BACKFILL__BATCH", "20")
+    monkeypatch.setenv("rmvdb_milvus__uri", "http://milvus:19530")
+    settings = config.load()
+    assert (settings.backfill.batch, settings.backfill.width) == (20, 2)
+    assert settings.milvus.uri == "http://milvus:19530"
+
+
+def test_a_gallery_can_have_an_index_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(
+        folder,
+        '[index]\ntype = "FLAT"\n[indexes.photos]\ntype = "HNSW"\nparams = { M = 8 }\nsearch = { ef = 50 }\n[indexes."a.b"]',
+    )
+    settings = config.load()
+    assert settings.index_for("texts") == types.Index(type="FLAT")
+    assert settings.index_for("photos") == types.Index(type="HNSW", params={"M": 8}, search={"ef": 50})
+    assert settings.index_for("a.b") == types.Index()
+    monkeypatch.setenv("RMVDB_INDEXES__PHOTOS__PARAMS", '{"M": 32}')
+    assert config.load().index_for("photos").params == {"M": 32}
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:s3cret@h/db", "postgres://u:s3cret@h/db", "postgresql+psycopg://u:s3cret@h/db"])
+def test_a_postgres_address_gets_its_driver_and_never_shows_its_password(folder: Path, url: str) -> None:
+    written(folder, f'[registry]\nurl = "{url}"\n[milvus]\ntoken = "root:s3cret"')
+    settings = config.load()
+    assert settings.registry.url.get_secret_value() == "postgresql+psycopg://u:s3cret@h/db"
+    assert settings.milvus.token.get_secret_value() == "root:s3cret"
+    for shown in (repr(settings), str(settings), settings.model_dump_json(), f"{settings.registry.url}"):
+        assert "s3cret" not in shown
+    assert str(settings.registry.url) == "postgresql+psycopg://u:***@h/db"
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:a@b:c@h/db", "postgresql://u@h/db?password=a@b", "mysql://u:a@b@h", "x://:a@b@h"]
+)
+def test_no_error_shows_a_password(folder: Path, url: str) -> None:
+    written(folder, f'[registry]\nurl = "{url}"\n[backfill]\nbatch = 0')
+    assert "a@b" not in sentence()
+
+
+@pytest.mark.parametrize("uri", ["https://a-key@host:19530", "https://a-key@host:port", "s3://a-key@host", "a-key@host"])
+def test_no_error_shows_a_key_in_the_place_of_a_user(folder: Path, uri: str) -> None:
+    written(folder, f'[milvus]\nuri = "{uri}"')
+    assert "milvus.uri must" in sentence()
+    assert "a-key" not in sentence()
+
+
+def test_the_flag_file_lies_beside_the_settings(folder: Path) -> None:
+    assert config.load(written(folder, "")).throttle.flag is None
+    assert config.load(written(folder, '[throttle]\nflag = "ops/hold"')).throttle.flag == folder / "ops" / "hold"
+    assert config.load(written(folder, '[throttle]\nflag = "/run/hold"')).throttle.flag == Path("/run/hold")
+
+
+def test_addresses_with_a_scheme_are_left_as_they_are(folder: Path) -> None:
+    for uri in ("https://x.zillizcloud.com:443", "unix:/tmp/milvus.sock", "/absolute/milvus.db"):
+        assert config.load(written(folder, f'[milvus]\nuri = "{uri}"')).milvus.uri == uri
+    assert (
+        config.load(written(folder, '[registry]\nurl = "sqlite:///:memory:"'))
+        .registry.url.get_secret_value()
+        .endswith(":memory:")
+    )
+    assert config.load(written(folder, 'home = "~/rmvdb"')).home == Path.home() / "rmvdb"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('hom = "x"', "there is no setting 'hom'; did you mean 'home'?"),
+        ('[milvus]\nur = "x"', "there is no setting 'milvus.ur'; did you mean 'milvus.uri'?"),
+        ("batch = 3", "there is no setting 'batch'; did you mean 'backfill.batch'?"),
+        ("[backfil]\nbatch = 3", "there is no setting 'backfil'; did you mean 'backfill'?"),
+        ('[indexes.photos]\ntipe = "x"', "there is no setting 'indexes.photos.tipe'; did you mean 'indexes.photos.type'?"),
+        ('[indexes]\ntype = "x"', "indexes.type must be a section; write [indexes.type] and its keys below"),
+        (
+            "[zzz]\nq = 1",
+            "there is no setting 'zzz'; there are: "
+            "'home', 'milvus', 'registry', 'index', 'indexes', 'search', 'backfill', 'items', 'models', 'throttle'",
+        ),
+        ("milvus = 3", "milvus must be a section; write [milvus] and its keys below"),
+        ("home = 3", 'home = 3 must be a path, such as ".rmvdb": folder for artifacts, archive and cache'),
+        (
+            '[backfill]\nbatch = "many"',
+            "backfill.batch = 'many' must be a valid integer, such as 1000: most records in one batch",
+        ),
+        (
+            "[backfill]\nbatch = 0",
+            "backfill.batch = 0 must be greater than or equal to 1, such as 1000: most records in one batch",
+        ),
+        ("[backfill]\nbatch = true", "backfill.batch = True must be a number or a text, not true or false"),
+        ("[backfill]\nlease = 5", "backfill: lease (5 s) must be at least three times longest_call (10 s); change one of them"),
+        (
+            "[milvus]\ntimeout = 12",
+            "milvus.timeout (12 s) must not be longer than backfill.longest_call (10 s); change one of them",
+        ),
+        (
+            "[milvus]\ntimeout = 15.1\n[backfill]\nlongest_call = 40\nlease = 120",
+            "milvus.timeout = 15.1 must be 15 or less: a write of several calls must end within 30 s",
+        ),
+        (
+            '[milvus]\nuri = "vectors"',
+            "milvus.uri = 'vectors' must be a file ending in .db or an address such as http://localhost:19530",
+        ),
+        *(
+            (
+                f'[milvus]\nuri = "http://{wrong}"',
+                f"milvus.uri = 'http://{wrong}' must name a host, and a port up to 65535, such as http://localhost:19530",
+            )
+            for wrong in ("", ":19530", "milvus:port", "milvus:99999")
+        ),
+        (
+            '[milvus]\nuri = "http://me:secret@host"',
+            "milvus.uri must not carry a password; write it to milvus.token as user:password",
+        ),
+        (
+            "[milvus]\ntoken = 3",
+            'milvus.token must be a valid string, such as "root:Milvus": user:password or API key of a server',
+        ),
+        ('[registry]\nurl = "mysql://h/db"', "registry.url = 'mysql://h/db' must begin with sqlite:/// or postgresql://"),
+        (
+            "[throttle]\nrate = inf",
+            "throttle.rate = inf must be a finite number, such as 500.0: "
+            "records a second that one worker stays below; otherwise as fast as it goes",
+        ),
+        (
+            "[throttle]\nnice = 50",
+            "throttle.nice = 50 must be less than or equal to 1, such as 0.5: "
+            "share of its time, 0 to 1, in which one worker copies; otherwise all of it",
+        ),
+        (
+            "[search]\ngrace = 5",
+            "there is no setting 'search.grace'; there are: 'search.plan_max_age', 'search.longest_search', "
+            "'search.consistency', 'search.traffic'; what Milvus' index takes, such as ef or nlist, goes into index.params or "
+            "index.search",
+        ),
+        (
+            '[index.photos]\ntype = "HNSW"',
+            "there is no setting 'index.photos'; there are: 'index.type', 'index.params', 'index.search'; what Milvus' index "
+            "takes, such as ef or nlist, goes into index.params or index.search, an index for one gallery into "
+            "[indexes.<gallery>]",
+        ),
+        (
+            "[milvus]\nuser = 'root'",
+            "there is no setting 'milvus.user'; there are: 'milvus.uri', 'milvus.token', 'milvus.timeout', 'milvus.staleness'",
+        ),
+        ("[milvus]\nconsistency = 'Strong'", "there is no setting 'milvus.consistency'; did you mean 'search.consistency'?"),
+        (
+            "[index]\nparams = 'M=16'",
+            "index.params = 'M=16' must be a valid table, such as { M = 16, efConstruction = 200 }: how it is built",
+        ),
+        ('[registry]\nurl = "sqlite://x.db"', "registry.url = 'sqlite://x.db' must begin with sqlite:/// or postgresql://"),
+        ("[throttle]\np99 = 100", "there is no setting 'throttle.p99'; did you mean 'throttle.p99_ms'?"),
+        ('[throttle]\nflag = ""', "throttle.flag = '' must name a file"),
+        (
+            '[index]\ntype = ""',
+            "index.type = '' must have at least 1 character, such as \"AUTOINDEX\": "
+            "index type: FLAT, IVF_FLAT, HNSW, GPU_CAGRA …",
+        ),
+    ],
+)
+def test_a_wrong_file_is_one_sentence_with_the_way_out(folder: Path, text: str, problem: str) -> None:
+    assert sentence(written(folder, text)) == f"{folder / 'rmvdb.toml'}: {problem}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("RMVDB_MILVUS__UR", "x", "Environment: there is no setting RMVDB_MILVUS__UR; did you mean RMVDB_MILVUS__URI?"),
+        ("RMVDB_BATCH", "3", "Environment: there is no setting RMVDB_BATCH; did you mean RMVDB_BACKFILL__BATCH?"),
+        ("RMVDB_MILVUS_URI", "x", "Environment: there is no setting RMVDB_MILVUS_URI; did you mean RMVDB_MILVUS__URI?"),
+        (
+            "RMVDB_INDEX__PARAMS__M",
+            "3",
+            "Environment: there is no setting RMVDB_INDEX__PARAMS__M; write RMVDB_INDEX__PARAMS as JSON, such as '{\"M\": 16}'",
+        ),
+        (
+            "RMVDB_BACKFILL__BATCH",
+            "x",
+            "RMVDB_BACKFILL__BATCH: backfill.batch = 'x' must be a valid integer, such as 1000: most records in one batch",
+        ),
+        ("RMVDB_MILVUS", "3", "RMVDB_MILVUS: milvus must be a section; write [milvus] and its keys below"),
+    ],
+)
+def test_a_wrong_variable_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, problem: str
+) -> None:
+    written(folder, "[backfill]\nbatch = 5")
+    monkeypatch.setenv(variable, value)
+    assert sentence() == problem
+
+
+def test_a_section_that_is_no_json_in_the_environment_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMVDB_MILVUS", "http://x")
+    assert sentence().startswith('Environment: error parsing value for field "milvus"')
+    assert sentence().endswith("write JSON, or one variable for each key as in RMVDB_MILVUS__URI")
+
+
+def test_a_file_that_is_missing_or_no_toml_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sentence(folder / "no.toml") == f"{folder}/no.toml is not there; run `rmvdb init` in its folder or name another file"
+    assert re.search(r"is not valid TOML: .*line 2.*; mend", sentence(written(folder, "[milvus]\nuri x")))
+    (folder / "rmvdb.toml").write_bytes(b"home = '\xff'")
+    assert sentence() == f"{folder}/rmvdb.toml is not UTF-8 text; save it as UTF-8"
+    monkeypatch.setenv("RMVDB_CONFIG", "gone.toml")
+    assert sentence().startswith(f"{folder}/gone.toml (named by RMVDB_CONFIG) is not there;")
+
+
+def test_the_template_says_every_default_and_every_line_of_it_works(folder: Path) -> None:
+    text = config.template()
+    assert config.load(written(folder, text)) == config.load(written(folder, ""))
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if re.fullmatch(r"# \w+ = .*", line) and "[indexes.photos]" not in "\n".join(lines[max(0, number - 3) : number]):
+            changed = "\n".join([*lines[:number], line[2:], *lines[number + 1 :]])
+            config.load(written(folder, changed))
+    galleries = text[text.index("# [indexes.photos]") :].replace("# ", "")
+    assert config.load(written(folder, galleries)).index_for("photos").type == "HNSW"
+    known = {".".join(keys) for keys in config._known() if len(keys) > 1 and "*" not in keys}
+    shown = tomllib.loads(re.sub(r"(?m)^# (\w+ = )", r"\1", text[: text.index("# [indexes.photos]")]))
+    assert {f"{name}.{key}" for name, section in shown.items() if isinstance(section, dict) for key in section} == known
+
+
+def test_every_setting_stands_in_the_docstring() -> None:
+    assert config.__doc__
+    for keys in config._known():
+        assert keys[-1] == "*" or re.search(rf"\b{keys[-1]}\b", config.__doc__)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        config.load().backfill.batch = 3
+
+
+def test_reading_settings_loads_nothing_heavy() -> None:
+    script = (
+        "import sys, rmvdb.app.config; rmvdb.app.config.load()\n"
+        "print([name for name in ('torch', 'pyarrow', 'faiss', 'pymilvus', 'sqlalchemy', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", '[models]\nallow = ["a", "b.c"]\n'),
+        ("# mine\nhome = 'x' # here", '# mine\nhome = \'x\' # here\n\n[models]\nallow = ["a", "b.c"]\n'),
+        ("[models]", '[models]\nallow = ["a", "b.c"]\n'),
+        ("[models] # code\n# allow = ['models']\n\n[throttle]\nrate = 1 # slow\n", None),
+        (
+            "[models]\nallow = [] # none yet\n[backfill]\nbatch = 7\n",
+            '[models]\nallow = ["a", "b.c"] # none yet\n[backfill]\nbatch = 7\n',
+        ),
+        (
+            '[models]\n# of ours\nallow = [\n  "a",\n  "x",\n]\n[backfill]\n',
+            '[models]\n# of ours\nallow = ["a", "b.c"]\n[backfill]\n',
+        ),
+        ("[search]\ntraffic = 0\n[models]\n\n[indexes.allow]\ntype = 'FLAT'\n", None),
+    ],
+)
+def test_a_module_is_allowed_and_all_else_in_the_file_stays(folder: Path, before: str, after: str | None) -> None:
+    file = written(folder, before)
+    file.chmod(0o640)
+    was = config.load(file)
+    config.allow(file, ["a", "b.c"])
+    text = file.read_text()
+    assert after in (None, text)
+    assert [line for line in before.splitlines() if "#" in line and "allow" not in line] == [
+        line for line in text.splitlines() if "#" in line and "allow" not in line
+    ]
+    now = config.load(file)
+    assert now.models.allow == ("a", "b.c")
+    assert now.model_dump(exclude={"models"}) == was.model_dump(exclude={"models"})
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("text", ["models = { allow = [] }", "models.allow = ['x']", "[models]\nallow = ['x', # ]\n'y']\n"])
+def test_a_file_that_is_written_otherwise_is_left_and_the_line_is_named(folder: Path, text: str) -> None:
+    file = written(folder, text)
+    with pytest.raises(ConfigError, match=r'could not be changed .*; write allow = \["a"\] there, below \[models\]'):
+        config.allow(file, ["a"])
+    assert file.read_text() == text

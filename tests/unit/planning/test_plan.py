@@ -1,0 +1,82 @@
+"""What a plan samples."""
+
+import numpy as np
+import pytest
+
+from rmvdb.errors import UsageError
+from rmvdb.planning import simulate
+from rmvdb.planning.plan import LEAST_HELD_OUT, Question, _sizes
+from rmvdb.planning.sample import LEAST_SIDED, side_of
+from rmvdb.types import Record
+
+
+def test_a_gallery_of_one_collection_is_sampled_as_asked():
+    assert _sizes(20_000, [1_000_000]) == ([20_000], None)
+    assert _sizes(20_000, [400]) == ([400], None)
+
+
+@pytest.mark.parametrize("counts", [[160, 240], [5_000, 95_000], [400_000, 500_000, 100_000]])
+def test_what_is_held_out_has_the_proportions_of_the_gallery(counts):
+    (newest, *others), held_out = _sizes(20_000, counts)
+    assert newest == min(20_000, counts[0])
+    for size, count in zip(others, counts[1:], strict=True):
+        assert size / 2 / held_out == pytest.approx(count / counts[0], rel=0.02)
+    assert held_out + sum(others) / 2 <= simulate.MOST_HELD_OUT * 1.001
+
+
+def test_few_records_in_the_newest_collection_are_still_measured_on():
+    (newest, other), held_out = _sizes(20_000, [1_000, 10_000_000])
+    assert (newest, other, held_out) == (1_000, 2 * simulate.MOST_HELD_OUT, LEAST_HELD_OUT)
+
+
+def test_what_is_asked_with_queries_has_the_content_of_the_file_for_a_name(tmp_path):
+    def asked(name, text):
+        (tmp_path / name).write_text(text)
+        return Question(gallery="g", from_version="v1", to_version="v2", queries=str(tmp_path / name)).key
+
+    shoes, hats = '{"item": "red shoes"}', '{"item": "hats"}'
+    keys = [
+        asked("a", shoes),
+        asked("b", '{"item": "red shoes", "answers": [7]}'),
+        asked("a", hats),
+        asked("b", f"{shoes}\n{hats}"),
+    ]
+    assert asked("b", shoes) == keys[0]
+    assert len(set(keys)) == 4
+    assert Question(gallery="g", from_version="v1", to_version="v2").key not in keys
+
+
+@pytest.mark.parametrize(
+    ("text", "saying"),
+    [("", "holds no query"), ('{"text": "a"}', r'Line 1 of .* is no query; write {"item": "a text or a file"}')],
+)
+def test_a_file_that_holds_no_query_is_refused(tmp_path, text, saying):
+    (tmp_path / "log").write_text(text)
+    with pytest.raises(UsageError, match=saying):
+        Question(gallery="g", from_version="v1", to_version="v2", queries=str(tmp_path / "log")).asked()
+
+
+def sided(found):
+    return [Record(id=id, fields={} if value is None else {"hint": value}) for id, value in enumerate(found)]
+
+
+def test_records_without_side_information_have_the_zeros_that_they_are_lifted_with():
+    made = side_of(sided([None, *([n, 0.5] for n in range(LEAST_SIDED)), None]), "hint")
+    assert made.dtype == np.float32
+    assert made.tolist() == [[0.0, 0.0], *([n, 0.5] for n in range(LEAST_SIDED)), [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("found", "saying"),
+    [
+        ([[1.0, 2.0]] * (LEAST_SIDED - 1) + [None] * 50, "59 records of the sample have something in field 'hint'"),
+        ([None] * 100, "0 records of the sample have"),
+        ([[1.0, 2.0]] * 80 + ["blue"], "record 80 has 'blue' in field 'hint'"),
+        ([[1.0]] * 80 + [[1.0, 2.0]], "record 0 has"),
+        ([[1.0, "2"]] * 80, "record 0 has"),
+        ([7] * 80, "record 0 has 7"),
+    ],
+)
+def test_what_is_no_side_information_or_too_little_is_refused(found, saying):
+    with pytest.raises(UsageError, match=saying):
+        side_of(sided(found), "hint")

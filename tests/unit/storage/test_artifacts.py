@@ -1,0 +1,111 @@
+"""Artifacts are read back as they were written, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rmvdb.errors import ArtifactError
+from rmvdb.storage import files
+from rmvdb.storage.artifacts import Artifacts
+
+
+@given(data=st.binary(max_size=2000), suffix=st.sampled_from(["json", "safetensors", ".json"]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+def test_what_is_put_comes_back(tmp_path: Path, data: bytes, suffix: str) -> None:
+    artifacts = Artifacts(tmp_path)
+    digest = artifacts.put(data, suffix=suffix)
+    assert digest == hashlib.sha256(data).hexdigest()
+    assert artifacts.get(digest) == data
+    assert (tmp_path / f"{digest}.{suffix.removeprefix('.')}").is_file()
+
+
+def test_the_same_bytes_are_kept_once_and_nothing_else_is_left(tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path / "deep" / "folder")
+    digests = {artifacts.put(b"psi", suffix="safetensors") for _ in range(3)}
+    assert [path.name for path in artifacts.folder.iterdir()] == [f"{digests.pop()}.safetensors"]
+
+
+def test_an_altered_artifact_is_refused_by_name_and_mended_by_putting_it_again(tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path)
+    digest = artifacts.put(b"calibration", suffix="json")
+    artifacts.path(digest).write_bytes(b"calibratioN")
+    with pytest.raises(ArtifactError, match=f"{digest}.json was altered"):
+        artifacts.get(digest)
+    artifacts.put(b"calibration", suffix="json")
+    assert artifacts.get(digest) == b"calibration"
+
+
+def test_a_missing_artifact_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=f"{'0' * 64} is missing; put it back"):
+        Artifacts(tmp_path).get("0" * 64)
+
+
+@pytest.mark.parametrize("digest", ["", "../secret", "*", "A" * 64, "0" * 63, f"../{'0' * 61}", "0" * 64 + "\n"])
+def test_only_a_sha256_is_looked_for(tmp_path: Path, digest: str) -> None:
+    folder = tmp_path / "artifacts"
+    Artifacts(folder).put(b"x", suffix="json")
+    (tmp_path / "secret").write_bytes(b"secret")
+    with pytest.raises(ArtifactError, match="is no SHA-256"):
+        Artifacts(folder).get(digest)
+
+
+@pytest.mark.parametrize("suffix", ["", ".", "a/b", "..", "../x", "a\0"])
+def test_a_suffix_cannot_name_another_folder(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(ArtifactError, match="cannot end a file's name"):
+        Artifacts(tmp_path).put(b"x", suffix=suffix)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+    (tmp_path / "artifacts").write_bytes(b"a file where the folder should be")
+    with pytest.raises(ArtifactError, match=r"could not be written .*; mend that"):
+        Artifacts(tmp_path / "artifacts").put(b"x", suffix="json")
+
+
+def test_many_writers_of_the_same_bytes_do_not_disturb_each_other(tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path / "new")
+    data = bytes(200_000)
+    found: list[bytes] = []
+
+    def put_and_get() -> None:
+        for _ in range(10):
+            found.append(artifacts.get(artifacts.put(data, suffix="bin")))
+
+    threads = [threading.Thread(target=put_and_get) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [data] * 60
+    assert len(list(artifacts.folder.iterdir())) == 1
+
+
+@given(names=st.lists(st.text(max_size=200), min_size=2, max_size=2, unique=True))
+def test_file_names_are_distinct_short_and_plain(names: list[str]) -> None:
+    first, second = map(files.file_name, names)
+    assert first != second
+    assert len(first.encode()) < 200
+    assert Path(first).parts == (first,)
+    assert not first.startswith(".")
+
+
+def test_a_path_from_the_registry_cannot_leave_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / "way-out").symlink_to(tmp_path)
+    for path in ["../secret", "/etc/passwd", "a/../../secret", "", "a\0b", "way-out/secret"]:
+        with pytest.raises(ArtifactError, match="is not a file in"):
+            files.inside(tmp_path / "archive", path)
+    assert files.inside(tmp_path / "archive", "photos/1.parquet") == tmp_path / "archive" / "photos" / "1.parquet"
+
+
+def test_removing_twice_is_removing_once(tmp_path: Path) -> None:
+    files.durable_write(tmp_path / "a" / "b" / "c", b"x")
+    for _ in range(2):
+        files.remove(tmp_path / "a" / "b" / "c")
+        files.remove(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
