@@ -135,9 +135,16 @@ class VectorStore(Protocol):
         """Whether every search finds what was written without `settle`."""
         ...
 
-    def settle(self, collection: str, *, coming: int = 0, report: Callable[[int, int], None] = lambda *_: None) -> None:
+    def settle(
+        self,
+        collection: str,
+        *,
+        coming: int = 0,
+        missed: bool = False,
+        report: Callable[[int, int], None] = lambda *_: None,
+    ) -> None:
         """Wait until searches, filtered ones too, find all that was written before, and will once so many more records are
-        `coming`; `report` hears rows done, of all."""
+        `coming`; `missed`: a search has missed some; `report` hears rows done, of all."""
         ...
 
     def segments(self, collection: str) -> Segments:

@@ -150,15 +150,12 @@ class Segments:
 
     #: Rows that were flushed.
     rows: int = 0
-    #: Those of them that searches reach through a loaded index.
-    indexed: int = 0
+    #: Those of them that wait for their index.
+    waiting: int = 0
+    #: Those of them in segments that are too small for an index and too large to be searched one by one.
+    partly: int = 0
     #: Rows without an index that searches read one by one all the same.
     exact: int = 0
-
-    @property
-    def waiting(self) -> int:
-        """Rows that wait for their index."""
-        return max(0, self.rows - self.indexed)
 
     @property
     def found(self) -> bool:

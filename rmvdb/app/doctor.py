@@ -124,7 +124,13 @@ def _collection(app: App, row: CollectionRow) -> str:
             f"{segments.waiting} of {counted(segments.rows, 'row')} wait for their index, and searches with a filter may miss "
             "them until they have it; if that lasts for longer than minutes, look at Milvus' index nodes"
         )
-    return f"{counted(app.store.count(row.name), 'record')}, {found.dim} dimensions, {found.metric}"
+    described = f"{counted(app.store.count(row.name), 'record')}, {found.dim} dimensions, {found.metric}"
+    if not segments.partly:
+        return described
+    return (
+        f"{described}; {counted(segments.partly, 'row')} in segments of 663 to 1,023 rows, for which Milvus makes no index: a "
+        "search with a filter may miss some of them until Milvus merges these segments"
+    )
 
 
 def _source(app: App, gallery: GalleryRow) -> str:

@@ -157,12 +157,13 @@ class Backfill:
         """Whether searches find what was copied without `settle`."""
         return self._store.settles_at_once
 
-    def settle(self, task: Task, report: Callable[[str, int, int], None] = lambda *_: None) -> float:
+    def settle(self, task: Task, report: Callable[[str, int, int], None] = lambda *_: None, *, missed: bool = False) -> float:
         """Let searches find all that is copied; the registry's time before which that was. `report` hears of which collection
-        how many rows are indexed, and of how many."""
+        how many rows are indexed, and of how many; `missed`: a search has missed some."""
         began, now = self._registry.now(), self._registry.progress(task.upgrade)
         for collection in task.new:
-            self._store.settle(collection, coming=now.total - now.done, report=functools.partial(report, collection))
+            heard = functools.partial(report, collection)
+            self._store.settle(collection, coming=now.total - now.done, missed=missed, report=heard)
         return began
 
     def retire(self, task: Task, batch: BatchRow, in_time: Permit) -> None:
@@ -398,7 +399,7 @@ class Backfill:
                     )
                 if missed and patience is not None:
                     time.sleep(patience)
-                    self.settle(task)
+                    self.settle(task, missed=patience == _PATIENCE[-1])
                     break
             else:
                 return

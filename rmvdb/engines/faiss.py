@@ -152,7 +152,14 @@ class FaissStore:
         held = self._collection(collection)
         return len(held.ids(held.test(filter), None, None))
 
-    def settle(self, collection: str, *, coming: int = 0, report: Callable[[int, int], None] = lambda *_: None) -> None:
+    def settle(
+        self,
+        collection: str,
+        *,
+        coming: int = 0,
+        missed: bool = False,
+        report: Callable[[int, int], None] = lambda *_: None,
+    ) -> None:
         """Nothing waits: every search is exact."""
         self._collection(collection)
 

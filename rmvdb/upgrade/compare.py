@@ -37,6 +37,8 @@ NAMED = 20
 IN_HAND = (BatchState.CLAIMED, BatchState.WRITING, BatchState.COPIED, BatchState.REMOVING)
 #: Records that are compared at once, whatever their batches hold.
 AT_ONCE = 1_000
+#: Seconds after which a record that a search has missed is asked for again.
+_AGAIN_AFTER = 1.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -223,8 +225,13 @@ class Verify:
     def _missed(self, schema: Schema, records: Sequence[Record], search: Mapping[str, Any]) -> dict[Id, str]:
         """What searches miss, also once the engine has flushed and indexed what it holds."""
         missed = not_found(self._store, schema, records, search=search)
-        if missed:  # or it was deleted or written since
-            self._store.settle(schema.collection)
+        for waited in (False, True):
+            if not missed:
+                break
+            if waited:
+                self._store.settle(schema.collection, missed=True)
+            else:  # it may have been written or deleted since
+                time.sleep(_AGAIN_AFTER)
             records = self._store.get(schema.collection, [each.id for each in records], vector=True)
             missed = not_found(self._store, schema, records, search=search)
         return missed

@@ -104,7 +104,7 @@ def test_verify_repairs_what_was_lost_and_keeps_what_no_write_is_known_of_once_i
 
 
 def test_doctor_names_a_collection_whose_rows_wait_for_their_index(half: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MilvusStore, "segments", lambda *_: Segments(rows=9_000, indexed=2_000, exact=2_500))
+    monkeypatch.setattr(MilvusStore, "segments", lambda *_: Segments(rows=9_000, waiting=7_000, exact=2_500))
     said = half.ask("doctor", code=1).stdout
     assert said.count("FAIL") == 2
     assert "7000 of 9000 rows wait for their index, and searches with a filter may miss them until they have it" in said

@@ -8,7 +8,7 @@ from pymilvus import DataType, MilvusClient
 
 from rmvdb.engines.finding import TOGETHER, not_found
 from rmvdb.engines.milvus import MilvusStore
-from rmvdb.types import IdType, Index, Metric, Record, Schema
+from rmvdb.types import Field, IdType, Index, Metric, Record, Schema
 from tests.support.waiting import wait_until
 
 #: With 10,000 fresh rows of 2.3.5 a filter finds all of 20 ids, with 20,000 between 1 and 7.
@@ -49,6 +49,46 @@ def test_what_is_searched_one_by_one_now_is_indexed_before_the_collection_grows(
     server_store.upsert(schema.collection, records[2_000:])
     assert not_found(server_store, schema, records[:TOGETHER], among=list(range(2_000))) == {}
     server_store.drop(schema.collection)
+
+
+@pytest.mark.server
+def test_no_segment_is_made_that_searches_look_at_in_part(server_store: MilvusStore) -> None:
+    """A server makes no index of a segment below 1,024 rows, and of those from 663 rows on it reads 16 lists of 39."""
+    schema = Schema(
+        collection="parts", dim=20, metric=Metric.COSINE, id_type=IdType.INT64, fields=(Field(name="shard", type="INT64"),)
+    )
+    server_store.create(schema, Index())
+    random = np.random.default_rng(0)
+
+    def missed(rows: int) -> int:
+        far = random.normal(size=(1, 20)).astype(np.float32)
+        return sum(
+            rows // 4 - len(server_store.search("parts", far, limit=rows, filter=f"shard == {n}", strong=True)[0])
+            for n in range(4)
+        )
+
+    for rows in range(400, 2_801, 400):
+        vectors = random.normal(size=(400, 20)).astype(np.float32)
+        ids = range(rows - 400, rows)
+        server_store.upsert("parts", [Record(id=id, vector=vectors[id % 400], fields={"shard": id % 4}) for id in ids])
+        server_store.settle("parts")
+        assert missed(rows) == 0
+        assert server_store.segments("parts").partly == 0
+    assert server_store.segments("parts").rows >= 1_024
+    server_store.drop("parts")
+
+
+@pytest.mark.server
+def test_a_segment_that_another_program_flushed_is_told(server_store: MilvusStore) -> None:
+    schema = Schema(collection="theirs", dim=20, metric=Metric.COSINE, id_type=IdType.INT64)
+    server_store.create(schema, Index())
+    vectors = np.random.default_rng(0).normal(size=(800, 20)).astype(np.float32)
+    server_store.upsert("theirs", [Record(id=id, vector=vector) for id, vector in enumerate(vectors)])
+    client = MilvusClient(uri=server_store.place())
+    client.flush("theirs")
+    wait_until(lambda: server_store.segments("theirs").partly == 800, seconds=60)
+    client.close()
+    server_store.drop("theirs")
 
 
 @pytest.mark.parametrize("kind", ["AUTOINDEX", "HNSW", "IVF_FLAT"])

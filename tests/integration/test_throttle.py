@@ -336,7 +336,7 @@ def test_a_reason_that_several_workers_have_is_said_once(gallery: Gallery) -> No
 def test_status_says_that_an_index_is_waited_for(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     indexed = threading.Event()
 
-    def settle(_: str, *, coming: int = 0, report: Callable[[int, int], None]) -> None:
+    def settle(_: str, *, coming: int = 0, missed: bool, report: Callable[[int, int], None]) -> None:
         report(10, 40)
         assert indexed.wait(60)
 

@@ -298,7 +298,7 @@ def test_a_filter_by_a_field_finds_as_many_as_there_are(gallery: Gallery, monkey
 def test_the_cut_over_waits_until_searches_find_all_there_is(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     settled: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        gallery.store, "settle", lambda name, *, coming=0, report=None: (settled.append((name, coming)), report(3, 9))
+        gallery.store, "settle", lambda name, *, coming, missed, report: (settled.append((name, coming)), report(3, 9))
     )
     told: list[tuple[str, int, int]] = []
     conductor = gallery.conductor()

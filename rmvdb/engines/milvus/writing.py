@@ -134,7 +134,8 @@ def delete(session: Session, collection: str, ids: Sequence[Id], *, permit: Perm
         expression = ids_in(schema.id_field, wanted[start : start + IDS])
         remove = functools.partial(_remove, collection=collection, expression=expression, engine=session.engine())
         session.run(collection, remove, quoted=expression, permit=permit)
-    _written(session, collection, len(wanted))
+    if session.engine().lite3:
+        _written(session, collection, len(wanted))
 
 
 def _let_pymilvus_know(session: Session, schema: Schema) -> None:
@@ -155,10 +156,8 @@ def _let_pymilvus_know(session: Session, schema: Schema) -> None:
 
 
 def _written(session: Session, collection: str, rows: int) -> None:
-    if not rows or not session.engine().lite3:
-        return
     session.unflushed[collection] = session.unflushed.get(collection, 0) + rows
-    if session.unflushed[collection] >= _FLUSH_AFTER:
+    if session.engine().lite3 and session.unflushed[collection] >= _FLUSH_AFTER:
         session.unflushed[collection] = 0
         session.run(collection, lambda client: client.flush(collection, **ONCE))
 
