@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ import click
 from pydantic import BaseModel, SecretStr
 
 import rmvdb
+import rmvdb.compatible
+import rmvdb.metrics
 from rmvdb import cli, errors
 from rmvdb.app import config
 
@@ -178,13 +181,27 @@ def _code(error: type[errors.RmvdbError]) -> int:
 # --- Python -----------------------------------------------------------------------------------------------------------
 
 
+#: Members that application code does not use.
+HIDDEN = {"rmvdb.Client": ["!^_", "!^CALLS$", "!^delete_those$"]}
+
+
 def python() -> str:
     """What mkdocstrings is asked for: every public name."""
-    lines = ["# Python", "", "Everything here is imported from `rmvdb`. The errors have [a page of their own](errors.md)."]
-    for name in sorted(set(rmvdb.__all__) - {"errors", "RmvdbError"}):
-        lines += ["", f"::: rmvdb.{name}"]
-    lines += ["", "::: rmvdb.RmvdbError"]
+    lines = ["# Python", "", "Every public name. The errors of `rmvdb.errors` have [a page of their own](errors.md)."]
+    for module, names in public().items():
+        lines += ["", f"## {module}"]
+        for name in names:
+            path = f"{module}.{name}"
+            lines += ["", f"::: {path}", "    options:", "      heading_level: 3"]
+            if path in HIDDEN:
+                lines += [f"      filters: {json.dumps(HIDDEN[path])}"]
     return "\n".join([*lines, ""])
+
+
+def public() -> dict[str, list[str]]:
+    """The public names by their module."""
+    modules = (rmvdb, rmvdb.compatible, rmvdb.metrics)
+    return {each.__name__: sorted(set(each.__all__) - {"errors"}) for each in modules}
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
