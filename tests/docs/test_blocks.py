@@ -15,7 +15,7 @@ import pytest
 
 from rmvdb import cli
 from rmvdb.app import config
-from tests.docs.blocks import ALL, PAGES, WRITTEN, Block, rmvdb_lines, spans
+from tests.docs.blocks import ALL, PAGES, ROOT, WRITTEN, Block, rmvdb_lines, spans
 
 LINES = list(rmvdb_lines())
 #: Options of `examples.paper_tables` and `examples/demo.py`, of pip and of pytest.
@@ -81,6 +81,17 @@ def test_a_command_line_that_rmvdb_does_not_take_is_noticed() -> None:
     for wrong in ("upgrade --from v1", "upgrade --from v1 --to v2 --fast", "gallery ad", "throttle --nice 2"):
         with pytest.raises(click.UsageError):
             parse(cli.main, shlex.split(wrong))
+
+
+def test_every_script_and_every_target_of_make_in_a_block_is_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for block in (each for each in ALL if each.language == "sh"):
+        for program, what, *rest in (shlex.split(line, comments=True) for line in block.commands):
+            if program == "make":
+                assert what in targets, block
+            if program == "python":
+                module = f"{rest[0].replace('.', '/')}/__main__.py" if what == "-m" else what
+                assert (ROOT / module).exists(), block
 
 
 @pytest.mark.parametrize("page", WRITTEN)
