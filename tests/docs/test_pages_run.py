@@ -16,6 +16,7 @@ from PIL import Image
 
 from rmvdb import cli
 from rmvdb.engines import lite
+from rmvdb.learning.method import Settings
 from tests.docs.blocks import WRITTEN, Block, blocks
 
 #: Pages whose blocks go on from a gallery of texts, in this order.
@@ -63,7 +64,7 @@ class Reader:
 
 @contextlib.contextmanager
 def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
-    """A reader in this folder, whose upgrades wait for less than a user's do."""
+    """A reader in this folder, whose upgrades train and wait for less long than a user's do."""
     before = set(sys.modules)
     with monkeypatch.context() as patch:
         patch.chdir(folder)
@@ -71,6 +72,8 @@ def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
         patch.setenv("RMVDB_SEARCH__PLAN_MAX_AGE", "0.3")
         patch.setenv("RMVDB_SEARCH__LONGEST_SEARCH", "1")
         patch.delenv("RMVDB_CONFIG", raising=False)
+        for name in ("epochs", "least_steps"):  # whether a plan is good is asked elsewhere
+            patch.setitem(Settings.__init__.__kwdefaults__, name, 40)
         try:
             yield Reader(folder)
         finally:
