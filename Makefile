@@ -2,6 +2,7 @@
 # make check            the inner loop, three minutes: lint, types, import contracts, unit tests, and each store but the server
 # make test             all checks and all tests; JOBS=2 TMPDIR=/var/tmp where memory is short
 # make demo [DATA=dir]  an upgrade from the first command to the last, on pictures made here or on those of a folder
+# make docs             the documentation in site/; a broken link, or a page that mkdocs.yml does not name, fails
 # make stress           upgrades under load and faults: make stress SECONDS=3600 ENGINE=server REGISTRY=postgres SEED=7
 # make clean            take away what the others made
 #
@@ -10,10 +11,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DOCS_READY := .venv/.docs-ready
 
 JOBS = 5
 
-.PHONY: setup lint check test slices slice-lite slice-server demo stress clean
+.PHONY: setup lint check test slices slice-lite slice-server demo docs stress clean
 
 setup: $(READY)
 
@@ -54,6 +56,14 @@ slice-server: setup
 demo: setup
 	$(BIN)/python examples/demo.py --out demo $(if $(DATA),--data "$(DATA)")
 
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group docs
+	@touch $@
+
+docs: $(DOCS_READY)
+	$(BIN)/python docs/generate.py
+	$(BIN)/zensical build --clean --strict
+
 stress: setup
 	$(BIN)/python -m tests.stress $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ENGINE),--engine $(ENGINE)) \
 		$(if $(REGISTRY),--registry $(REGISTRY)) $(if $(RECORDS),--records $(RECORDS)) $(if $(SEED),--seed $(SEED)) \
@@ -61,5 +71,5 @@ stress: setup
 
 clean:
 	rm -rf "/dev/shm/rmvdb-tests-$$(id -u)"
-	rm -rf .venv build dist demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv build dist demo site docs/reference .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Method(StrEnum):
-    """How the old part of the gallery is searched with a new query; the README has the table."""
+    """How the old part of the gallery is searched with a new query; docs/choosing.md has the table."""
 
     #: Both models embed the query; nothing is trained.
     NAIVE = "naive"

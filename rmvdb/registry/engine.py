@@ -158,7 +158,9 @@ def _translate(facts: Mapping[str, str], context: Any) -> Exception | None:
         away.__cause__ = failure
         return away
     if "InsufficientPrivilege" in type(failure).__name__:
-        return errors.RegistryError(f"The registry refused: {words}; give its user the rights that README names")
+        return errors.RegistryError(
+            f"The registry refused: {words}; give its user the rights that docs/how-to/least-privileges.md names"
+        )
     refused = isinstance(context.sqlalchemy_exception, DBAPIError) and not isinstance(
         context.sqlalchemy_exception, IntegrityError
     )

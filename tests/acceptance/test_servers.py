@@ -248,9 +248,9 @@ def test_no_more_rights_are_needed_than_readme_names(
 
 
 def _rights(who: str) -> list[str]:
-    """What README's table names for them."""
-    readme = (Path(rmvdb.__file__).parents[1] / "README.md").read_text()
-    [row] = [line for line in readme.splitlines() if line.startswith(f"| {who} |")]
+    """What the table of least privileges names for them."""
+    page = (Path(rmvdb.__file__).parents[1] / "docs" / "how-to" / "least-privileges.md").read_text()
+    [row] = [line for line in page.splitlines() if line.startswith(f"| {who} |")]
     return re.findall(r"[A-Z]\w+", row.split("|")[2])
 
 

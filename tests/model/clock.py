@@ -9,7 +9,7 @@ look; each may be killed and start afresh, and its machine may stand still for a
 | a process begins a wait | what a transaction then writes by Registry.now |
 
 A process that starts after a jump counts a tick that may not have passed: so much is allowed for each jump. A machine that stands
-still while the clock is set back, and forward again before another process looks, is not guarded against: README says so.
+still while the clock is set back, and forward again before another process looks, is not guarded against: docs/limits.md says so.
 """
 
 from __future__ import annotations

@@ -527,7 +527,7 @@ class Protocol:
                     yield Step(f"a search looks at {leg}", s._replace(reader=reader._replace(missed=leg)))
 
     def _others(self, s: State) -> Iterator[Step]:
-        """What README allows: up to the last comparison of a record that no client has written."""
+        """What docs/how-to/other-programs.md allows: up to the last comparison of a record that no client has written."""
         late = any(b.state == "removing" for b in s.batches) or any(
             each.at in ("decide", "removing", "look_again", "gone", "remove", "again") for each in s.workers
         )

@@ -484,7 +484,7 @@ class Run:
     def _registry_goes_back(self) -> None:
         """The database is some seconds old again, while workers run on: it has lost acknowledged commits.
 
-        What shows it beside the data is refused from then on; the way out that README names is a registry made again.
+        What shows it beside the data is refused from then on; the way out that the documentation names is a registry made again.
         """
         if (at := self._at())[1] != Phase.SERVING_BOTH:
             return

@@ -1,4 +1,4 @@
-"""The README's figures of the papers' tables are those of `results`."""
+"""The documentation's figures of the papers' tables are those of `results`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import pytest
 from examples.paper_tables import report
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-#: Which table the README means by its first cell; the longest beginning that fits.
+PAGE = (ROOT / "docs" / "research" / "paper-tables.md").read_text()
+#: Pages that tell Gains in their text.
+TEXT = f"{PAGE} {(ROOT / 'docs' / 'choosing.md').read_text()}"
+#: Which table the page means by its first cell; the longest beginning that fits.
 TABLES = {
     "CIFAR-100, 50 → 100 classes": "cifar100-extended-class",
     "CIFAR-100, 50 → 100 classes, a larger new model": "cifar100-extended-class-wider",
@@ -50,7 +52,7 @@ def rows(setting: str) -> list[dict[str, Any]]:
 
 
 def line(row: dict[str, Any], setting: str, *, published: bool) -> list[str]:
-    """A row as the README has it: without flips, its mAP in one cell, of the published numbers the Gain alone."""
+    """A row as the page has it: without flips, its mAP in one cell, of the published numbers the Gain alone."""
     (cells,) = report.CELLS["backfill"](row, setting)
     *shown, _, start, half, end, first, _, gain = cells
     return [*shown, f"{start} {half} {end}", first, *([gain] if published else [])]
@@ -60,8 +62,8 @@ def plain(text: str) -> str:
     return text.replace("**", "").replace("−", "-")
 
 
-def test_every_cell_of_the_readmes_tables_is_its_results() -> None:
-    block = README.split("<!-- figures:paper-tables: from results/*.json -->\n")[1].split("<!-- /figures:paper-tables -->")[0]
+def test_every_cell_of_the_pages_tables_is_its_results() -> None:
+    block = PAGE.split("<!-- figures:paper-tables: from results/*.json -->\n")[1].split("<!-- /figures:paper-tables -->")[0]
     settings = []
     for table in block.strip().split("\n\n"):
         head, _, *found = [[cell.strip() for cell in plain(each)[1:-1].split("|")] for each in table.splitlines()]
@@ -76,4 +78,4 @@ def test_every_cell_of_the_readmes_tables_is_its_results() -> None:
 def test_what_the_text_says_of_a_gain_is_in_its_table(setting: str, words: str) -> None:
     gains = {row["method"]: f"{100 * row['gain']:z.0f} ± {100 * row['spread']['gain']:.0f}" for row in rows(setting)}
     said = re.sub(r"{(.+?)}", lambda name: gains[name[1]], words)
-    assert said in plain(" ".join(README.split()))
+    assert said in plain(" ".join(TEXT.split()))

@@ -1,0 +1,110 @@
+"""Every block of README and docs that is not marked runs, in its order, as a reader would run it in an empty folder."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from rmvdb import cli
+from rmvdb.engines import lite
+from rmvdb.learning.method import Settings
+from tests.docs.blocks import WRITTEN, Block, blocks
+
+#: Pages whose blocks go on from a gallery of texts, in this order.
+ON = ["coming-from-pymilvus.md", "research/compatible-models.md", "how-to/throttle.md"]
+#: Pages that begin in an empty folder.
+ALONE = [page for page in WRITTEN if page not in ON]
+
+
+def is_run(block: Block) -> bool:
+    return block.reason is None and block.language in ("sh", "python")
+
+
+class Reader:
+    """A reader who types a page's blocks in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.names = folder, {"__name__": "__main__"}
+
+    def read(self, page: str, *, until: str | None = None) -> None:
+        """Run the page's blocks, up to the one with the words `until`."""
+        for block in filter(is_run, blocks(page)):
+            if until and until in block.text:
+                return
+            self.run(block)
+
+    def run(self, block: Block) -> None:
+        first = block.text.partition("\n")[0]
+        if block.language == "sh":
+            for command in block.commands:
+                self.type(command)
+        elif first.startswith("# ") and first.endswith(".py"):
+            (self.folder / first.removeprefix("# ")).write_text(block.text)
+        elif "MilvusClient" in block.text:  # holds the file until its process ends
+            subprocess.run([sys.executable, "-c", block.text], cwd=self.folder, check=True)
+        else:
+            exec(compile(block.text, str(block), "exec"), self.names)
+
+    def type(self, command: str) -> None:
+        """A line of a shell, run in this process."""
+        program, *words = shlex.split(command, comments=True)
+        assert program == "rmvdb", f"{command}: mark its block as not run, and why"
+        done = CliRunner().invoke(cli.main, words)
+        assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception!r}"
+
+
+@contextlib.contextmanager
+def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    """A reader in this folder, whose upgrades train and wait for less long than a user's do."""
+    before = set(sys.modules)
+    with monkeypatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        patch.setenv("RMVDB_SEARCH__PLAN_MAX_AGE", "0.3")
+        patch.setenv("RMVDB_SEARCH__LONGEST_SEARCH", "1")
+        patch.delenv("RMVDB_CONFIG", raising=False)
+        for name in ("epochs", "least_steps"):  # whether a plan is good is asked elsewhere
+            patch.setitem(Settings.__init__.__kwdefaults__, name, 40)
+        try:
+            yield Reader(folder)
+        finally:
+            for file in folder.rglob("*.db"):
+                lite.release(file)
+            for name in {"models", "pictures"} - before:
+                sys.modules.pop(name, None)
+
+
+def _pictures(folder: Path) -> None:
+    """What the page on files takes for granted."""
+    (folder / "photos").mkdir()
+    for at in range(1, 41):
+        pixels = np.random.default_rng(at).integers(0, 255, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "photos" / f"{at}.jpg")
+    Image.open(folder / "photos" / "7.jpg").save(folder / "query.jpg")
+
+
+@pytest.mark.parametrize("page", [page for page in ALONE if any(map(is_run, blocks(page)))])
+def test_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with reader(tmp_path, monkeypatch) as user:
+        if page == "start-from-files.md":
+            _pictures(tmp_path)
+        user.read(page)
+
+
+def test_pages_that_go_on_from_a_gallery_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with reader(tmp_path, monkeypatch) as user:
+        user.read("README.md", until="rmvdb upgrade")
+        for page in ON:
+            if page == "how-to/throttle.md":
+                user.type("rmvdb upgrade --from v1 --to v2 --method naive --execute --until 0.2 --no-cutover")
+            user.read(page)
+        assert "p99_ms" in CliRunner().invoke(cli.main, ["history", "--json"]).output
