@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @gallery_option
 @click.option("--sample", type=click.IntRange(min=0), default=200, show_default=True, help="Records to embed again.")
 @click.option(
-    "--repair", is_flag=True, help="Put back what was moved and is lost since, and keep what no write is known of; it asks."
+    "--repair", is_flag=True, help="Put back what was moved and lost since; keep what differs from the last known write. It asks."
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
@@ -63,6 +63,16 @@ def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool) -> Non
             what.append(
                 f"keep {counted(len(lost.unknown), 'record')} of which no write is known, such as {lost.unknown[0]!r}: the "
                 "registry may have gone back"
+            )
+        if lost.changed:
+            what.append(
+                f"keep {counted(len(lost.changed), 'record')} as found, such as {lost.changed[0]!r}, although the last known "
+                "write left it otherwise: write it again if that write was the last"
+            )
+        if lost.absent:
+            what.append(
+                f"take {counted(len(lost.absent), 'record')} for deleted, such as {lost.absent[0]!r}, of which a write is known: "
+                "write it again if nobody deleted it"
             )
         if not what:
             report.say("nothing that was moved can be put back, and nothing is there that was not written")

@@ -80,10 +80,10 @@ class Restoring(Database):
             s.add(row)
 
     @transaction
-    def add_written(self, s: Session, /, upgrade_id: int, ids: Sequence[Id]) -> None:
-        """Note that clients wrote these records in the upgrade, as done intents that end now."""
+    def add_written(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, kind: str = "upsert") -> None:
+        """Note that clients wrote, or deleted, these records in the upgrade, as done intents that end now."""
         gallery, at = s.scalars(shared_queries.gallery_of(upgrade_id)).one(), now(s)
-        same = {"gallery_id": gallery.id, "upgrade_id": upgrade_id, "kind": "upsert", "done": True, "epoch": gallery.epoch}
+        same = {"gallery_id": gallery.id, "upgrade_id": upgrade_id, "kind": kind, "done": True, "epoch": gallery.epoch}
         same |= {"client": "rebuilt", "opened_at": at, "deadline": at, "done_at": at}
         if ids:
             s.execute(insert(IntentRow), [same | {"record": key(id)} for id in ids])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -173,6 +173,33 @@ class Verify:
                 strangers = self._strangers(task, batches, page, expected)
                 written = self._registry.announced(task.upgrade, strangers)
                 yield [id for id in strangers if key(id) not in written]
+
+    def changed(self, task: Task) -> tuple[list[Id], list[Id]]:
+        """What a client wrote and is there otherwise than its last known write left it; and what is not there at all.
+
+        The registry has forgotten a later write, or the engine has lost that one, or a call that was held up came after it.
+        """
+        if not self._is_written(task):
+            return [], []
+        made = self._upserted(task)
+        changed = self._other_than_written(task, {record: told for record, told in made.items() if told[1]}, lambda: None)
+        batches = list(self._retired(task))
+        expected = self._expected(task, batches, _newest(batches))
+        for collection in task.new:
+            for page in self._store.scan(collection):
+                strangers = self._strangers(task, batches, page, expected)
+                changed += self._though_deleted(task, collection, strangers, self._registry.announced(task.upgrade, strangers))
+        return changed, self._absent(task, made)
+
+    def _absent(self, task: Task, made: Mapping[str, tuple[int, bytes]]) -> list[Id]:
+        found: list[Id] = []
+        ids = self._ids(task, made)
+        for start in range(0, len(ids), AT_ONCE):
+            part = ids[start : start + AT_ONCE]
+            there = {each.id for name in {*task.new, *task.old} for each in self._store.get(name, part, fields=())}
+            now = self._registry.announced(task.upgrade, part)
+            found += [id for id in part if id not in there and now[key(id)].id == made[key(id)][0]]
+        return found
 
     def _expected(self, task: Task, batches: Sequence[_Batch], newest: Mapping[int, int]) -> npt.NDArray[np.uint64]:
         """Hashes of what batches moved, and clients wrote, into the new collection."""
@@ -412,13 +439,16 @@ class Verify:
             for id in strangers:
                 if key(id) not in written:
                     report.complain(f"record {id!r} is in {collection} though it was neither moved nor written there")
+        for id in self._though_deleted(task, collection, strangers, written):
+            report.complain(f"record {id!r} is in {collection} though it was deleted")
+
+    def _though_deleted(self, task: Task, collection: str, strangers: Sequence[Id], written: Mapping[str, IntentRow]) -> list[Id]:
+        """Those of these records that their last write deleted, and that are there all the same."""
         deleted = {id: written[key(id)].id for id in strangers if key(id) in written and _is_deletion(written[key(id)])}
         # Deleted after this page was read, or written again since, is no difference.
         back = [record.id for record in self._store.get(collection, list(deleted), fields=())]
         now = self._registry.announced(task.upgrade, back)
-        for id in back:
-            if (last := now.get(key(id))) is not None and last.id == deleted[id]:
-                report.complain(f"record {id!r} is in {collection} though it was deleted")
+        return [id for id in back if (last := now.get(key(id))) is not None and last.id == deleted[id]]
 
     def _written(self, task: Task) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
         """Hashes of the ids that a returned upsert made sure of, and of those that a later delete took away, or may have."""
@@ -435,33 +465,46 @@ class Verify:
 
     def _compare_written(self, task: Task, report: Report, *, sample: int, look: Callable[[], None]) -> None:
         """Whether what clients wrote is as they wrote it: a call that was held up may have come after theirs."""
-        made: dict[str, tuple[int, bytes]] = {}
-        after = 0
-        while page := self._registry.written(task.upgrade, after=after):
-            for row in page:
-                made.pop(row.record, None)  # of what was begun since, and is not done, nobody knows
-                if row.done and row.sketch:
-                    made[row.record] = row.id, row.sketch
-            after = page[-1].id
+        made = {record: told for record, told in self._upserted(task).items() if told[1]}
         if not self._is_written(task):
             return
-        numbers = self._registry.collection(task.new[0]).schema["id_type"] == IdType.INT64
-        other = self._otherwise(task, [int(record) if numbers else record for record in made], made, look)
-        end = time.monotonic() + task.grace
-        while other and time.monotonic() < end:  # a server may show for a moment what a record was before
-            time.sleep(0.1)
-            other = self._otherwise(task, other, made, look)
+        other = self._other_than_written(task, made, look)
         for id in other:
             report.complain(f"record {id!r} is in {task.new[0]} with another vector than its last write gave it")
         complained = set(map(key, other))
         right = {record: told for record, told in made.items() if record not in complained}
         self._embed_written(task, right, report, sample=sample)
 
+    def _upserted(self, task: Task) -> dict[str, tuple[int, bytes]]:
+        """The last write of each record that a client wrote last, and the sketch of the vector that it gave, empty where it has
+        none."""
+        made: dict[str, tuple[int, bytes]] = {}
+        after = 0
+        while page := self._registry.written(task.upgrade, after=after):
+            for row in page:
+                made.pop(row.record, None)  # of what was begun since, and is not done, nobody knows
+                if row.done and row.kind == "upsert":
+                    made[row.record] = row.id, row.sketch or b""
+            after = page[-1].id
+        return made
+
+    def _ids(self, task: Task, records: Iterable[str]) -> list[Id]:
+        numbers = self._registry.collection(task.new[0]).schema["id_type"] == IdType.INT64
+        return [int(record) if numbers else record for record in records]
+
+    def _other_than_written(self, task: Task, made: Mapping[str, tuple[int, bytes]], look: Callable[[], None]) -> list[Id]:
+        """Those of these records that have another vector than their last write gave them, and keep it for a grace."""
+        other = self._otherwise(task, self._ids(task, made), made, look)
+        end = time.monotonic() + task.grace
+        while other and time.monotonic() < end:  # a server may show for a moment what a record was before
+            time.sleep(0.1)
+            other = self._otherwise(task, other, made, look)
+        return other
+
     def _embed_written(self, task: Task, made: Mapping[str, tuple[int, bytes]], report: Report, *, sample: int) -> None:
         """Whether searches find a sample of what clients wrote, and it is what the model makes of these items: they may have run
         another code of it."""
-        numbers = self._registry.collection(task.new[0]).schema["id_type"] == IdType.INT64
-        ids = [int(record) if numbers else record for record in made]
+        ids = self._ids(task, made)
         chosen = [id for id in ids if _share(id) < sample / len(ids)]
         records = self._store.get(task.new[0], chosen, vector=True)  # about `sample` of them
         self._search({task.new[0]: records}, report)

@@ -27,6 +27,9 @@ class Lost:
     for_good: list[Id] = field(default_factory=list)
     #: What the new collection holds, and no batch moved and no write that the registry knows of put there.
     unknown: list[Id] = field(default_factory=list)
+    #: What it holds otherwise than the last known write left it, and of which such a write is known and nothing is there.
+    changed: list[Id] = field(default_factory=list)
+    absent: list[Id] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -35,8 +38,18 @@ class Lost:
 
 
 def lost(lead: Lead, upgrade: UpgradeRow) -> Lost:
-    """Find what the new collections have lost of what was moved into them, but for what a client has written or deleted since;
-    and what they hold that nothing explains."""
+    """Find what the new collections have lost of what was moved into them, and where they differ from the known writes."""
+    found, check = _moved_and_lost(lead, upgrade), verify.check_of(lead)
+    task = backfill_step.task(lead, upgrade)
+    for strangers in check.unknown(task):
+        found.unknown += strangers
+        lead.check_stop()
+    found.changed, found.absent = check.changed(task)
+    return found
+
+
+def _moved_and_lost(lead: Lead, upgrade: UpgradeRow) -> Lost:
+    """What was moved and is lost since, but for what a client has written or deleted."""
     task, found, seen = backfill_step.task(lead, upgrade), Lost(), set[Id]()
     before = work_list.LAST
     while page := lead.registry.batches(upgrade.id, before=before, state=BatchState.RETIRED):
@@ -49,18 +62,22 @@ def lost(lead: Lead, upgrade: UpgradeRow) -> Lost:
             _sort(lead, row, missing, found)
             lead.check_stop()
         before = page[-1].id
-    for strangers in verify.check_of(lead).unknown(task):
-        found.unknown += strangers
-        lead.check_stop()
     return found
 
 
 def repair(lead: Lead, upgrade: UpgradeRow, found: Lost, worker: Worker) -> None:
-    """Put back what was found, as batches of its own; what is unknown counts as written by a client from now on."""
+    """Put back what was found, as batches of its own; the rest counts as written, or deleted, by a client from now on."""
     if found.unknown:
         lead.registry.add_written(upgrade.id, found.unknown)
         what = counted(len(found.unknown), "record of which no write was known is", "records of which no write was known are")
         lead.say(f"{what} kept")
+    if found.changed:
+        lead.registry.add_written(upgrade.id, found.changed)
+        kept = counted(len(found.changed), "record")
+        lead.say(f"{kept} kept as found, which the last known write left otherwise: {_shown(found.changed)}")
+    if found.absent:
+        lead.registry.add_written(upgrade.id, found.absent, kind="delete")
+        lead.say(f"{counted(len(found.absent), 'record')} of which a write is known taken for deleted: {_shown(found.absent)}")
     for batch, ids in found.archived.items():
         lead.registry.put_back(upgrade.id, ids, of=batch)
     if found.archived:
@@ -71,7 +88,11 @@ def repair(lead: Lead, upgrade: UpgradeRow, found: Lost, worker: Worker) -> None
 def put_back_late(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> None:
     """Before a roll back ends: what a call that was held up has removed from where it was put back, or left."""
     if upgrade.undoes is not None:
-        repair(lead, upgrade, lost(lead, upgrade), worker)
+        repair(lead, upgrade, _moved_and_lost(lead, upgrade), worker)
+
+
+def _shown(ids: Sequence[Id]) -> str:
+    return ", ".join(map(repr, ids[:20])) + (" …" if len(ids) > 20 else "")
 
 
 def _there(lead: Lead, task: Task, ids: Sequence[Id]) -> set[Id]:

@@ -204,6 +204,36 @@ def test_what_a_client_wrote_stays_though_the_registry_goes_back_to_before_it(tm
     assert gallery.registry.upgrade(gallery.upgrade.id).phase == Phase.CUT_OVER
 
 
+def test_a_registry_that_forgot_the_last_write_of_a_record_ends_its_upgrade_all_the_same(tmp_path: Path) -> None:
+    """It knows of an earlier one, and verification believes that one until somebody agrees to what is there."""
+    gallery = make(tmp_path)
+    drive(gallery)
+    item = gallery.source.of
+    with gallery.client() as client:
+        client.upsert([{"id": id, "item": item[id], "n": id} for id in (3, 4)])
+        client.delete([5])
+        backup = copied(gallery)
+        item |= {3: "newer", 5: "again"}
+        client.upsert([{"id": id, "item": item[id], "n": id} for id in (3, 5)])
+        client.delete([4])
+        del item[4]
+    put_back(gallery, backup)
+
+    conductor = gallery.conductor()
+    with pytest.raises(VerifyFailed, match="3 differences"):
+        conductor.advance(gallery.upgrade, gallery.worker())
+    row = gallery.registry.upgrade(gallery.upgrade.id)
+    found = conductor.lost(row)
+    assert (found.archived, found.unknown, sorted(map(int, found.changed)), found.absent) == ({}, [], [3, 5], [4])
+    conductor.repair(row, found, gallery.worker())
+    conductor.advance(row, gallery.worker())
+    assert gallery.registry.upgrade(gallery.upgrade.id).phase == Phase.CUT_OVER
+    held = gallery.held()["new"]
+    assert held.keys() == item.keys()
+    assert held[3].vector == pytest.approx(vector("v2", "newer"), abs=1e-6)
+    assert held[5].vector == pytest.approx(vector("v2", "again"), abs=1e-6)
+
+
 def test_a_client_never_goes_to_a_smaller_epoch_and_status_says_so(tmp_path: Path) -> None:
     gallery = make(tmp_path, deployed=False)
     backup = copied(gallery)

@@ -488,6 +488,7 @@ class Run:
         """
         if (at := self._at())[1] != Phase.SERVING_BOTH:
             return
+        kept = time.monotonic() - RECOVERING  # a deletion that began before may have been noted as done after it
         with self._away(), self.whole:
             self.registry.keep()
         time.sleep(self.moments.uniform(0.2, 8.0))
@@ -498,6 +499,7 @@ class Run:
                 self.registry.go_back()
                 self.app.registry.engine.dispose()
             self.registry_back += 1
+            self.truth.may_come_back(kept, time.monotonic())
             self.say("the registry has gone back")
             try:
                 Owner(self.app.registry, self.app.store).expect("things")

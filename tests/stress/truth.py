@@ -101,6 +101,12 @@ class Truth:
         self._of_shard[id % self.shards].add(id)
         return write
 
+    def may_come_back(self, since: float, now: float) -> None:
+        """The registry has forgotten what was deleted since then, so that a repair may put it back from the archive."""
+        for writes in self.writes.values():
+            if writes[-1].edition == GONE and writes[-1].begin >= since and len(writes) > 1:
+                writes.append(Write(begin=now, edition=writes[-2].edition))
+
     def forget_before(self, time: float) -> None:
         """Drop writes that no search after that moment can show."""
         for id, writes in self.writes.items():

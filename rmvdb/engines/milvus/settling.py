@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _INDEXED_AFTER = 1800.0
 #: Seconds for which a flush waits for more rows to be written.
 _MORE_WITHIN = 10.0
-#: Rows that were not flushed and that a server searches one by one: measured on 2.3.5, which looks at a part of them from 4,992 on.
+#: Rows that were not flushed and that a server searches one by one. Measured on 2.3.5: it looks at a part of 4,992 and more.
 _EXACT = 2_500
 #: Rows of a segment from which on a server makes an index of it (`indexCoord.segment.minSegmentNumRowsToEnableIndex`).
 _INDEXED = 1_024
 #: Rows of a flushed segment without an index from which on a server looks at a part of them: it keeps lists of 39 rows each and
-#: reads the nearest 16 (`queryNode.segcore.interimIndex.nprobe`). Of segments between these two a filtered search misses up to half.
+#: reads the nearest 16 (`queryNode.segcore.interimIndex.nprobe`). Of a segment between these two a filtered search misses a part.
 _PARTLY = 663
 
 
