@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @click.option("--until", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Stop at this share of the gallery.")
 @click.option("--no-cutover", is_flag=True, help="Leave both collections in service at the end.")
 @click.option("--detach", is_flag=True, help="Plan and deploy, then leave the backfill to workers.")
+@click.option("--collection", metavar="NAME", help="Name of the new collection [default: gallery, version and a number].")
 @click.option("--execute", is_flag=True, help="Agree that records leave a collection that rmvdb did not make.")
 @missing_option
 @force_option
@@ -32,6 +33,7 @@ def upgrade(
     until: float,
     no_cutover: bool,
     detach: bool,
+    collection: str | None,
     execute: bool,
     accept_missing: bool,
     force: bool,
@@ -55,14 +57,23 @@ def upgrade(
                 report.say(f"gallery {name} holds {options['to_version']} already")
                 return
             question = conductor.resolve(make_question(name, options, method=method))
+            if collection is not None:
+                conductor.check_name(collection)
             yours = [each for each in question.old if _is_kept(app, each)]
             if yours and not execute and not question.instant_rollback:
                 report.say(f"{' and '.join(yours)}: yours, not made by rmvdb; this plans only, until you agree with --execute")
             found = conductor.plan(question, again=again)
             report.show(lambda: output.print_plan(found))
-            row = conductor.begin(question, found, app.worker(), until=until, cutover=not no_cutover, execute=execute)
+            row = conductor.begin(
+                question, found, app.worker(), until=until, cutover=not no_cutover, execute=execute, collection=collection
+            )
         else:
             _refuse_another_way(row, method, options)
+            if collection not in (None, row.new_collection):
+                raise errors.UsageError(
+                    f"Upgrade {row.id} fills {row.new_collection!r}; leave --collection out to resume it, or end it first: "
+                    "rmvdb rollback"
+                )
             report.say(f"going on with upgrade {row.id} by {row.method} in {row.order} order: {row.phase}")
             app.registry.set_upgrade(row.id, plan=row.plan | {"until": until, "cutover": not no_cutover})
             if execute:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,22 +13,36 @@ from rmvdb.backfill.worker import Worker
 from rmvdb.catalog import catalog
 from rmvdb.planning.plan import Plan, Question
 from rmvdb.registry.tables import UpgradeRow, VersionRow
-from rmvdb.types import Leg, Phase
+from rmvdb.types import MARK_PREFIX, Leg, Phase
 from rmvdb.upgrade import backfill_step, clean_up, plan_step
 from rmvdb.upgrade.context import Lead
 from rmvdb.upgrade.copy_collection import plans
 from rmvdb.upgrade.epoch_legs import leg_of, served, to_json
 
+#: How Milvus lets a collection be called.
+_COLLECTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+
 
 def begin(
-    lead: Lead, question: Question, plan: Plan, worker: Worker, *, until: float = 1.0, cutover: bool = True, execute: bool = False
+    lead: Lead,
+    question: Question,
+    plan: Plan,
+    worker: Worker,
+    *,
+    until: float = 1.0,
+    cutover: bool = True,
+    execute: bool = False,
+    collection: str | None = None,
 ) -> UpgradeRow:
     """Register the upgrade, in the place of an unfinished one where there is one; nothing is served differently yet.
 
-    Raises PlanRefused where the plan would lower the quality, NeedsConsent for a collection that rmvdb did not make, Stopped
-    once it shall stop.
+    `collection`: the name of the new collection, else one made of the gallery's and the version's. Raises PlanRefused where the
+    plan would lower the quality, NeedsConsent for a collection that rmvdb did not make, UsageError or AlreadyExists for a name
+    that the new collection cannot have, Stopped once it shall stop.
     """
     lead.check_stop()
+    if collection is not None:
+        check_name(lead, collection)
     if plan.prediction and plan.prediction["verdict"] == "refuse":
         raise errors.PlanRefused(plan.prediction["reason"])
     lead.owner.settle(lead.gallery.name)
@@ -41,7 +56,7 @@ def begin(
     own = question.instant_rollback and (plan.reverse is None or lead.can_load(legs[0].model))
 
     def details(number: int) -> dict[str, Any]:
-        made = _details(lead.gallery.name, number, question, plan, legs, version, own=own)
+        made = _details(lead.gallery.name, number, question, plan, legs, version, own=own, collection=collection)
         return made | {"plan": made["plan"] | {"until": until, "cutover": cutover}}
 
     values = {
@@ -60,11 +75,33 @@ def begin(
         return lead.registry.supersede(before.id, details, epoch=epoch, note=note, supersedes=before.id, **values)
 
 
+def check_name(lead: Lead, collection: str) -> None:
+    """Raise UsageError if Milvus takes no such name, AlreadyExists if a collection has, or had, it."""
+    if not _COLLECTION.fullmatch(collection) or collection.startswith(MARK_PREFIX):
+        raise errors.UsageError(
+            f"A new collection cannot be called {collection!r}: use at most 255 letters, digits and underscores, with no digit "
+            f"in front, and do not begin with {MARK_PREFIX}"
+        )
+    galleries = lead.registry.galleries()
+    known = {row.name for gallery in galleries for row in lead.registry.collections(gallery.id)}
+    if collection in known or lead.store.exists(collection):
+        raise errors.AlreadyExists(f"There is, or was, a collection {collection!r}; give the new one another name")
+
+
 def _details(
-    gallery: str, number: int, question: Question, plan: Plan, legs: Sequence[Leg], version: VersionRow, *, own: bool
+    gallery: str,
+    number: int,
+    question: Question,
+    plan: Plan,
+    legs: Sequence[Leg],
+    version: VersionRow,
+    *,
+    own: bool,
+    collection: str | None,
 ) -> dict[str, Any]:
     """What the upgrade of this number works on, and the legs of each of its epochs; `own`: v1 itself writes a mirror."""
-    collection, copy = (catalog.collection_name(gallery, name, f"u{number}") for name in (version.name, legs[0].model))
+    chosen, copy = (catalog.collection_name(gallery, name, f"u{number}") for name in (version.name, legs[0].model))
+    collection = collection or chosen
     # What is listed, which is emptied, too, but for a lifted copy: confidence is read off vectors of the old model.
     listed = [replace(legs[0], collection=copy)] if question.instant_rollback and not plan.lift else legs
     old = [leg_of(version, collection)] if plan.lift else listed  # in place: its own vectors are replaced

@@ -104,7 +104,7 @@ class Conductor(Lead):
 
     # A function of a lead is a method here: these are the steps, and the rooms where they are.
     resolve, plan, simulate = plan_step.resolve, plan_step.plan, plan_step.simulate
-    begin = register.begin
+    begin, check_name = register.begin, register.check_name
     expect_unchanged = change_epoch.expect_unchanged
     deploy = deploying.deploy
     list_work = work_list.list_work

@@ -40,7 +40,9 @@ class Status:
     phase: str = ""
     #: What happens in this phase, in words: never more than is true.
     doing: str = ""
-    #: The share of records found in the new collection, 0 to 1.
+    #: Whether the work list is whole; before that nobody knows the total.
+    listed: bool = False
+    #: The share of records found in the new collection, 0 to 1; 0 before the work list is whole.
     t: float = 0.0
     done: int = 0
     total: int = 0
@@ -120,6 +122,7 @@ def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, plan: 
         "order": row.order,
         "phase": row.phase,
         "doing": _doing(row, now, unfinished, resting, plan),
+        "listed": row.listed,
         "t": 1.0 if row.phase in (Phase.CUT_OVER, Phase.CLEANING_UP) else now.t if row.listed else 0.0,
         "done": now.done,
         "total": now.total,

@@ -241,3 +241,19 @@ def test_a_worker_that_lives_for_months_loads_what_has_a_forgotten_versions_name
         project.ask("model", "add", "v2", "--embedder", "models:v3")
         worker.conductor("things")
         assert worker.encoder.embedder("v2") is not before
+
+
+def test_the_new_collection_is_called_as_asked(project: Project) -> None:
+    (old,) = (each["name"] for each in project.json("gallery", "show")["collections"])
+    for name, why in (
+        ("2nd", "cannot be called '2nd'"),
+        ("rmvdb_owner_of_x", "do not begin with rmvdb_owner_of_"),
+        (old, "There is, or was"),
+    ):
+        assert why in project.ask(*NAIVE, "--collection", name, code=2).stderr
+    assert project.json("history") == []
+    project.ask(*NAIVE, "--collection", "things_by_v2", "--until", "0.5", "--no-cutover")
+    assert [each["name"] for each in project.json("gallery", "show")["collections"]] == [old, "things_by_v2"]
+    assert "fills 'things_by_v2'; leave --collection out" in project.ask(*NAIVE, "--collection", "another", code=2).stderr
+    project.ask(*NAIVE, "--collection", "things_by_v2")
+    assert [leg["collection"] for leg in project.json("status")["legs"]] == ["things_by_v2"]

@@ -148,6 +148,9 @@ def test_an_upgrade_goes_on_after_its_registry_was_deleted(planned: Project) -> 
     said = lose(found, lambda: remove_sqlite(project))
     assert "waiting 30 s" in said
     assert "gallery things: go on with rmvdb upgrade --from v1 --to v2" in said
+    assert (
+        f"{project.json('status')['done']} re-embedded, the rest is not listed yet; 0 quarantined" in project.ask("status").stdout
+    )
     query = project.models().item(5)
     hits = found.client.search(query, limit=1000)
     assert sorted(hit.id for hit in hits) == sorted(items)
