@@ -316,10 +316,10 @@ def print_status(now: Status) -> None:
     if now.phase in ("serving both", "cut over") and now.total:
         speed = f", {now.rate:.0f} records/s" if now.rate else ""
         eta = f", {_duration(now.eta)} left" if now.eta else ""
-        far = (
-            f"t = {now.t:.3f}: {now.done} of {now.total}" if now.listed else f"{now.done} re-embedded, the rest is not listed yet"
-        )
-        echo(f"{far}{speed}{eta}; {now.quarantined} quarantined, {counted(now.writes_open, 'write')} open")
+        far = f"t = {now.t:.3f}: {now.done} of {now.total}{speed}{eta}"
+        if not now.listed:
+            far = f"{now.done} re-embedded, the rest is not listed yet"
+        echo(f"{far}; {now.quarantined} quarantined, {counted(now.writes_open, 'write')} open")
     for each in now.workers or []:
         echo(f"worker: {each}")
     for each in now.silent or []:
