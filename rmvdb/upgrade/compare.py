@@ -198,7 +198,8 @@ class Verify:
             part = ids[start : start + AT_ONCE]
             there = {each.id for name in {*task.new, *task.old} for each in self._store.get(name, part, fields=())}
             now = self._registry.announced(task.upgrade, part)
-            found += [id for id in part if id not in there and now[key(id)].id == made[key(id)][0]]
+            missing = [id for id in part if id not in there]
+            found += [id for id in missing if (last := now.get(key(id))) is not None and last.id == made[key(id)][0]]
         return found
 
     def _expected(self, task: Task, batches: Sequence[_Batch], newest: Mapping[int, int]) -> npt.NDArray[np.uint64]:
