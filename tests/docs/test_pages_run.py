@@ -65,7 +65,7 @@ class Reader:
 @contextlib.contextmanager
 def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     """A reader in this folder, whose upgrades train and wait for less long than a user's do."""
-    before = set(sys.modules)
+    others = {name: sys.modules.pop(name) for name in ("models", "pictures") if name in sys.modules}
     with monkeypatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(folder)
@@ -79,8 +79,9 @@ def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
         finally:
             for file in folder.rglob("*.db"):
                 lite.release(file)
-            for name in {"models", "pictures"} - before:
+            for name in ("models", "pictures"):
                 sys.modules.pop(name, None)
+            sys.modules.update(others)
 
 
 def _pictures(folder: Path) -> None:
