@@ -271,12 +271,12 @@ class App:
     ) -> Conductor:
         """A conductor of a gallery's upgrades."""
         from rmvdb.storage.archive import Archive
-        from rmvdb.upgrade.context import Hands
+        from rmvdb.upgrade.context import Services
         from rmvdb.upgrade.run import Conductor
 
         name = self.gallery_name(gallery)
         self.encoder.refresh()  # a worker lives for months
-        hands = Hands(
+        services = Services(
             registry=self.registry,
             store=self.store,
             encoder=self.encoder,
@@ -292,7 +292,7 @@ class App:
             folder=self.settings.cache,
             missing=self.settings.backfill.missing,
         )
-        return Conductor(name, hands, say=say, report=report, stop=stop)
+        return Conductor(name, services, say=say, report=report, stop=stop)
 
     def _embeddings(self, gallery: str, version: str) -> EmbeddingCache:
         """Those kept of a gallery by one version: not by another that had its name once."""

@@ -1,4 +1,4 @@
-"""What every step of an upgrade is handed: who leads it, with which hands, and who hears of it."""
+"""What every step of an upgrade is given: who leads it, with which services, and who hears of it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rmvdb.types import Index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hands:
-    """What a conductor works with."""
+class Services:
+    """The services that a conductor works with."""
 
     registry: Registry
     store: VectorStore
@@ -52,8 +52,8 @@ def _silent(_: str) -> None:
     pass
 
 
-class Lead:
-    """Who leads the upgrades of one gallery; the rooms beside this one are functions of a lead.
+class UpgradeContext:
+    """Who leads the upgrades of one gallery; the files beside this one hold functions of a context.
 
     `say` hears each step in a sentence, `report` how far a long one is; `stop` is set to end both.
     """
@@ -61,27 +61,27 @@ class Lead:
     def __init__(
         self,
         gallery: str,
-        hands: Hands,
+        services: Services,
         *,
         say: Callable[[str], None] = _silent,
         report: Report = lambda *_: None,
         stop: threading.Event | None = None,
     ) -> None:
-        self.hands, self.say, self.report = hands, say, report
+        self.services, self.say, self.report = services, say, report
         self.stop = stop or threading.Event()
         #: Seconds for which it waits until a plan can come into force.
         self.patience = math.inf
-        #: The baton that it leads by, and the worker for whom, while it does.
-        self.baton: int | None = None
+        #: The token that it leads by, and the worker for whom, while it does.
+        self.leader_token: int | None = None
         self.worker: Worker | None = None
         #: The upgrade that it leads, while it does.
         self.leads: int | None = None
         #: Whether it has said last that it waits for the end of a pause.
         self._paused = False
-        #: Whose baton it has said last that it waits for.
+        #: Whose leadership it has said last that it waits for.
         self.waits_for: str | None = None
-        self.registry, self.store = hands.registry, hands.store
-        self.owner = Owner(hands.registry, hands.store)
+        self.registry, self.store = services.registry, services.store
+        self.owner = Owner(services.registry, services.store)
         self.gallery: GalleryRow = self.registry.gallery(gallery)
         if self.gallery.rebuilding:
             raise errors.RegistryError(
@@ -125,7 +125,7 @@ class Lead:
     def can_load(self, version: str) -> bool:
         """Whether the embedder of a version can be loaded; says what that means where it cannot."""
         try:
-            self.hands.encoder.embedder(self.hands.encoder.chain(version).embedder)
+            self.services.encoder.embedder(self.services.encoder.chain(version).embedder)
         except errors.ModelError as exc:
             self.say(f"the embedder of {version} cannot be loaded ({exc}); records written since keep ψ's vector")
             return False

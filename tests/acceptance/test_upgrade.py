@@ -315,7 +315,7 @@ def test_a_worker_that_knew_another_collection_of_that_name_leaves_no_field_behi
 
     scheduler, stop = Scheduler(app, galleries=["mine"], window=Window(None), say=lambda _: None), threading.Event()
     worker = threading.Thread(target=scheduler.run, args=(stop,))
-    with nullcontext() if leads else leadership.held(other.conductor("mine"), row, other.worker()):
+    with nullcontext() if leads else leadership.hold_leadership(other.conductor("mine"), row, other.worker()):
         worker.start()
         try:
             _until(lambda: project.json("status", "-g", "mine")["t"] == 1.0)

@@ -740,7 +740,7 @@ def test_what_was_copied_before_the_clock_was_set_back_waits_for_one_more_grace(
 def test_a_conductor_that_was_killed_before_the_clock_was_set_back_is_waited_for_no_longer(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmvdb.upgrade.leadership.BATON", 1.0)
+    monkeypatch.setattr("rmvdb.upgrade.leadership.LEADER_LEASE", 1.0)
     clock = DatabaseClock(gallery.registry)
     gallery.registry.lead(gallery.upgrade.id, "killed", 1.0)
     clock.set(-3600)

@@ -490,15 +490,15 @@ def test_who_was_suspended_while_it_copied_stops(gallery: Gallery, served: bool)
 
     def taken_over(*_: object) -> None:
         first.report = lambda *_: None
-        gallery.registry.keep_leading(row.id, baton, 0)
+        gallery.registry.keep_leading(row.id, leader_token, 0)
         if served:
             go_on(gallery, row)
         else:
             gallery.registry.lead(row.id, "second", 10.0)
 
-    first.baton = baton = gallery.registry.lead(row.id, "first", 10.0)
+    first.leader_token = leader_token = gallery.registry.lead(row.id, "first", 10.0)
     first.report = taken_over
-    assert baton is not None
+    assert leader_token is not None
     with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
         first.deploy(row)
     assert gallery.registry.upgrade(row.id).phase == (Phase.SERVING_BOTH if served else Phase.PLANNED)
@@ -508,11 +508,11 @@ def test_who_was_suspended_while_it_copied_stops(gallery: Gallery, served: bool)
 
 def test_who_was_suspended_while_it_wrote_a_page_does_not_say_how_far_the_copy_is(gallery: Gallery) -> None:
     row, first = begin(gallery), gallery.conductor()
-    first.baton = baton = gallery.registry.lead(row.id, "first", 10.0)
-    assert baton is not None
+    first.leader_token = leader_token = gallery.registry.lead(row.id, "first", 10.0)
+    assert leader_token is not None
 
     def taken_over(*_: object) -> None:
-        gallery.registry.keep_leading(row.id, baton, 0)
+        gallery.registry.keep_leading(row.id, leader_token, 0)
         gallery.registry.lead(row.id, "second", 10.0)
 
     gallery.store.after = taken_over
@@ -882,12 +882,12 @@ def test_a_record_that_was_taken_in_again_is_embedded_though_its_look_was_killed
 def test_who_was_suspended_before_it_finished_the_copy_changes_nothing_of_what_is_moved(gallery: Gallery) -> None:
     row, first = begin(gallery), gallery.conductor()
     real = first.registry.cut_off
-    first.baton = baton = gallery.registry.lead(row.id, "first", 10.0)
-    assert baton is not None
+    first.leader_token = leader_token = gallery.registry.lead(row.id, "first", 10.0)
+    assert leader_token is not None
 
     def cut_off(name: str) -> list[Id]:
         first.registry.cut_off = real  # type: ignore[method-assign]
-        gallery.registry.keep_leading(row.id, baton, 0)
+        gallery.registry.keep_leading(row.id, leader_token, 0)
         assert go_on(gallery, row).phase == Phase.CUT_OVER
         return [2, *real(name)]
 

@@ -31,7 +31,7 @@ from rmvdb.timing import uptime
 from rmvdb.types import BatchState, Field, Id, IdType, Index, Item, Metric, Phase, Record, Schema, Vectors
 from rmvdb.upgrade import change_epoch
 from rmvdb.upgrade import complete as completing
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.run import Conductor
 from rmvdb.upgrade.status import status
 from tests.support.inprocess import DIMS, TIMES, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
@@ -276,7 +276,7 @@ def test_a_gallery_is_moved_in_many_batches_however_small_it_is(
 ) -> None:
     gallery = make(tmp_path, records=records)
     conductor = gallery.conductor()
-    conductor.hands = replace(conductor.hands, batch=most)
+    conductor.services = replace(conductor.services, batch=most)
     gallery.registry.set_upgrade(gallery.upgrade.id, listed=False)
     conductor.list_work(gallery.registry.upgrade(gallery.upgrade.id))
     rows = sorted(gallery.registry.batches(gallery.upgrade.id, limit=1000), key=lambda row: row.priority)
@@ -286,11 +286,11 @@ def test_a_gallery_is_moved_in_many_batches_however_small_it_is(
 
 @pytest.mark.parametrize("moment", ["before it begins", "while it reads"])
 def test_a_conductor_that_is_suspended_while_it_lists_lists_no_record_twice(gallery: Gallery, moment: str) -> None:
-    """For so long that another takes its place, makes the list, begins and hands the baton back."""
+    """For so long that another takes its place, makes the list, begins and hands the leadership back."""
     row, first = gallery.upgrade, gallery.conductor()
     gallery.registry.set_upgrade(row.id, listed=False, plan=row.plan | {"until": 0.25, "cutover": False})
     unlisted = gallery.registry.upgrade(row.id)
-    first.baton = gallery.registry.lead(row.id, "first", 0.001)
+    first.leader_token = gallery.registry.lead(row.id, "first", 0.001)
     time.sleep(0.01)
 
     def overtaken(*_: object) -> None:
@@ -323,12 +323,12 @@ def test_a_conductor_that_is_suspended_before_it_serves_leads_nobody_back(
         assert back is not None
         row = back
 
-    def serve(lead: Lead, *args: Any, **options: Any) -> int:
-        if lead is first and not ended:
-            assert first.baton is not None
-            gallery.registry.keep_leading(row.id, first.baton, 0)
+    def serve(context: UpgradeContext, *args: Any, **options: Any) -> int:
+        if context is first and not ended:
+            assert first.leader_token is not None
+            gallery.registry.keep_leading(row.id, first.leader_token, 0)
             ended.append(gallery.conductor().advance(row, gallery.worker()))
-        return real(lead, *args, **options)
+        return real(context, *args, **options)
 
     monkeypatch.setattr(change_epoch, "serve", serve)
     with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
@@ -350,8 +350,8 @@ def test_no_alias_is_left_on_a_collection_that_is_dropped(gallery: Gallery, monk
 
     def overtaken() -> None:
         waiting.clear()
-        assert first.baton is not None
-        gallery.registry.keep_leading(gallery.upgrade.id, first.baton, 0)
+        assert first.leader_token is not None
+        gallery.registry.keep_leading(gallery.upgrade.id, first.leader_token, 0)
         row = gallery.conductor().roll_back(gallery.conductor().advance(gallery.upgrade, gallery.worker()))
         assert row is not None
         back.append(row)
@@ -365,10 +365,10 @@ def test_no_alias_is_left_on_a_collection_that_is_dropped(gallery: Gallery, monk
         stands_for["texts"] = target
         return ["texts"]
 
-    def move(lead: Lead, upgrade: UpgradeRow) -> None:
+    def move(context: UpgradeContext, upgrade: UpgradeRow) -> None:
         if waiting == ["before it looks"]:
             overtaken()
-        real(lead, upgrade)
+        real(context, upgrade)
 
     monkeypatch.setattr(gallery.store, "move_aliases", move_there)
     monkeypatch.setattr(change_epoch, "move_aliases", move)

@@ -16,7 +16,7 @@ from rmvdb.registry.codec import pack_ids, unpack_ids
 from rmvdb.registry.tables import BatchRow
 from rmvdb.types import BatchState, Phase, Record
 from rmvdb.upgrade import work_list
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.context import UpgradeContext
 from tests.integration.test_faults import copied, remove
 from tests.integration.test_instant_rollback import go_on, put, without_v1
 from tests.support.inprocess import Crash, drive, make, vector
@@ -49,8 +49,8 @@ def test_what_is_decided_while_a_roll_back_is_listed_is_listed_once(tmp_path: Pa
     copied(gallery)
     conductor, often = gallery.conductor(), work_list._often
 
-    def decided_since(lead: Lead, upgrade: int) -> Any:
-        found = often(lead, upgrade)
+    def decided_since(context: UpgradeContext, upgrade: int) -> Any:
+        found = often(context, upgrade)
         row = next(iter(gallery.registry.batches(upgrade, state=BatchState.COPIED)))
         values = {"state": BatchState.REMOVING.value, "remove": row.ids, "gone": pack_ids([]), "id": row.id}
         with gallery.registry.engine.begin() as connection:

@@ -23,7 +23,7 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.storage.archive import EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import BatchState, IdType, Index, Leg, Metric, Phase, Record, Schema
-from rmvdb.upgrade.context import Hands
+from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.run import Conductor
 from rmvdb.upgrade.status import status
 from tests.support.inprocess import DIMS, UNLIMITED, Gallery, make, vector
@@ -102,13 +102,13 @@ def at_work(
     worker = gallery.worker(limits=limits, lease=lease)
 
     def conductor(name: str, **options: object) -> Conductor:
-        hands = Hands(
+        services = Services(
             registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, archive=gallery.archive,
             artifacts=Artifacts(gallery.folder / "artifacts"), source=gallery.source,
             cache=lambda version: EmbeddingCache(gallery.folder, model=version), classifier=lambda row: None,
             index=Index(type="FLAT"), times=gallery.times, batch=10, longest_call=1.0, folder=gallery.folder / "cache",
         )  # fmt: skip
-        return Conductor(name, hands, **options)  # type: ignore[arg-type]
+        return Conductor(name, services, **options)  # type: ignore[arg-type]
 
     settings = SimpleNamespace(backfill=SimpleNamespace(lease=lease))
     app = SimpleNamespace(registry=gallery.registry, conductor=conductor, worker=lambda: worker, settings=settings)

@@ -352,10 +352,10 @@ def test_status_says_that_an_index_is_waited_for(gallery: Gallery, monkeypatch: 
 
 def test_who_makes_the_work_list_is_not_waited_for(gallery: Gallery) -> None:
     before = held_back(gallery)
-    baton = gallery.registry.lead(gallery.upgrade.id, "w1", 60)
+    leader_token = gallery.registry.lead(gallery.upgrade.id, "w1", 60)
     conducted = held_back(gallery)
-    assert baton is not None
-    gallery.registry.keep_leading(gallery.upgrade.id, baton, 0)
+    assert leader_token is not None
+    gallery.registry.keep_leading(gallery.upgrade.id, leader_token, 0)
 
     assert before == held_back(gallery) == "waiting for a worker: run rmvdb worker or rmvdb upgrade"
     assert conducted == ""

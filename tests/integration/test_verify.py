@@ -192,7 +192,7 @@ def test_a_difference_that_was_seen_before_an_interruption_is_not_forgotten(gall
 
 def test_a_conductor_that_was_overtaken_does_not_say_how_far_it_is(gallery: Gallery) -> None:
     first = gallery.conductor()
-    first.baton = gallery.registry.lead(gallery.upgrade.id, "first", 0.001)
+    first.leader_token = gallery.registry.lead(gallery.upgrade.id, "first", 0.001)
     gallery.registry.lead(gallery.upgrade.id, "second", 30.0)
     with pytest.raises(errors.UpgradeRunning):
         verify.expect_verified(first, row(gallery))

@@ -29,7 +29,7 @@ from rmvdb.storage.archive import Archive, EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import Hit, Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
 from rmvdb.upgrade.compare import Report
-from rmvdb.upgrade.context import Hands
+from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.run import Conductor
 from tests.support.migrated import migrate
 
@@ -135,13 +135,13 @@ class Gallery:
 
     def conductor(self) -> Conductor:
         """Another process that conducts upgrades of this gallery."""
-        hands = Hands(
+        services = Services(
             registry=self.registry, store=self.store, encoder=self.encoder, artifacts=Artifacts(self.folder / "artifacts"),
             archive=self.archive, source=self.source, cache=lambda version: EmbeddingCache(self.folder, model=version),
             classifier=lambda row: None, index=Index(type="FLAT"), times=self.times, batch=10, longest_call=1.0,
             folder=self.folder / "cache",
         )  # fmt: skip
-        return Conductor("texts", hands)
+        return Conductor("texts", services)
 
     def verify(self) -> Report:
         """What is wrong with the new collection."""

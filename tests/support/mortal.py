@@ -26,7 +26,7 @@ from rmvdb.serving.loaded_models import Chain, Encoder
 from rmvdb.storage.archive import Archive, EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import BatchState, Index
-from rmvdb.upgrade.context import Hands
+from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.run import Conductor
 from tests.support.inprocess import DIMS, TIMES, TextEmbedder, Texts
 
@@ -113,7 +113,7 @@ class Mortal:
         elif method == "advance":
             what = f" {BatchState(args[1]).value}"
         elif method == "set_upgrade":
-            names = sorted(kwargs.keys() - {"note", "baton"})
+            names = sorted(kwargs.keys() - {"note", "leader_token"})
             what = f" {kwargs['phase']}" if "phase" in kwargs else "".join(f" {name}" for name in names)
         return f"{self._kind}.{method}{what}"
 
@@ -146,7 +146,7 @@ class Process:
             load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
             load_artifact=artifacts.get,
         )
-        self._hands = Hands(
+        self._services = Services(
             registry=self.registry, store=self.store, encoder=self.encoder, artifacts=artifacts, archive=self.archive,
             source=world.source, cache=lambda version: EmbeddingCache(world.folder / "cache", model=version),
             classifier=lambda row: None, index=Index(type="FLAT"), times=TIMES, batch=5, longest_call=1.0,
@@ -155,7 +155,7 @@ class Process:
 
     def conductor(self) -> Conductor:
         """What runs the upgrade."""
-        return Conductor("texts", self._hands)
+        return Conductor("texts", self._services)
 
     def worker(self) -> Worker:
         """What moves batches."""
@@ -189,4 +189,4 @@ class Process:
 
     def _h(self) -> str:
         network = Network(Config(d_in=DIMS["v1"], d_out=DIMS["v2"], blocks=1))
-        return self._hands.artifacts.put(Transform(network).to_bytes(), suffix="safetensors")
+        return self._services.artifacts.put(Transform(network).to_bytes(), suffix="safetensors")

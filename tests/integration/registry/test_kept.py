@@ -111,13 +111,13 @@ def test_what_applications_and_workers_do_hands_nothing_over(
 
 
 def test_who_leads_and_who_waits_is_no_part_of_it(registry: Registry, upgrade: UpgradeRow, kept: list[Contents]) -> None:
-    baton = registry.lead(upgrade.id, "w1", 10.0)
-    assert baton is not None
+    leader_token = registry.lead(upgrade.id, "w1", 10.0)
+    assert leader_token is not None
     before = registry.contents()
     kept.clear()
-    registry.keep_leading(upgrade.id, baton, 20.0)
-    registry.set_upgrade(upgrade.id, copying={"epoch": 1, "after": 7}, baton=baton)
-    registry.keep_leading(upgrade.id, baton, 0)
+    registry.keep_leading(upgrade.id, leader_token, 20.0)
+    registry.set_upgrade(upgrade.id, copying={"epoch": 1, "after": 7}, leader_token=leader_token)
+    registry.keep_leading(upgrade.id, leader_token, 0)
     opened(registry, [1])
     assert kept == []
     epoch = registry.announce("photos", [OLD], TIMES)
