@@ -182,7 +182,7 @@ class Leg:
     #: False for a mirror: it gets every write and is not searched.
     searched: bool = True
 
-    def beyond(self, other: Leg) -> tuple[str, ...] | None:
+    def transforms_after(self, other: Leg) -> tuple[str, ...] | None:
         """The transforms that lead on from where the queries of `other` are; None where this leg's do not pass there."""
         passed = len(other.transforms)
         if self.embedder != other.embedder or self.transforms[:passed] != other.transforms:
@@ -219,7 +219,7 @@ class ServingPlan:
         return self.max_age + self.longest_search + self.staleness
 
     @property
-    def written(self) -> tuple[Leg, ...]:
+    def write_targets(self) -> tuple[Leg, ...]:
         """What a write may change, in the order in which it does: mirrors, then legs."""
         return (*self.mirrors, *self.legs)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rmvdb.protocols import Classifier, Embedder, Source, VectorStore
     from rmvdb.registry.tables import VersionRow
     from rmvdb.serving.client import Client
-    from rmvdb.serving.loaded_models import Encoder
+    from rmvdb.serving.loaded_models import LoadedModels
     from rmvdb.storage.archive import EmbeddingCache
     from rmvdb.upgrade.garbage import Collector
     from rmvdb.upgrade.rebuild import Rebuild
@@ -134,11 +134,11 @@ class App:
         return make(functools.partial(lite.address, file), gate=functools.partial(lite.gate, file))
 
     @functools.cached_property
-    def encoder(self) -> Encoder:
+    def loaded_models(self) -> LoadedModels:
         """Embedders, heads and transforms by name, each loaded once."""
-        from rmvdb.serving.loaded_models import Encoder
+        from rmvdb.serving.loaded_models import LoadedModels
 
-        return Encoder(
+        return LoadedModels(
             load_embedder=self.embedder,
             load_chain=self._chain,
             load_artifact=self.artifacts.get,
@@ -240,7 +240,7 @@ class App:
             item_field=sources.field_of(self.registry.gallery(name).source),
             registry=self.registry,
             store=self.store,
-            encoder=self.encoder,
+            loaded_models=self.loaded_models,
             longest_call=self.settings.milvus.timeout,
             consistency=self.settings.search.consistency,
             traffic=self.settings.search.traffic,
@@ -275,11 +275,11 @@ class App:
         from rmvdb.upgrade.run import Conductor
 
         name = self.gallery_name(gallery)
-        self.encoder.refresh()  # a worker lives for months
+        self.loaded_models.refresh()  # a worker lives for months
         services = Services(
             registry=self.registry,
             store=self.store,
-            encoder=self.encoder,
+            loaded_models=self.loaded_models,
             artifacts=self.artifacts,
             archive=Archive(self.settings.archive),
             source=self.source(name),

@@ -63,7 +63,7 @@ def gallery_add(
         row = catalog.add_gallery(
             app.registry,
             app.store,
-            app.encoder,
+            app.loaded_models,
             name=name,
             model=version,
             collection=collection,
@@ -82,7 +82,7 @@ def gallery_add(
     whose = "adopted" if held.adopted else "made by rmvdb"
     output.echo(f"gallery {row.name}: collection {held.name} ({whose}), model version {held.model}")
     if held.adopted and source:
-        output.echo(f"  {catalog.check_vectors(app.registry, app.store, app.encoder, row, _source(app, source))}")
+        output.echo(f"  {catalog.check_vectors(app.registry, app.store, app.loaded_models, row, _source(app, source))}")
     chosen = app.settings.index_for(name)
     if held.adopted and chosen.search and not held.search:
         output.echo(
@@ -167,7 +167,7 @@ def gallery_source(name: str, spec: str) -> None:
 
     app = open_app()
     row, source = app.registry.gallery(name), _source(app, spec)
-    compared = catalog.check_vectors(app.registry, app.store, app.encoder, row, source)
+    compared = catalog.check_vectors(app.registry, app.store, app.loaded_models, row, source)
     app.registry.set_source(name, spec)
     allow(app, _code(spec))
     output.echo(f"gallery {name}: items come from {spec}; {compared}")

@@ -237,8 +237,8 @@ def print_plan(found: Plan) -> None:
         if told["choice"]:
             echo(f"method: {told['choice']}")
         echo(f"{told['verdict']}: {told['reason']}")
-    kept = "; how long it takes is not known"
-    time_needed = f", about {_duration(cost['seconds'])} to embed" if "seconds" in cost else kept
+    unknown_duration = "; how long it takes is not known"
+    time_needed = f", about {_duration(cost['seconds'])} to embed" if "seconds" in cost else unknown_duration
     copy = f"{_size(cost['copy_bytes'])} of a copy of the old ones, " if "copy_bytes" in cost else ""
     echo(f"cost: {_size(cost['vector_bytes'])} of new vectors, {copy}{_size(cost['archive_bytes'])} of archive{time_needed}")
     if found.skipped:

@@ -51,7 +51,7 @@ def quarantine_retry(gallery: str | None, ids: tuple[str, ...]) -> None:
     """
     app, row = active_upgrade(gallery)
     chosen = _quarantined(app, row, ids)
-    app.registry.release(row.id, chosen, again=True)
+    app.registry.release(row.id, chosen, requeue=True)
     output.echo(
         f"{counted(len(chosen), 'record is', 'records are')} on the work list again; rmvdb upgrade or rmvdb worker goes on"
     )
@@ -85,8 +85,8 @@ def quarantine_drop(gallery: str | None, ids: tuple[str, ...], yes: bool) -> Non
         going = client.delete_those(chosen, unwritten)
     gone = set(going)
     kept = [id for id in chosen if id not in gone]
-    app.registry.release(row.id, going, again=False)
-    app.registry.release(row.id, kept, again=True)
+    app.registry.release(row.id, going, requeue=False)
+    app.registry.release(row.id, kept, requeue=True)
     since = f"; {counted(len(kept), 'record was', 'records were')} written since, and left" if kept else ""
     output.echo(f"{counted(len(going), 'record is', 'records are')} deleted{since}")
 

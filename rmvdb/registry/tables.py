@@ -451,7 +451,7 @@ class WorkerRow(Table):
 
 #: What the manifest holds, each table after those that it refers to. The work (batches, intents, quarantine) is made again from
 #: the collections and the archive, clients and workers tell of themselves, and what is found is counted anew.
-KEPT: tuple[type[Table], ...] = (
+MANIFEST_TABLES: tuple[type[Table], ...] = (
     IdentityRow,
     ChangesRow,
     ArtifactRow,
@@ -463,6 +463,6 @@ KEPT: tuple[type[Table], ...] = (
     PhaseRow,
 )
 #: Columns of these tables that hold for seconds only, or without which a step begins anew.
-PASSING = frozenset(
+TRANSIENT_COLUMNS = frozenset(
     {"closing_until", "served_since", "rebuilding", "conductor", "conductor_until", "copying", "listing", "verifying"}
 )

@@ -247,7 +247,7 @@ def _locked(s: Session, upgrade_id: int) -> tuple[GalleryRow, UpgradeRow]:
 def _in_service(s: Session, gallery: GalleryRow, upgrade: UpgradeRow) -> set[str]:
     """What the plan in force searches or keeps current, but for an original that is kept: clean-up takes it out itself."""
     kept = upgrade.original if upgrade.undoes is None else None
-    return {leg.collection for leg in shared_queries.plan(s, gallery, gallery.epoch).written if leg.collection != kept}
+    return {leg.collection for leg in shared_queries.plan(s, gallery, gallery.epoch).write_targets if leg.collection != kept}
 
 
 def _new_upgrade(s: Session, values: Mapping[str, Any], details: Details) -> UpgradeRow:

@@ -22,19 +22,19 @@ def task(context: UpgradeContext, upgrade: UpgradeRow) -> Task:
         grace=context.registry.plan(context.gallery.name).grace,
         removal_allowed=all(not each.adopted or each.removal_allowed for each in old),
         undoes=upgrade.undoes,
-        stand_in=tuple(upgrade.plan.get("stand_in", ())),
-        known_by=upgrade.original if upgrade.lift else None,
+        fallback_transforms=tuple(upgrade.plan.get("stand_in", ())),
+        cache_vectors_from=upgrade.original if upgrade.lift else None,
         missing=1.0 if upgrade.plan.get("accept_missing") else context.services.missing,
     )
 
 
 def each_batch(context: UpgradeContext, upgrade: UpgradeRow) -> Backfill:
     """What is done with each batch."""
-    chain = context.services.encoder.chain(upgrade.to_version)
+    chain = context.services.loaded_models.chain(upgrade.to_version)
     return Backfill(
         registry=context.registry,
         store=context.store,
-        encoder=context.services.encoder,
+        loaded_models=context.services.loaded_models,
         source=context.services.source,
         archive=context.services.archive,
         cache=context.services.cache(chain.embedder),

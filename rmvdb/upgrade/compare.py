@@ -26,7 +26,7 @@ from rmvdb.registry.codec import key, schema_from_json, unpack_ids
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import BatchRow, IntentRow
 from rmvdb.serving import sketch
-from rmvdb.serving.loaded_models import Encoder
+from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage.archive import Archive, ArchiveFile, Reading, same_fields
 from rmvdb.text import counted
 from rmvdb.types import BatchState, Id, IdType, Item, Metric, Record, Schema
@@ -107,12 +107,12 @@ class Verify:
         *,
         registry: Registry,
         store: VectorStore,
-        encoder: Encoder,
+        loaded_models: LoadedModels,
         source: Source | None,
         archive: Archive,
         batch: int = AT_ONCE,
     ) -> None:
-        self._registry, self._store, self._encoder = registry, store, encoder
+        self._registry, self._store, self._loaded_models = registry, store, loaded_models
         self._source, self._archive, self._batch = source, archive, batch
 
     def run(
@@ -383,13 +383,13 @@ class Verify:
         there = [record for record in records if record.id in items and only(record.id, items[record.id])]
         if not there:
             return {}
-        chain = self._encoder.chain(task.version)
-        embedder = self._encoder.embedder(chain.embedder)
+        chain = self._loaded_models.chain(task.version)
+        embedder = self._loaded_models.embedder(chain.embedder)
         raw, bad = embed_checked(embedder, [items[record.id] for record in there], chain.dim, confirm=True)
         there = [record for at, record in enumerate(there) if at not in bad]  # an item that broke since tells nothing
         if not there:
             return {}
-        again = self._encoder.own(task.version, raw[[at for at in range(len(raw)) if at not in bad]])
+        again = self._loaded_models.apply_head(task.version, raw[[at for at in range(len(raw)) if at not in bad]])
         report.embedded_again += len(there)
         distances = {record.id: _cosine_distance(record.vector, own) for record, own in zip(there, again, strict=True)}
         return {id: distance for id, distance in distances.items() if not distance <= TOLERANCE}

@@ -126,13 +126,13 @@ def _release_deleted(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     left = set(_aside(context, upgrade))
     for collection in upgrade.old_collections:
         left -= {record.id for record in context.store.get(collection, list(left), fields=())}
-    context.registry.release(upgrade.id, list(left), again=False)
+    context.registry.release(upgrade.id, list(left), requeue=False)
 
 
 def _release_written(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     """What a client wrote since is in the new collection as it should be, and has only to leave the old ones."""
     written = keep_original.last_done(context, upgrade, _aside(context, upgrade))
-    context.registry.release(upgrade.id, [id for id, kind in written.items() if kind == "upsert"], again=True)
+    context.registry.release(upgrade.id, [id for id, kind in written.items() if kind == "upsert"], requeue=True)
 
 
 def _aside(context: UpgradeContext, upgrade: UpgradeRow) -> list[Id]:

@@ -15,7 +15,7 @@ from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry.mark import Owner
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import GalleryRow, VersionRow
-from rmvdb.serving.loaded_models import Encoder
+from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage.archive import Archive, EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import Index
@@ -27,7 +27,7 @@ class Services:
 
     registry: Registry
     store: VectorStore
-    encoder: Encoder
+    loaded_models: LoadedModels
     artifacts: Artifacts
     archive: Archive
     source: Source | None
@@ -125,7 +125,7 @@ class UpgradeContext:
     def can_load(self, version: str) -> bool:
         """Whether the embedder of a version can be loaded; says what that means where it cannot."""
         try:
-            self.services.encoder.embedder(self.services.encoder.chain(version).embedder)
+            self.services.loaded_models.embedder(self.services.loaded_models.chain(version).embedder)
         except errors.ModelError as exc:
             self.say(f"the embedder of {version} cannot be loaded ({exc}); records written since keep ψ's vector")
             return False

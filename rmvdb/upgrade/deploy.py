@@ -29,11 +29,11 @@ def deploy(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool = False)
         change_epoch.create(context, upgrade.new_collection, upgrade.to_version, like=upgrade.old_collections[0])
     change_epoch.serve(context, upgrade, "serving", force=force, after=copied)
     if upgrade.original:  # whoever wrote by the plan before has ended by now
-        cut_off = context.registry.cut_off(context.gallery.name)
+        expired_writes = context.registry.expired_writes(context.gallery.name)
         may = functools.partial(
             context.registry.refuse_overtaken, upgrade.id, context.leader_token
         )  # what is there may be re-embedded by now
-        keep_original.mirror(context, upgrade).finish(upgrade.old_collections[0], cut_off, may)
+        keep_original.mirror(context, upgrade).finish(upgrade.old_collections[0], expired_writes, may)
     served = searched(context.registry.plan(context.gallery.name))
     context.registry.set_upgrade(
         upgrade.id, phase=Phase.SERVING_BOTH, was=Phase.PLANNED, note=served, leader_token=context.leader_token
@@ -58,7 +58,7 @@ def _copy_original(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool)
         context.registry.set_upgrade(upgrade.id, copying=asdict(at) | {"epoch": epoch}, leader_token=context.leader_token)
         context.report(what, at.done, at.total)
 
-    keep_original.mirror(context, upgrade).copy(copy, functools.partial(_turn, context, upgrade), progress, begun)
+    keep_original.mirror(context, upgrade).copy(copy, functools.partial(_copy_permit, context, upgrade), progress, begun)
     grace = context.registry.plan(context.gallery.name).grace
     context.say(f"{copy} holds what {original} holds; waiting {grace:g} s, until every search would see it")
     context.stop.wait(grace)
@@ -73,7 +73,7 @@ def _copied_to(context: UpgradeContext, upgrade: int, epoch: int) -> Position | 
 
 
 @contextmanager
-def _turn(context: UpgradeContext, upgrade: UpgradeRow, count: int) -> Iterator[None]:
+def _copy_permit(context: UpgradeContext, upgrade: UpgradeRow, count: int) -> Iterator[None]:
     """So many records of the original may be copied now; `rmvdb throttle` and `rmvdb pause` hold for them as for a batch."""
     worker = context.worker
     with worker.within_limits(upgrade.id, context.gallery.name, count=count, stop=context.stop) if worker else nullcontext():

@@ -34,8 +34,16 @@ def mirror(context: UpgradeContext, upgrade: UpgradeRow) -> Mirror:
     assert upgrade.original is not None  # noqa: S101 (the caller looked)
     lift = functools.partial(_lifted, context, upgrade.lift, upgrade.plan["question"]["side"]) if upgrade.lift else None
     done = functools.partial(last_done, context, upgrade)
-    anew = functools.partial(_anew, context, upgrade)
-    return Mirror(upgrade.original, store=context.store, writes=writes, done=done, anew=anew, page=COPIED_AT_ONCE, lift=lift)
+    forgetting_writes = functools.partial(_forgetting_writes, context, upgrade)
+    return Mirror(
+        upgrade.original,
+        store=context.store,
+        writes=writes,
+        done=done,
+        forgetting_writes=forgetting_writes,
+        page=COPIED_AT_ONCE,
+        lift=lift,
+    )
 
 
 def agree(context: UpgradeContext, upgrade: UpgradeRow) -> None:
@@ -67,7 +75,7 @@ def late_records(context: UpgradeContext, upgrade: UpgradeRow) -> int:
 
 
 @contextmanager
-def _anew(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> Iterator[None]:
+def _forgetting_writes(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> Iterator[None]:
     upto = context.registry.last_intent()  # nobody else is at these records: whoever comes is not meant
     if upgrade.in_place:  # no collection tells what is still lifted from what is re-embedded
         context.registry.add_late(upgrade.id, ids)
@@ -78,4 +86,4 @@ def _anew(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> It
 def _lifted(context: UpgradeContext, lift: str, side: str | None, records: Sequence[Record]) -> Vectors:
     """What h makes of records of the original, (n, d_new)."""
     known = [record.fields.get(side) if side else None for record in records]
-    return context.services.encoder.lift(lift, np.stack(vectors_of(records)), known)
+    return context.services.loaded_models.lift(lift, np.stack(vectors_of(records)), known)

@@ -114,7 +114,7 @@ def _looked_at(context: UpgradeContext, question: Question) -> tuple[Sequence[Le
     legs = old_legs(context, question)
     to = context.registry.version(question.to_version)
     change_epoch.expect_unchanged(context)
-    catalog.check_model(context.registry.version(to.base or to.name), context.services.encoder.embedder(to.base or to.name))
+    catalog.check_model(context.registry.version(to.base or to.name), context.services.loaded_models.embedder(to.base or to.name))
     return legs, to
 
 
@@ -122,12 +122,12 @@ def expect_model(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     """ModelError if the model that fills the new collection is not the one that was registered; Mismatch for one that no probe
     item fits, if it makes other vectors of a few items than it did before."""
     to = context.registry.version(upgrade.to_version)
-    embedder = context.services.encoder.embedder(to.base or to.name)
+    embedder = context.services.loaded_models.embedder(to.base or to.name)
     source = context.services.source
     if catalog.check_model(context.registry.version(to.base or to.name), embedder) or source is None or upgrade.lift:
         return
     try:
-        catalog.check_made(context.store, context.services.encoder, upgrade.new_collection, to, source)
+        catalog.check_made(context.store, context.services.loaded_models, upgrade.new_collection, to, source)
     except errors.SourceError as exc:
         context.say(f"whether {to.name} is the model that began could not be seen: {exc}")
 
@@ -171,7 +171,7 @@ def planner(context: UpgradeContext) -> Planner:
     """What samples, trains and predicts for this gallery."""
     return Planner(
         store=context.store,
-        encoder=context.services.encoder,
+        loaded_models=context.services.loaded_models,
         artifacts=context.services.artifacts,
         source=context.services.source,
         cache=context.services.cache,

@@ -32,7 +32,7 @@ def roll_back(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow | None
         return _back_to_original(context, upgrade)
     new, *old = (leg_from_json(leg) for leg in upgrade.plan["serving"])
     final = upgrade.plan["before"]
-    stand_in = old[0].beyond(new) or ()
+    fallback_transforms = old[0].transforms_after(new) or ()
     if context.can_load(old[0].model):
         old[0] = replace(old[0], write_with=old[0].model)  # what is written there while rolling back is v1's own, not ψ's
     elif upgrade.method != Method.NAIVE:  # the new model goes on embedding the queries
@@ -45,7 +45,7 @@ def roll_back(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow | None
         new_collection=upgrade.old_collections[0],
         order="archive",
         # The collection that records leave comes last: who reads one after the other reads there first.
-        plan={"until": 1.0, "cutover": True, "serving": to_json([*old, new]), "final": final, "stand_in": stand_in},
+        plan={"until": 1.0, "cutover": True, "serving": to_json([*old, new]), "final": final, "stand_in": fallback_transforms},
     )
 
 

@@ -34,7 +34,7 @@ def check_of(context: UpgradeContext) -> Verify:
     return Verify(
         registry=context.registry,
         store=context.store,
-        encoder=services.encoder,
+        loaded_models=services.loaded_models,
         source=services.source,
         archive=services.archive,
         batch=services.batch,

@@ -65,7 +65,7 @@ def second(first: Method, at: float, v1: Vectors, v2: Vectors, v3: Vectors, labe
     held = np.argsort(np.argsort(sure)) >= at * len(labels)  # by v1 still
     used = ~(held & seen)
     reverse = plan.fitted.reverse
-    behind = simulate.Behind(
+    behind = simulate.OlderCollection(
         metric=Metric.COSINE,
         held=held[used],
         vectors=v1[used],

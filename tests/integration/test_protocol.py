@@ -26,7 +26,7 @@ from rmvdb.planning.plan import Question
 from rmvdb.registry.mark import mark_of
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.serving.client import Client
-from rmvdb.serving.loaded_models import Chain, Encoder
+from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.timing import uptime
 from rmvdb.types import BatchState, Field, Id, IdType, Index, Item, Metric, Phase, Record, Schema, Vectors
 from rmvdb.upgrade import change_epoch
@@ -211,7 +211,7 @@ def test_two_workers_embed_at_the_same_time(gallery: Gallery) -> None:
 
     def work() -> None:
         own = copy.copy(gallery.backfill)
-        own._encoder = Encoder(
+        own._loaded_models = LoadedModels(
             load_embedder=Meeting,
             load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
             load_artifact=lambda _: b"",
@@ -594,7 +594,7 @@ def test_two_projects_that_share_a_server_share_no_collection(tmp_path: Path) ->
         gallery.store = made[0][0].store if made else gallery.store
         gallery.store.drop(mark_of("texts_v1"))  # only here have both a collection of that name
         row = catalog.add_gallery(
-            gallery.registry, gallery.store, gallery.encoder, name="photos", model="v1", collection=None, id_type=None,
+            gallery.registry, gallery.store, gallery.loaded_models, name="photos", model="v1", collection=None, id_type=None,
             fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
         )  # fmt: skip
         question = Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE, order="random")
@@ -605,7 +605,7 @@ def test_two_projects_that_share_a_server_share_no_collection(tmp_path: Path) ->
     (one, names), (other, others) = made
     assert len({*names, *others}) == 6
 
-    with Client("photos", registry=one.registry, store=one.store, encoder=one.encoder) as client:
+    with Client("photos", registry=one.registry, store=one.store, loaded_models=one.loaded_models) as client:
         client.upsert([{"id": 1, "item": "one's"}])
         catalog.remove_gallery(other.registry, other.store, other.registry.gallery("photos"), drop=True)
         assert [hit.id for hit in client.search("one's")] == [1]
@@ -622,7 +622,7 @@ def test_a_collection_that_no_client_could_write_is_not_adopted(gallery: Gallery
     gallery.store.create(schema, Index(type="FLAT"))
     with pytest.raises(errors.CannotAdopt, match=f"has a field '{field}', by which name a record .* has its {what}"):
         catalog.add_gallery(
-            gallery.registry, gallery.store, gallery.encoder, name="theirs", model="v1", collection="theirs", id_type=None,
+            gallery.registry, gallery.store, gallery.loaded_models, name="theirs", model="v1", collection="theirs", id_type=None,
             fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
         )  # fmt: skip
 
@@ -691,7 +691,7 @@ def test_a_gallery_whose_registration_was_not_answered_is_there(gallery: Gallery
 
     monkeypatch.setattr(gallery.registry, "add_gallery", answered_late)
     row = catalog.add_gallery(
-        gallery.registry, gallery.store, gallery.encoder, name="photos", model="v1", collection=None, id_type=None,
+        gallery.registry, gallery.store, gallery.loaded_models, name="photos", model="v1", collection=None, id_type=None,
         fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
     )  # fmt: skip
     assert gallery.store.exists(gallery.registry.collections(row.id)[0].name)
@@ -700,8 +700,8 @@ def test_a_gallery_whose_registration_was_not_answered_is_there(gallery: Gallery
 def test_a_collection_of_another_gallery_is_refused_as_such(gallery: Gallery) -> None:
     with pytest.raises(errors.AlreadyExists, match="Collection 'texts_v1' belongs to gallery 'texts' already"):
         catalog.add_gallery(
-            gallery.registry, gallery.store, gallery.encoder, name="photos", model="v1", collection="texts_v1", id_type=None,
-            fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
+            gallery.registry, gallery.store, gallery.loaded_models, name="photos", model="v1", collection="texts_v1",
+            id_type=None, fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
         )  # fmt: skip
 
 

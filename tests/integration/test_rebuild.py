@@ -161,7 +161,7 @@ def test_who_was_suspended_across_the_loss_takes_no_write_or_claim_of_another_fo
     assert not gallery.registry.extend_intents(write, lasting=1.0)
     assert [(row.record, row.done, row.sketch) for row in gallery.registry.written(gallery.upgrade.id)] == [("5", False, None)]
     with pytest.raises(errors.LeaseLost):
-        gallery.registry.copied(batch, again=[], aside={})
+        gallery.registry.copied(batch, requeue=[], aside={})
 
 
 def test_a_manifest_of_before_clean_up_serves_what_is_there(gallery: Gallery) -> None:

@@ -17,7 +17,7 @@ from rmvdb.registry.codec import schema_from_json, unpack_ids
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.serving import sketch
 from rmvdb.serving.client import Client
-from rmvdb.serving.loaded_models import Encoder
+from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.types import BatchState, Item, Phase, Record, Vectors
 from rmvdb.upgrade import verify
 from rmvdb.upgrade.compare import Position, Verify
@@ -80,7 +80,9 @@ def test_what_goes_on_while_it_is_looked_for_is_found_in_one_state_or_the_next(t
         return found
 
     made.registry.batches = batches  # type: ignore[method-assign]
-    comparison = Verify(registry=made.registry, store=made.store, encoder=made.encoder, source=made.source, archive=made.archive)
+    comparison = Verify(
+        registry=made.registry, store=made.store, loaded_models=made.loaded_models, source=made.source, archive=made.archive
+    )
     hashes = comparison._under_way(made.task, [])
     assert len(set(hashes.tolist())) == 10
     made.registry.close()
@@ -377,12 +379,12 @@ def test_a_sketch_tells_vectors_apart_and_not_roundings() -> None:
 def test_what_a_client_with_another_code_of_the_model_wrote_is_embedded_again(tmp_path: Path, source: str) -> None:
     """Of another item than was written, which the source may have got since, nothing can be said."""
     made = make(tmp_path)
-    other = Encoder(
+    other = LoadedModels(
         load_embedder=lambda version: _Turned(version),
-        load_chain=made.encoder.chain,
+        load_chain=made.loaded_models.chain,
         load_artifact=lambda sha256: b"",
     )
-    with Client("texts", registry=made.registry, store=made.store, encoder=other, longest_call=1.0) as client:
+    with Client("texts", registry=made.registry, store=made.store, loaded_models=other, longest_call=1.0) as client:
         client.upsert([{"id": id, "item": f"t{id}", "n": 0} for id in (3, 7)])
     drive(made)
     if source == "another":

@@ -22,7 +22,7 @@ from rmvdb.registry.mark import is_mark
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.serving.client import Client
-from rmvdb.serving.loaded_models import Chain, Encoder
+from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.storage.archive import Archive, EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import BatchState, Index
@@ -35,8 +35,8 @@ READS = {
     "now", "version", "versions", "artifact", "gallery", "galleries", "collection", "collections", "plan", "clients",
     "active_upgrade", "upgrade", "upgrades", "history", "next_priority", "listed_ids", "workers", "batches", "counts",
     "last_done", "last_intent", "readings", "progress", "blocked", "intents", "announced", "written", "open_writes",
-    "quarantined", "slowest_client", "refuse_ended", "refuse_overtaken", "cut_off", "describe", "exists", "search", "traffic",
-    "get", "scan", "count", "read", "found", "ids", "path", "left", "files", "settle", "segments", "identity", "trace",
+    "quarantined", "slowest_client", "refuse_ended", "refuse_overtaken", "expired_writes", "describe", "exists", "search",
+    "traffic", "get", "scan", "count", "read", "found", "ids", "path", "left", "files", "settle", "segments", "identity", "trace",
     "field_names", "collection_names", "shown_url", "unready", "fields_of", "settles_at_once", "gaps", "let_go",
 }  # fmt: skip
 
@@ -141,13 +141,13 @@ class Process:
         self.store: Any = Mortal("store", world.store, life, filled=filled)
         self.archive: Any = Mortal("archive", Archive(world.folder / "archive"), life, filled=filled)
         artifacts = Artifacts(world.folder / "artifacts")
-        self.encoder = Encoder(
+        self.loaded_models = LoadedModels(
             load_embedder=TextEmbedder,
             load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
             load_artifact=artifacts.get,
         )
         self._services = Services(
-            registry=self.registry, store=self.store, encoder=self.encoder, artifacts=artifacts, archive=self.archive,
+            registry=self.registry, store=self.store, loaded_models=self.loaded_models, artifacts=artifacts, archive=self.archive,
             source=world.source, cache=lambda version: EmbeddingCache(world.folder / "cache", model=version),
             classifier=lambda row: None, index=Index(type="FLAT"), times=TIMES, batch=5, longest_call=1.0,
             folder=world.folder / "work",
@@ -163,7 +163,7 @@ class Process:
 
     def client(self) -> Client:
         """What an application has."""
-        return Client("texts", registry=self.registry, store=self.store, encoder=self.encoder, longest_call=0.2)
+        return Client("texts", registry=self.registry, store=self.store, loaded_models=self.loaded_models, longest_call=0.2)
 
     def active(self) -> UpgradeRow | None:
         """The upgrade that has not ended."""
