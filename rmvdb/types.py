@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -16,6 +16,8 @@ Id: TypeAlias = int | str
 Item: TypeAlias = Any
 #: float32, shape (n, dim) unless a docstring says otherwise.
 Vectors: TypeAlias = npt.NDArray[np.float32]
+#: Called with what is being done, how much of it is done, and how much there is.
+ReportProgress: TypeAlias = Callable[[str, int, int], None]
 
 
 #: How the name of a collection begins that says whose another one is (`rmvdb.owner`): it is no gallery's.

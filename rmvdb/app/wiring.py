@@ -38,7 +38,7 @@ ALLOW = "RMVDB_MODELS__ALLOW"
 class App:
     """One configuration and what is made of it, each part when it is first asked for: `status` never loads torch."""
 
-    def __init__(self, settings: config.Settings, *, file: Path | None = None) -> None:
+    def __init__(self, settings: config.ProjectSettings, *, file: Path | None = None) -> None:
         self.settings, self.file = settings, file
         if file is not None:
             look_in(file.parent)  # commands and applications that run in a folder below it find its models, too
@@ -241,7 +241,7 @@ class App:
             registry=self.registry,
             store=self.store,
             loaded_models=self.loaded_models,
-            longest_call=self.settings.milvus.timeout,
+            engine_timeout=self.settings.milvus.timeout,
             consistency=self.settings.search.consistency,
             traffic=self.settings.search.traffic,
             closing=closing,
@@ -288,7 +288,7 @@ class App:
             index=self.settings.index_for(name),
             times=self.times,
             batch=self.settings.backfill.batch,
-            longest_call=self.settings.milvus.timeout,
+            engine_timeout=self.settings.milvus.timeout,
             folder=self.settings.cache,
             missing=self.settings.backfill.missing,
         )

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from rmvdb import errors
 from rmvdb.items import sources
 from rmvdb.learning.calibration import Calibration
-from rmvdb.learning.method import Fitted, Method, Pairs, Settings
+from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import choose, predict, simulate
 from rmvdb.planning.orders import ORDERS, ByTraffic, Order, make_order
-from rmvdb.planning.sample import Report, Sample, Sampler, side_of, vectors_of
+from rmvdb.planning.sample import Sample, Sampler, side_of, vectors_of
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry.codec import pack_ids
 from rmvdb.serving.loaded_models import LoadedModels
@@ -30,7 +30,7 @@ from rmvdb.storage import files
 from rmvdb.storage.archive import EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.text import counted
-from rmvdb.types import Id, Item, Leg, Metric, Query, Record
+from rmvdb.types import Id, Item, Leg, Metric, Query, Record, ReportProgress
 
 if TYPE_CHECKING:
     from rmvdb.learning.transforms import Transform
@@ -144,7 +144,7 @@ class Planner:
         classifiers: Sequence[Classifier | None],
         seen: Set[Id] = frozenset(),
         again: bool = False,
-        report: Report = lambda *_: None,
+        report: ReportProgress = lambda *_: None,
     ) -> Plan:
         """The plan for upgrading the collections of these legs, newest first, to version `to`: from the cache, or made (`again`:
         in any case). `seen`: the records that what is served now was trained on.
@@ -187,7 +187,7 @@ class Planner:
         methods: Sequence[Method] = tuple(Method),
         orders: Sequence[str] = (),
         seen: Set[Id] = frozenset(),
-        report: Report = lambda *_: None,
+        report: ReportProgress = lambda *_: None,
     ) -> choose.Comparison:
         """Methods and orders (none: all that can be given) side by side, on a sample as for a plan; only embeddings are kept.
 
@@ -215,7 +215,7 @@ class Planner:
         legs: Sequence[Leg],
         sizes: Sequence[int],
         seen: Set[Id],
-        report: Report,
+        report: ReportProgress,
         *,
         methods: Sequence[Method],
     ) -> Sample:
@@ -337,14 +337,14 @@ class Planner:
         sample: Sample,
         confidences: Mapping[str, npt.NDArray[np.float32]],
         held_out: int | None,
-        report: Report,
+        report: ReportProgress,
     ) -> predict.Trial:
         return predict.Trial(
             _pairs(question, sample),
             confidences=confidences,
             old_metric=legs[0].metric,
             new_metric=new_metric,
-            settings=Settings.paper(seed=question.seed) if question.paper else Settings(seed=question.seed),
+            settings=TrainingSettings.paper(seed=question.seed) if question.paper else TrainingSettings(seed=question.seed),
             seed=question.seed,
             seen=sample.seen,
             behind=self._behind(legs, sample),

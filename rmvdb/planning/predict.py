@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from rmvdb.errors import PlanRefused, UsageError
 from rmvdb.learning import geometry
-from rmvdb.learning.method import Fitted, Method, Pairs, Settings
+from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import quality
 from rmvdb.planning.quality import Bools, Floats
 from rmvdb.planning.simulate import TS, Calibrations, Curve, Fuse, OlderCollection, Part, Queries, Summary, summary
 from rmvdb.serving.traffic import TRAFFIC
 from rmvdb.text import counted
-from rmvdb.types import Metric
+from rmvdb.types import Metric, ReportProgress
 
 LEAST_PAIRS = 60
 #: Fewer queries can't be measured on.
@@ -32,9 +32,6 @@ LEAST_TO_CHOOSE = 40
 SAME = 1e-5
 #: A fall of less than half a point is not worth a warning.
 TOLERATED_FALL = 0.005
-
-#: Called with what is being done and how far it is.
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +141,7 @@ class Trial:
         *,
         old_metric: Metric,
         new_metric: Metric,
-        settings: Settings,
+        settings: TrainingSettings,
         confidences: Mapping[str, npt.NDArray[np.floating]] | None = None,
         seed: int = 0,
         seen: Bools | None = None,
@@ -153,7 +150,7 @@ class Trial:
         queries: Queries | None = None,
         logged: Pairs | None = None,
         calibrate: bool = True,
-        progress: Progress = lambda *_: None,
+        progress: ReportProgress = lambda *_: None,
     ) -> None:
         """Split the sample.
 
@@ -196,7 +193,7 @@ class Trial:
         self._fitted: dict[Method, tuple[Method, Fitted]] = {}
         self._measured: dict[tuple[str, str], Measured] = {}
 
-    def with_settings(self, settings: Settings) -> Trial:
+    def with_settings(self, settings: TrainingSettings) -> Trial:
         """The same sample in the same three parts, trained with other settings."""
         other = copy.copy(self)
         other.settings, other._fits, other._tuned, other._fitted, other._measured = settings, {}, {}, {}, {}
@@ -256,7 +253,7 @@ class Trial:
         self._tuned[method] = {"pull": 1.0}
         return pulled
 
-    def _trained(self, method: Method, settings: Settings) -> Fitted:
+    def _trained(self, method: Method, settings: TrainingSettings) -> Fitted:
         if method is Method.NAIVE:
             return Fitted()
         from rmvdb.learning import training  # here, so that commands that train nothing do not wait for torch

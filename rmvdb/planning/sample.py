@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,8 @@ from rmvdb.protocols import Source, VectorStore
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage.archive import EmbeddingCache
 from rmvdb.text import counted
-from rmvdb.types import Id, Item, Leg, Query, Record, Vectors
+from rmvdb.types import Id, Item, Leg, Query, Record, ReportProgress, Vectors
 
-#: Called with what is being done and how far it is.
-Report: TypeAlias = Callable[[str, int, int], None]
 #: Records read and embedded at once while sampling.
 CHUNK = 500
 #: Fewer records with side information than these teach h nothing of it.
@@ -96,7 +94,7 @@ class Sampler:
         legs: Sequence[Leg],
         sizes: Sequence[int],
         seen: Set[Id],
-        report: Report,
+        report: ReportProgress,
         *,
         seed: int,
         queries: Sequence[Query] = (),
@@ -151,7 +149,7 @@ class Sampler:
         answers = _answers(queries, held)
         return [records + self._get(leg.collection, answers) for leg, records in zip(legs, held, strict=True)]
 
-    def _logged(self, to_version: str, newest: Leg, items: Sequence[Item], report: Report) -> Pairs:
+    def _logged(self, to_version: str, newest: Leg, items: Sequence[Item], report: ReportProgress) -> Pairs:
         found: dict[str, Vectors] = {}
         for version in dict.fromkeys((newest.embedder, to_version)):
             parts = []
@@ -176,7 +174,7 @@ class Sampler:
         queries: Sequence[Query],
         ids: Sequence[Id],
         own: Sequence[int],
-        report: Report,
+        report: ReportProgress,
     ) -> Queries:
         """The queries in every space: by the new model, and as the legs of the numbers `own` are asked for them."""
         items, row = [query.item for query in queries], {id: at for at, id in enumerate(ids)}
@@ -201,7 +199,7 @@ class Sampler:
             behind=tuple(asked.get(at) for at in range(1, len(legs))),
         )
 
-    def _asked(self, leg: Leg, held: Sequence[Record], records: Sequence[Record], report: Report) -> dict[Id, Vectors]:
+    def _asked(self, leg: Leg, held: Sequence[Record], records: Sequence[Record], report: ReportProgress) -> dict[Id, Vectors]:
         """What this leg is asked with for each of these records: its own vector where the leg holds it, else a new one."""
         own = {record.id: record.vector for record in held if record.vector is not None}
         others = [record for record in records if record.id not in own]

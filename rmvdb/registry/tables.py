@@ -255,10 +255,10 @@ class UpgradeRow(Table):
     p99_ms: Mapped[float | None]
     #: Why work on it stands still, in words; empty while it goes on.
     reason: Mapped[str] = mapped_column(Words, default="")
-    #: How far the copy of the original is, a `copy_collection.Position`, and the epoch in which that counts: what is written in
-    #: another one does not reach the copy.
+    #: How far the copy of the original is, a `copy_collection.CopyPosition`, and the epoch in which that counts: what is
+    #: written in another one does not reach the copy.
     copying: Mapped[dict[str, Any] | None]
-    #: How far the comparison before cut-over is, a `compare.Position`.
+    #: How far the comparison before cut-over is, a `compare.VerifyPosition`.
     verifying: Mapped[dict[str, Any] | None]
     #: How far the making of the work list is: the collection that is read, and how many of its records were.
     listing: Mapped[dict[str, Any] | None]

@@ -29,7 +29,7 @@ from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.serving.merge import merge
-from rmvdb.serving.traffic import Traffic
+from rmvdb.serving.traffic import TrafficCounter
 from rmvdb.timing import uptime
 from rmvdb.types import Hit, Id, Item, Leg, Metric, Record, ServingPlan, Vectors
 
@@ -98,7 +98,7 @@ class Client:
         registry: Registry,
         store: VectorStore,
         loaded_models: LoadedModels,
-        longest_call: float = 10.0,
+        engine_timeout: float = 10.0,
         consistency: Literal["Bounded", "Strong"] = "Bounded",
         traffic: int = 5000,
         item_field: str = "",
@@ -111,16 +111,16 @@ class Client:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._registry, self._store, self._loaded_models = registry, store, loaded_models
         self._consistency, self._item_field = consistency, item_field
-        self._longest_call, self._closing = longest_call, closing
+        self._engine_timeout, self._closing = engine_timeout, closing
         self._wrote = float("-inf")
-        self._writes = Writes(gallery, registry=registry, name=self.name, longest_call=longest_call)
+        self._writes = Writes(gallery, registry=registry, name=self.name, engine_timeout=engine_timeout)
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rmvdb-leg")
         collections = registry.collections(registry.gallery(gallery).id)
         self._search_params = {row.name: row.search for row in collections}
         #: Of one of its collections: its ids are those of all.
         self._schema = schema_from_json(collections[0].schema)
         _expect_owned(gallery, registry, store)
-        self._latency, self._traffic = Latency(), Traffic(traffic)
+        self._latency, self._traffic = Latency(), TrafficCounter(traffic)
         self._current_plan = CurrentPlan(
             gallery,
             registry=registry,
@@ -271,7 +271,7 @@ class Client:
         fields: Any,
         strong: bool,
     ) -> list[list[Hit]]:
-        strong = strong or uptime() - self._wrote < plan.staleness + self._longest_call
+        strong = strong or uptime() - self._wrote < plan.staleness + self._engine_timeout
 
         def leg(each: Leg) -> list[list[Hit]]:
             asked, hyperbolic = queries[each.collection], each.metric is Metric.LORENTZ

@@ -14,7 +14,7 @@ from rmvdb.registry.clients import Serving
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.waiting import within
 from rmvdb.serving.latency import WINDOW, Latency
-from rmvdb.serving.traffic import Traffic
+from rmvdb.serving.traffic import TrafficCounter
 from rmvdb.text import storable
 from rmvdb.timing import uptime
 from rmvdb.types import Id, ServingPlan
@@ -64,7 +64,7 @@ class CurrentPlan:
         prepare: Callable[[ServingPlan], None],
         name: str,
         latency: Latency,
-        traffic: Traffic,
+        traffic: TrafficCounter,
     ) -> None:
         self._gallery, self._registry, self._prepare, self._name = gallery, registry, prepare, name
         self._latency, self._traffic = latency, traffic

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rmvdb import errors
 from rmvdb.backfill.worker import LOOK, Worker
-from rmvdb.planning.sample import Report
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry.mark import Owner
 from rmvdb.registry.registry import Registry
@@ -18,7 +17,7 @@ from rmvdb.registry.tables import GalleryRow, VersionRow
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage.archive import Archive, EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
-from rmvdb.types import Index
+from rmvdb.types import Index, ReportProgress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +40,7 @@ class Services:
     #: Most records in a batch, and in a page of what is read.
     batch: int
     #: Seconds that one call of the store may take.
-    longest_call: float
+    engine_timeout: float
     #: Where plans are kept, and where orders are sorted.
     folder: Path
     #: The share of records that may be gone without a reason.
@@ -64,7 +63,7 @@ class UpgradeContext:
         services: Services,
         *,
         say: Callable[[str], None] = _silent,
-        report: Report = lambda *_: None,
+        report: ReportProgress = lambda *_: None,
         stop: threading.Event | None = None,
     ) -> None:
         self.services, self.say, self.report = services, say, report

@@ -56,7 +56,7 @@ def plans(before: Leg, copy: Leg, served: Mapping[str, Sequence[Leg]], kept: Leg
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Position:
+class CopyPosition:
     """How far a copy has come."""
 
     #: The passes that have ended, and what this one is at: 0 what the original holds, 1 what only the copy does.
@@ -94,14 +94,16 @@ class Mirror:
         )
         self._page, self._lift = page, lift
 
-    def copy(self, target: str, permit: CopyPermit, progress: Callable[[Position], None], begun: Position | None = None) -> None:
+    def copy(
+        self, target: str, permit: CopyPermit, progress: Callable[[CopyPosition], None], begun: CopyPosition | None = None
+    ) -> None:
         """Until a pass over both finds nothing to change, or each of several passes does: other programs change the original.
 
         It goes on from where one that was interrupted had `begun`. Nobody has watched what lies behind that, so that this pass
         is not the last.
         """
         total = self._store.count(self._original)
-        at, changed = replace(begun or Position(), total=total), begun is not None
+        at, changed = replace(begun or CopyPosition(), total=total), begun is not None
         sides: Sequence[tuple[str, Callable[[Sequence[Id]], list[Id]]]] = (
             (self._original, lambda ids: self._different(target, ids)),
             (target, lambda ids: self._absent(ids, self._original)),
@@ -115,7 +117,7 @@ class Mirror:
                 at = replace(at, side=side + 1, after=None)
             if not changed:
                 return
-            at, changed = Position(passes=at.passes + 1, total=total), False
+            at, changed = CopyPosition(passes=at.passes + 1, total=total), False
 
     def finish(self, target: str, ids: Sequence[Id], look: Callable[[], None] = lambda: None) -> None:
         """Copy these again: clients that were killed while the copy was made may have written it, and not the original.

@@ -11,7 +11,7 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import Phase
 from rmvdb.upgrade import change_epoch, keep_original
 from rmvdb.upgrade.context import UpgradeContext
-from rmvdb.upgrade.copy_collection import Position
+from rmvdb.upgrade.copy_collection import CopyPosition
 from rmvdb.upgrade.status import searched
 
 
@@ -54,7 +54,7 @@ def _copy_original(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool)
     begun = _copied_to(context, upgrade.id, epoch)
     context.say(f"{what} into {copy}{', from where it stood' if begun else ''}")
 
-    def progress(at: Position) -> None:
+    def progress(at: CopyPosition) -> None:
         context.registry.set_upgrade(upgrade.id, copying=asdict(at) | {"epoch": epoch}, leader_token=context.leader_token)
         context.report(what, at.done, at.total)
 
@@ -66,10 +66,10 @@ def _copy_original(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool)
     return epoch
 
 
-def _copied_to(context: UpgradeContext, upgrade: int, epoch: int) -> Position | None:
+def _copied_to(context: UpgradeContext, upgrade: int, epoch: int) -> CopyPosition | None:
     """Where a copy was interrupted in this epoch; it begins anew in another one."""
     kept = dict(context.registry.upgrade(upgrade).copying or {})
-    return Position(**kept) if kept.pop("epoch", None) == epoch else None
+    return CopyPosition(**kept) if kept.pop("epoch", None) == epoch else None
 
 
 @contextmanager

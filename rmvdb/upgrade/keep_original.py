@@ -30,7 +30,7 @@ def beside(upgrade: UpgradeRow) -> list[str]:
 def mirror(context: UpgradeContext, upgrade: UpgradeRow) -> Mirror:
     """The original, with a hand that writes into what is beside it as a client would."""
     name = f"{CONDUCTOR}{upgrade.id}:{uuid.uuid4().hex[:8]}"
-    writes = Writes(context.gallery.name, registry=context.registry, name=name, longest_call=context.services.longest_call)
+    writes = Writes(context.gallery.name, registry=context.registry, name=name, engine_timeout=context.services.engine_timeout)
     assert upgrade.original is not None  # noqa: S101 (the caller looked)
     lift = functools.partial(_lifted, context, upgrade.lift, upgrade.plan["question"]["side"]) if upgrade.lift else None
     done = functools.partial(last_done, context, upgrade)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from pathlib import PurePosixPath
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +30,8 @@ from rmvdb.registry.tables import GalleryRow, UpgradeRow
 from rmvdb.storage.archive import Archive, ArchiveFile
 from rmvdb.storage.files import file_name
 from rmvdb.text import counted
-from rmvdb.types import Id, Phase
+from rmvdb.types import Id, Phase, ReportProgress
 from rmvdb.upgrade.compare import hashes
-
-Report: TypeAlias = Callable[[str, int, int], None]
 
 
 class Rebuild:
@@ -50,7 +48,7 @@ class Rebuild:
         quiet: float,
         search: Callable[[str], Mapping[str, Any]] = lambda _: {},
         say: Callable[[str], None] = lambda _: None,
-        report: Report = lambda *_: None,
+        report: ReportProgress = lambda *_: None,
         stop: threading.Event | None = None,
     ) -> None:
         self._search = search

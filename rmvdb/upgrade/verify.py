@@ -11,14 +11,14 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.text import counted
 from rmvdb.types import Phase
 from rmvdb.upgrade import backfill_step
-from rmvdb.upgrade.compare import Position, Report, Verify
+from rmvdb.upgrade.compare import Verify, VerifyPosition, VerifyReport
 from rmvdb.upgrade.context import UpgradeContext
 
 #: Seconds after which a comparison that was interrupted begins anew.
 COUNTS = 600.0
 
 
-def verify(context: UpgradeContext, upgrade: UpgradeRow, *, sample: int = 200) -> Report:
+def verify(context: UpgradeContext, upgrade: UpgradeRow, *, sample: int = 200) -> VerifyReport:
     """Compare all of it, now; WrongPhase where nothing is moved yet."""
     if upgrade.phase == Phase.PLANNED:
         raise errors.WrongPhase(f"The upgrade is {upgrade.phase}: there is nothing to compare yet; go on with rmvdb upgrade")
@@ -41,12 +41,12 @@ def check_of(context: UpgradeContext) -> Verify:
     )
 
 
-def expect_verified(context: UpgradeContext, upgrade: UpgradeRow) -> Report:
+def expect_verified(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyReport:
     """Compare it, from where that was interrupted; VerifyFailed where anything differs."""
     begun = _begun(context, upgrade)
     context.say(f"verifying{', from where it stood' if begun else ''}")
 
-    def keep(at: Position) -> None:
+    def keep(at: VerifyPosition) -> None:
         context.registry.set_upgrade(
             upgrade.id, verifying=asdict(at) | {"at": context.registry.now()}, leader_token=context.leader_token
         )
@@ -64,7 +64,7 @@ def expect_verified(context: UpgradeContext, upgrade: UpgradeRow) -> Report:
     return report
 
 
-def _expect_few_missing(context: UpgradeContext, upgrade: UpgradeRow, report: Report) -> None:
+def _expect_few_missing(context: UpgradeContext, upgrade: UpgradeRow, report: VerifyReport) -> None:
     """RecordsMissing where more records vanished from the old collections than another program's single deletions."""
     if not report.missing:
         return
@@ -80,10 +80,10 @@ def _expect_few_missing(context: UpgradeContext, upgrade: UpgradeRow, report: Re
     context.say(told)
 
 
-def _begun(context: UpgradeContext, upgrade: UpgradeRow) -> Position | None:
+def _begun(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyPosition | None:
     """Where one was interrupted a moment ago."""
     kept = dict(context.registry.upgrade(upgrade.id).verifying or {})
-    return Position(**kept) if kept and context.registry.now() - kept.pop("at") < COUNTS else None
+    return VerifyPosition(**kept) if kept and context.registry.now() - kept.pop("at") < COUNTS else None
 
 
 def _forget(context: UpgradeContext, upgrade: UpgradeRow) -> None:
@@ -95,9 +95,9 @@ def _compare(
     upgrade: UpgradeRow,
     *,
     sample: int = 200,
-    begun: Position | None = None,
-    keep: Callable[[Position], None] = lambda _: None,
-) -> Report:
+    begun: VerifyPosition | None = None,
+    keep: Callable[[VerifyPosition], None] = lambda _: None,
+) -> VerifyReport:
     def progress(done: int, total: int) -> None:
         context.report("verifying", done, total)
         context.check_stop()

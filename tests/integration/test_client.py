@@ -45,7 +45,7 @@ def application(gallery: Gallery, load: Any, import_embedder: Any = lambda _: No
         load_artifact=lambda _: b"",
         import_embedder=import_embedder,
     )
-    return Client("texts", registry=gallery.registry, store=gallery.store, loaded_models=loaded_models, longest_call=1.0)
+    return Client("texts", registry=gallery.registry, store=gallery.store, loaded_models=loaded_models, engine_timeout=1.0)
 
 
 def announce(gallery: Gallery) -> None:

@@ -35,7 +35,7 @@ from rmvdb.serving.client import Client
 from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
 from rmvdb.serving.loaded_models import Chain, LoadedModels
-from rmvdb.serving.traffic import Traffic
+from rmvdb.serving.traffic import TrafficCounter
 from rmvdb.storage.archive import ArchiveFile, EmbeddingCache
 from rmvdb.timing import uptime
 from rmvdb.types import BatchState, Id, Leg, Metric, Phase, Record, ServingPlan
@@ -278,7 +278,7 @@ def test_a_client_of_a_plan_with_longer_times_misses_nothing_of_one_with_shorter
     """Who conducts the upgrade is configured with other times than who made the gallery: clients go by those of their plan."""
     wire = Wire(planned.registry)
     hasty = replace(planned, times=TIMES)
-    with Client("texts", registry=wire, store=planned.store, loaded_models=planned.loaded_models, longest_call=1.0) as client:  # type: ignore[arg-type]
+    with Client("texts", registry=wire, store=planned.store, loaded_models=planned.loaded_models, engine_timeout=1.0) as client:  # type: ignore[arg-type]
         assert len(client.search("t3", limit=50)) == 8
         hasty.conductor().deploy(planned.upgrade)
         assert planned.registry.plan("texts").max_age == TIMES["max_age"]
@@ -297,7 +297,7 @@ def test_a_client_of_a_plan_with_longer_times_is_waited_for_as_long_as_it_may_us
     """A write under the new plan reaches the new collection alone, which that client does not search yet."""
     wire = Wire(planned.registry)
     hasty = replace(planned, times=TIMES)
-    with Client("texts", registry=wire, store=planned.store, loaded_models=planned.loaded_models, longest_call=1.0) as client:  # type: ignore[arg-type]
+    with Client("texts", registry=wire, store=planned.store, loaded_models=planned.loaded_models, engine_timeout=1.0) as client:  # type: ignore[arg-type]
         client.search("t3", limit=50)
         hasty.conductor().deploy(planned.upgrade)
         with planned.registry.engine.begin() as connection:
@@ -570,7 +570,9 @@ def test_of_many_searches_that_find_their_plan_too_old_one_asks_and_all_hear_the
     planned: Gallery, monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
     registry, asked = planned.registry, []
-    plans = CurrentPlan("texts", registry=registry, prepare=lambda _: None, name="one", latency=Latency(), traffic=Traffic(0))
+    plans = CurrentPlan(
+        "texts", registry=registry, prepare=lambda _: None, name="one", latency=Latency(), traffic=TrafficCounter(0)
+    )
     silent(plans)
     plans._lock = Counted()  # type: ignore[assignment]
     plans._held = replace(plans.current(), max_age=60.0), -math.inf
@@ -824,7 +826,7 @@ def application(gallery: Gallery, load: Callable[[str], Any]) -> Client:
     loaded_models = LoadedModels(
         load_embedder=load, load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]), load_artifact=lambda _: b""
     )
-    return Client("texts", registry=gallery.registry, store=gallery.store, loaded_models=loaded_models, longest_call=1.0)
+    return Client("texts", registry=gallery.registry, store=gallery.store, loaded_models=loaded_models, engine_timeout=1.0)
 
 
 @pytest.fixture
@@ -908,7 +910,7 @@ def test_a_plan_that_cannot_be_loaded_puts_off_no_later_one(hasty: Gallery) -> N
             raise errors.ModelError("no room for it")
 
     registry = hasty.registry
-    plans = CurrentPlan("texts", registry=registry, prepare=prepare, name="one", latency=Latency(), traffic=Traffic(0))
+    plans = CurrentPlan("texts", registry=registry, prepare=prepare, name="one", latency=Latency(), traffic=TrafficCounter(0))
     assert registry.announce("texts", plans.current().legs, hasty.times | {"staleness": 1.0}) == 2
     wait_until(lambda: plans._failed == 2)
     plans._again_at = math.inf  # as far away as after many tries

@@ -106,7 +106,7 @@ def at_work(
             registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models, archive=gallery.archive,
             artifacts=Artifacts(gallery.folder / "artifacts"), source=gallery.source,
             cache=lambda version: EmbeddingCache(gallery.folder, model=version), classifier=lambda row: None,
-            index=Index(type="FLAT"), times=gallery.times, batch=10, longest_call=1.0, folder=gallery.folder / "cache",
+            index=Index(type="FLAT"), times=gallery.times, batch=10, engine_timeout=1.0, folder=gallery.folder / "cache",
         )  # fmt: skip
         return Conductor(name, services, **options)  # type: ignore[arg-type]
 

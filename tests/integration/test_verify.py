@@ -20,7 +20,7 @@ from rmvdb.serving.client import Client
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.types import BatchState, Item, Phase, Record, Vectors
 from rmvdb.upgrade import verify
-from rmvdb.upgrade.compare import Position, Verify
+from rmvdb.upgrade.compare import Verify, VerifyPosition
 from rmvdb.upgrade.status import status
 from tests.integration.test_faults import once
 from tests.support.inprocess import Gallery, TextEmbedder, drive, make, vector
@@ -203,15 +203,15 @@ def test_a_conductor_that_was_overtaken_does_not_say_how_far_it_is(gallery: Gall
 
 def test_a_position_counts_only_while_the_same_batches_lie_behind_it(gallery: Gallery) -> None:
     ids = [batch.id for batch in gallery.registry.batches(gallery.upgrade.id)]
-    there = Position(batch=ids[1], batches=2, fields_compared=20, embedded_again=20)
-    other = Position(batch=ids[1], batches=1, fields_compared=10, embedded_again=10)
+    there = VerifyPosition(batch=ids[1], batches=2, fields_compared=20, embedded_again=20)
+    other = VerifyPosition(batch=ids[1], batches=1, fields_compared=10, embedded_again=10)
     assert verify_from(gallery, there) == 2
     assert verify_from(gallery, other) == 4
 
 
-def verify_from(gallery: Gallery, begun: Position) -> int:
+def verify_from(gallery: Gallery, begun: VerifyPosition) -> int:
     """How many parts are compared."""
-    parts = list[Position]()
+    parts = list[VerifyPosition]()
     report = verify._compare(gallery.conductor(), row(gallery), begun=begun, keep=parts.append)
     assert report.ok
     assert report.fields_compared == 40
@@ -384,7 +384,7 @@ def test_what_a_client_with_another_code_of_the_model_wrote_is_embedded_again(tm
         load_chain=made.loaded_models.chain,
         load_artifact=lambda sha256: b"",
     )
-    with Client("texts", registry=made.registry, store=made.store, loaded_models=other, longest_call=1.0) as client:
+    with Client("texts", registry=made.registry, store=made.store, loaded_models=other, engine_timeout=1.0) as client:
         client.upsert([{"id": id, "item": f"t{id}", "n": 0} for id in (3, 7)])
     drive(made)
     if source == "another":

@@ -28,7 +28,7 @@ from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.storage.archive import Archive, EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import Hit, Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
-from rmvdb.upgrade.compare import Report
+from rmvdb.upgrade.compare import VerifyReport
 from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.run import Conductor
 from tests.support.migrated import migrate
@@ -127,7 +127,7 @@ class Gallery:
 
     def client(self) -> Client:
         """An application."""
-        return Client("texts", registry=self.registry, store=self.store, loaded_models=self.loaded_models, longest_call=1.0)
+        return Client("texts", registry=self.registry, store=self.store, loaded_models=self.loaded_models, engine_timeout=1.0)
 
     def worker(self, *, width: int = 2, limits: Limits = UNLIMITED, lease: float = 1.6) -> Worker:
         """A worker with a short lease."""
@@ -139,12 +139,12 @@ class Gallery:
             registry=self.registry, store=self.store, loaded_models=self.loaded_models,
             artifacts=Artifacts(self.folder / "artifacts"), archive=self.archive, source=self.source,
             cache=lambda version: EmbeddingCache(self.folder, model=version),
-            classifier=lambda row: None, index=Index(type="FLAT"), times=self.times, batch=10, longest_call=1.0,
+            classifier=lambda row: None, index=Index(type="FLAT"), times=self.times, batch=10, engine_timeout=1.0,
             folder=self.folder / "cache",
         )  # fmt: skip
         return Conductor("texts", services)
 
-    def verify(self) -> Report:
+    def verify(self) -> VerifyReport:
         """What is wrong with the new collection."""
         return self.conductor().verify(self.registry.upgrade(self.upgrade.id))
 

@@ -149,7 +149,7 @@ class Process:
         self._services = Services(
             registry=self.registry, store=self.store, loaded_models=self.loaded_models, artifacts=artifacts, archive=self.archive,
             source=world.source, cache=lambda version: EmbeddingCache(world.folder / "cache", model=version),
-            classifier=lambda row: None, index=Index(type="FLAT"), times=TIMES, batch=5, longest_call=1.0,
+            classifier=lambda row: None, index=Index(type="FLAT"), times=TIMES, batch=5, engine_timeout=1.0,
             folder=world.folder / "work",
         )  # fmt: skip
 
@@ -163,7 +163,7 @@ class Process:
 
     def client(self) -> Client:
         """What an application has."""
-        return Client("texts", registry=self.registry, store=self.store, loaded_models=self.loaded_models, longest_call=0.2)
+        return Client("texts", registry=self.registry, store=self.store, loaded_models=self.loaded_models, engine_timeout=0.2)
 
     def active(self) -> UpgradeRow | None:
         """The upgrade that has not ended."""

@@ -8,13 +8,13 @@ import pytest
 
 from rmvdb.errors import PlanRefused
 from rmvdb.learning import calibration, geometry
-from rmvdb.learning.method import Method, Pairs, Settings
+from rmvdb.learning.method import Method, Pairs, TrainingSettings
 from rmvdb.planning import quality, simulate
 from rmvdb.planning.predict import Prediction, Trial, _verdict
 from rmvdb.planning.simulate import TS, UNCALIBRATED, Curve, OlderCollection, Part, curve, split
 from rmvdb.types import Metric
 
-QUICK = Settings(epochs=1, least_steps=120, batch=128, lr=3e-3, pull=0.0)
+QUICK = TrainingSettings(epochs=1, least_steps=120, batch=128, lr=3e-3, pull=0.0)
 COSINE = {"old_metric": Metric.COSINE, "new_metric": Metric.COSINE}
 
 
