@@ -10,7 +10,7 @@ import click
 
 from rmvdb import errors
 from rmvdb.cli import output
-from rmvdb.text import counted
+from rmvdb.text import RESUMABLE, counted
 
 if TYPE_CHECKING:
     from rmvdb.app.wiring import App
@@ -81,7 +81,7 @@ def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: output.Report
         return
     row = conductor.advance(row, app.worker(), force=force)
     if conductor.stop.is_set():
-        raise errors.Stopped("Stopped; the same command goes on from here")
+        raise errors.Stopped(RESUMABLE)
     if row.phase == "ended":
         raise errors.WrongPhase(f"Upgrade {row.id} has ended meanwhile; see what took its place: rmvdb history")
     if row.phase == "cut over":

@@ -36,7 +36,7 @@ def stoppable() -> Iterator[threading.Event]:
 
     def ask(number: int, _: object) -> None:
         if stop.is_set():
-            _end_now("stopped at once; the same command goes on from here")
+            _end_now("Stopped at once. Run the same command to resume.")
         stop.set()
         with contextlib.suppress(OSError, RuntimeError):  # nobody listens, or a word was just being said
             click.echo("stopping after the batches in hand; once more stops at once", err=True)

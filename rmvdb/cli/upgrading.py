@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--until", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Stop at this share of the gallery.")
 @click.option("--no-cutover", is_flag=True, help="Leave both collections in service at the end.")
 @click.option("--detach", is_flag=True, help="Plan and deploy, then leave the backfill to workers.")
-@click.option("--execute", is_flag=True, help="Agree that records leave a collection that rmvdb did not make.")
+@click.option("--execute", is_flag=True, help="Allow removing records from an adopted collection.")
 @missing_option
 @force_option
 def upgrade(

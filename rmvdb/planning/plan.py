@@ -1,4 +1,4 @@
-"""What an upgrade would do: sample, train, predict the curve, count the cost. Changes nothing but its own cache."""
+"""Predict what an upgrade does: sample, train, measure the curve, count the cost. Changes nothing but its own cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an upgrade would do: trained, calibrated and measured on three disjoint parts of one sample."""
+"""Predict what an upgrade does: train, calibrate and measure on three disjoint parts of one sample."""
 
 from __future__ import annotations
 

@@ -167,8 +167,8 @@ def _move(s: Session, batch: BatchRow, state: BatchState, **values: Any) -> None
 
 
 def _let_go(s: Session, mine: ColumnElement[bool]) -> None:
-    """End claims: what nothing was written of is free at once, the rest when its lease has run out, for a call of it that failed
-    may still arrive. No heartbeat keeps that lease."""
+    """Release claims: unwritten batches now, others when the lease ends, because a failed call may still arrive. No heartbeat
+    extends that lease."""
     s.execute(update(BatchRow).where(mine, _UNWRITTEN).values(state=BatchState.PENDING))
     unwritten = BatchRow.state.in_((BatchState.PENDING, BatchState.CLAIMED, BatchState.COPIED))
     # Another token: what still runs in a process that was told to end changes nothing more.

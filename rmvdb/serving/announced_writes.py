@@ -119,8 +119,8 @@ class Writes:
         while self._blocked(opened, ids, announced):
             if uptime() - began > WRITE_WAITS:
                 raise errors.EngineError(
-                    f"Others were at {counted(len(ids), 'record')} of {self._gallery!r} for over {WRITE_WAITS:g} s; "
-                    "repeat the write"
+                    f"{counted(len(ids), 'record was', 'records were')} locked by other writers for over {WRITE_WAITS:g} s. "
+                    f"Write {'it' if len(ids) == 1 else 'them'} again."
                 )
             time.sleep(0.02)
             if uptime() - announced > WRITE_LASTS / 3:

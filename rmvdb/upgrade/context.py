@@ -17,6 +17,7 @@ from rmvdb.registry.tables import GalleryRow, VersionRow
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage.archive import Archive, EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
+from rmvdb.text import RESUMABLE
 from rmvdb.types import Index, ReportProgress
 
 
@@ -90,7 +91,7 @@ class UpgradeContext:
     def check_stop(self) -> None:
         """Raise Stopped once it shall stop; while the upgrade that it leads is paused, wait."""
         if self.stop.is_set():
-            raise errors.Stopped("Stopped; the same command goes on from here")
+            raise errors.Stopped(RESUMABLE)
         if self.leads is not None and self.registry.upgrade(self.leads).paused:
             self.wait_for_resume(self.leads)
 
@@ -107,7 +108,7 @@ class UpgradeContext:
             self.registry.refuse_ended(upgrade)
             self.hear_pause(True)
             if self.stop.wait(LOOK):
-                raise errors.Stopped("Stopped; the same command goes on from here")
+                raise errors.Stopped(RESUMABLE)
         self.hear_pause(False)
 
     def hear_pause(self, paused: bool) -> None:

@@ -58,8 +58,10 @@ def last_done(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -
 
 
 def taken_in_again(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> dict[Id, int]:
-    """Those of these records, which are there, whose last word is that they were taken out, with its number: whoever took them in
-    again was killed before that was forgotten."""
+    """Restored ids whose deletion intent is still recorded, with that intent's id.
+
+    The conductor that took them in again was killed before it forgot the deletion.
+    """
     decided = context.registry.intents(upgrade.id, ids)
     rows = ((id, decided[key(id)]) for id in ids if key(id) in decided)
     return {id: row.id for id, row in rows if row.done and row.kind == "delete" and row.client.startswith(CONDUCTOR)}

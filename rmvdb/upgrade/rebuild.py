@@ -29,7 +29,7 @@ from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import GalleryRow, UpgradeRow
 from rmvdb.storage.archive import Archive, ArchiveFile
 from rmvdb.storage.files import file_name
-from rmvdb.text import counted
+from rmvdb.text import RESUMABLE, counted
 from rmvdb.types import Id, Phase, ReportProgress
 from rmvdb.upgrade.compare import hashes
 
@@ -122,7 +122,7 @@ class Rebuild:
 
     def _check_stop(self) -> None:
         if self._stop.is_set():
-            raise errors.Stopped("Stopped; the same command goes on from here")
+            raise errors.Stopped(RESUMABLE)
 
     # --- the work -----------------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class ArchiveMatcher:
         self.moved = self.written = 0
 
     def readable(self, files: Sequence[ArchiveFile], say: Callable[[str], None]) -> list[ArchiveFile]:
-        """The files that are what they were; of what is in another one nothing is known, as if a client had written it."""
+        """Files whose checksum matches. Records of damaged files count as client-written."""
         read: dict[ArchiveFile, npt.NDArray[np.uint64]] = {}
         for file in files:
             try:

@@ -138,7 +138,7 @@ def test_ctrl_c_while_it_plans_stops_it_and_nothing_is_registered(project: Proje
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "Stopped; the same command goes on from here" in err
+    assert "Stopped. Run the same command to resume." in err
     assert project.json("status")["upgrade"] is None
     assert len(project.calls("v2")) < len(IDS)
 
@@ -160,7 +160,7 @@ def test_ctrl_c_twice_stops_at_once(project: Project, command: tuple[str, ...]) 
     finally:
         process.kill()
     assert process.returncode == 130
-    assert err.strip().endswith("stopped at once; the same command goes on from here")
+    assert err.strip().endswith("Stopped at once. Run the same command to resume.")
 
 
 def test_a_killed_upgrade_run_again_ends_in_the_same_state(project: Project) -> None:
