@@ -163,7 +163,7 @@ def errors_page() -> str:
     lines = [
         "# Errors",
         "",
-        "Each message is one sentence that names the thing, the value and the way out. All errors are in `rmvdb.errors`.",
+        "Each message names the thing, the value and the way out. All errors are in `rmvdb.errors`.",
         "A command that ends with an error has its exit code.",
     ]
     for each in error_classes():
