@@ -99,9 +99,9 @@ def _cell(text: str) -> str:
 def settings() -> str:
     """Every setting with its variable, its type and its default."""
     lines = ["# Settings", "", "[Configuration](../configuration.md) says where rmvdb finds them, and more about some.", ""]
-    lines += ["## Top level", "", *_table({"home": config.Settings.model_fields["home"]}, ())]
-    for name, field in config.Settings.model_fields.items():
-        section: Any = config.Index if name == "indexes" else field.annotation
+    lines += ["## Top level", "", *_table({"home": config.ProjectSettings.model_fields["home"]}, ())]
+    for name, field in config.ProjectSettings.model_fields.items():
+        section: Any = config.IndexSection if name == "indexes" else field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
             keys = (name, "<gallery>") if name == "indexes" else (name,)
             about = field.description or section.__doc__ or ""
@@ -163,7 +163,7 @@ def errors_page() -> str:
     lines = [
         "# Errors",
         "",
-        "Each message is one sentence that names the thing, the value and the way out. All errors are in `rmvdb.errors`.",
+        "Each message names the thing, the value and the way out. All errors are in `rmvdb.errors`.",
         "A command that ends with an error has its exit code.",
     ]
     for each in error_classes():

@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -114,7 +114,7 @@ def row(name: str, *, own: Quality, cross: Quality, start: Quality, alone: Quali
     )
 
 
-def line(name: str) -> compatible.Report:
+def line(name: str) -> Callable[[int, int, float], None]:
     """A training's progress on one line of the terminal."""
     began = time.perf_counter()
 

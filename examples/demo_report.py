@@ -55,7 +55,7 @@ class Report:
         """ρ∘φ_new, as the registry now has it."""
         found = wiring.load(self.folder)
         version = found.registry.plan("photos").legs[0].model
-        return [found.encoder.own(version, each) for each in vectors]
+        return [found.loaded_models.apply_head(version, each) for each in vectors]
 
     def _calibration(self, labelled: np.ndarray) -> calibration.Calibration:
         """What makes a model's distances comparable with another's, learnt from the labelled pictures."""

@@ -1,42 +1,42 @@
-"""Every exception of rmvdb. Each message is one sentence that names the thing, the value and the way out.
+"""Every exception of rmvdb. Each message names the thing, the value and the way out.
 
 RmvdbError                    something failed (exit code 1)
-├── UsageError                the caller can mend it by asking differently (exit code 2)
+├── UsageError                you can correct it: ask in another way (exit code 2)
 │   ├── ConfigError           a setting is unknown, malformed or out of range
-│   ├── UnknownName           no model version, gallery, upgrade … of that name
-│   ├── AlreadyExists         that name is taken by something else
+│   ├── UnknownName           no model version, gallery, upgrade … has that name
+│   ├── AlreadyExists         something else has that name
 │   ├── UpgradeRunning        the gallery has an upgrade that has not ended
 │   ├── WrongPhase            the upgrade's phase does not allow that step
-│   │   └── Paused            nothing of the upgrade goes on before rmvdb resume
+│   │   └── Paused            the upgrade waits for rmvdb resume
 │   ├── Mismatch              dimension, metric or model does not fit
-│   ├── FilterError           a filter expression that cannot be understood
-│   ├── CannotAdopt           an existing collection that rmvdb cannot serve
-│   ├── NeedsConsent          a step that removes something was not agreed to
-│   └── NotOwner              another registry owns that collection, or this one has gone back
+│   ├── FilterError           rmvdb cannot understand a filter expression
+│   ├── CannotAdopt           rmvdb cannot serve an existing collection
+│   ├── NeedsConsent          a step removes something, and you have not agreed to it
+│   └── NotOwner              another registry owns that collection, or this registry has gone back
 ├── EngineError               the vector engine refused a call
 │   ├── EngineUnavailable     the vector engine cannot be reached
-│   ├── EngineKilled          the vector engine ended during a call, again and again
-│   ├── Refused               the vector engine refused a call before it did any of it
-│   │   └── Unwritable        a record that its collection cannot hold
-│   ├── CollectionMissing     no collection of that name
-│   └── CollectionChanged     a collection is not what the registry remembers
+│   ├── EngineKilled          the vector engine ended during a call, several times
+│   ├── Refused               the vector engine refused a call and did nothing of it
+│   │   └── Unwritable        a collection cannot hold a record
+│   ├── CollectionMissing     no collection has that name
+│   └── CollectionChanged     a collection differs from what the registry recorded
 ├── RegistryError             the SQL registry refused a call
 │   ├── RegistryUnavailable   the database cannot be reached
 │   └── SchemaOutdated        the database is at another schema revision
-├── ModelError                an embedder cannot be loaded, or is broken for every item
-├── SourceError               a source cannot be loaded, or gives nothing at all
-│   └── SourceUnavailable     what a source reads is not at hand on this machine
-├── ItemError                 one item cannot be read or embedded (that record is quarantined)
+├── ModelError                an embedder cannot be loaded, or fails for every item
+├── SourceError               a source cannot be loaded, or gives no item
+│   └── SourceUnavailable     this machine cannot reach what a source reads
+├── ItemError                 one item cannot be read or embedded (its record is quarantined)
 ├── ArtifactError             an artifact file is missing or altered
-├── DiskFull                  a file could not be written for lack of space
+├── DiskFull                  the disk has no room for a file
 ├── PlanRefused               the plan would lower the quality, or cannot be made
-├── VerifyFailed              the new gallery is not the old one, re-embedded
-├── Quarantined            records are quarantined, and no cut-over leaves them behind
-├── RecordsMissing            records are gone from an old collection, and rmvdb did not remove them
+├── VerifyFailed              the new gallery differs from the re-embedded old one
+├── Quarantined               records are quarantined, so the upgrade cannot cut over
+├── RecordsMissing            an old collection has lost records that rmvdb did not remove
 ├── StalePlan                 a client's serving plan is too old to answer safely
 ├── NotServed                 an application cannot serve the next plan yet
 ├── LeaseLost                 another worker has taken over this batch
-└── Stopped                   a stop was asked for; the same command goes on
+└── Stopped                   you stopped the command; the same command resumes it
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from collections.abc import Iterable
 
 
 def offer(name: str, known: Iterable[str], *, hint: str = "") -> str:
-    """What to say instead of a name that is not known: the nearest one, else those there are, else the hint."""
+    """Return what to offer for an unknown name: the nearest known name, else all known names, else the hint."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
     if near:
@@ -57,7 +57,7 @@ def offer(name: str, known: Iterable[str], *, hint: str = "") -> str:
 
 
 def told(exc: BaseException) -> str:
-    """What to say of it: of what is none of ours its kind, too."""
+    """Return the message of an exception. If it isn't one of rmvdb's, the message starts with its class."""
     return str(exc) if isinstance(exc, RmvdbError) else f"{type(exc).__name__}: {exc}"
 
 
@@ -71,7 +71,7 @@ class RmvdbError(Exception):
 
 
 class UsageError(RmvdbError):
-    """The caller can mend it by asking differently.
+    """You can correct it: ask in another way.
 
     Remedy: Ask again in the way that the message names.
     """
@@ -87,7 +87,7 @@ class ConfigError(UsageError):
 
 
 class UnknownName(UsageError):
-    """No thing of that kind has that name; the message offers the nearest one.
+    """Nothing of that kind has that name. The message offers the nearest name.
 
     Remedy: Use one of the names in the message, or register the name first, such as with `rmvdb model add`.
     """
@@ -97,7 +97,7 @@ class UnknownName(UsageError):
 
 
 class AlreadyExists(UsageError):
-    """That name is taken by something else.
+    """Something else has that name.
 
     Remedy: Choose another name, or remove the thing that has this one.
     """
@@ -118,7 +118,7 @@ class WrongPhase(UsageError):
 
 
 class Paused(WrongPhase):
-    """The upgrade is paused: nothing of it goes on before `rmvdb resume`.
+    """The upgrade is paused. It continues after `rmvdb resume`.
 
     Remedy: Run `rmvdb resume`, then the same command again.
     """
@@ -132,14 +132,14 @@ class Mismatch(UsageError):
 
 
 class FilterError(UsageError):
-    """A filter expression that cannot be understood.
+    """rmvdb cannot understand a filter expression.
 
     Remedy: Correct the expression at the position that the message names, or use a field of the schema.
     """
 
 
 class CannotAdopt(UsageError):
-    """An existing collection that rmvdb cannot serve.
+    """rmvdb cannot serve an existing collection.
 
     Remedy: Change the collection as the message says, or create a new gallery with `rmvdb gallery add` and write the
     records into it.
@@ -147,14 +147,14 @@ class CannotAdopt(UsageError):
 
 
 class NeedsConsent(UsageError):
-    """A step that removes something was not agreed to.
+    """A step removes something, and you have not agreed to it.
 
     Remedy: Repeat the command with the option that the message names, such as `--execute` or `--yes`, if you agree.
     """
 
 
 class NotOwner(UsageError):
-    """Another registry owns the gallery's collections, or this one has gone back behind what was done to them.
+    """Another registry owns the gallery's collections, or this registry is older than the changes made to them.
 
     Remedy: Use the registry that the message names. If this one has gone back, run `rmvdb registry rebuild`; if the other
     one is lost for good, run `rmvdb gallery take`.
@@ -176,9 +176,10 @@ class EngineUnavailable(EngineError):
 
 
 class EngineKilled(EngineError):
-    """The vector engine ended during a call, again and again; the call is not sent any more.
+    """The vector engine ended during a call, several times. rmvdb does not send the call again.
 
-    `ids`: of a write, the records by which it ended, if it is known by which; they are as they were, the others are written.
+    `ids`: the records of a write that ended the engine, if rmvdb knows them. These records are unchanged. The other records
+    are written.
 
     Remedy: Look at the engine's memory and log. Correct or leave out the records of `ids`, then write again.
     """
@@ -189,28 +190,28 @@ class EngineKilled(EngineError):
 
 
 class Refused(EngineError):
-    """The vector engine refused a call before it did any of it.
+    """The vector engine refused a call and did nothing of it.
 
     Remedy: Change what the message names, such as a right, a limit or a parameter, then call again.
     """
 
 
 class Unwritable(Refused):
-    """A record that its collection cannot hold; nothing of that call was sent.
+    """A collection cannot hold a record. rmvdb sent nothing of that call.
 
     Remedy: Correct the field or the id that the message names, then write the record again.
     """
 
 
 class CollectionMissing(EngineError):
-    """No collection of that name.
+    """No collection has that name.
 
     Remedy: Name the Milvus that holds the collection in `milvus.uri`, or restore the collection from its backup.
     """
 
 
 class CollectionChanged(EngineError):
-    """A collection is not what the registry remembers.
+    """A collection differs from what the registry recorded.
 
     Remedy: Give the collection its former schema back, or remove the gallery with `rmvdb gallery remove` and add it again.
     """
@@ -238,28 +239,28 @@ class SchemaOutdated(RegistryError):
 
 
 class ModelError(RmvdbError):
-    """An embedder cannot be loaded, or is broken for every item.
+    """An embedder cannot be loaded, or fails for every item.
 
     Remedy: Correct the embedder that the message names, its weights or its packages, then run the same command again.
     """
 
 
 class SourceError(RmvdbError):
-    """A source cannot be loaded, or gives nothing at all.
+    """A source cannot be loaded, or gives no item.
 
     Remedy: Correct the source with `rmvdb gallery source`, then run the same command again.
     """
 
 
 class SourceUnavailable(SourceError):
-    """What a source reads is not at hand on this machine.
+    """This machine cannot reach what a source reads.
 
     Remedy: Mount the folder, or bring the database back, on this machine, then run the same command again.
     """
 
 
 class ItemError(RmvdbError):
-    """One item cannot be read or embedded; that record is quarantined and the others go on.
+    """One item cannot be read or embedded. Its record is quarantined. The other records continue.
 
     Remedy: Correct the item, then run `rmvdb quarantine retry`, or write the record again.
     """
@@ -273,7 +274,7 @@ class ArtifactError(RmvdbError):
 
 
 class DiskFull(RmvdbError):
-    """A file could not be written for lack of space.
+    """The disk has no room for a file.
 
     Remedy: Make room on the disk that the message names, then run the same command again.
     """
@@ -287,35 +288,35 @@ class PlanRefused(RmvdbError):
 
 
 class VerifyFailed(RmvdbError):
-    """The new gallery is not the old one, re-embedded.
+    """The new gallery differs from the re-embedded old one.
 
     Remedy: Look at the differences with `rmvdb verify`, and put back what is lost with `rmvdb verify --repair`.
     """
 
 
 class Quarantined(RmvdbError):
-    """Records are quarantined, and no cut-over leaves them behind.
+    """Records are quarantined. The upgrade cannot cut over while they are.
 
     Remedy: Look at them with `rmvdb quarantine list`, then use `rmvdb quarantine retry` or `rmvdb quarantine drop`.
     """
 
 
 class RecordsMissing(RmvdbError):
-    """Records are gone from an old collection, in numbers, and rmvdb did not remove them.
+    """An old collection has lost many records that rmvdb did not remove.
 
     Remedy: Restore the records, or agree that they were deleted with `--accept-missing`.
     """
 
 
 class StalePlan(RmvdbError):
-    """A client's serving plan is too old to answer without risking to miss records.
+    """A client's serving plan is too old. An answer by it could miss records.
 
     Remedy: Call again once the registry answers; look at it with `rmvdb doctor`. After a long pause, connect again.
     """
 
 
 class NotServed(RmvdbError):
-    """An application cannot serve the next plan yet, and it was waited for as long as may be.
+    """An application cannot serve the next plan yet, and the longest wait for it is over.
 
     Remedy: Correct the application that the message names, or leave it behind with `--force`, then run the same command
     again.
@@ -330,7 +331,7 @@ class LeaseLost(RmvdbError):
 
 
 class Stopped(RmvdbError):
-    """Somebody asked for a stop; the same command goes on from there.
+    """You stopped the command. The same command resumes it.
 
     Remedy: Run the same command to resume.
     """

@@ -1,4 +1,4 @@
-"""The seams: what the rooms that work ask of the hands. A protocol stands here only where two real implementations exist."""
+"""The seams: what a room asks of the services it is given. A protocol stands here only where two real implementations exist."""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
+#: What a command says that was stopped.
+RESUMABLE = "Stopped. Run the same command to resume."
 #: The names of parameters that hold a secret.
 _TELLING = r"(?:\w*passw(?:or)?d|\w*passphrase|\w*token|\w*secret|pwd)"
 #: What leads to one in a URL, whose value reaches to the next &, and in an ODBC string, which is such a value itself, escaped or

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -16,6 +16,8 @@ Id: TypeAlias = int | str
 Item: TypeAlias = Any
 #: float32, shape (n, dim) unless a docstring says otherwise.
 Vectors: TypeAlias = npt.NDArray[np.float32]
+#: Called with what is being done, how much of it is done, and how much there is.
+ReportProgress: TypeAlias = Callable[[str, int, int], None]
 
 
 #: How the name of a collection begins that says whose another one is (`rmvdb.owner`): it is no gallery's.
@@ -182,7 +184,7 @@ class Leg:
     #: False for a mirror: it gets every write and is not searched.
     searched: bool = True
 
-    def beyond(self, other: Leg) -> tuple[str, ...] | None:
+    def transforms_after(self, other: Leg) -> tuple[str, ...] | None:
         """The transforms that lead on from where the queries of `other` are; None where this leg's do not pass there."""
         passed = len(other.transforms)
         if self.embedder != other.embedder or self.transforms[:passed] != other.transforms:
@@ -219,7 +221,7 @@ class ServingPlan:
         return self.max_age + self.longest_search + self.staleness
 
     @property
-    def written(self) -> tuple[Leg, ...]:
+    def write_targets(self) -> tuple[Leg, ...]:
         """What a write may change, in the order in which it does: mirrors, then legs."""
         return (*self.mirrors, *self.legs)
 

@@ -13,7 +13,7 @@ from examples.paper_tables.models import Recipe, Say, Workshop
 from examples.paper_tables.rows import Ground, Legs, Row, measured, row, tuned
 from examples.paper_tables.tasks import Task
 from rmvdb.learning import training
-from rmvdb.learning.training import Fitted, Method, Pairs, Settings
+from rmvdb.learning.training import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import simulate
 from rmvdb.planning.simulate import UNCALIBRATED, Calibrations, Curve
 from rmvdb.types import Metric
@@ -27,7 +27,7 @@ class Plan:
     """How a row is trained: everything but the seed."""
 
     method: Method
-    settings: Settings = field(default_factory=Settings)
+    settings: TrainingSettings = field(default_factory=TrainingSettings)
     #: Without labels distances are calibrated by their distribution, as a plan's are, and judged by the new model's nearest.
     labels: bool = True
     calibrate: bool = True

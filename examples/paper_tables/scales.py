@@ -10,7 +10,7 @@ import torch
 from examples.paper_tables.backbones import RESNETS
 from examples.paper_tables.models import SIMCLR, Recipe
 from examples.paper_tables.tasks import Sizes
-from rmvdb.learning.training import Settings
+from rmvdb.learning.training import TrainingSettings
 
 LEAST_EPOCHS = 60
 #: The clipping norms of HBCT's old and new models (section 4.4).
@@ -35,7 +35,7 @@ class Scale:
     steepness: float = 1.0
     sizes: Sizes = field(default_factory=Sizes)
     #: How ψ and ρ are trained, but for the seed.
-    settings: Settings = field(default_factory=Settings)
+    settings: TrainingSettings = field(default_factory=TrainingSettings)
 
     @property
     def name(self) -> Literal["full", "small"]:

@@ -17,7 +17,7 @@ from examples.paper_tables.rows import Row, measured, quality, row
 from examples.paper_tables.scales import SEQUENCE
 from examples.paper_tables.tasks import Task
 from rmvdb import metrics
-from rmvdb.learning.training import Method, Settings
+from rmvdb.learning.training import Method, TrainingSettings
 from rmvdb.planning.orders import make_order
 from rmvdb.planning.simulate import NEIGHBOURS, UNCALIBRATED
 from rmvdb.types import Metric, Record
@@ -39,14 +39,14 @@ class Setting:
     about: str
     read: Callable[[Path], DataSet]
     split: Callable[..., Task]
-    rows: Callable[[Upgrade, Settings], Rows]
+    rows: Callable[[Upgrade, TrainingSettings], Rows]
     #: Whether the new model's architecture is larger than the old one's.
     wider: bool = False
     #: The share of the training pictures kept from the models; none where no ψ is trained.
     kept: float = tasks.KEPT
 
 
-def methods(upgrade: Upgrade, settings: Settings) -> Rows:
+def methods(upgrade: Upgrade, settings: TrainingSettings) -> Rows:
     """The first paper's table: rank merge and what it is compared with."""
     yield from _rank_merge(upgrade, settings, TRAINED)
     for name in ("bct", "ract"):
@@ -58,20 +58,20 @@ def methods(upgrade: Upgrade, settings: Settings) -> Rows:
     yield asdict(_without_labels(upgrade, settings))
 
 
-def identities(upgrade: Upgrade, settings: Settings) -> Rows:
+def identities(upgrade: Upgrade, settings: TrainingSettings) -> Rows:
     """Identities that no model has seen: rank merge with labels, and what it is without."""
     yield from _rank_merge(upgrade, settings, (Method.RQT, Method.RM))
     yield asdict(_without_labels(upgrade, settings))
 
 
-def open_classes(upgrade: Upgrade, settings: Settings) -> Rows:
+def open_classes(upgrade: Upgrade, settings: TrainingSettings) -> Rows:
     """The paper's Figure 9: no class in common."""
     yield from _rank_merge(upgrade, settings, (Method.RQT, Method.MCL, Method.RM))
     for name in ("bct", "ract"):
         yield asdict(upgrade.compatible(name))
 
 
-def _rank_merge(upgrade: Upgrade, settings: Settings, trained: Sequence[Method]) -> Rows:
+def _rank_merge(upgrade: Upgrade, settings: TrainingSettings, trained: Sequence[Method]) -> Rows:
     """Both models alone, the naive merge of them, and these methods."""
     yield from map(asdict, upgrade.alone())
     yield asdict(upgrade.planned("naive", Plan(method=Method.NAIVE, calibrate=False)))
@@ -79,11 +79,11 @@ def _rank_merge(upgrade: Upgrade, settings: Settings, trained: Sequence[Method])
         yield asdict(upgrade.planned(method, Plan(method=method, settings=settings)))
 
 
-def _without_labels(upgrade: Upgrade, settings: Settings) -> Row:
+def _without_labels(upgrade: Upgrade, settings: TrainingSettings) -> Row:
     return upgrade.planned("mcl, no labels", Plan(method=Method.MCL, settings=settings, labels=False))
 
 
-def orders(upgrade: Upgrade, settings: Settings) -> Rows:
+def orders(upgrade: Upgrade, settings: TrainingSettings) -> Rows:
     """Rank merge, as a plan takes it, with every backfill order (the paper's appendix A); random order once a seed."""
     plan = Plan(method=Method.RM, settings=settings)
     best = [upgrade.best(plan, seed) for seed in upgrade.seeds]
@@ -100,7 +100,7 @@ def orders(upgrade: Upgrade, settings: Settings) -> Rows:
         yield asdict(row(f"rm, {name}", curves, upgrade.base, **shares))
 
 
-def ablation(upgrade: Upgrade, settings: Settings) -> Rows:
+def ablation(upgrade: Upgrade, settings: TrainingSettings) -> Rows:
     """What each part of the default settings adds, with labels and without."""
     yield from map(asdict, upgrade.alone())
     yield asdict(upgrade.planned("naive", Plan(method=Method.NAIVE)))
@@ -117,7 +117,7 @@ def ablation(upgrade: Upgrade, settings: Settings) -> Rows:
         for what, variant in _variants(plan, len(upgrade.halves[0])).items():
             yield asdict(upgrade.planned(f"{kind}: {what}", variant))
     yield asdict(upgrade.planned("rm, no labels", Plan(method=Method.RM, settings=settings, labels=False)))
-    yield asdict(upgrade.planned("rm, as printed", Plan(method=Method.RM, settings=Settings.paper(), calibrate=False)))
+    yield asdict(upgrade.planned("rm, as printed", Plan(method=Method.RM, settings=TrainingSettings.paper(), calibrate=False)))
 
 
 def _variants(plan: Plan, pairs: int) -> dict[str, Plan]:
@@ -135,7 +135,7 @@ def _variants(plan: Plan, pairs: int) -> dict[str, Plan]:
     return found | ({"pull 3": other(pull=3.0), "no residual": other(residual=False)} if plan.method.has_head else {})
 
 
-def compatibility(upgrade: Upgrade, settings: Settings) -> Rows:
+def compatibility(upgrade: Upgrade, settings: TrainingSettings) -> Rows:
     """HBCT's Table 1: what searches its own gallery, the old one, and what the loss costs and gives."""
     for space, names in SPACES.items():
         old, alone = f"old{space}", f"new{space}"
@@ -149,7 +149,7 @@ def compatibility(upgrade: Upgrade, settings: Settings) -> Rows:
             yield {"method": name, **_compared(own, cross, start, ideal)}
 
 
-def sequence(upgrade: Upgrade, settings: Settings) -> Rows:
+def sequence(upgrade: Upgrade, settings: TrainingSettings) -> Rows:
     """HBCT's Figure 5: CMC@1 and its P_com, queries of a later model (rows) in the gallery of an earlier one (columns)."""
     steps = range(len(upgrade.task.steps))
     ground = upgrade.ordered(np.zeros(len(upgrade.task.gallery)))

@@ -93,7 +93,7 @@ class _Section(BaseModel):
         return value
 
 
-class Milvus(_Section):
+class MilvusSection(_Section):
     """Where the vectors are."""
 
     uri: str = Field(
@@ -131,7 +131,7 @@ class Milvus(_Section):
         return uri
 
 
-class Registry(_Section):
+class RegistrySection(_Section):
     """Where upgrades, batches and intents are remembered."""
 
     url: DatabaseUrl = Field(
@@ -149,7 +149,7 @@ class Registry(_Section):
         return DatabaseUrl(normal)
 
 
-class Index(_Section):
+class IndexSection(_Section):
     """An index of a new collection; whether the engine takes it is checked before the collection is made."""
 
     type: Annotated[str, Field(min_length=1)] = Field(
@@ -165,7 +165,7 @@ class Index(_Section):
         return types.Index(type=self.type, params=self.params, search=self.search)
 
 
-class Search(_Section):
+class SearchSection(_Section):
     """How long a client may answer by what it knows, and what it counts."""
 
     plan_max_age: Seconds = Field(default=5.0, description="seconds for which a client uses a serving plan without asking again")
@@ -181,7 +181,7 @@ class Search(_Section):
     )
 
 
-class Backfill(_Section):
+class BackfillSection(_Section):
     """How the gallery is moved."""
 
     batch: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1000, description="most records in one batch")
@@ -196,14 +196,14 @@ class Backfill(_Section):
     )
 
     @model_validator(mode="after")
-    def _lease_outlasts_a_call(self) -> Backfill:
+    def _lease_outlasts_a_call(self) -> BackfillSection:
         # A worker uses a claim only while its lease has more left than two of the longest calls, and renews it six times a lease.
         if self.lease < 3 * self.longest_call:
             raise ValueError(f"lease ({self.lease:g} s) must be at least three times longest_call ({self.longest_call:g} s)")
         return self
 
 
-class Items(_Section):
+class ItemsSection(_Section):
     """What records are made from."""
 
     # Pillow itself refuses more than twice its own limit, whatever stands here.
@@ -212,7 +212,7 @@ class Items(_Section):
     )
 
 
-class Models(_Section):
+class ModelsSection(_Section):
     """Whose code runs here: a registry may name no other module."""
 
     allow: tuple[str, ...] = Field(
@@ -222,7 +222,7 @@ class Models(_Section):
     )
 
 
-class Throttle(_Section):
+class ThrottleSection(_Section):
     """How gently the gallery is moved; what `rmvdb throttle` sets for an upgrade counts instead."""
 
     rate: Annotated[float, Field(gt=0)] | None = Field(
@@ -246,7 +246,7 @@ class Throttle(_Section):
         return flag
 
 
-class Settings(BaseSettings):
+class ProjectSettings(BaseSettings):
     """All settings, as `load` gives them: paths are absolute and empty addresses are filled in."""
 
     model_config = SettingsConfigDict(
@@ -258,15 +258,15 @@ class Settings(BaseSettings):
     )
 
     home: Path = Field(default=Path(".rmvdb"), description="folder for artifacts, archive and cache")
-    milvus: Milvus = Milvus()
-    registry: Registry = Registry()
-    index: Index = Index()
-    indexes: dict[str, Index] = Field(default={}, description="an index for one gallery, instead of [index]")
-    search: Search = Search()
-    backfill: Backfill = Backfill()
-    items: Items = Items()
-    models: Models = Models()
-    throttle: Throttle = Throttle()
+    milvus: MilvusSection = MilvusSection()
+    registry: RegistrySection = RegistrySection()
+    index: IndexSection = IndexSection()
+    indexes: dict[str, IndexSection] = Field(default={}, description="an index for one gallery, instead of [index]")
+    search: SearchSection = SearchSection()
+    backfill: BackfillSection = BackfillSection()
+    items: ItemsSection = ItemsSection()
+    models: ModelsSection = ModelsSection()
+    throttle: ThrottleSection = ThrottleSection()
 
     @classmethod
     def settings_customise_sources(
@@ -281,7 +281,7 @@ class Settings(BaseSettings):
         return env_settings, init_settings
 
     @model_validator(mode="after")
-    def _call_outlasts_the_engine(self) -> Settings:
+    def _call_outlasts_the_engine(self) -> ProjectSettings:
         if self.milvus.timeout > self.backfill.longest_call:
             raise ValueError(
                 f"milvus.timeout ({self.milvus.timeout:g} s) must not be longer than "
@@ -320,7 +320,7 @@ class Settings(BaseSettings):
         return self.indexes.get(gallery, self.index).value()
 
 
-def load(path: Path | None = None, *, trust: bool = False) -> Settings:
+def load(path: Path | None = None, *, trust: bool = False) -> ProjectSettings:
     """Read the settings; raises ConfigError with one sentence that names the file or variable, the key and the way out.
 
     Without `trust`, or RMVDB_TRUST, what other users may change is refused: the file, home and a registry of SQLite.
@@ -333,7 +333,7 @@ def load(path: Path | None = None, *, trust: bool = False) -> Settings:
     data = _read(file) if file else {}
     _refuse_unknown(data, file)
     try:
-        settings = Settings(**data)
+        settings = ProjectSettings(**data)
     except ValidationError as exc:
         raise ConfigError(_sentence(exc, file)) from exc
     except SettingsError as exc:
@@ -351,13 +351,13 @@ def template(*, uri: str | None = None) -> str:
         "# Settings of rmvdb. Take the # away to change one; relative paths start at this file's folder.",
         "# The environment wins over this file: RMVDB_MILVUS__URI is uri in [milvus].",
         "",
-        *_template_lines(Settings),
+        *_template_lines(ProjectSettings),
     ]
-    for name, field in Settings.model_fields.items():
+    for name, field in ProjectSettings.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, _Section):
             lines += ["", f"# {section.__doc__}", f"[{name}]", *_template_lines(section)]
-    lines += ["", f"# {Settings.model_fields['indexes'].description}", "# [indexes.photos]", '# type = "HNSW"']
+    lines += ["", f"# {ProjectSettings.model_fields['indexes'].description}", "# [indexes.photos]", '# type = "HNSW"']
     if uri is not None:
         at = next(number for number, each in enumerate(lines) if each.startswith("# uri = "))
         lines[at] = f"uri = {_toml(uri)}"
@@ -460,11 +460,11 @@ def _env_keys(variable: str) -> _Keys:
 
 def _known() -> Iterator[_Keys]:
     """The keys of every section and setting, with * for a gallery."""
-    for name, field in Settings.model_fields.items():
+    for name, field in ProjectSettings.model_fields.items():
         yield (name,)
         if name == "indexes":
             yield (name, "*")
-            yield from ((name, "*", key) for key in Index.model_fields)
+            yield from ((name, "*", key) for key in IndexSection.model_fields)
         elif isinstance(field.annotation, type) and issubclass(field.annotation, _Section):
             yield from ((name, key) for key in field.annotation.model_fields)
 
@@ -550,8 +550,8 @@ def _origin(keys: _Keys, file: Path | None) -> str:
 
 def _field(keys: _Keys) -> FieldInfo | None:
     if keys[:1] == ("indexes",):
-        return Index.model_fields.get(keys[2]) if len(keys) > 2 else Settings.model_fields["indexes"]
-    section: Any = Settings
+        return IndexSection.model_fields.get(keys[2]) if len(keys) > 2 else ProjectSettings.model_fields["indexes"]
+    section: Any = ProjectSettings
     for key in keys[:-1]:
         section = section.model_fields[key].annotation
         if not isinstance(section, type) or not issubclass(section, _Section):
@@ -571,7 +571,7 @@ def _example(field: FieldInfo) -> str:
     return f", such as {_toml(shown)}" if shown else ""
 
 
-def _resolved(settings: Settings, base: Path) -> Settings:
+def _resolved(settings: ProjectSettings, base: Path) -> ProjectSettings:
     """The same with absolute paths and no empty address."""
     home = _absolute(settings.home, base)
     uri, url = settings.milvus.uri, settings.registry.url.get_secret_value()

@@ -147,4 +147,4 @@ def _source(app: App, gallery: GalleryRow) -> str:
         raise errors.SourceError(next(iter(failed.values())))
     if missing := [record.id for record in records if record.id not in items]:
         raise errors.SourceError(f"{shown} has no item of record {missing[0]!r}, and of {len(missing)} of {len(records)} in all")
-    return f"{shown} gives items; {catalog.check_vectors(app.registry, app.store, app.encoder, gallery, source)}"
+    return f"{shown} gives items; {catalog.check_vectors(app.registry, app.store, app.loaded_models, gallery, source)}"

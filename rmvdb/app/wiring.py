@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rmvdb.protocols import Classifier, Embedder, Source, VectorStore
     from rmvdb.registry.tables import VersionRow
     from rmvdb.serving.client import Client
-    from rmvdb.serving.loaded_models import Encoder
+    from rmvdb.serving.loaded_models import LoadedModels
     from rmvdb.storage.archive import EmbeddingCache
     from rmvdb.upgrade.garbage import Collector
     from rmvdb.upgrade.rebuild import Rebuild
@@ -38,7 +38,7 @@ ALLOW = "RMVDB_MODELS__ALLOW"
 class App:
     """One configuration and what is made of it, each part when it is first asked for: `status` never loads torch."""
 
-    def __init__(self, settings: config.Settings, *, file: Path | None = None) -> None:
+    def __init__(self, settings: config.ProjectSettings, *, file: Path | None = None) -> None:
         self.settings, self.file = settings, file
         if file is not None:
             look_in(file.parent)  # commands and applications that run in a folder below it find its models, too
@@ -134,11 +134,11 @@ class App:
         return make(functools.partial(lite.address, file), gate=functools.partial(lite.gate, file))
 
     @functools.cached_property
-    def encoder(self) -> Encoder:
+    def loaded_models(self) -> LoadedModels:
         """Embedders, heads and transforms by name, each loaded once."""
-        from rmvdb.serving.loaded_models import Encoder
+        from rmvdb.serving.loaded_models import LoadedModels
 
-        return Encoder(
+        return LoadedModels(
             load_embedder=self.embedder,
             load_chain=self._chain,
             load_artifact=self.artifacts.get,
@@ -240,8 +240,8 @@ class App:
             item_field=sources.field_of(self.registry.gallery(name).source),
             registry=self.registry,
             store=self.store,
-            encoder=self.encoder,
-            longest_call=self.settings.milvus.timeout,
+            loaded_models=self.loaded_models,
+            engine_timeout=self.settings.milvus.timeout,
             consistency=self.settings.search.consistency,
             traffic=self.settings.search.traffic,
             closing=closing,
@@ -271,15 +271,15 @@ class App:
     ) -> Conductor:
         """A conductor of a gallery's upgrades."""
         from rmvdb.storage.archive import Archive
-        from rmvdb.upgrade.context import Hands
+        from rmvdb.upgrade.context import Services
         from rmvdb.upgrade.run import Conductor
 
         name = self.gallery_name(gallery)
-        self.encoder.refresh()  # a worker lives for months
-        hands = Hands(
+        self.loaded_models.refresh()  # a worker lives for months
+        services = Services(
             registry=self.registry,
             store=self.store,
-            encoder=self.encoder,
+            loaded_models=self.loaded_models,
             artifacts=self.artifacts,
             archive=Archive(self.settings.archive),
             source=self.source(name),
@@ -288,11 +288,11 @@ class App:
             index=self.settings.index_for(name),
             times=self.times,
             batch=self.settings.backfill.batch,
-            longest_call=self.settings.milvus.timeout,
+            engine_timeout=self.settings.milvus.timeout,
             folder=self.settings.cache,
             missing=self.settings.backfill.missing,
         )
-        return Conductor(name, hands, say=say, report=report, stop=stop)
+        return Conductor(name, services, say=say, report=report, stop=stop)
 
     def _embeddings(self, gallery: str, version: str) -> EmbeddingCache:
         """Those kept of a gallery by one version: not by another that had its name once."""

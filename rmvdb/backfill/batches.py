@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from rmvdb import errors
-from rmvdb.backfill.fate import Decision, Evidence, Fate, fate, too_many
+from rmvdb.backfill.fate import Decision, Evidence, Fate, record_fate, too_many
 from rmvdb.canonical import unrankable
 from rmvdb.engines.finding import TOGETHER, not_found
-from rmvdb.items.embedders import SURE, embed_checked, item_digest
+from rmvdb.items.embedders import KNOWN_GOOD, embed_checked, item_digest
 from rmvdb.items.sources import given
 from rmvdb.protocols import Permit, Source, VectorStore
 from rmvdb.registry.codec import key, pack_ids, schema_from_json, unpack_ids
 from rmvdb.registry.mark import Owner
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import BatchRow, IntentRow
-from rmvdb.serving.loaded_models import Encoder
+from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage.archive import Archive, ArchiveFile, EmbeddingCache, Reading, same_fields
 from rmvdb.text import counted
 from rmvdb.types import BatchState, Id, Metric, Record, Vectors
@@ -56,9 +56,9 @@ class Task:
     #: For a roll back: the upgrade whose done intents override the archive, and the transforms (new → old) that stand in for
     #: an embedder that is gone.
     undoes: int | None = None
-    stand_in: tuple[str, ...] = ()
+    fallback_transforms: tuple[str, ...] = ()
     #: The collection with the vectors by which embeddings were kept while planning, where `old` holds others.
-    known_by: str | None = None
+    cache_vectors_from: str | None = None
     #: The share of a batch, and of the work list, that may be gone from `old` without a reason; 1 where all of it was agreed to.
     missing: float = 0.01
 
@@ -107,12 +107,12 @@ class Backfill:
         *,
         registry: Registry,
         store: VectorStore,
-        encoder: Encoder,
+        loaded_models: LoadedModels,
         source: Source | None,
         archive: Archive,
         cache: EmbeddingCache | None = None,
     ) -> None:
-        self._registry, self._store, self._encoder = registry, store, encoder
+        self._registry, self._store, self._loaded_models = registry, store, loaded_models
         self._source, self._archive, self._cache = source, archive, cache
         self._owner = Owner(registry, store)
         self._one_at_a_time = threading.Lock()
@@ -150,7 +150,7 @@ class Backfill:
                 reasons |= dict.fromkeys(exc.ids, str(exc))
         # What a client was writing was not copied; whatever becomes of that write, the old record must not leave uncopied.
         uncopied = [id for id in ids if key(id) in announced]
-        self._registry.copied(batch, again=uncopied, aside={id: why for id, why in reasons.items() if key(id) not in announced})
+        self._registry.copied(batch, requeue=uncopied, aside={id: why for id, why in reasons.items() if key(id) not in announced})
 
     @property
     def settles_at_once(self) -> bool:
@@ -176,23 +176,29 @@ class Backfill:
         self._owner.settle_now_and_then(task.gallery)
         self._expect_found(task, batch)
         if batch.state == BatchState.REMOVING:
-            decided = Decision(remove=unpack_ids(batch.remove), gone=unpack_ids(batch.gone), again=unpack_ids(batch.again))
+            decided = Decision(
+                remove=unpack_ids(batch.remove), remove_from_new=unpack_ids(batch.gone), requeue=unpack_ids(batch.again)
+            )
             decision = self._decide_again(task, batch, decided)
         else:
             decision = self._decide(task, batch, self._lost(task, batch))
-        packed = {name: pack_ids(getattr(decision, name)) for name in Decision.__slots__}
+        packed = {
+            "remove": pack_ids(decision.remove),
+            "gone": pack_ids(decision.remove_from_new),
+            "again": pack_ids(decision.requeue),
+        }
         # Each try gets a number of its own; before anything is removed the mark tells of a registry that has gone back.
         self._owner.note(task.gallery, self._registry.advance(batch, BatchState.REMOVING, left=batch.left, **packed))
         if not task.in_place:
             # A registry that goes back to before this line must not take what leaves now for another program's deletions.
             self._archive.leave(*self._place(task), str(_root(batch)), f"{batch.id}-{batch.token}", ids=decision.remove)
-        announced = self._registry.intents(task.upgrade, decision.gone) if decision.gone else {}
-        self._delete(task.new, [id for id in decision.gone if key(id) not in announced], in_time)
+        announced = self._registry.intents(task.upgrade, decision.remove_from_new) if decision.remove_from_new else {}
+        self._delete(task.new, [id for id in decision.remove_from_new if key(id) not in announced], in_time)
         if not task.in_place:
             self._delete(task.old, decision.remove, in_time)
         # A write that is only announced may never be made, and what was copied would stay.
-        again = decision.again + [id for id in decision.gone if key(id) in announced]
-        self._registry.retire(batch, moved=len(decision.remove), again=again)
+        requeue = decision.requeue + [id for id in decision.remove_from_new if key(id) in announced]
+        self._registry.retire(batch, moved=len(decision.remove), requeue=requeue)
 
     # --- collections --------------------------------------------------------------------------------------------------
 
@@ -292,27 +298,33 @@ class Backfill:
     ) -> tuple[dict[Id, Vectors], Reasons]:
         if not old:
             return {}, {}
-        chain = self._encoder.chain(task.version)
+        chain = self._loaded_models.chain(task.version)
         try:
-            embedder = self._encoder.embedder(chain.embedder)
+            embedder = self._loaded_models.embedder(chain.embedder)
         except errors.ModelError:
-            if not task.stand_in:
+            if not task.fallback_transforms:
                 raise
             self._expect_whole(origin)
             vectors = np.stack([record.vector for record in old if record.vector is not None])
-            return dict(zip([record.id for record in old], self._encoder.apply(task.stand_in, vectors), strict=True)), {}
+            return dict(
+                zip([record.id for record in old], self._loaded_models.apply(task.fallback_transforms, vectors), strict=True)
+            ), {}
         metric = Metric(self._registry.version(task.version).metric)
         items, reasons = self._items(task, old)
         raw = self._cached(task, [record for record in old if record.id in items], items)
-        sure = functools.cache(functools.partial(self._sure, task, tuple(record for record in old if record.id in raw)))
+        known_good = functools.cache(
+            functools.partial(self._known_good, task, tuple(record for record in old if record.id in raw))
+        )
         items = {id: item for id, item in items.items() if id not in raw}
         if items:
             with self._one_at_a_time:  # the embedder is the bottleneck; it is given whole batches, one after the other
-                vectors, bad = embed_checked(embedder, list(items.values()), chain.dim, metric=metric, sure=sure, confirm=True)
+                vectors, bad = embed_checked(
+                    embedder, list(items.values()), chain.dim, metric=metric, known_good=known_good, confirm=True
+                )
             ids = list(items)
             reasons |= {ids[at]: why for at, why in bad.items()}
             raw |= {id: vectors[at] for at, id in enumerate(ids) if at not in bad}
-        made = self._encoder.own(task.version, np.stack(list(raw.values()))) if raw else np.empty((0, 0), np.float32)
+        made = self._loaded_models.apply_head(task.version, np.stack(list(raw.values()))) if raw else np.empty((0, 0), np.float32)
         odd = unrankable(made, metric)
         of = dict(zip(raw, made, strict=True))
         reasons |= {id: f"its vector {odd[at]}" for at, id in enumerate(of) if at in odd}
@@ -326,24 +338,24 @@ class Backfill:
     def _cached(self, task: Task, old: Sequence[Record], items: Mapping[Id, Any]) -> dict[Id, Vectors]:
         if self._cache is None or not (known := self._cache.knows(record.id for record in old)):
             return {}
-        if task.known_by:
-            old = self._store.get(task.known_by, list(known), fields=(), vector=True)
+        if task.cache_vectors_from:
+            old = self._store.get(task.cache_vectors_from, list(known), fields=(), vector=True)
         old = [record for record in old if record.id in known]
         ids = [record.id for record in old]
         return self._cache.get(ids, [_vector(record) for record in old], [item_digest(items[id]) for id in ids])
 
-    def _sure(self, task: Task, known: Sequence[Record]) -> list[Any]:
+    def _known_good(self, task: Task, known: Sequence[Record]) -> list[Any]:
         """Items of records that could be embedded before, or none: they tell bad records from a broken model."""
-        records = known[:SURE] or self._embedded_before(task)
+        records = known[:KNOWN_GOOD] or self._embedded_before(task)
         return list(given(self._source, records)[0].values()) if self._source and records else []
 
     def _embedded_before(self, task: Task) -> list[Record]:
         """Records that could be embedded before, or none: they tell bad records from a broken source."""
-        return [*next(self._store.scan(task.new[0], fields=None, page=SURE), []), *self._sampled(task)]
+        return [*next(self._store.scan(task.new[0], fields=None, page=KNOWN_GOOD), []), *self._sampled(task)]
 
     def _sampled(self, task: Task) -> list[Record]:
         """Some records that were embedded for the plan: nothing need be in the new collection yet."""
-        ids = self._cache.some(SURE) if self._cache else []
+        ids = self._cache.some(KNOWN_GOOD) if self._cache else []
         return [record for records in self._read(task, ids).values() for record in records]
 
     def _items(self, task: Task, records: Sequence[Record]) -> tuple[dict[Id, Any], Reasons]:
@@ -353,9 +365,9 @@ class Backfill:
             raise errors.SourceError(
                 "The gallery has no source of items to re-embed; give it one: rmvdb gallery source NAME SPEC"
             )
-        items, failed = given(self._source, records, sure=functools.partial(self._embedded_before, task))
+        items, failed = given(self._source, records, known_good=functools.partial(self._embedded_before, task))
         missing = [record.id for record in records if record.id not in items and record.id not in failed]
-        if len(missing) == len(records) > 1 and not self._sure(task, ()):
+        if len(missing) == len(records) > 1 and not self._known_good(task, ()):
             raise errors.SourceError(
                 f"The source has an item of none of {counted(len(records), 'record')}, such as {missing[0]!r}; "
                 "mend the source (rmvdb gallery show says which), then run the same command again"
@@ -438,9 +450,9 @@ class Backfill:
                 written=_written(announced.get(key(id)), settled), uncopied=id in uncopied, read=id in seen.read,
                 in_old=id in seen.in_old, same=id in seen.same, in_new=id in new, left=id in left,
             )  # fmt: skip
-            fates[fate(evidence)].append(id)
-        self._forget_lost(task, {id: announced[key(id)] for id in fates[Fate.AGAIN] if id not in new and key(id) in announced})
-        decision = Decision(remove=fates[Fate.REMOVE], gone=fates[Fate.GONE], again=fates[Fate.AGAIN])
+            fates[record_fate(evidence)].append(id)
+        self._forget_lost(task, {id: announced[key(id)] for id in fates[Fate.REQUEUE] if id not in new and key(id) in announced})
+        decision = Decision(remove=fates[Fate.REMOVE], remove_from_new=fates[Fate.REMOVE_FROM_NEW], requeue=fates[Fate.REQUEUE])
         return decision if task.in_place else self._doubt(task, batch, len(seen.read), decision)
 
     def _look(self, task: Task, batch: BatchRow) -> _Seen:
@@ -476,14 +488,14 @@ class Backfill:
 
     def _doubt(self, task: Task, batch: BatchRow, read: int, decision: Decision) -> Decision:
         """Take single records that are gone for deleted; of many, RecordsMissing, unless the batch was retired as a whole."""
-        gone = decision.gone
+        gone = decision.remove_from_new
         if not too_many(len(gone), read, task.missing):
             return decision
         if len(gone) == read:
             was = self._was(batch)
             stored = {each.id: each for name in task.new for each in self._store.get(name, gone, vector=True)}
             if all(id in stored and was[id].is_copied_to(stored[id]) for id in gone):
-                return replace(decision, remove=[*decision.remove, *gone], gone=[])
+                return replace(decision, remove=[*decision.remove, *gone], remove_from_new=[])
         raise errors.RecordsMissing(
             f"{len(gone)} of the {counted(read, 'record')} of a batch are gone from {' and '.join(task.old)} since it was "
             f"copied, such as {gone[0]!r}, and rmvdb did not remove them; nothing was taken out of {task.new[0]}. If another "
@@ -518,7 +530,7 @@ class Backfill:
         changed = {record.id for collection, records in held.items() for record in records if is_other(collection, record)}
         self._forget_lost(task, {id: announced[key(id)] for id in changed if id not in new and key(id) in announced})
         left = [id for id in decided.remove if id not in changed]
-        return replace(decided, remove=left, again=[*decided.again, *(id for id in decided.remove if id in changed)])
+        return replace(decided, remove=left, requeue=[*decided.requeue, *(id for id in decided.remove if id in changed)])
 
 
 def _with_vectors(records: Sequence[Record], vectors: Mapping[Id, Vectors]) -> list[Record]:

@@ -17,9 +17,9 @@ class Fate(StrEnum):
     #: It leaves the old collections.
     REMOVE = "remove"
     #: Another program deleted it from the old collection: it is taken out of the new one.
-    GONE = "gone"
+    REMOVE_FROM_NEW = "remove_from_new"
     #: It is moved again, by a batch of its own.
-    AGAIN = "again"
+    REQUEUE = "requeue"
     #: It was never there.
     NOTHING = "nothing"
 
@@ -45,36 +45,36 @@ class Evidence:
     left: bool = False
 
 
-def fate(of: Evidence) -> Fate:
+def record_fate(of: Evidence) -> Fate:
     """Decide by the first line that fits; nothing leaves an old collection that the new one does not hold.
 
     | written | uncopied | read | in old | same | in new | left | fate |
     |---|---|---|---|---|---|---|---|
-    | open | | | | | | | AGAIN: the write may still change it |
+    | open | | | | | | | REQUEUE: the write may still change it |
     | delete | | | | | | | REMOVE |
-    | upsert | | | yes | | no | | AGAIN: the new collection has lost the write |
+    | upsert | | | yes | | no | | REQUEUE: the new collection has lost the write |
     | upsert | | | | | | | REMOVE |
-    | | yes | | | | | | AGAIN: nothing copied it |
-    | | | no | yes | | | | AGAIN: it came after the batch was read |
+    | | yes | | | | | | REQUEUE: nothing copied it |
+    | | | no | yes | | | | REQUEUE: it came after the batch was read |
     | | | no | no | | | | NOTHING |
-    | | | yes | yes | no | | | AGAIN: another program changed it |
-    | | | yes | yes | yes | no | | AGAIN: the new collection has lost it |
+    | | | yes | yes | no | | | REQUEUE: another program changed it |
+    | | | yes | yes | yes | no | | REQUEUE: the new collection has lost it |
     | | | yes | yes | yes | yes | | REMOVE |
     | | | yes | no | | | yes | REMOVE: it left before, the registry has gone back since |
-    | | | yes | no | | | no | GONE: another program deleted it |
+    | | | yes | no | | | no | REMOVE_FROM_NEW: another program deleted it |
     """
     if of.written == "open":
-        return Fate.AGAIN
+        return Fate.REQUEUE
     lost = of.in_old and not of.in_new
     if of.written:
-        return Fate.AGAIN if lost and of.written == "upsert" else Fate.REMOVE
+        return Fate.REQUEUE if lost and of.written == "upsert" else Fate.REMOVE
     if of.uncopied:
-        return Fate.AGAIN
+        return Fate.REQUEUE
     if not of.read:
-        return Fate.AGAIN if of.in_old else Fate.NOTHING
+        return Fate.REQUEUE if of.in_old else Fate.NOTHING
     if of.in_old:
-        return Fate.REMOVE if of.same and of.in_new else Fate.AGAIN
-    return Fate.REMOVE if of.left else Fate.GONE
+        return Fate.REMOVE if of.same and of.in_new else Fate.REQUEUE
+    return Fate.REMOVE if of.left else Fate.REMOVE_FROM_NEW
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,8 +82,8 @@ class Decision:
     """What is to be done with the ids of a copied batch; written down before it is done."""
 
     remove: list[Id]
-    gone: list[Id]
-    again: list[Id]
+    remove_from_new: list[Id]
+    requeue: list[Id]
 
 
 def too_many(gone: int, of: int, share: float) -> bool:

@@ -74,7 +74,7 @@ class Throttle:
         """A batch of so many records begins to be copied."""
         with self._lock:
             self._begun, self._count = time.monotonic(), count
-            # Without a share bursts have no end; they are cut all the same, or a share would begin with the rest of a whole day.
+            # Cut bursts even without `nice`; otherwise turning it on would pause for the whole run so far.
             if self._in_hand == 0 or self._burst >= self._width:
                 self._burst, self._burst_began = 0, self._begun
             self._burst += 1

@@ -240,8 +240,9 @@ class Worker:
             self._renew(task.upgrade)
 
     def _in_time(self, batch: BatchRow, asked: float) -> Permit:
-        """A check that a claim, which was asked for at `asked`, is this worker's for as long as the longest call, and once more
-        as long: by so much may its clock be slow beside the database's.
+        """Return a permit that raises LeaseLost unless two longest calls remain: one for the call, one for clock skew.
+
+        `asked`: when the claim was asked for.
         """
         known = uptime()
 

@@ -18,7 +18,7 @@ from rmvdb.registry.codec import schema_from_json
 from rmvdb.registry.mark import BEYOND, Owner, is_mark
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import CollectionRow, GalleryRow, VersionRow
-from rmvdb.serving.loaded_models import Encoder
+from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.text import counted
 from rmvdb.types import Field, IdType, Index, Metric, Record, Schema, Vectors
 
@@ -160,7 +160,7 @@ def check_model(row: VersionRow, embedder: Embedder) -> bool:
 def add_gallery(
     registry: Registry,
     store: VectorStore,
-    encoder: Encoder,
+    loaded_models: LoadedModels,
     *,
     name: str,
     model: str,
@@ -193,7 +193,7 @@ def add_gallery(
             raise errors.UsageError(f"Collection {collection!r} is adopted as it is; leave --field and --id-type out")
         schema, search = _adopted(store, version, collection, chosen_index)
         if loaded_source is not None:
-            check_made(store, encoder, collection, version, loaded_source)
+            check_made(store, loaded_models, collection, version, loaded_source)
     owner = Owner(registry, store)
     owner.take(name, schema.collection)
     try:
@@ -317,7 +317,7 @@ def take_gallery(registry: Registry, store: VectorStore, name: str, wait: Callab
     marks, and can be added then. Raises UnknownName where there is none, UsageError where the other registry is at work.
     """
     owner, known = Owner(registry, store), {row.name for row in registry.galleries()}
-    written = [leg.collection for leg in registry.plan(name).written] if name in known else []
+    written = [leg.collection for leg in registry.plan(name).write_targets] if name in known else []
     if not (collections := list(dict.fromkeys([*written, *owner.named(name)]))):
         raise errors.UnknownName("gallery", name, known)
     number, epoch = owner.take_over(name, collections, wait)
@@ -354,7 +354,9 @@ def check_unchanged(store: VectorStore, row: CollectionRow) -> Schema:
     return found
 
 
-def check_vectors(registry: Registry, store: VectorStore, encoder: Encoder, gallery: GalleryRow, source: Source) -> str:
+def check_vectors(
+    registry: Registry, store: VectorStore, loaded_models: LoadedModels, gallery: GalleryRow, source: Source
+) -> str:
     """How many records of what the gallery is searched in are what their model makes of their items, in words.
 
     Mismatch where they are not. In place of a copy that is emptied what it was copied from is looked at; a model that cannot be
@@ -366,7 +368,7 @@ def check_vectors(registry: Registry, store: VectorStore, encoder: Encoder, gall
     for collection in [kept] if kept else [leg.collection for leg in registry.plan(gallery.name).legs]:
         version = registry.version(registry.collection(collection).model)
         try:
-            compared += check_made(store, encoder, collection, version, source) if _loads(encoder, version) else 0
+            compared += check_made(store, loaded_models, collection, version, source) if _loads(loaded_models, version) else 0
         except errors.SourceUnavailable as exc:
             return f"no vector could be compared: {exc}; rmvdb doctor compares them where it is"
     if not compared:
@@ -374,15 +376,15 @@ def check_vectors(registry: Registry, store: VectorStore, encoder: Encoder, gall
     return f"{compared} of its records, embedded again, {'is' if compared == 1 else 'are'} what is stored"
 
 
-def _loads(encoder: Encoder, version: VersionRow) -> bool:
+def _loads(loaded_models: LoadedModels, version: VersionRow) -> bool:
     try:
-        encoder.embedder(version.base or version.name)
+        loaded_models.embedder(version.base or version.name)
     except errors.ModelError:
         return False
     return True
 
 
-def check_made(store: VectorStore, encoder: Encoder, collection: str, version: VersionRow, source: Source) -> int:
+def check_made(store: VectorStore, loaded_models: LoadedModels, collection: str, version: VersionRow, source: Source) -> int:
     """The same dimension from another model is refused: a few records are embedded again. How many of them could be."""
     records = next(store.scan(collection, fields=None, vector=True, page=LOOKED_AT), [])
     items = sources.given(source, records)[0]
@@ -391,9 +393,9 @@ def check_made(store: VectorStore, encoder: Encoder, collection: str, version: V
         if records and isinstance(source, sources.FieldSource):
             _expect_field(store, collection, records, source.field)
         return 0
-    embedder = encoder.embedder(version.base or version.name)
+    embedder = loaded_models.embedder(version.base or version.name)
     raw, bad = embedders.embed_checked(embedder, [items[record.id] for record in there], version.dim, confirm=True)
-    own = encoder.own(version.name, raw)
+    own = loaded_models.apply_head(version.name, raw)
     far = [record for at, record in enumerate(there) if at not in bad and _distance(record, own[at]) > AGREES]
     if len(far) * 2 > len(there) - len(bad):
         raise errors.Mismatch(

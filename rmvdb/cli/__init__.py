@@ -1,4 +1,4 @@
-"""The command line: one command per step; parse, call one function, print. Its commands lie by subject in the files here."""
+"""The command line: one command per step. A command parses, calls one function and prints. Each file holds one subject."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmvdb.cli import ending, galleries, models, output, planning, quarantine, r
 
 
 class Commands(click.Group):
-    """A group whose commands end with one sentence and the right exit code where something of ours fails."""
+    """A group whose commands end with the message and the exit code of an error of rmvdb."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -32,8 +32,8 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="rmvdb")
 @click.option("--config", type=click.Path(path_type=Path), help="rmvdb.toml or its folder [default: the nearest one upwards].")
-@click.option("--trust", is_flag=True, help="Trust a configuration, a home or a registry that other users can change.")
-@click.option("-v", "--verbose", is_flag=True, help="Print what is logged, too.")
+@click.option("--trust", is_flag=True, help="Trust a configuration, a home folder or a registry that other users can change.")
+@click.option("-v", "--verbose", is_flag=True, help="Print the log, too.")
 @click.pass_context
 def main(ctx: click.Context, config: Path | None, trust: bool, verbose: bool) -> None:
     """Upgrade the embedding model behind a running vector search, with no downtime.

@@ -1,4 +1,4 @@
-"""What commands work on: the app of this call, the upgrade that a gallery is in, the conductor that carries it on."""
+"""What commands work on: the app of this call, a gallery's upgrade, and the conductor that runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from rmvdb import errors
 from rmvdb.cli import output
-from rmvdb.text import counted
+from rmvdb.text import RESUMABLE, counted
 
 if TYPE_CHECKING:
     from rmvdb.app.wiring import App
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def open_app() -> App:
-    """The app of this call's configuration, closed when the command ends; ConfigError where nothing of rmvdb is."""
+    """Return the app of this call's configuration. It closes when the command ends. Raise ConfigError if there is none."""
     from rmvdb.app import wiring
 
     root = click.get_current_context().find_root()
@@ -31,7 +31,7 @@ def open_app() -> App:
 
 
 def allow(app: App, *specs: str | None) -> None:
-    """Let the code that the command was given run from now on, and say so."""
+    """Allow the code that the command names from now on, and say so."""
     from rmvdb.items.objects import modules_of
 
     if new := app.allow(module for spec in specs if spec for module in modules_of(spec)):
@@ -39,13 +39,13 @@ def allow(app: App, *specs: str | None) -> None:
 
 
 def active_upgrade(gallery: str | None) -> tuple[App, UpgradeRow]:
-    """The app, and the upgrade that the gallery is in; WrongPhase where it is in none."""
+    """Return the app and the gallery's upgrade. Raise WrongPhase if the gallery is in none."""
     app = open_app()
     return app, upgrade_of(app, gallery)
 
 
 def upgrade_of(app: App, gallery: str | None) -> UpgradeRow:
-    """The upgrade that the gallery is in; WrongPhase where it is in none."""
+    """Return the gallery's upgrade. Raise WrongPhase if the gallery is in none."""
     name = app.gallery_name(gallery)
     row = app.registry.active_upgrade(app.registry.gallery(name).id)
     if row is None:
@@ -54,7 +54,7 @@ def upgrade_of(app: App, gallery: str | None) -> UpgradeRow:
 
 
 def _last(app: App, name: str) -> str:
-    """What became of the one before, and which command begins another."""
+    """Say how the last upgrade ended, and which command begins another."""
     from rmvdb.upgrade.status import latest
 
     past = latest(app.registry.upgrades(app.registry.gallery(name).id))
@@ -66,13 +66,13 @@ def _last(app: App, name: str) -> str:
 
 @contextmanager
 def conducting(app: App, gallery: str | None) -> Iterator[tuple[Conductor, output.Reporter]]:
-    """A conductor that Ctrl-C stops, and what it reports to."""
+    """Give a conductor that Ctrl-C stops, and its reporter."""
     with output.stoppable() as stop, output.progress() as report:
         yield app.conductor(gallery, say=report.say, report=report, stop=stop), report
 
 
 def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: output.Reporter, *, detach: bool, force: bool) -> None:
-    """Carry an upgrade on, or leave that to workers, and say how far it is; Stopped where Ctrl-C came between."""
+    """Run an upgrade, or leave it to workers, and say how far it is. Raise Stopped if Ctrl-C came meanwhile."""
     from rmvdb.upgrade.status import searched
 
     if detach:
@@ -81,7 +81,7 @@ def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: output.Report
         return
     row = conductor.advance(row, app.worker(), force=force)
     if conductor.stop.is_set():
-        raise errors.Stopped("Stopped; the same command goes on from here")
+        raise errors.Stopped(RESUMABLE)
     if row.phase == "ended":
         raise errors.WrongPhase(f"Upgrade {row.id} has ended meanwhile; see what took its place: rmvdb history")
     if row.phase == "cut over":
@@ -92,6 +92,6 @@ def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: output.Report
 
 
 def what_now(row: UpgradeRow) -> str:
-    """What is left to do once an upgrade is cut over."""
+    """Say what is left to do after the cut-over."""
     back = "; until then rmvdb rollback leads back" if row.undoes is None else ""
     return f"rmvdb cleanup drops {' and '.join(row.leaving)}{back}"

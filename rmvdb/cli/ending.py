@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 @gallery_option
 @click.option("--sample", type=click.IntRange(min=0), default=200, show_default=True, help="Records to embed again.")
 @click.option(
-    "--repair", is_flag=True, help="Put back what was moved and lost since; keep what differs from the last known write. It asks."
+    "--repair",
+    is_flag=True,
+    help="Put back records that were lost after they moved. Keep records that differ from the last known write. It asks first.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def verify(gallery: str | None, sample: int, repair: bool, yes: bool, as_json: bool) -> None:
-    """Compare the new collection with what it was filled from; exits with 1 if anything differs.
+    """Compare the new collection with the records that filled it. The exit code is 1 if anything differs.
 
     \b
     Example:
@@ -88,7 +90,7 @@ def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool) -> Non
 @missing_option
 @force_option
 def cutover(gallery: str | None, accept_missing: bool, force: bool) -> None:
-    """Verify, then search the new collection alone.
+    """Verify the new collection, then search it alone.
 
     \b
     Example:
@@ -106,7 +108,7 @@ def cutover(gallery: str | None, accept_missing: bool, force: bool) -> None:
 @gallery_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def cleanup(gallery: str | None, yes: bool) -> None:
-    """Drop the old collections, the archive and the work list. There is no way back from here; it asks.
+    """Drop the old collections, the archive and the work list. You cannot roll back afterwards. It asks first.
 
     \b
     Example:
@@ -123,18 +125,18 @@ def cleanup(gallery: str | None, yes: bool) -> None:
 
 
 def _told(app: App, collection: str) -> str:
-    """A collection, whose it is and how much it holds, for somebody who is asked whether it may be dropped."""
+    """Return a collection's name, owner and number of records, for the question before it is dropped."""
     whose = "yours, adopted" if app.registry.collection(collection).adopted else "made by rmvdb"
     held = counted(app.store.count(collection), "record") if app.store.exists(collection) else "dropped already"
     return f"{collection} ({whose}; {held})"
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def gc(dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Take what is left behind and nothing needs: rows of the registry, files of home. It asks; workers and clients may run.
+    """Remove registry rows and files in home that nothing needs. It asks first. Workers and clients may run meanwhile.
 
     \b
     Example:
@@ -170,9 +172,10 @@ def _print_garbage(found: Found) -> None:
 @gallery_option
 @force_option
 def rollback(gallery: str | None, force: bool) -> None:
-    """Go back to the old model: an upgrade whose vectors come from the archive. Ctrl-C stops it, the same command goes on.
+    """Go back to the old model by an upgrade whose vectors come from the archive.
 
-    Back from an upgrade that took the place of another, that other one goes on after rmvdb cleanup.
+    Ctrl-C stops it. Run the same command to resume. If the upgrade took the place of another one, that one continues after
+    rmvdb cleanup.
 
     \b
     Example:

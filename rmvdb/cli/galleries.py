@@ -1,4 +1,4 @@
-"""`rmvdb gallery`: the galleries."""
+"""The `rmvdb gallery` commands: galleries."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 @click.group()
 def gallery() -> None:
-    """Galleries."""
+    """Add, list, show, take and remove galleries."""
 
 
 @gallery.command("add")
 @click.argument("name")
-@click.option("--model", "version", required=True, help="The model version that makes, or made, its vectors.")
-@click.option("--collection", help="Adopt this existing Milvus collection as it is [default: create one].")
+@click.option("--model", "version", required=True, help="The model version of its vectors.")
+@click.option("--collection", help="Adopt this existing Milvus collection unchanged [default: create one].")
 @click.option(
     "--source", metavar="SPEC", help="Where items come from: folder:photos/{id}.jpg, field:NAME, call:MODULE:F, sql:URL#SELECT …"
 )
-@click.option("--id-type", type=click.Choice(["INT64", "VARCHAR"]), help="Of a created collection [default: INT64].")
+@click.option("--id-type", type=click.Choice(["INT64", "VARCHAR"]), help="The type of ids in a new collection [default: INT64].")
 @click.option(
     "--field",
     "fields",
     multiple=True,
     metavar="NAME:TYPE",
-    help="A typed scalar field; others are dynamic. VARCHAR(200), INT64 …",
+    help="A typed scalar field, such as VARCHAR(200) or INT64. Other fields are dynamic.",
 )
 def gallery_add(
     name: str,
@@ -63,7 +63,7 @@ def gallery_add(
         row = catalog.add_gallery(
             app.registry,
             app.store,
-            app.encoder,
+            app.loaded_models,
             name=name,
             model=version,
             collection=collection,
@@ -82,7 +82,7 @@ def gallery_add(
     whose = "adopted" if held.adopted else "made by rmvdb"
     output.echo(f"gallery {row.name}: collection {held.name} ({whose}), model version {held.model}")
     if held.adopted and source:
-        output.echo(f"  {catalog.check_vectors(app.registry, app.store, app.encoder, row, _source(app, source))}")
+        output.echo(f"  {catalog.check_vectors(app.registry, app.store, app.loaded_models, row, _source(app, source))}")
     chosen = app.settings.index_for(name)
     if held.adopted and chosen.search and not held.search:
         output.echo(
@@ -122,7 +122,7 @@ def gallery_list(as_json: bool) -> None:
 @click.argument("name", required=False)
 @json_option
 def gallery_show(name: str | None, as_json: bool) -> None:
-    """Show a gallery: its collections, its records, its source.
+    """Show the collections, records and source of a gallery.
 
     \b
     Example:
@@ -157,7 +157,7 @@ def gallery_show(name: str | None, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("spec")
 def gallery_source(name: str, spec: str) -> None:
-    """Say where a gallery's items come from; a few are embedded and compared with the vectors that are stored.
+    """Set where a gallery's items come from. rmvdb embeds a few of them and compares them with the stored vectors.
 
     \b
     Example:
@@ -167,7 +167,7 @@ def gallery_source(name: str, spec: str) -> None:
 
     app = open_app()
     row, source = app.registry.gallery(name), _source(app, spec)
-    compared = catalog.check_vectors(app.registry, app.store, app.encoder, row, source)
+    compared = catalog.check_vectors(app.registry, app.store, app.loaded_models, row, source)
     app.registry.set_source(name, spec)
     allow(app, _code(spec))
     output.echo(f"gallery {name}: items come from {spec}; {compared}")
@@ -175,10 +175,12 @@ def gallery_source(name: str, spec: str) -> None:
 
 @gallery.command("take")
 @click.argument("name")
-@click.option("--from-lost-registry", is_flag=True, help="Its registry is lost, or newer than this one, and never comes back.")
+@click.option("--from-lost-registry", is_flag=True, help="Its registry is lost, or newer than this one, and never returns.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
-    """Take a gallery from a registry that is lost for good. It asks, and waits until nothing of the other can be under way.
+    """Take a gallery from a registry that is lost for good.
+
+    It asks first. Then it waits until no write or batch of the other registry can be under way.
 
     \b
     Example:
@@ -206,7 +208,7 @@ def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
 
 
 def _outwait(app: App, stop: threading.Event) -> None:
-    """Until no write that another registry was told of, and no batch of its workers, can be under way."""
+    """Wait until no write and no batch of another registry can be under way."""
     seconds = app.quiet
     output.echo(f"waiting {seconds:g} s, until no write or batch that the other registry knew of is under way")
     if stop.wait(seconds):
@@ -215,10 +217,10 @@ def _outwait(app: App, stop: threading.Event) -> None:
 
 @gallery.command("remove")
 @click.argument("name")
-@click.option("--drop", is_flag=True, help="Drop the collections that rmvdb made, too; one that was adopted always stays.")
+@click.option("--drop", is_flag=True, help="Also drop the collections that rmvdb made. An adopted collection always stays.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def gallery_remove(name: str, drop: bool, yes: bool) -> None:
-    """Forget a gallery and its history; its collections stay, unless --drop is given. It asks.
+    """Remove a gallery and its history. Its collections stay, unless you give --drop. It asks first.
 
     \b
     Example:
@@ -246,7 +248,7 @@ def _source(app: App, spec: str) -> Source:
 
 
 def _code(source: str | None) -> str | None:
-    """What a source names that runs, if it does."""
+    """Return the code that a source runs, or None."""
     return source.removeprefix("call:") if source and source.startswith("call:") else None
 
 

@@ -1,4 +1,4 @@
-"""`rmvdb model`: the model versions."""
+"""The `rmvdb model` commands: model versions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rmvdb.cli.options import json_option
 
 @click.group()
 def model() -> None:
-    """Model versions."""
+    """Add, list and remove model versions."""
 
 
 @model.command("add")
 @click.argument("name")
 @click.option(
-    "--embedder", required=True, metavar="PACKAGE.MODULE:OBJECT", help="An object with embed(items), or what makes one."
+    "--embedder", required=True, metavar="PACKAGE.MODULE:OBJECT", help="An object with embed(items), or a callable that makes it."
 )
-@click.option("--options", default="{}", help="Keyword arguments for what makes it, as JSON.")
+@click.option("--options", default="{}", help="Keyword arguments for that callable, as JSON.")
 @click.option(
     "--classifier", metavar="PACKAGE.MODULE:OBJECT", help="An object with scores(vectors), for --order classification-score."
 )
@@ -32,13 +32,11 @@ def model() -> None:
     type=click.Choice(["COSINE", "IP", "L2", "LORENTZ"]),
     default="COSINE",
     show_default=True,
-    help="How vectors compare; LORENTZ: points (time, space) of a hyperboloid, kept in an IP collection.",
+    help="How vectors compare. LORENTZ: points (time, space) of a hyperboloid, in an IP collection.",
 )
 @click.option("--dim", type=click.IntRange(min=1), help="Dimension [default: measured].")
-@click.option("--kind", type=click.Choice(["image", "text"]), help="What its items are [default: found out].")
-@click.option(
-    "--compatible-with", metavar="VERSION", help="The version whose vectors its own were trained to be comparable with."
-)
+@click.option("--kind", type=click.Choice(["image", "text"]), help="What its items are [default: rmvdb finds out].")
+@click.option("--compatible-with", metavar="VERSION", help="The version that this model was trained to be comparable with.")
 def model_add(
     name: str,
     embedder: str,
@@ -49,7 +47,7 @@ def model_add(
     kind: Any,
     compatible_with: str | None,
 ) -> None:
-    """Register a model version: it is loaded, probed and fingerprinted.
+    """Register a model version. rmvdb loads it, probes it and takes its fingerprint.
 
     \b
     Example:
@@ -96,7 +94,7 @@ def model_list(as_json: bool) -> None:
 @model.command("remove")
 @click.argument("name")
 def model_remove(name: str) -> None:
-    """Forget a model version that no gallery has, nor had.
+    """Remove a model version that no gallery uses or has used.
 
     \b
     Example:

@@ -17,27 +17,27 @@ METHODS = ("naive", "identity", "rqt", "cl-s", "cl-m", "mcl", "rm", "fct")
 AUTO = "auto"
 ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random", "traffic")
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-gallery_option = click.option("--gallery", "-g", help="Which gallery; may be left out where there is one.")
-missing_option = click.option("--accept-missing", is_flag=True, help="Agree that records which are gone were deleted.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+gallery_option = click.option("--gallery", "-g", help="Which gallery. You can leave it out if there is only one.")
+missing_option = click.option("--accept-missing", is_flag=True, help="Accept that the missing records were deleted.")
 force_option = click.option(
     "--force",
     is_flag=True,
-    help="Do not wait for clients that cannot serve the next plan: their searches fail from then on. It names them.",
+    help="Do not wait for clients that cannot serve the next plan. Their searches fail from then on. The command names them.",
 )
 
 
 def _together(*options: Decorator) -> Decorator:
-    """A decorator that gives a command these options, in their order."""
+    """Return a decorator that gives a command these options, in this order."""
     return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
 
 
 def sample_options(most: int) -> Decorator:
-    """What a plan and a simulation are asked alike, with so many records sampled by default."""
+    """Return the options that a plan and a simulation share. `most` is the default size of the sample."""
     return _together(
         gallery_option,
-        click.option("--from", "from_version", required=True, help="The model version the gallery holds."),
-        click.option("--to", "to_version", required=True, help="The model version it shall hold."),
+        click.option("--from", "from_version", required=True, help="The model version that the gallery holds."),
+        click.option("--to", "to_version", required=True, help="The model version that the gallery will hold."),
         click.option("--labels", metavar="FIELD", help="The field with a record's class or identity, if it has one."),
         click.option(
             "--sample", type=click.IntRange(min=1), default=most, show_default=True, help="Records to train and measure on."
@@ -48,11 +48,11 @@ def sample_options(most: int) -> Decorator:
         click.option(
             "--queries",
             metavar="FILE",
-            help='Queries, a line each: {"item": "a text", "answers": [7, 42]} to choose and measure by; those without answers '
-            "ψ is trained on, too.",
+            help='A file with one query a line: {"item": "a text", "answers": [7, 42]}. Queries with answers choose and measure. '
+            "Queries without answers train ψ, too.",
         ),
-        click.option("--paper", is_flag=True, help="Train with the paper's settings as printed, and calibrate nothing."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Of the sample, the split and the training."),
+        click.option("--paper", is_flag=True, help="Train with the paper's settings as printed, and do not calibrate."),
+        click.option("--seed", type=int, default=0, show_default=True, help="The seed of sample, split and training."),
     )
 
 
@@ -63,23 +63,23 @@ plan_options = _together(
         type=click.Choice((AUTO, *METHODS)),
         default=AUTO,
         show_default=True,
-        help="How the old part is searched; auto compares naive, identity, rqt and rm on the sample.",
+        help="How to search the old part. auto compares naive, identity, rqt and rm on the sample.",
     ),
     click.option(
-        "--order", type=click.Choice(ORDERS), help="What is backfilled first [default: the first the version can give]."
+        "--order", type=click.Choice(ORDERS), help="Which records move first [default: the first that the version can give]."
     ),
     click.option(
         "--instant-rollback",
         is_flag=True,
-        help="Empty a copy and keep the original current, so that rmvdb rollback takes a moment.",
+        help="Move records out of a copy and keep the original current. Then rmvdb rollback takes a moment.",
     ),
-    click.option("--tune", is_flag=True, help="Train with a few other settings, too, and take those that are worth most."),
-    click.option("--again", is_flag=True, help="Make the plan anew, even if one is kept."),
+    click.option("--tune", is_flag=True, help="Also train with a few other settings, and take the best."),
+    click.option("--again", is_flag=True, help="Make a new plan, even if there is one for this question."),
 )
 
 
 def make_question(gallery: str, options: dict[str, Any], *, method: str = AUTO) -> Question:
-    """What is asked of a plan or a simulation by the options they share."""
+    """Return the question that the shared options of a plan and a simulation ask."""
     from rmvdb.learning.method import Method
     from rmvdb.planning.plan import Question
 

@@ -36,7 +36,7 @@ def stoppable() -> Iterator[threading.Event]:
 
     def ask(number: int, _: object) -> None:
         if stop.is_set():
-            _end_now("stopped at once; the same command goes on from here")
+            _end_now("Stopped at once. Run the same command to resume.")
         stop.set()
         with contextlib.suppress(OSError, RuntimeError):  # nobody listens, or a word was just being said
             click.echo("stopping after the batches in hand; once more stops at once", err=True)
@@ -237,8 +237,8 @@ def print_plan(found: Plan) -> None:
         if told["choice"]:
             echo(f"method: {told['choice']}")
         echo(f"{told['verdict']}: {told['reason']}")
-    kept = "; how long it takes is not known"
-    time_needed = f", about {_duration(cost['seconds'])} to embed" if "seconds" in cost else kept
+    unknown_duration = "; how long it takes is not known"
+    time_needed = f", about {_duration(cost['seconds'])} to embed" if "seconds" in cost else unknown_duration
     copy = f"{_size(cost['copy_bytes'])} of a copy of the old ones, " if "copy_bytes" in cost else ""
     echo(f"cost: {_size(cost['vector_bytes'])} of new vectors, {copy}{_size(cost['archive_bytes'])} of archive{time_needed}")
     if found.skipped:

@@ -15,7 +15,7 @@ from rmvdb.cli.options import METHODS, ORDERS, json_option, make_question, plan_
 
 
 def _some(kind: str, known: tuple[str, ...], every: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
-    """What reads an option that takes some of these names, with commas between them, or `all`, which stands for `every`."""
+    """Return a reader of an option with names, separated by commas. `all` stands for `every`."""
 
     def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, ...]:
         if value is None:
@@ -36,15 +36,15 @@ def _some(kind: str, known: tuple[str, ...], every: tuple[str, ...]) -> Callable
     callback=_some("method", METHODS, METHODS),
     default="all",
     show_default=True,
-    help=f"Some of {','.join(METHODS)}, or all.",
+    help=f"Names from {','.join(METHODS)}, or all.",
 )
 @click.option(
     "--orders",
     metavar="NAMES",
     callback=_some("order", ORDERS, ()),
-    help=f"Some of {','.join(ORDERS)} [default: all that can be given].",
+    help=f"Names from {','.join(ORDERS)} [default: every order that the version can give].",
 )
-@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw the curves into this file, too.")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Also draw the curves into this file.")
 @json_option
 def simulate(
     gallery: str | None,
@@ -54,10 +54,10 @@ def simulate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compare every method and order on a sample, with what others do, and recommend one. Changes nothing.
+    """Compare every method and order, and other techniques, on a sample, and recommend one. It changes nothing.
 
-    A query should find the records of its --labels; or the answers that --queries gives, which are put into the sample (an item
-    is the file of that name, else a text); or, without both, what lies nearest by the new model.
+    What should a query find? With --labels: the records of the same class. With --queries: their answers, which join the sample
+    (an item is the file of that name, else a text). Without both: the nearest records by the new model.
 
     \b
     Example:
@@ -91,7 +91,7 @@ def simulate(
 @plan_options
 @json_option
 def plan(gallery: str | None, as_json: bool, again: bool, method: str, **options: Any) -> None:
-    """Train into a cache and show what an upgrade would do: held-out quality, curve, cost. Changes nothing.
+    """Train into a cache and show what an upgrade does: held-out quality, curve and cost. It changes nothing else.
 
     \b
     Example:

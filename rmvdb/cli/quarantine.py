@@ -1,4 +1,4 @@
-"""`rmvdb quarantine`: the records that could not be re-embedded."""
+"""The `rmvdb quarantine` commands: records that could not be re-embedded."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @click.group()
 def quarantine() -> None:
-    """Records that could not be re-embedded."""
+    """List, retry and drop records that could not be re-embedded."""
 
 
 @quarantine.command("list")
 @gallery_option
 @json_option
 def quarantine_list(gallery: str | None, as_json: bool) -> None:
-    """List the quarantined records and why each is.
+    """List the quarantined records and the reason for each.
 
     \b
     Example:
@@ -43,7 +43,7 @@ def quarantine_list(gallery: str | None, as_json: bool) -> None:
 @gallery_option
 @click.argument("ids", nargs=-1)
 def quarantine_retry(gallery: str | None, ids: tuple[str, ...]) -> None:
-    """Put records (all, if none is named) back on the work list, once their items are mended.
+    """Put records back on the work list after you corrected their items. Without IDS: all records.
 
     \b
     Example:
@@ -51,7 +51,7 @@ def quarantine_retry(gallery: str | None, ids: tuple[str, ...]) -> None:
     """
     app, row = active_upgrade(gallery)
     chosen = _quarantined(app, row, ids)
-    app.registry.release(row.id, chosen, again=True)
+    app.registry.release(row.id, chosen, requeue=True)
     output.echo(
         f"{counted(len(chosen), 'record is', 'records are')} on the work list again; rmvdb upgrade or rmvdb worker goes on"
     )
@@ -62,7 +62,7 @@ def quarantine_retry(gallery: str | None, ids: tuple[str, ...]) -> None:
 @click.argument("ids", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def quarantine_drop(gallery: str | None, ids: tuple[str, ...], yes: bool) -> None:
-    """Delete quarantined records (all, if none is named) from the gallery; what was written since stays. It asks.
+    """Delete quarantined records from the gallery. Without IDS: all. Records written since then stay. It asks first.
 
     \b
     Example:
@@ -85,8 +85,8 @@ def quarantine_drop(gallery: str | None, ids: tuple[str, ...], yes: bool) -> Non
         going = client.delete_those(chosen, unwritten)
     gone = set(going)
     kept = [id for id in chosen if id not in gone]
-    app.registry.release(row.id, going, again=False)
-    app.registry.release(row.id, kept, again=True)
+    app.registry.release(row.id, going, requeue=False)
+    app.registry.release(row.id, kept, requeue=True)
     since = f"; {counted(len(kept), 'record was', 'records were')} written since, and left" if kept else ""
     output.echo(f"{counted(len(going), 'record is', 'records are')} deleted{since}")
 

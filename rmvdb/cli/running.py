@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command()
 @gallery_option
 def pause(gallery: str | None) -> None:
-    """Let nothing of the upgrade go on, cut-over least of all; batches in hand are finished. Searches and writes go on.
+    """Stop the upgrade, and its cut-over, until rmvdb resume. Workers finish begun batches. Searches and writes go on.
 
     \b
     Example:
@@ -36,7 +36,7 @@ def pause(gallery: str | None) -> None:
 @click.command()
 @gallery_option
 def resume(gallery: str | None) -> None:
-    """Go on after a pause.
+    """Continue a paused upgrade.
 
     \b
     Example:
@@ -48,7 +48,7 @@ def resume(gallery: str | None) -> None:
 
 
 class AtLeastZero(click.FloatRange):
-    """A number that is one: infinity and nan are no limit and no share."""
+    """A finite number: infinity and nan are neither a limit nor a share."""
 
     def __init__(self, *, max: float | None = None) -> None:
         super().__init__(min=0, max=max)
@@ -62,13 +62,15 @@ class AtLeastZero(click.FloatRange):
 
 @click.command()
 @gallery_option
-@click.option("--rate", type=AtLeastZero(), help="Records a second that each worker stays below.")
-@click.option("--nice", type=AtLeastZero(max=1), help="Share of its time, 0 to 1, in which each worker copies.")
-@click.option("--p99-ms", type=AtLeastZero(), help="Milliseconds; no batch begins while the p99 of a client's searches is above.")
+@click.option("--rate", type=AtLeastZero(), help="The most records a second for each worker.")
+@click.option("--nice", type=AtLeastZero(max=1), help="The share of its time, 0 to 1, in which each worker copies.")
+@click.option(
+    "--p99-ms", type=AtLeastZero(), help="Milliseconds. No batch begins while the p99 of a client's searches is higher."
+)
 def throttle(gallery: str | None, rate: float | None, nice: float | None, p99_ms: float | None) -> None:
-    """Limit the backfill, at once and for every worker; 0 lifts a limit, one that is not named stays as it is.
+    """Limit the backfill of every worker, at once. 0 lifts a limit. A limit that you do not name stays.
 
-    Only beginning to copy is held back: what is in hand is finished, and what is copied leaves the old collection.
+    A limit delays only the start of a copy. Workers finish begun batches, and copied records leave the old collection.
 
     \b
     Example:
@@ -100,12 +102,12 @@ def _say_set(row: UpgradeRow, words: str) -> None:
 
 @click.command()
 @gallery_option
-@click.option("--watch", is_flag=True, help="Repeat every second until the upgrade is cut over, or Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Repeat every second until the cut-over or Ctrl-C.")
 @json_option
 def status(gallery: str | None, watch: bool, as_json: bool) -> None:
-    """Show how far the upgrade is, who works on it, and why it is not faster; of each gallery, unless one is named.
+    """Show the progress of each gallery's upgrade, its workers, and what slows it down. --gallery shows one gallery alone.
 
-    With --json each gallery is a line.
+    With --json, each gallery is one line.
 
     \b
     Example:
@@ -140,7 +142,7 @@ def status(gallery: str | None, watch: bool, as_json: bool) -> None:
 @gallery_option
 @json_option
 def history(gallery: str | None, as_json: bool) -> None:
-    """Show what happened to the gallery's upgrades, and when.
+    """Show the events of the gallery's upgrades, with their times.
 
     \b
     Example:
@@ -166,9 +168,9 @@ def history(gallery: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.option("--gallery", "-g", "galleries", multiple=True, help="Which galleries [default: all].")
-@click.option("--window", metavar="CRON", help="Work for an hour from each firing: '0 1-6 * * *' is 01:00 to 07:00.")
+@click.option("--window", metavar="CRON", help="Work for one hour after each firing: '0 1-6 * * *' is 01:00 to 07:00.")
 def worker(galleries: tuple[str, ...], window: str | None) -> None:
-    """Stay, and work on every upgrade: backfill, complete, verify, cut over. Ctrl-C ends it after the batches in hand.
+    """Work on every upgrade until you stop it: backfill, complete, verify, cut over. Ctrl-C ends it after the begun batches.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`rmvdb search`."""
+"""The `rmvdb search` command."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @click.argument("item")
 @click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="How many hits.")
 @click.option("--filter", "expression", default="", help="A Milvus filter expression.")
-@click.option("--field", "fields", multiple=True, help="A field to show; * shows all.")
-@click.option("--explain", is_flag=True, help="Show the legs, and raw and calibrated distances.")
+@click.option("--field", "fields", multiple=True, help="A field to show. * shows all.")
+@click.option("--explain", is_flag=True, help="Show the legs, and the raw and calibrated distances.")
 @json_option
 def search(
     gallery: str | None,
@@ -34,7 +34,7 @@ def search(
     explain: bool,
     as_json: bool,
 ) -> None:
-    """Search with a file or a text.
+    """Search for a file or a text.
 
     \b
     Example:
@@ -72,7 +72,7 @@ def _shown(distance: float) -> float:
 
 
 def _item(app: App, text: str, versions: Iterable[str]) -> Path | str:
-    """The file of that name, else a text: UsageError where a model embeds pictures, so that it must be a file."""
+    """Return the file of that name, else a text. Raise UsageError if a model embeds pictures, because a text is no picture."""
     from rmvdb.items import sources
 
     if isinstance(item := sources.item_of(text), Path):

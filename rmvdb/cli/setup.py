@@ -1,4 +1,4 @@
-"""Commands around an installation: `init`, `doctor`, `db`, `registry`."""
+"""Commands that set up and check an installation: `init`, `doctor`, `db`, `registry`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--here", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path(), help="Where rmvdb.toml goes.")
+@click.option("--here", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path(), help="Folder of rmvdb.toml.")
 @click.option("--milvus", "uri", metavar="URI", help="Your Milvus, such as http://localhost:19530 [default: Milvus Lite].")
 @click.pass_context
 def init(ctx: click.Context, folder: Path, uri: str | None) -> None:
-    """Write a commented rmvdb.toml and make the registry. Run again, it changes nothing.
+    """Write a commented rmvdb.toml and make the registry. If they are there, it changes nothing.
 
     \b
     Example:
@@ -62,7 +62,7 @@ def init(ctx: click.Context, folder: Path, uri: str | None) -> None:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """Check every part and say what to do about each failure; exits with 1 if there is one.
+    """Check every part and say how to correct each failure. The exit code is 1 if a part fails.
 
     \b
     Example:
@@ -87,7 +87,7 @@ def db() -> None:
 
 @db.command("upgrade")
 def db_upgrade() -> None:
-    """Bring the registry to this version's schema, and mark its galleries' collections as its own.
+    """Bring the registry to this version's schema, and mark the collections of its galleries as its own.
 
     \b
     Example:
@@ -121,7 +121,7 @@ def _bring_up(app: App) -> None:
 @db.command("check")
 @json_option
 def db_check(as_json: bool) -> None:
-    """Say whether the registry is at this version's schema.
+    """Check that the registry is at this version's schema.
 
     \b
     Example:
@@ -144,7 +144,9 @@ def registry() -> None:
 
 @registry.command("rebuild")
 def registry_rebuild() -> None:
-    """Bring back a registry that was lost: from the manifest in home, the collections and the archive. Run again, it goes on.
+    """Rebuild a lost registry from the manifest in home, the collections and the archive.
+
+    If it was stopped, run it again. It continues.
 
     \b
     Example:

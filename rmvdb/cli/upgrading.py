@@ -1,4 +1,4 @@
-"""`rmvdb upgrade`: begin an upgrade, or go on with it."""
+"""The `rmvdb upgrade` command: begin an upgrade, or resume it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @click.command()
 @plan_options
 @click.option("--until", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Stop at this share of the gallery.")
-@click.option("--no-cutover", is_flag=True, help="Leave both collections in service at the end.")
+@click.option("--no-cutover", is_flag=True, help="Keep both collections in service at the end.")
 @click.option("--detach", is_flag=True, help="Plan and deploy, then leave the backfill to workers.")
 @click.option("--collection", metavar="NAME", help="Name of the new collection [default: gallery, version and a number].")
-@click.option("--execute", is_flag=True, help="Agree that records leave a collection that rmvdb did not make.")
+@click.option("--execute", is_flag=True, help="Allow removing records from an adopted collection.")
 @missing_option
 @force_option
 def upgrade(
@@ -39,9 +39,9 @@ def upgrade(
     force: bool,
     **options: Any,
 ) -> None:
-    """Plan, deploy, backfill and cut over; Ctrl-C stops it, the same command goes on.
+    """Plan, deploy, backfill and cut over. Ctrl-C stops it. Run the same command to resume.
 
-    It takes the place of an upgrade that is unfinished, and goes on from where that one is.
+    If another upgrade is unfinished, this one takes its place and continues from where that one is.
 
     \b
     Example:
@@ -87,7 +87,7 @@ def upgrade(
 
 
 def _begun(app: App, gallery: str, from_version: str, to_version: str) -> UpgradeRow | None:
-    """The upgrade that this command goes on with, where the gallery is in it."""
+    """Return the gallery's unfinished upgrade if this command resumes it, else None."""
     row = app.registry.active_upgrade(app.registry.gallery(gallery).id)
     app.registry.version(from_version)
     app.registry.version(to_version)
@@ -98,7 +98,7 @@ def _begun(app: App, gallery: str, from_version: str, to_version: str) -> Upgrad
 
 
 def _is_kept(app: App, collection: str) -> bool:
-    """Whether records may not leave a collection yet, since rmvdb did not make it."""
+    """Return whether records may not leave a collection yet, because rmvdb did not make it."""
     row = app.registry.collection(collection)
     return row.adopted and not row.removal_allowed
 
@@ -108,7 +108,7 @@ _FROM_THE_START = ("labels", "sample", "seed", "side", "queries", "instant_rollb
 
 
 def _refuse_another_way(row: UpgradeRow, method: str, options: dict[str, Any]) -> None:
-    """An upgrade goes on as it began: UsageError where something else is asked for."""
+    """Raise UsageError if the options differ from those that the upgrade began with."""
     question, order = row.plan["question"], options["order"]
     for name, asked, known in (
         ("method", None if method == AUTO else method, (question["method"], row.method)),

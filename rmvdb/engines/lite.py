@@ -58,7 +58,7 @@ _SOCKET = re.compile(r"[A-Za-z0-9._/-]{1,100}")
 #: Bytes that must be free for a replacement: Lite 2 writes first what is deleted, then what is inserted, each in full.
 ROOM = 32 * 2**20
 #: How many may go on at the same time, once the gate is held by somebody who is suspended.
-CROWD = 8
+STALLED_WRITERS = 8
 
 _leases: dict[Path, IO[bytes]] = {}
 _leases_lock = threading.Lock()
@@ -192,7 +192,7 @@ def gate(path: Path | str, *, alone: bool, patience: float = 2.0) -> Iterator[No
             fcntl.flock(turn, fcntl.LOCK_UN)
         passed = _wait_for(room, alone=alone, deadline=deadline)
         if alone:
-            _expect_room(path, ROOM if passed else CROWD * ROOM)  # here: of many that wait each takes some of it
+            _expect_room(path, ROOM if passed else STALLED_WRITERS * ROOM)  # here: of many that wait each takes some of it
         yield
 
 

@@ -308,7 +308,7 @@ def checked(embedder: Embedder, *, dim: int, confirm: bool = False) -> CheckedEm
 
 
 #: How many others are tried, where every item of several fails, before a model or a source counts as broken.
-SURE = 10
+KNOWN_GOOD = 10
 
 
 def embed_checked(
@@ -317,14 +317,14 @@ def embed_checked(
     dim: int,
     *,
     metric: Metric | None = None,
-    sure: Callable[[], Sequence[Item]] = tuple,
+    known_good: Callable[[], Sequence[Item]] = tuple,
     confirm: bool = False,
 ) -> tuple[Vectors, dict[int, str]]:
     """Vectors (n, dim) and, by index, why an item has none; its row is NaN, so that it cannot pass for a vector.
 
     A batch that fails is halved until the items that cannot be read, or give NaN or what `metric` cannot rank, stand alone, and
     these are tried once more.
-    Raises ModelError where every item fails, and those that could be embedded before (`sure` gives some, or none) do, too; and
+    Raises ModelError if every item fails, and those that could be embedded before (`known_good` gives some, or none) do, too; and
     wherever the shape is wrong: then the model is broken, not an item. With `confirm`, for vectors that are kept, one item is
     embedded once more, alone: ModelError if its row is another one.
     """
@@ -340,7 +340,7 @@ def embed_checked(
             # Rows that came out well are kept: only the others are tried again, the first half first.
             rest = [index for index in part if not np.isfinite(vectors[index]).all()]
             waiting += [half for half in (rest[len(rest) // 2 :], rest[: len(rest) // 2]) if half]
-    others = sure() if failed and len(failed) == len(items) else ()
+    others = known_good() if failed and len(failed) == len(items) else ()
     several = len(items) > 1 or bool(others)  # of one item alone, with nothing to compare it with, nobody can tell
     if several and failed and len(failed) == len(items) and not any(_works(embedder, item, dim, metric) for item in others):
         raise ModelError(

@@ -90,12 +90,12 @@ _BROKEN = 10
 
 
 def given(
-    source: Source, records: Sequence[Record], *, sure: Callable[[], Sequence[Record]] = tuple
+    source: Source, records: Sequence[Record], *, known_good: Callable[[], Sequence[Record]] = tuple
 ) -> tuple[dict[Id, Item], dict[Id, str]]:
     """Items by id, in the order of the records, and by id why the source fails for a record; a record without item has neither.
 
     A call that fails is halved until the records that it fails for stand alone. Raises SourceError if the source answers for
-    none of them, nor for those that `sure` gives; at once if what it reads cannot be reached.
+    none of them, nor for those that `known_good` gives; at once if what it reads cannot be reached.
     """
     found: dict[Id, Item] = {}
     failed: dict[Id, SourceError] = {}
@@ -112,7 +112,7 @@ def given(
                 waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
                 continue
             failed[part[0].id] = exc
-            if not answers and (len(failed) == _BROKEN or not waiting) and not (answers := _answers(source, sure())):
+            if not answers and (len(failed) == _BROKEN or not waiting) and not (answers := _answers(source, known_good())):
                 raise next(iter(failed.values())) from exc.__cause__
     reasons = {record.id: why for record in records if record.id in failed and (why := _again(source, record, found))}
     return {record.id: found[record.id] for record in records if record.id in found}, reasons

@@ -21,7 +21,7 @@ from rmvdb.learning.losses.advbct import Moment
 #: (item, label) by number: tensors that can be stacked, and 0, 1, …
 Items: TypeAlias = Dataset[Any]
 #: Called with (step, steps, loss) after each step.
-Report: TypeAlias = Callable[[int, int, float], None]
+ReportLoss: TypeAlias = Callable[[int, int, float], None]
 #: f_n (B, d), f_o (B, d), labels (B,) and where the training stands, to a loss ().
 Pull: TypeAlias = Callable[[Tensor, Tensor, Tensor, Moment], Tensor]
 
@@ -90,7 +90,7 @@ def train(
     loss: str = Loss.PLAIN,
     old: Model | None = None,
     settings: Settings | None = None,
-    progress: Report | None = None,
+    progress: ReportLoss | None = None,
 ) -> Model:
     """Train `model` in place on items with labels, and give it back in evaluation mode.
 
@@ -156,7 +156,7 @@ class _Criterion:
         return nn.functional.cross_entropy(logits, labels)
 
 
-def _fit(criterion: _Criterion, items: Items, settings: Settings, device: torch.device, progress: Report | None) -> None:
+def _fit(criterion: _Criterion, items: Items, settings: Settings, device: torch.device, progress: ReportLoss | None) -> None:
     parts = math.ceil(_count(items) / settings.batch)
     total = parts * settings.epochs
     optimizer = torch.optim.SGD(

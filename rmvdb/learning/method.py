@@ -58,7 +58,7 @@ class Method(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class TrainingSettings:
     """How to train; the defaults are what held up best on held-out pairs, `paper()` is what the paper prints."""
 
     epochs: int = 50
@@ -84,7 +84,7 @@ class Settings:
     seed: int = 0
 
     @classmethod
-    def paper(cls, *, blocks: int = 2, seed: int = 0) -> Settings:
+    def paper(cls, *, blocks: int = 2, seed: int = 0) -> TrainingSettings:
         """The paper's appendix B.2, as printed: no temperature, no residual, learning rate 1e-4, 50 epochs."""
         return cls(least_steps=0, lr=1e-4, batch=128, blocks=blocks, temperature=1.0, residual=False, pull=0.0, seed=seed)
 

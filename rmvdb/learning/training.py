@@ -15,13 +15,13 @@ from torch import Tensor
 from rmvdb.errors import PlanRefused
 from rmvdb.learning import geometry, hyperbolic, losses
 from rmvdb.learning.losses import fct
-from rmvdb.learning.method import Fitted, Method, Pairs, Settings
+from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.learning.transforms import Config, Network, Norm, Transform
 from rmvdb.text import counted
 from rmvdb.types import Metric, Vectors
 
 #: Called with (done, total) steps.
-Report = Callable[[int, int], None]
+ReportSteps = Callable[[int, int], None]
 
 
 #: What length vectors have that are to be compared with those of a gallery.
@@ -50,10 +50,10 @@ def fit(
     method: Method,
     old_metric: Metric,
     new_metric: Metric,
-    settings: Settings,
+    settings: TrainingSettings,
     head: bool | None = None,
     logged: Pairs | None = None,
-    progress: Report | None = None,
+    progress: ReportSteps | None = None,
 ) -> Fitted:
     """Train ψ and, where the method has one, ρ; the same pairs and settings always give the same transforms.
 
@@ -86,8 +86,8 @@ def _train(
     head: Network | None,
     method: Method,
     spaces: tuple[Space, Space],
-    settings: Settings,
-    progress: Report | None,
+    settings: TrainingSettings,
+    progress: ReportSteps | None,
 ) -> None:
     f_o, f_n, y = torch.from_numpy(pairs.old), torch.from_numpy(pairs.new), torch.from_numpy(groups)  # (n, d_o) (n, d_n) (n,)
     old_space, new_space = spaces
@@ -107,7 +107,9 @@ def _train(
     _descend(modules, loss, len(pairs), settings, progress)
 
 
-def _lift(pairs: Pairs, old_space: Space, new_space: Space, settings: Settings, progress: Report | None) -> Transform:
+def _lift(
+    pairs: Pairs, old_space: Space, new_space: Space, settings: TrainingSettings, progress: ReportSteps | None
+) -> Transform:
     """h, by Adam at 5e-4 in batches of 1,024 for 80 epochs, as FCT prints; of `settings` its width, least steps and seed."""
     settings = replace(settings, lr=5e-4, batch=1024, epochs=80)
     f_o, f_n = torch.from_numpy(pairs.old), torch.from_numpy(pairs.new)  # (n, d_o) (n, d_n)
@@ -125,7 +127,11 @@ def _lift(pairs: Pairs, old_space: Space, new_space: Space, settings: Settings, 
 
 
 def _descend(
-    module: torch.nn.Module, loss: Callable[[Tensor], Tensor], pairs: int, settings: Settings, progress: Report | None
+    module: torch.nn.Module,
+    loss: Callable[[Tensor], Tensor],
+    pairs: int,
+    settings: TrainingSettings,
+    progress: ReportSteps | None,
 ) -> None:
     """Adam with cosine annealing, down the loss of batches of rows."""
     module.train()
@@ -144,7 +150,14 @@ def _descend(
 
 
 def _loss(
-    method: Method, rev: Tensor, final: Tensor, old: Tensor, same: Tensor, old_space: Space, new_space: Space, settings: Settings
+    method: Method,
+    rev: Tensor,
+    final: Tensor,
+    old: Tensor,
+    same: Tensor,
+    old_space: Space,
+    new_space: Space,
+    settings: TrainingSettings,
 ) -> Tensor:
     if method is Method.RQT:
         return losses.rqt(losses.paired(rev, old, metric=old_space.metric, scale=old_space.scale))
@@ -164,7 +177,7 @@ def _batches(pairs: int, parts: int, total: int, seed: int) -> Iterator[Tensor]:
             yield torch.from_numpy(rows)
 
 
-def _groups(pairs: Pairs, new_metric: Metric, settings: Settings) -> npt.NDArray[np.int64]:
+def _groups(pairs: Pairs, new_metric: Metric, settings: TrainingSettings) -> npt.NDArray[np.int64]:
     """What counts as one class, (n,): the labels, or else clusters of the new space."""
     if pairs.labels is not None:
         return np.asarray(np.unique(pairs.labels, return_inverse=True)[1], dtype=np.int64).reshape(-1)
@@ -194,7 +207,7 @@ def _beside(pairs: Pairs, groups: npt.NDArray[np.int64], logged: Pairs) -> tuple
     return Pairs(old=old, new=new, labels=None if pairs.labels is None else groups), groups
 
 
-def _reverse(pairs: Pairs, old_space: Space, new_space: Space, settings: Settings) -> Config:
+def _reverse(pairs: Pairs, old_space: Space, new_space: Space, settings: TrainingSettings) -> Config:
     d_in, d_out = pairs.new.shape[1], pairs.old.shape[1]
     return Config(
         d_in=d_in,
@@ -207,7 +220,7 @@ def _reverse(pairs: Pairs, old_space: Space, new_space: Space, settings: Setting
     )
 
 
-def _head(pairs: Pairs, new_space: Space, settings: Settings) -> Config:
+def _head(pairs: Pairs, new_space: Space, settings: TrainingSettings) -> Config:
     dim = pairs.new.shape[1]
     return Config(
         d_in=dim,
@@ -221,7 +234,7 @@ def _head(pairs: Pairs, new_space: Space, settings: Settings) -> Config:
     )
 
 
-def _lifting(pairs: Pairs, old_space: Space, new_space: Space, settings: Settings) -> Config:
+def _lifting(pairs: Pairs, old_space: Space, new_space: Space, settings: TrainingSettings) -> Config:
     d_in, d_out = pairs.old.shape[1], pairs.new.shape[1]
     return Config(
         d_in=d_in,

@@ -1,1 +1,1 @@
-"""What an upgrade would do: sample, train, measure the curve, choose, count the cost. Changes nothing but its own cache."""
+"""Predict what an upgrade does: sample, train, measure the curve, choose, count the cost. Changes nothing but its own cache."""

@@ -163,7 +163,7 @@ def tuned(trial: Trial, told: Prediction) -> Prediction:
     found = [told]
     for done, change in enumerate(tries):
         trial.progress("trying settings", done, len(tries))
-        other = trial.trying(replace(base, **change))
+        other = trial.with_settings(replace(base, **change))
         again = other.predict(told.asked, told.order)
         scheduled = other.scheduled(again) if told.switch is not None else None
         found.append(replace(scheduled or again, tuned=told.tuned | change))

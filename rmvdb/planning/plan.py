@@ -1,4 +1,4 @@
-"""What an upgrade would do: sample, train, predict the curve, count the cost. Changes nothing but its own cache."""
+"""Predict what an upgrade does: sample, train, measure the curve, count the cost. Changes nothing but its own cache."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import numpy.typing as npt
 from rmvdb import errors
 from rmvdb.items import sources
 from rmvdb.learning.calibration import Calibration
-from rmvdb.learning.method import Fitted, Method, Pairs, Settings
+from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import choose, predict, simulate
 from rmvdb.planning.orders import ORDERS, ByTraffic, Order, make_order
-from rmvdb.planning.sample import Report, Sample, Sampler, side_of, vectors_of
+from rmvdb.planning.sample import Sample, Sampler, side_of, vectors_of
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry.codec import pack_ids
-from rmvdb.serving.loaded_models import Encoder
+from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.serving.traffic import TRAFFIC
 from rmvdb.storage import files
 from rmvdb.storage.archive import EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.text import counted
-from rmvdb.types import Id, Item, Leg, Metric, Query, Record
+from rmvdb.types import Id, Item, Leg, Metric, Query, Record, ReportProgress
 
 if TYPE_CHECKING:
     from rmvdb.learning.transforms import Transform
@@ -123,7 +123,7 @@ class Planner:
         self,
         *,
         store: VectorStore,
-        encoder: Encoder,
+        loaded_models: LoadedModels,
         artifacts: Artifacts,
         source: Source | None,
         cache: Callable[[str], EmbeddingCache],
@@ -131,9 +131,9 @@ class Planner:
         traffic: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """`cache` gives the embeddings that are kept of a model version, `traffic` what searches find, by key."""
-        self._store, self._encoder, self._artifacts, self._folder = store, encoder, artifacts, folder
+        self._store, self._loaded_models, self._artifacts, self._folder = store, loaded_models, artifacts, folder
         self._traffic = traffic
-        self._sampler = Sampler(store=store, encoder=encoder, source=source, cache=cache)
+        self._sampler = Sampler(store=store, loaded_models=loaded_models, source=source, cache=cache)
 
     def plan(
         self,
@@ -144,7 +144,7 @@ class Planner:
         classifiers: Sequence[Classifier | None],
         seen: Set[Id] = frozenset(),
         again: bool = False,
-        report: Report = lambda *_: None,
+        report: ReportProgress = lambda *_: None,
     ) -> Plan:
         """The plan for upgrading the collections of these legs, newest first, to version `to`: from the cache, or made (`again`:
         in any case). `seen`: the records that what is served now was trained on.
@@ -159,14 +159,16 @@ class Planner:
         if len(legs) > 1:
             _refuse_too_few(question, legs[0], counts[0])
         if question.method is Method.FCT:
-            self._encoder.embedder(legs[0].embedder)  # the original is kept current by it; ModelError where it cannot be loaded
+            self._loaded_models.embedder(
+                legs[0].embedder
+            )  # the original is kept current by it; ModelError where it cannot be loaded
         sizes, held_out = _sizes(question.sample, counts)
         sample = self._sample(question, legs, sizes, seen, report, methods=[question.method or Method.RM])
         order, confidence = self._confidence(question, legs, classifiers, sample)
         told = few = None
         if len(sample.rows(0)) >= predict.LEAST_PAIRS or question.method is not Method.NAIVE:
             trial = self._trial(question, legs, Metric(to.metric), sample, {order: confidence}, held_out, report)
-            told = self._told(trial, question.method, self._able(legs, to), declared=_is_declared(legs, to))
+            told = self._predicted(trial, question.method, self._able(legs, to), declared=_is_declared(legs, to))
             told = choose.tuned(trial, told) if question.tune else told
         elif sample.records:  # nothing is to be trained, and there is too little to measure on
             few = self._few(question, legs, Metric(to.metric), sample)
@@ -185,7 +187,7 @@ class Planner:
         methods: Sequence[Method] = tuple(Method),
         orders: Sequence[str] = (),
         seen: Set[Id] = frozenset(),
-        report: Report = lambda *_: None,
+        report: ReportProgress = lambda *_: None,
     ) -> choose.Comparison:
         """Methods and orders (none: all that can be given) side by side, on a sample as for a plan; only embeddings are kept.
 
@@ -213,7 +215,7 @@ class Planner:
         legs: Sequence[Leg],
         sizes: Sequence[int],
         seen: Set[Id],
-        report: Report,
+        report: ReportProgress,
         *,
         methods: Sequence[Method],
     ) -> Sample:
@@ -241,7 +243,7 @@ class Planner:
     def _refuse_unasked(self, newest: Leg) -> None:
         """PlanRefused where the model in service cannot embed queries."""
         try:
-            self._encoder.embedder(newest.embedder)
+            self._loaded_models.embedder(newest.embedder)
         except errors.ModelError as exc:
             raise errors.PlanRefused(
                 f"The queries have to be embedded by {newest.embedder}, too, which cannot be loaded ({exc}); "
@@ -303,7 +305,7 @@ class Planner:
         return ", ".join(dict.fromkeys(names)), found
 
     @staticmethod
-    def _told(trial: predict.Trial, method: Method | None, able: Sequence[Method], *, declared: bool) -> predict.Prediction:
+    def _predicted(trial: predict.Trial, method: Method | None, able: Sequence[Method], *, declared: bool) -> predict.Prediction:
         """The method that was asked for, on a schedule where it needs one and every embedder is there; else the chosen one."""
         if method is None:
             return choose.chosen(trial, able, declared=declared)
@@ -313,11 +315,11 @@ class Planner:
     def _able(self, legs: Sequence[Leg], to: VersionRow) -> list[Method]:
         """The methods to choose from: naive needs every embedder that is in service, identity a space like the newest."""
         able, newest = list(choose.CANDIDATES), legs[0]
-        if (self._encoder.chain(newest.model).dim, newest.metric) != (to.dim, to.metric):
+        if (self._loaded_models.chain(newest.model).dim, newest.metric) != (to.dim, to.metric):
             able.remove(Method.IDENTITY)
         try:
             for leg in legs:
-                self._encoder.embedder(leg.embedder)
+                self._loaded_models.embedder(leg.embedder)
         except errors.ModelError:
             able.remove(Method.NAIVE)
         return able
@@ -335,14 +337,14 @@ class Planner:
         sample: Sample,
         confidences: Mapping[str, npt.NDArray[np.float32]],
         held_out: int | None,
-        report: Report,
+        report: ReportProgress,
     ) -> predict.Trial:
         return predict.Trial(
             _pairs(question, sample),
             confidences=confidences,
             old_metric=legs[0].metric,
             new_metric=new_metric,
-            settings=Settings.paper(seed=question.seed) if question.paper else Settings(seed=question.seed),
+            settings=TrainingSettings.paper(seed=question.seed) if question.paper else TrainingSettings(seed=question.seed),
             seed=question.seed,
             seen=sample.seen,
             behind=self._behind(legs, sample),
@@ -369,19 +371,19 @@ class Planner:
                 "scale; write more, or add a gallery of the new model and fill it"
             ) from exc
 
-    def _behind(self, legs: Sequence[Leg], sample: Sample) -> list[simulate.Behind]:
+    def _behind(self, legs: Sequence[Leg], sample: Sample) -> list[simulate.OlderCollection]:
         return [self._behind_at(legs, at, sample) for at in range(1, len(legs))]
 
-    def _behind_at(self, legs: Sequence[Leg], at: int, sample: Sample) -> simulate.Behind:
+    def _behind_at(self, legs: Sequence[Leg], at: int, sample: Sample) -> simulate.OlderCollection:
         held = sample.leg == at
-        vectors = np.zeros((len(held), self._encoder.chain(legs[at].model).dim), dtype=np.float32)
+        vectors = np.zeros((len(held), self._loaded_models.chain(legs[at].model).dim), dtype=np.float32)
         if held.any():
             vectors[held] = np.stack(vectors_of(sample.held(at)))
-        return simulate.Behind(
+        return simulate.OlderCollection(
             metric=legs[at].metric,
             held=held,
             vectors=vectors,
-            lead=functools.partial(self._encoder.apply, legs[at].beyond(legs[0]) or ()),
+            lead=functools.partial(self._loaded_models.apply, legs[at].transforms_after(legs[0]) or ()),
             asked=sample.asked.get(at),
         )
 
@@ -421,7 +423,7 @@ class Planner:
         )
 
     def _cost(self, question: Question, legs: Sequence[Leg], counts: Sequence[int], sample: Sample) -> dict[str, float]:
-        records, dims = sum(counts), [self._encoder.chain(leg.model).dim for leg in legs]
+        records, dims = sum(counts), [self._loaded_models.chain(leg.model).dim for leg in legs]
         seconds = {"embedded_per_second": sample.per_second, "seconds": records / sample.per_second} if sample.per_second else {}
         held = 4.0 * sum(count * dim for count, dim in zip(counts, dims, strict=True))
         made = 4.0 * records * sample.new.shape[1]

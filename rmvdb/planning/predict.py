@@ -1,4 +1,4 @@
-"""What an upgrade would do: trained, calibrated and measured on three disjoint parts of one sample."""
+"""Predict what an upgrade does: train, calibrate and measure on three disjoint parts of one sample."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from rmvdb.errors import PlanRefused, UsageError
 from rmvdb.learning import geometry
-from rmvdb.learning.method import Fitted, Method, Pairs, Settings
+from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import quality
 from rmvdb.planning.quality import Bools, Floats
-from rmvdb.planning.simulate import TS, Behind, Calibrations, Curve, Fuse, Part, Queries, Summary, summary
+from rmvdb.planning.simulate import TS, Calibrations, Curve, Fuse, OlderCollection, Part, Queries, Summary, summary
 from rmvdb.serving.traffic import TRAFFIC
 from rmvdb.text import counted
-from rmvdb.types import Metric
+from rmvdb.types import Metric, ReportProgress
 
 LEAST_PAIRS = 60
 #: Fewer queries can't be measured on.
@@ -32,9 +32,6 @@ LEAST_TO_CHOOSE = 40
 SAME = 1e-5
 #: A fall of less than half a point is not worth a warning.
 TOLERATED_FALL = 0.005
-
-#: Called with what is being done and how far it is.
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,16 +141,16 @@ class Trial:
         *,
         old_metric: Metric,
         new_metric: Metric,
-        settings: Settings,
+        settings: TrainingSettings,
         confidences: Mapping[str, npt.NDArray[np.floating]] | None = None,
         seed: int = 0,
         seen: Bools | None = None,
-        behind: Sequence[Behind] = (),
+        behind: Sequence[OlderCollection] = (),
         held_out: int | None = None,
         queries: Queries | None = None,
         logged: Pairs | None = None,
         calibrate: bool = True,
-        progress: Progress = lambda *_: None,
+        progress: ReportProgress = lambda *_: None,
     ) -> None:
         """Split the sample.
 
@@ -186,9 +183,9 @@ class Trial:
         #: The rows that are fitted on.
         self.seen = rows[0]
         self.train = replace(sample, queries=None).take(self.seen)
-        self._stages = _stages(sample, rows[1:], confidences, seed)
-        first = self._stages[self.orders[0]]
-        if not (first.check.asked.relevance.any() and first.judge.asked.relevance.any()):
+        self._parts_by_order = _parts_by_order(sample, rows[1:], confidences, seed)
+        first = self._parts_by_order[self.orders[0]]
+        if not (first.check.query_set.relevance.any() and first.judge.query_set.relevance.any()):
             raise PlanRefused("Hardly two records of the sample share a label, so nothing can be measured; leave the labels out")
         self.logged = None if logged is None else first.unasked(logged)
         self._fits: dict[Method, Fitted] = {}
@@ -196,7 +193,7 @@ class Trial:
         self._fitted: dict[Method, tuple[Method, Fitted]] = {}
         self._measured: dict[tuple[str, str], Measured] = {}
 
-    def trying(self, settings: Settings) -> Trial:
+    def with_settings(self, settings: TrainingSettings) -> Trial:
         """The same sample in the same three parts, trained with other settings."""
         other = copy.copy(self)
         other.settings, other._fits, other._tuned, other._fitted, other._measured = settings, {}, {}, {}, {}
@@ -205,18 +202,18 @@ class Trial:
     @property
     def relevance(self) -> str:
         """What a measured query should find: `answers` of its own, records of the same `labels`, or `neighbours`."""
-        judge = self._stages[self.orders[0]].judge
+        judge = self._parts_by_order[self.orders[0]].judge
         return "answers" if judge.queries else "labels" if judge.pairs.labels is not None else "neighbours"
 
     @property
     def held_out(self) -> int:
         """How many records are tuned and calibrated on."""
-        return len(self._stages[self.orders[0]].check.pairs)
+        return len(self._parts_by_order[self.orders[0]].check.pairs)
 
     @property
     def evaluated(self) -> int:
         """How many queries are measured on."""
-        return len(self._stages[self.orders[0]].judge.asked)
+        return len(self._parts_by_order[self.orders[0]].judge.query_set)
 
     def fitted(self, method: Method) -> tuple[Method, Fitted]:
         """What is fitted in the end: no ρ where the part kept for tuning doesn't show that it keeps the new model's quality."""
@@ -227,7 +224,7 @@ class Trial:
     def _chosen(self, method: Method) -> tuple[Method, Fitted]:
         # Without labels the new model's own neighbours are what counts, and no ρ can come nearer to them than none.
         if method.has_head and self.train.pairs.labels is not None:
-            fitted, check = self._fit(method), self._stages[self.orders[0]].check
+            fitted, check = self._fit(method), self._parts_by_order[self.orders[0]].check
             end, without = (check.curve(each, ts=(1.0,)).precision[0] for each in (fitted, Fitted()))  # (Q,), (Q,)
             # By the interval: where ρ changes next to nothing the mean alone would pass it as often as not.
             if quality.bootstrap(end - without, seed=self.settings.seed)[0] >= 0:
@@ -248,7 +245,7 @@ class Trial:
         With few records of a class, or weak models, classes say too little of where a record lies; with many they say it better.
         """
         pulled = self._trained(method, replace(self.settings, pull=1.0))
-        stage = self._stages[self.orders[0]]
+        stage = self._parts_by_order[self.orders[0]]
         tuned = [stage.tuned(each, None, calibrate=self._calibrate)[1] for each in (alone, pulled)]
         worth = [_merit(curves) if curves else -math.inf for curves in tuned]
         if worth[1] <= worth[0]:
@@ -256,7 +253,7 @@ class Trial:
         self._tuned[method] = {"pull": 1.0}
         return pulled
 
-    def _trained(self, method: Method, settings: Settings) -> Fitted:
+    def _trained(self, method: Method, settings: TrainingSettings) -> Fitted:
         if method is Method.NAIVE:
             return Fitted()
         from rmvdb.learning import training  # here, so that commands that train nothing do not wait for torch
@@ -274,7 +271,7 @@ class Trial:
     def measure(self, name: str, fitted: Fitted, order: str, *, fuse: Fuse | None = None) -> Measured:
         """Tune and measure what was fitted; a name stands for the same in every call."""
         if (name, order) not in self._measured:
-            stage = self._stages[order]
+            stage = self._parts_by_order[order]
             calibrations, tuning = stage.tuned(fitted, fuse, calibrate=self._calibrate)
             curve = stage.judge.curve(fitted, calibrations, fuse=fuse)
             self._measured[name, order] = Measured(fitted=fitted, calibrations=calibrations, tuning=tuple(tuning), curve=curve)
@@ -291,7 +288,7 @@ class Trial:
         """
         order = order or self.orders[0]
         chosen, fitted = self.fitted(method)
-        return self._told(method, chosen, self.measure(chosen, fitted, order), order)
+        return self._build_prediction(method, chosen, self.measure(chosen, fitted, order), order)
 
     def scheduled(self, told: Prediction) -> Prediction | None:
         """The same method where both embedders serve each query first, and ψ from the moment on at which that pays most.
@@ -306,10 +303,12 @@ class Trial:
         at = early.crossed_by(later)
         if at is None:
             return None
-        found = self._told(told.asked, told.method, early.until(at, later), told.order, switch=at)
+        found = self._build_prediction(told.asked, told.method, early.until(at, later), told.order, switch=at)
         return replace(found, switch=at, early=early.calibrations)
 
-    def _told(self, method: Method, chosen: Method, found: Measured, order: str, *, switch: float | None = None) -> Prediction:
+    def _build_prediction(
+        self, method: Method, chosen: Method, found: Measured, order: str, *, switch: float | None = None
+    ) -> Prediction:
         fitted, naive = found.fitted, self.naive(order).curve
         old, new = naive.map[0], naive.map[-1]
         start, end = ends(found.curve, naive)
@@ -352,7 +351,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Stage:
+class HeldOutParts:
     """The parts that are not trained on, in one backfill order."""
 
     check: Part
@@ -362,7 +361,7 @@ class _Stage:
     choosers: tuple[Part, ...] = ()
 
     @classmethod
-    def of(cls, check: Part, judge: Part, asked: Sequence[Queries]) -> _Stage:
+    def of(cls, check: Part, judge: Part, asked: Sequence[Queries]) -> HeldOutParts:
         """Where queries are `asked`, the last ones are measured, and those before them choose."""
         rows = np.arange(len(check.pairs))
         halves = check.take(rows[::2]), check.take(rows[1::2])
@@ -374,14 +373,14 @@ class _Stage:
     def unasked(self, logged: Pairs) -> Pairs | None:
         """Those of these queries that are neither tuned, chosen nor measured by: their new vectors differ from all of those."""
         metric = self.judge.new_metric
-        asked = [part.asked.new for part in (self.check, self.judge, *self.choosers)]
+        asked = [part.query_set.new for part in (self.check, self.judge, *self.choosers)]
         here, new = geometry.comparable(np.concatenate(asked), metric), geometry.comparable(logged.new, metric)  # (q, d), (n, d)
         some = (new[start : start + quality.CHUNK] for start in range(0, len(new), quality.CHUNK))
         nearest = [geometry.distances(each, here, metric=Metric.COSINE).min(axis=1) for each in some]
         fresh = np.flatnonzero(np.concatenate([*nearest, np.empty(0)]) > SAME)
         return logged.take(fresh) if len(fresh) else None
 
-    def by_traffic(self) -> _Stage:
+    def by_traffic(self) -> HeldOutParts:
         """The same, ordered by what queries find, as the searches before an upgrade are counted.
 
         No query that is measured, or chosen by, has a say in the order that it is asked in: its own candidates would be
@@ -389,14 +388,14 @@ class _Stage:
         the order: of what is tuned on, one half for the other, and all of it for what is measured.
         """
         one, two = self.halves
-        halves = one.by_traffic(two.asked), two.by_traffic(one.asked)
+        halves = one.by_traffic(two.query_set), two.by_traffic(one.query_set)
         if not self.choosers:
-            return replace(self, halves=halves, judge=self.judge.by_traffic(self.check.asked))
+            return replace(self, halves=halves, judge=self.judge.by_traffic(self.check.query_set))
         (chooser,) = self.choosers
-        rows = np.arange(len(chooser.asked))
-        first, second = chooser.asked.take(rows[::2]), chooser.asked.take(rows[1::2])
+        rows = np.arange(len(chooser.query_set))
+        first, second = chooser.query_set.take(rows[::2]), chooser.query_set.take(rows[1::2])
         choosers = (replace(chooser.by_traffic(other), queries=own) for own, other in ((first, second), (second, first)))
-        return replace(self, halves=halves, judge=self.judge.by_traffic(chooser.asked), choosers=tuple(choosers))
+        return replace(self, halves=halves, judge=self.judge.by_traffic(chooser.query_set), choosers=tuple(choosers))
 
     def tuned(self, fitted: Fitted, fuse: Fuse | None, *, calibrate: bool) -> tuple[Calibrations, list[Curve]]:
         """Calibrations where they are worth it, and the curves then, none where there are too few pairs for one.
@@ -424,17 +423,17 @@ class _Stage:
         return [half.curve(fitted, fuse=fuse) for half in self.halves]
 
 
-def _stages(
+def _parts_by_order(
     sample: Part,
     rows: Sequence[npt.NDArray[np.intp]],
     confidences: Mapping[str, npt.NDArray[np.floating]],
     seed: int,
-) -> dict[str, _Stage]:
+) -> dict[str, HeldOutParts]:
     """Of each backfill order, where `rows` are those to tune on and those to measure on."""
     check, judge = (replace(sample, queries=None).take(each) for each in rows)
     asked = [] if sample.queries is None else _asked(sample.queries.among(rows[1]), seed)
     made = {
-        name: _Stage.of(_in_order(check, keys[rows[0]]), _in_order(judge, keys[rows[1]]), asked)
+        name: HeldOutParts.of(_in_order(check, keys[rows[0]]), _in_order(judge, keys[rows[1]]), asked)
         for name, keys in confidences.items()
     }
     return made | {name: stage.by_traffic() for name, stage in made.items() if name == TRAFFIC}
@@ -457,7 +456,7 @@ def _asked(queries: Queries, seed: int) -> list[Queries]:
     return [queries.take(known[::2]), queries.take(known[1::2])]
 
 
-def unmeasured(pairs: Pairs, *, old_metric: Metric, new_metric: Metric, behind: Sequence[Behind]) -> Calibrations:
+def unmeasured(pairs: Pairs, *, old_metric: Metric, new_metric: Metric, behind: Sequence[OlderCollection]) -> Calibrations:
     """How distances are merged, by every embedder, where there is too little to measure on: as they are, unless their metrics
     differ. Raises PlanRefused where there is too little even for that."""
     part = Part(pairs=pairs, confidence=np.zeros(len(pairs)), old_metric=old_metric, new_metric=new_metric, behind=tuple(behind))

@@ -6,24 +6,22 @@ import functools
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rmvdb import errors
-from rmvdb.items.embedders import SURE, embed_checked, item_digest
+from rmvdb.items.embedders import KNOWN_GOOD, embed_checked, item_digest
 from rmvdb.items.sources import given
 from rmvdb.learning.method import Pairs
 from rmvdb.planning.simulate import Queries
 from rmvdb.protocols import Source, VectorStore
-from rmvdb.serving.loaded_models import Encoder
+from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage.archive import EmbeddingCache
 from rmvdb.text import counted
-from rmvdb.types import Id, Item, Leg, Query, Record, Vectors
+from rmvdb.types import Id, Item, Leg, Query, Record, ReportProgress, Vectors
 
-#: Called with what is being done and how far it is.
-Report: TypeAlias = Callable[[str, int, int], None]
 #: Records read and embedded at once while sampling.
 CHUNK = 500
 #: Fewer records with side information than these teach h nothing of it.
@@ -64,10 +62,10 @@ class Sampler:
     """Draws samples, and keeps what it had to embed."""
 
     def __init__(
-        self, *, store: VectorStore, encoder: Encoder, source: Source | None, cache: Callable[[str], EmbeddingCache]
+        self, *, store: VectorStore, loaded_models: LoadedModels, source: Source | None, cache: Callable[[str], EmbeddingCache]
     ) -> None:
         """`cache` gives the embeddings that are kept of a model version."""
-        self._store, self._encoder, self._source, self._cache = store, encoder, source, functools.cache(cache)
+        self._store, self._loaded_models, self._source, self._cache = store, loaded_models, source, functools.cache(cache)
 
     def _ids(self, collection: str, most: int, seed: int, without: Set[Id]) -> list[Id]:
         """A uniform sample of ids by one streaming pass, sorted; the same collection and seed give the same sample."""
@@ -96,7 +94,7 @@ class Sampler:
         legs: Sequence[Leg],
         sizes: Sequence[int],
         seen: Set[Id],
-        report: Report,
+        report: ReportProgress,
         *,
         seed: int,
         queries: Sequence[Query] = (),
@@ -151,7 +149,7 @@ class Sampler:
         answers = _answers(queries, held)
         return [records + self._get(leg.collection, answers) for leg, records in zip(legs, held, strict=True)]
 
-    def _logged(self, to_version: str, newest: Leg, items: Sequence[Item], report: Report) -> Pairs:
+    def _logged(self, to_version: str, newest: Leg, items: Sequence[Item], report: ReportProgress) -> Pairs:
         found: dict[str, Vectors] = {}
         for version in dict.fromkeys((newest.embedder, to_version)):
             parts = []
@@ -159,12 +157,14 @@ class Sampler:
                 report(f"embedding the query log by {version}", start, len(items))
                 some = items[start : start + CHUNK]
                 parts.append(
-                    embed_checked(self._encoder.embedder(version), some, self._encoder.chain(version).dim, confirm=True)[0]
+                    embed_checked(
+                        self._loaded_models.embedder(version), some, self._loaded_models.chain(version).dim, confirm=True
+                    )[0]
                 )
             report(f"embedding the query log by {version}", len(items), len(items))
             found[version] = np.concatenate(parts)  # (q, d), NaN where an item has no vector
         good = np.all([np.isfinite(vectors).all(axis=1) for vectors in found.values()], axis=0)  # (q,)
-        old = self._encoder.apply(newest.transforms, found[newest.embedder][good])
+        old = self._loaded_models.apply(newest.transforms, found[newest.embedder][good])
         return Pairs(old=old, new=found[to_version][good])
 
     def _queries(
@@ -174,7 +174,7 @@ class Sampler:
         queries: Sequence[Query],
         ids: Sequence[Id],
         own: Sequence[int],
-        report: Report,
+        report: ReportProgress,
     ) -> Queries:
         """The queries in every space: by the new model, and as the legs of the numbers `own` are asked for them."""
         items, row = [query.item for query in queries], {id: at for at, id in enumerate(ids)}
@@ -186,11 +186,11 @@ class Sampler:
             parts = []
             for start in range(0, len(items), CHUNK):
                 report(f"embedding the queries by {version}", start, len(items))
-                parts.append(self._encoder.embed(version, items[start : start + CHUNK]))
+                parts.append(self._loaded_models.embed(version, items[start : start + CHUNK]))
             report(f"embedding the queries by {version}", len(items), len(items))
             return np.concatenate(parts)
 
-        asked = {at: self._encoder.apply(legs[at].transforms, embedded(legs[at].embedder)) for at in own}
+        asked = {at: self._loaded_models.apply(legs[at].transforms, embedded(legs[at].embedder)) for at in own}
         return Queries(
             old=asked[0],
             new=embedded(to_version),
@@ -199,36 +199,36 @@ class Sampler:
             behind=tuple(asked.get(at) for at in range(1, len(legs))),
         )
 
-    def _asked(self, leg: Leg, held: Sequence[Record], records: Sequence[Record], report: Report) -> dict[Id, Vectors]:
+    def _asked(self, leg: Leg, held: Sequence[Record], records: Sequence[Record], report: ReportProgress) -> dict[Id, Vectors]:
         """What this leg is asked with for each of these records: its own vector where the leg holds it, else a new one."""
         own = {record.id: record.vector for record in held if record.vector is not None}
         others = [record for record in records if record.id not in own]
         raw = self._embed_all(leg.embedder, others, functools.partial(report, f"embedding the sample by {leg.embedder}"))
         if raw:
-            own |= zip(raw, self._encoder.apply(leg.transforms, np.stack(list(raw.values()))), strict=True)
+            own |= zip(raw, self._loaded_models.apply(leg.transforms, np.stack(list(raw.values()))), strict=True)
         return own
 
     def _embed_all(self, version: str, records: Sequence[Record], report: Callable[[int, int], None]) -> dict[Id, Vectors]:
         """Raw vectors of a version by id, of the records that have one."""
         found: dict[Id, Vectors] = {}
-        sure = functools.partial(_sure, records, found.keys())
+        known_good = functools.partial(_known_good, records, found.keys())
         for start in range(0, len(records), CHUNK):
             report(start, len(records))
-            found |= self._embedded(version, records[start : start + CHUNK], sure)
+            found |= self._embedded(version, records[start : start + CHUNK], known_good)
         report(len(records), len(records))
         return found
 
-    def _embedded(self, version: str, records: Sequence[Record], sure: Callable[[], Sequence[Record]]) -> dict[Id, Vectors]:
+    def _embedded(self, version: str, records: Sequence[Record], known_good: Callable[[], Sequence[Record]]) -> dict[Id, Vectors]:
         """Raw new vectors by id: those that are kept, and others, kept so that the backfill need not compute them again.
 
-        `sure` gives others, which tell bad records from a broken source or model.
+        `known_good` gives others, which tell bad records from a broken source or model.
         """
         if self._source is None:
             raise errors.SourceError("The gallery has no source to re-embed from; give it one: rmvdb gallery source NAME SPEC")
         started = time.monotonic()
-        source, items = self._source, given(self._source, records, sure=sure)[0]
+        source, items = self._source, given(self._source, records, known_good=known_good)[0]
         there = [record for record in records if record.id in items]
-        if not there and not given(source, sure())[0]:
+        if not there and not given(source, known_good())[0]:
             raise errors.SourceError(
                 f"The source has an item of none of {counted(len(records), 'record')}, such as {records[0].id!r}; "
                 "mend the source, then plan again"
@@ -241,10 +241,10 @@ class Sampler:
         loading = (time.monotonic() - started) * len(fresh) / len(records)
         started = time.monotonic()
         vectors, bad = embed_checked(
-            self._encoder.embedder(version),
+            self._loaded_models.embedder(version),
             [items[record.id] for record in fresh],
-            self._encoder.chain(version).dim,
-            sure=lambda: [items[id] for id in known][:SURE] or list(given(source, sure())[0].values()),
+            self._loaded_models.chain(version).dim,
+            known_good=lambda: [items[id] for id in known][:KNOWN_GOOD] or list(given(source, known_good())[0].values()),
             confirm=True,
         )
         good = [at for at in range(len(fresh)) if at not in bad]
@@ -254,15 +254,15 @@ class Sampler:
         return known | dict(zip(ids, vectors[good], strict=True))
 
 
-def _sure(records: Sequence[Record], found: Set[Id]) -> Sequence[Record]:
+def _known_good(records: Sequence[Record], found: Set[Id]) -> Sequence[Record]:
     """Some of those that have a vector, or of all where none has one yet, from all over."""
     known = [record for record in records if record.id in found] or records
-    return known[:: max(1, len(known) // SURE)][:SURE]
+    return known[:: max(1, len(known) // KNOWN_GOOD)][:KNOWN_GOOD]
 
 
 def _own(leg: Leg, newest: Leg) -> bool:
     """Whether no transform leads from the queries of the newest leg to this one."""
-    return leg.beyond(newest) is None
+    return leg.transforms_after(newest) is None
 
 
 def _labelled(held: Sequence[Sequence[Record]], field: str) -> list[list[Record]]:
@@ -293,7 +293,7 @@ def vectors_of(records: Sequence[Record]) -> list[Vectors]:
 
 def side_of(records: Sequence[Record], field: str) -> Vectors:
     """The side information of records, (n, d_side), from a field that holds a list of numbers: zeros where a record has none, as
-    `Encoder.lift` has it. UsageError where one has something else, or too few have any."""
+    `LoadedModels.lift` has it. UsageError where one has something else, or too few have any."""
     found = {record.id: value for record in records if (value := record.fields.get(field)) is not None}
     width = max((len(value) for value in found.values() if isinstance(value, list)), default=0)
     for id, value in found.items():

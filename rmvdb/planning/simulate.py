@@ -164,7 +164,7 @@ def _distances(queries: Vectors, gallery: Vectors, metric: Metric, calibrate: Ca
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Behind:
+class OlderCollection:
     """An old collection behind the newest one. ψ is trained on the newest alone; all are calibrated and measured on."""
 
     metric: Metric
@@ -176,7 +176,7 @@ class Behind:
     #: The queries of all pairs, (n, d), where an embedder of its own makes them and none leads here.
     asked: Vectors | None = None
 
-    def take(self, rows: npt.NDArray[np.intp]) -> Behind:
+    def take(self, rows: npt.NDArray[np.intp]) -> OlderCollection:
         """What it is of these pairs."""
         asked = None if self.asked is None else self.asked[rows]
         return replace(self, held=self.held[rows], vectors=self.vectors[rows], asked=asked)
@@ -275,7 +275,7 @@ class Part:
     confidence: Floats
     old_metric: Metric
     new_metric: Metric
-    behind: tuple[Behind, ...] = ()
+    behind: tuple[OlderCollection, ...] = ()
     #: None: every record is a query, and finds the others.
     queries: Queries | None = None
 
@@ -336,7 +336,7 @@ class Part:
         return depth
 
     @functools.cached_property
-    def asked(self) -> Queries:
+    def query_set(self) -> Queries:
         """The queries; without others every record is one, and should find those of its class, else the new model's nearest."""
         if self.queries is not None:
             return self.queries
@@ -373,7 +373,7 @@ class Part:
 
     def legs(self, fitted: Fitted) -> list[_Leg]:
         """The old legs, newest first, then the new one."""
-        asked = self.asked
+        asked = self.query_set
         final = fitted.final(asked.new)
         newest = self._newest(fitted, final)
         first = newest.queries
@@ -396,7 +396,7 @@ class Part:
         if fitted.lift is not None:
             lifted = fitted.lifted(old, None if self.pairs.side is None else self.pairs.side[self.own])
             return _Leg(held=self.own, queries=final, gallery=lifted, metric=self.new_metric)
-        queries = self.asked.old if fitted.reverse is None else fitted.reverse.apply(final)
+        queries = self.query_set.old if fitted.reverse is None else fitted.reverse.apply(final)
         return _Leg(held=self.own, queries=queries, gallery=old, metric=self.old_metric)
 
     def curve(
@@ -408,18 +408,18 @@ class Part:
         d_old = np.empty_like(d_new)
         for leg, calibrate in old:
             d_old[:, leg.held] = leg.distances(calibrate)
-        asked = self.asked
+        asked = self.query_set
         return _moved(d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, legs=self.depth + 1, fuse=fuse)
 
     def matched(self, fitted: Fitted) -> Calibrations:
         """One of each old leg, to the distances that the new one has here; raises PlanRefused where there is too little."""
         *old, new = self.legs(fitted)
-        counted, others = ~self.asked.leave_out, new.distances(None)
+        counted, others = ~self.query_set.leave_out, new.distances(None)
         return (*(leg.matched(others[:, leg.held], counted[:, leg.held]) for leg in old), None)
 
     def calibrations(self, fitted: Fitted) -> Calibrations:
         """One of each leg, to the odds of relevance here; raises PlanRefused where there is too little to fit on."""
-        relevant, counted = self.asked.relevance, ~self.asked.leave_out
+        relevant, counted = self.query_set.relevance, ~self.query_set.leave_out
         return tuple(leg.calibration(relevant[:, leg.held], counted[:, leg.held]) for leg in self.legs(fitted))
 
 

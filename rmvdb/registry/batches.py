@@ -31,15 +31,15 @@ class Batches(Database):
         batches: Sequence[tuple[Sequence[Id], Mapping[str, Any] | None]],
         *,
         first: int,
-        baton: int | None = None,
+        leader_token: int | None = None,
     ) -> None:
         """Append batches (ids, origin) to the work list, priorities counting from `first`; none is added twice.
 
-        WrongPhase where the upgrade has ended, UpgradeRunning where another one has the baton by now: whoever makes its list
+        WrongPhase where the upgrade has ended, UpgradeRunning where another one has the leadership by now: whoever makes its list
         does not know yet.
         """
         shared_queries.refuse_ended(s, upgrade_id)
-        shared_queries.refuse_overtaken(s, upgrade_id, baton)
+        shared_queries.refuse_overtaken(s, upgrade_id, leader_token)
         for priority, (ids, origin) in enumerate(batches, start=first):
             there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
             if s.scalar(there) is None:
@@ -70,9 +70,9 @@ class Batches(Database):
             )
 
     @transaction
-    def discard_list(self, s: Session, /, upgrade_id: int, *, baton: int | None = None) -> None:
+    def discard_list(self, s: Session, /, upgrade_id: int, *, leader_token: int | None = None) -> None:
         """Forget the batches nobody has begun, so that the list can be made again; UpgradeRunning as in `add_batches`."""
-        shared_queries.refuse_overtaken(s, upgrade_id, baton)
+        shared_queries.refuse_overtaken(s, upgrade_id, leader_token)
         s.execute(delete(BatchRow).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state == BatchState.PENDING))
 
     @transaction

@@ -123,13 +123,13 @@ class Claims(Database):
         )
 
     @transaction
-    def copied(self, s: Session, /, batch: BatchRow, *, again: Sequence[Id], aside: Mapping[Id, str]) -> None:
-        """End the claim on a batch, which waits for its grace: `again` was left to a client, `aside` leaves it for quarantine."""
+    def copied(self, s: Session, /, batch: BatchRow, *, requeue: Sequence[Id], aside: Mapping[Id, str]) -> None:
+        """End the claim on a batch, which waits for its grace: `requeue` was left to a client, `aside` goes to quarantine."""
         if _has_ended(s, batch, BatchState.COPIED):
             return
         left = [id for id in unpack_ids(batch.ids) if id not in aside]
         ended = {"copied_at": clock(), "lease_until": None, "worker": None}
-        _move(s, batch, BatchState.COPIED, ids=pack_ids(left), count=len(left), again=pack_ids(again), **ended)
+        _move(s, batch, BatchState.COPIED, ids=pack_ids(left), count=len(left), again=pack_ids(requeue), **ended)
         _set_aside(s, batch.upgrade_id, aside)
 
     @transaction
@@ -138,16 +138,16 @@ class Claims(Database):
         _let_go(s, and_(BatchRow.id == batch.id, BatchRow.token == batch.token))
 
     @transaction
-    def retire(self, s: Session, /, batch: BatchRow, *, moved: int, again: Sequence[Id]) -> None:
-        """End a batch; the ids in `again` become a batch of their own at the same place in the order, begun already."""
+    def retire(self, s: Session, /, batch: BatchRow, *, moved: int, requeue: Sequence[Id]) -> None:
+        """End a batch; the ids in `requeue` become a batch of their own at the same place in the order, begun already."""
         if _has_ended(s, batch, BatchState.RETIRED):
             return
         _move(s, batch, BatchState.RETIRED, count=moved, lease_until=None, worker=None)
-        if again:
+        if requeue:
             # Not a fresh one: what it holds is in the new collection, too, and not what it is in the old one.
             begun = {"state": BatchState.CLAIMED, "copied_at": batch.copied_at, "archive": batch.archive, "left": batch.left}
             begun |= {"root": batch.root or batch.id, "restore": batch.restore}
-            s.add(shared_queries.new_batch(batch.upgrade_id, batch.priority, again, batch.origin, **begun))
+            s.add(shared_queries.new_batch(batch.upgrade_id, batch.priority, requeue, batch.origin, **begun))
 
 
 def _has_ended(s: Session, batch: BatchRow, state: BatchState) -> bool:
@@ -167,8 +167,8 @@ def _move(s: Session, batch: BatchRow, state: BatchState, **values: Any) -> None
 
 
 def _let_go(s: Session, mine: ColumnElement[bool]) -> None:
-    """End claims: what nothing was written of is free at once, the rest when its lease has run out, for a call of it that failed
-    may still arrive. No heartbeat keeps that lease."""
+    """Release claims: unwritten batches now, others when the lease ends, because a failed call may still arrive. No heartbeat
+    extends that lease."""
     s.execute(update(BatchRow).where(mine, _UNWRITTEN).values(state=BatchState.PENDING))
     unwritten = BatchRow.state.in_((BatchState.PENDING, BatchState.CLAIMED, BatchState.COPIED))
     # Another token: what still runs in a process that was told to end changes nothing more.

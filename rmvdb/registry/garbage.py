@@ -104,7 +104,7 @@ def _collections(s: Session, needed: set[int]) -> set[str]:
     found = set[str]()
     for gallery in s.scalars(select(GalleryRow)):
         for epoch in filter(None, (gallery.epoch, gallery.next_epoch)):
-            found |= {leg.collection for leg in shared_queries.plan(s, gallery, epoch).written}
+            found |= {leg.collection for leg in shared_queries.plan(s, gallery, epoch).write_targets}
     for row in s.scalars(select(UpgradeRow).where(UpgradeRow.id.in_(needed))):
         found |= {*row.old_collections, *row.made, row.new_collection, *filter(None, [row.original])}
     return found

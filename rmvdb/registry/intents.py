@@ -171,7 +171,7 @@ class Intents(Database):
         return set(s.scalars(select(IntentRow.id).where(mine)))
 
     @transaction
-    def cut_off(self, s: Session, /, gallery: str) -> list[Id]:
+    def expired_writes(self, s: Session, /, gallery: str) -> list[Id]:
         """The records of writes that were begun outside an upgrade, or while one copied, and never ended: in part they may be
         made."""
         row = shared_queries.named(s, GalleryRow, "gallery", gallery)
@@ -186,7 +186,7 @@ def _of(opened: Opened) -> ColumnElement[bool]:
 
 
 def _forgotten(gallery: GalleryRow) -> ColumnElement[bool]:
-    """Intents past their deadline while there is no upgrade: one that comes begins with what they left. (`cut_off` is asked for
+    """Intents past their deadline while there is no upgrade: one that comes begins with what they left. (`expired_writes` gives
     those from while a copy was made.)"""
     on = select(UpgradeRow.id).where(UpgradeRow.gallery_id == gallery.id, UpgradeRow.phase != Phase.ENDED)
     return and_(IntentRow.upgrade_id.is_(None), ~IntentRow.done, IntentRow.deadline <= clock(), ~on.exists())

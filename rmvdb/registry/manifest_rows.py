@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import LargeBinary, Select, event, func, insert, inspect, select, update
 from sqlalchemy.orm import ORMExecuteState, Session
 
-from rmvdb.registry.tables import KEPT, PASSING, ChangesRow, Table
+from rmvdb.registry.tables import MANIFEST_TABLES, TRANSIENT_COLUMNS, ChangesRow, Table
 
 #: What the manifest holds: rows as JSON values, by table.
 Contents: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -24,18 +24,23 @@ class WatchedSession(Session):
 @event.listens_for(WatchedSession, "after_flush")
 def _flushed(session: WatchedSession, _: object) -> None:
     rows = (*session.new, *session.deleted, *filter(_is_changed, session.dirty))
-    session.changed |= any(isinstance(row, KEPT) for row in rows)
+    session.changed |= any(isinstance(row, MANIFEST_TABLES) for row in rows)
 
 
 def _is_changed(row: object) -> bool:
     """In any other column than those that the manifest leaves out."""
-    return any(column.history.has_changes() for column in inspect(row).attrs if column.key not in PASSING)
+    return any(column.history.has_changes() for column in inspect(row).attrs if column.key not in TRANSIENT_COLUMNS)
 
 
 @event.listens_for(WatchedSession, "do_orm_execute")
 def _executed(state: ORMExecuteState) -> None:
     mapper = state.bind_mapper
-    if not state.is_select and mapper is not None and mapper.class_ in KEPT and isinstance(state.session, WatchedSession):
+    if (
+        not state.is_select
+        and mapper is not None
+        and mapper.class_ in MANIFEST_TABLES
+        and isinstance(state.session, WatchedSession)
+    ):
         state.session.changed = True
 
 
@@ -47,11 +52,11 @@ def count_change(s: Session) -> None:
 
 def contents(s: Session) -> Contents:
     """Every kept row, without the columns that hold for seconds only."""
-    return {table.__tablename__: [_to_json(row) for row in s.execute(_kept(table)).mappings()] for table in KEPT}
+    return {table.__tablename__: [_to_json(row) for row in s.execute(_kept(table)).mappings()] for table in MANIFEST_TABLES}
 
 
 def _kept(table: type[Table]) -> Select[Any]:
-    columns = [column for column in table.__table__.columns if column.name not in PASSING]
+    columns = [column for column in table.__table__.columns if column.name not in TRANSIENT_COLUMNS]
     return select(*columns).order_by(*table.__mapper__.primary_key)
 
 

@@ -237,7 +237,7 @@ class Owner:
         return {collection: self.read(collection) for collection in self._collections(gallery)}
 
     def _collections(self, gallery: str) -> list[str]:
-        return [leg.collection for leg in self._registry.plan(gallery).written]
+        return [leg.collection for leg in self._registry.plan(gallery).write_targets]
 
     def _introduced(self, collection: str) -> Mark | None:
         """The mark, once its owner has said where it is, for which it may need a moment."""

@@ -41,18 +41,18 @@ class Plans(Database):
         *,
         upgrade: int | None = None,
         phase: str | None = None,
-        baton: int | None = None,
+        leader_token: int | None = None,
         unless: str | None = None,
         after: int | None = None,
     ) -> int:
         """Write the next plan and let the clients prepare for it; the epoch it will have. The same plan again: the same.
 
         `upgrade` is the one that asks, in that `phase`: WrongPhase where it has left it, UpgradeRunning where another has taken
-        the baton, for somebody else decides what is served by now. WrongPhase, too, where the collection `unless` is served
+        the leadership, for somebody else decides what is served by now. WrongPhase, too, where the collection `unless` is served
         first already, or another epoch than `after` is in force. Paused if the gallery's upgrade is.
         """
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock=shared_queries.FOR_CHANGE)
-        shared_queries.refuse_gone_on(s, upgrade, phase, baton)
+        shared_queries.refuse_gone_on(s, upgrade, phase, leader_token)
         shared_queries.refuse_paused(shared_queries.active_upgrade(s, row.id))
         served = shared_queries.plan(s, row, row.epoch)
         if served.legs[0].collection == unless:
@@ -85,13 +85,13 @@ class Plans(Database):
         force: bool = False,
         upgrade: int | None = None,
         phase: str | None = None,
-        baton: int | None = None,
+        leader_token: int | None = None,
     ) -> list[str]:
         """Put the announced plan in force, or say who is not ready: an epoch changes only when older writes and claims have ended
         and every live client can serve the next plan (`force` leaves the clients out); where only its times are others, claims
         go on. Refuses what `announce` does."""
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock=shared_queries.FOR_CHANGE)
-        shared_queries.refuse_gone_on(s, upgrade, phase, baton)
+        shared_queries.refuse_gone_on(s, upgrade, phase, leader_token)
         if row.epoch == epoch:
             return []
         shared_queries.refuse_paused(shared_queries.active_upgrade(s, row.id))

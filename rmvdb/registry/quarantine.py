@@ -23,15 +23,15 @@ class Quarantine(Database):
         return s.scalars(select(QuarantineRow).where(QuarantineRow.upgrade_id == upgrade_id).order_by(QuarantineRow.id)).all()
 
     @transaction
-    def release(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, again: bool) -> None:
-        """Take records out of quarantine; with `again` those that were there become a batch each in the same transaction, but for
-        those that a batch holds which is not retired: see `add_late`."""
+    def release(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, requeue: bool) -> None:
+        """Take records out of quarantine; with `requeue` those that were there become a batch each in the same transaction,
+        except those that an unretired batch holds: see `add_late`."""
         shared_queries.lock_list(s, upgrade_id)
         there: set[str] = set()
         for some in shared_queries.chunks(list(ids), 500):
             mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record.in_([key(id) for id in some]))
             there.update(s.scalars(delete(QuarantineRow).where(mine).returning(QuarantineRow.record)))
-        if again:
+        if requeue:
             first = shared_queries.last_priority(s, upgrade_id) + 1
             # One batch each: a batch that fails as a whole stops the upgrade, and these may well fail again.
             held = set(ids).intersection(shared_queries.listed(s, upgrade_id))

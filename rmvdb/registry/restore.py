@@ -14,7 +14,7 @@ from rmvdb.registry.clock import day, now
 from rmvdb.registry.codec import key, pack_ids
 from rmvdb.registry.manifest_rows import Contents
 from rmvdb.registry.session import Database, transaction
-from rmvdb.registry.tables import KEPT, BatchRow, GalleryRow, IdentityRow, IntentRow, PhaseRow, UpgradeRow
+from rmvdb.registry.tables import MANIFEST_TABLES, BatchRow, GalleryRow, IdentityRow, IntentRow, PhaseRow, UpgradeRow
 from rmvdb.types import BatchState, Id, Phase
 
 
@@ -32,13 +32,13 @@ class Restoring(Database):
 
         Each gallery is served by the plan that was in force, at an epoch after every one that a client may have seen.
         """
-        if any(s.execute(select(table).limit(1)).first() for table in KEPT if table is not IdentityRow):
+        if any(s.execute(select(table).limit(1)).first() for table in MANIFEST_TABLES if table is not IdentityRow):
             raise errors.AlreadyExists(
                 f"The registry at {self.shown_url} is not empty; remove its file, or drop its tables, to have it rebuilt"
             )
         if contents.get(IdentityRow.__tablename__):  # the lost one's, by which its collections are marked
             s.execute(delete(IdentityRow))
-        for table in KEPT:
+        for table in MANIFEST_TABLES:
             manifest_rows.put_back(s, table, contents.get(table.__tablename__, ()))
         for gallery in s.scalars(select(GalleryRow)):
             shared_queries.serve_after(s, gallery, shared_queries.row_of_plan(s, gallery, gallery.epoch).legs)

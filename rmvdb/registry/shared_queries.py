@@ -151,22 +151,22 @@ def active_upgrade(s: Session, gallery_id: int) -> UpgradeRow | None:
     return s.scalar(select(UpgradeRow).where(UpgradeRow.gallery_id == gallery_id, UpgradeRow.phase != Phase.ENDED))
 
 
-def refuse_overtaken(s: Session, upgrade_id: int, baton: int | None) -> None:
-    """Nobody goes on with a baton that another has taken: UpgradeRunning. Locked, so that none is taken before the commit."""
+def refuse_overtaken(s: Session, upgrade_id: int, leader_token: int | None) -> None:
+    """UpgradeRunning if another has taken the leadership. Locks the row, so that none takes it before the commit."""
     row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
-    if baton not in (None, row.baton):
+    if leader_token not in (None, row.baton):
         raise errors.UpgradeRunning(
             f"{row.conductor or 'Another process'} took upgrade {upgrade_id} over while this one was suspended; "
             "watch it with rmvdb status --watch"
         )
 
 
-def refuse_gone_on(s: Session, upgrade_id: int | None, phase: str | None, baton: int | None) -> None:
+def refuse_gone_on(s: Session, upgrade_id: int | None, phase: str | None, leader_token: int | None) -> None:
     """Nobody changes what is served for an upgrade that has left the `phase` in which that was decided: WrongPhase."""
     if upgrade_id is None:
         return
     refuse_ended(s, upgrade_id)
-    refuse_overtaken(s, upgrade_id, baton)
+    refuse_overtaken(s, upgrade_id, leader_token)
     if phase not in (None, now_in := s.get_one(UpgradeRow, upgrade_id).phase):
         raise errors.WrongPhase(f"Upgrade {upgrade_id} is {now_in} by now, not {phase}; run the same command again")
 

@@ -255,10 +255,10 @@ class UpgradeRow(Table):
     p99_ms: Mapped[float | None]
     #: Why work on it stands still, in words; empty while it goes on.
     reason: Mapped[str] = mapped_column(Words, default="")
-    #: How far the copy of the original is, a `copy_collection.Position`, and the epoch in which that counts: what is written in
-    #: another one does not reach the copy.
+    #: How far the copy of the original is, a `copy_collection.CopyPosition`, and the epoch in which that counts: what is
+    #: written in another one does not reach the copy.
     copying: Mapped[dict[str, Any] | None]
-    #: How far the comparison before cut-over is, a `compare.Position`.
+    #: How far the comparison before cut-over is, a `compare.VerifyPosition`.
     verifying: Mapped[dict[str, Any] | None]
     #: How far the making of the work list is: the collection that is read, and how many of its records were.
     listing: Mapped[dict[str, Any] | None]
@@ -451,7 +451,7 @@ class WorkerRow(Table):
 
 #: What the manifest holds, each table after those that it refers to. The work (batches, intents, quarantine) is made again from
 #: the collections and the archive, clients and workers tell of themselves, and what is found is counted anew.
-KEPT: tuple[type[Table], ...] = (
+MANIFEST_TABLES: tuple[type[Table], ...] = (
     IdentityRow,
     ChangesRow,
     ArtifactRow,
@@ -463,6 +463,6 @@ KEPT: tuple[type[Table], ...] = (
     PhaseRow,
 )
 #: Columns of these tables that hold for seconds only, or without which a step begins anew.
-PASSING = frozenset(
+TRANSIENT_COLUMNS = frozenset(
     {"closing_until", "served_since", "rebuilding", "conductor", "conductor_until", "copying", "listing", "verifying"}
 )

@@ -23,7 +23,7 @@ Details: TypeAlias = Callable[[int], Mapping[str, Any]]
 
 
 class Upgrades(Database):
-    """Upgrades, their history, and the baton of whoever conducts one."""
+    """Upgrades, their history, and the leadership of each: who conducts it."""
 
     @transaction
     def add_upgrade(self, s: Session, /, details: Details = lambda _: {}, **values: Any) -> UpgradeRow:
@@ -91,15 +91,23 @@ class Upgrades(Database):
 
     @transaction
     def set_upgrade(
-        self, s: Session, /, upgrade_id: int, *, note: str = "", was: Phase | None = None, baton: int | None = None, **values: Any
+        self,
+        s: Session,
+        /,
+        upgrade_id: int,
+        *,
+        note: str = "",
+        was: Phase | None = None,
+        leader_token: int | None = None,
+        **values: Any,
     ) -> None:
         """Change attributes; a changed phase or a note goes into the history. WrongPhase for the phase of one that has ended.
 
         Nothing changes where `was` is given and the upgrade is in another phase: somebody else was faster. UpgradeRunning where
-        another has taken the baton that is given.
+        another has taken the leadership since that token was given.
         """
         row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
-        shared_queries.refuse_overtaken(s, upgrade_id, baton)
+        shared_queries.refuse_overtaken(s, upgrade_id, leader_token)
         if was is not None and row.phase not in (was, Phase.ENDED):
             return
         changed = values.get("phase", row.phase) != row.phase
@@ -207,7 +215,7 @@ class Upgrades(Database):
 
     @transaction
     def lead(self, s: Session, /, upgrade_id: int, worker: str, seconds: float) -> int | None:
-        """Become the one process that makes batches and changes phases: the baton, a fencing token; None while another has it."""
+        """Become the one process that makes batches and changes phases; its fencing token, None while another has it."""
         free = or_(UpgradeRow.conductor.is_(None), UpgradeRow.conductor == worker, UpgradeRow.conductor_until < clock())
         row = s.scalar(select(UpgradeRow).where(UpgradeRow.id == upgrade_id, free).with_for_update())
         if row is None:
@@ -216,18 +224,18 @@ class Upgrades(Database):
         return row.baton
 
     @transaction
-    def keep_leading(self, s: Session, /, upgrade_id: int, baton: int, seconds: float) -> bool:
-        """Hold the baton for longer, with `seconds=0` hand it back; False where another has it by now."""
+    def keep_leading(self, s: Session, /, upgrade_id: int, leader_token: int, seconds: float) -> bool:
+        """Hold the leadership for longer; `seconds=0` hands it back. False if another has it by now."""
         row = s.get(UpgradeRow, upgrade_id, with_for_update=True)
-        if row is None or row.baton != baton:
+        if row is None or row.baton != leader_token:
             return False
         row.conductor, row.conductor_until = (row.conductor, now(s) + seconds) if seconds else (None, None)
         return True
 
     @transaction
-    def refuse_overtaken(self, s: Session, /, upgrade_id: int, baton: int | None) -> None:
-        """UpgradeRunning where another has taken the baton."""
-        shared_queries.refuse_overtaken(s, upgrade_id, baton)
+    def refuse_overtaken(self, s: Session, /, upgrade_id: int, leader_token: int | None) -> None:
+        """UpgradeRunning if another has taken the leadership."""
+        shared_queries.refuse_overtaken(s, upgrade_id, leader_token)
 
 
 def _locked(s: Session, upgrade_id: int) -> tuple[GalleryRow, UpgradeRow]:
@@ -239,7 +247,7 @@ def _locked(s: Session, upgrade_id: int) -> tuple[GalleryRow, UpgradeRow]:
 def _in_service(s: Session, gallery: GalleryRow, upgrade: UpgradeRow) -> set[str]:
     """What the plan in force searches or keeps current, but for an original that is kept: clean-up takes it out itself."""
     kept = upgrade.original if upgrade.undoes is None else None
-    return {leg.collection for leg in shared_queries.plan(s, gallery, gallery.epoch).written if leg.collection != kept}
+    return {leg.collection for leg in shared_queries.plan(s, gallery, gallery.epoch).write_targets if leg.collection != kept}
 
 
 def _new_upgrade(s: Session, values: Mapping[str, Any], details: Details) -> UpgradeRow:

@@ -26,10 +26,10 @@ WRITE_WAITS = 3 * WRITE_LASTS
 
 
 class Writes:
-    """The writes of one process, `name`, to one gallery. `longest_call`: seconds that one call of a store may take."""
+    """The writes of one process, `name`, to one gallery. `engine_timeout`: seconds that one call of a store may take."""
 
-    def __init__(self, gallery: str, *, registry: Registry, name: str, longest_call: float) -> None:
-        self._gallery, self._registry, self._name, self._longest_call = gallery, registry, name, longest_call
+    def __init__(self, gallery: str, *, registry: Registry, name: str, engine_timeout: float) -> None:
+        self._gallery, self._registry, self._name, self._engine_timeout = gallery, registry, name, engine_timeout
         self._numbers = itertools.count(1)
 
     @contextmanager
@@ -87,7 +87,7 @@ class Writes:
         def in_time() -> None:
             nonlocal calls
             calls += 1
-            if uptime() - announced > WRITE_LASTS - self._longest_call:
+            if uptime() - announced > WRITE_LASTS - self._engine_timeout:
                 raise self._too_late(ids)
 
         try:
@@ -119,8 +119,8 @@ class Writes:
         while self._blocked(opened, ids, announced):
             if uptime() - began > WRITE_WAITS:
                 raise errors.EngineError(
-                    f"Others were at {counted(len(ids), 'record')} of {self._gallery!r} for over {WRITE_WAITS:g} s; "
-                    "repeat the write"
+                    f"{counted(len(ids), 'record was', 'records were')} locked by other writers for over {WRITE_WAITS:g} s. "
+                    f"Write {'it' if len(ids) == 1 else 'them'} again."
                 )
             time.sleep(0.02)
             if uptime() - announced > WRITE_LASTS / 3:

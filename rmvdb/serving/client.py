@@ -25,11 +25,11 @@ from rmvdb.registry.mark import Owner
 from rmvdb.registry.registry import Registry
 from rmvdb.serving import sketch
 from rmvdb.serving.announced_writes import Writes
-from rmvdb.serving.current_plan import Plans
+from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
-from rmvdb.serving.loaded_models import Encoder
+from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.serving.merge import merge
-from rmvdb.serving.traffic import Traffic
+from rmvdb.serving.traffic import TrafficCounter
 from rmvdb.timing import uptime
 from rmvdb.types import Hit, Id, Item, Leg, Metric, Record, ServingPlan, Vectors
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 #: Which of these records are meant after all, by the plan that is in force.
-Still = Callable[[ServingPlan, Sequence[Id]], Iterable[Id]]
+ConfirmIds = Callable[[ServingPlan, Sequence[Id]], Iterable[Id]]
 
 #: How often a search that took longer than allowed is repeated before it fails.
 ATTEMPTS = 5
@@ -97,8 +97,8 @@ class Client:
         *,
         registry: Registry,
         store: VectorStore,
-        encoder: Encoder,
-        longest_call: float = 10.0,
+        loaded_models: LoadedModels,
+        engine_timeout: float = 10.0,
         consistency: Literal["Bounded", "Strong"] = "Bounded",
         traffic: int = 5000,
         item_field: str = "",
@@ -109,22 +109,22 @@ class Client:
         found. `closing` is called at the end of `close`, to give back what was opened for this client alone."""
         self.gallery = gallery
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        self._registry, self._store, self._encoder = registry, store, encoder
+        self._registry, self._store, self._loaded_models = registry, store, loaded_models
         self._consistency, self._item_field = consistency, item_field
-        self._longest_call, self._closing = longest_call, closing
+        self._engine_timeout, self._closing = engine_timeout, closing
         self._wrote = float("-inf")
-        self._writes = Writes(gallery, registry=registry, name=self.name, longest_call=longest_call)
+        self._writes = Writes(gallery, registry=registry, name=self.name, engine_timeout=engine_timeout)
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rmvdb-leg")
         collections = registry.collections(registry.gallery(gallery).id)
         self._search_params = {row.name: row.search for row in collections}
         #: Of one of its collections: its ids are those of all.
         self._schema = schema_from_json(collections[0].schema)
         _expect_owned(gallery, registry, store)
-        self._latency, self._traffic = Latency(), Traffic(traffic)
-        self._plans = Plans(
+        self._latency, self._traffic = Latency(), TrafficCounter(traffic)
+        self._current_plan = CurrentPlan(
             gallery,
             registry=registry,
-            prepare=encoder.prepare,
+            prepare=loaded_models.prepare,
             name=self.name,
             latency=self._latency,
             traffic=self._traffic,
@@ -138,16 +138,16 @@ class Client:
 
     def close(self) -> None:
         """Leave: the next change of epoch need not wait for this client."""
-        if self._plans.forked:
+        if self._current_plan.forked:
             return  # connections and threads are the other process's
-        self._plans.close()
+        self._current_plan.close()
         self._pool.shutdown()
         self._closing()
 
     @property
     def plan(self) -> ServingPlan:
         """The serving plan in force."""
-        return self._plans.current()
+        return self._current_plan.current()
 
     # --- search -------------------------------------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class Client:
         if vector is None:
             items = item if isinstance(item, list) else [item]
             embedded: dict[str, Vectors] = {}  # survives a repetition: an item is embedded once
-            return lambda plan: self._encoder.queries(plan, items, embedded), isinstance(item, list)
+            return lambda plan: self._loaded_models.queries(plan, items, embedded), isinstance(item, list)
         if model is None:
             raise errors.UsageError('A raw vector names the model that made it: search(vector=…, model="v2")')
         try:
@@ -225,7 +225,7 @@ class Client:
         except (TypeError, ValueError) as exc:
             raise errors.Mismatch(f"vector= takes numbers, (dim,) or (n, dim): {exc}") from exc
         rows = np.atleast_2d(vectors)
-        return lambda plan: self._encoder.vectors(plan, rows, model), vectors.ndim == 2
+        return lambda plan: self._loaded_models.vectors(plan, rows, model), vectors.ndim == 2
 
     def _search(self, encode: Callable[[ServingPlan], dict[str, Vectors]], **options: Any) -> list[list[Hit]]:
         encoded: dict[int, dict[str, Vectors]] = {}  # by epoch: a repetition has its query ready
@@ -241,11 +241,11 @@ class Client:
         """The answer to a question, asked again where so much time passed that it may have missed a record on its move."""
         for _ in range(ATTEMPTS):
             started, gaps = uptime(), self._registry.gaps  # before the plan's age is looked at
-            plan = self._plans.current()
+            plan = self._current_plan.current()
             try:
                 answer = ask(plan)
             except errors.CollectionMissing:  # dropped by a clean-up, where it took so long that another plan is in force
-                if self._plans.refresh().epoch == plan.epoch:
+                if self._current_plan.refresh().epoch == plan.epoch:
                     raise
                 continue
             timely = uptime() - started <= plan.longest_search and self._registry.gaps == gaps
@@ -258,7 +258,7 @@ class Client:
 
     def _alone_since(self, plan: ServingPlan) -> bool:
         """Whether that plan's only collection has been the only one all the while, so that nothing left it."""
-        return len(plan.legs) == 1 and self._plans.refresh().epoch == plan.epoch
+        return len(plan.legs) == 1 and self._current_plan.refresh().epoch == plan.epoch
 
     def _merged(
         self,
@@ -271,7 +271,7 @@ class Client:
         fields: Any,
         strong: bool,
     ) -> list[list[Hit]]:
-        strong = strong or uptime() - self._wrote < plan.staleness + self._longest_call
+        strong = strong or uptime() - self._wrote < plan.staleness + self._engine_timeout
 
         def leg(each: Leg) -> list[list[Hit]]:
             asked, hyperbolic = queries[each.collection], each.metric is Metric.LORENTZ
@@ -289,11 +289,11 @@ class Client:
         try:
             others = [self._pool.submit(leg, each) for each in plan.legs[1:]]
         except RuntimeError:
-            self._plans.current()  # says so where this client was closed meanwhile
+            self._current_plan.current()  # says so where this client was closed meanwhile
             raise
         found = [leg(plan.legs[0]), *(other.result() for other in others)]
         self._traffic.count(hits for lists in found for hits in lists)
-        scales = [calibration.apply if (calibration := self._encoder.calibration(each)) else None for each in plan.legs]
+        scales = [calibration.apply if (calibration := self._loaded_models.calibration(each)) else None for each in plan.legs]
         return [merge(lists, scales, limit=limit, offset=offset) for lists in zip(*found, strict=True)]
 
     def _params(self, collection: str) -> Mapping[str, object]:
@@ -374,7 +374,7 @@ class Client:
         """
         asked = list(_each(records, self._item_field))
         # Ids and fields of all of them before anything of any is written.
-        kept = self._store.fields_of(self._plans.current().legs[0].collection, [record for record, _ in asked])
+        kept = self._store.fields_of(self._current_plan.current().legs[0].collection, [record for record, _ in asked])
         distinct = list({record.id: (record, item) for record, (_, item) in zip(kept, asked, strict=True)}.values())
         for start in range(0, len(distinct), WRITE_BATCH):
             some = distinct[start : start + WRITE_BATCH]
@@ -385,11 +385,11 @@ class Client:
         ids = [record.id for record in records]
         embedded: dict[str, Vectors] = {}
         told = {id: item_digest(item) for id, item in zip(ids, items, strict=True)}  # before it is read: it may change
-        for leg in self._plans.current().written:  # the slow part, before anybody has to wait for this write
-            _check_vectors(ids, self._encoder.stored(leg, items, embedded), leg)
+        for leg in self._current_plan.current().write_targets:  # the slow part, before anybody has to wait for this write
+            _check_vectors(ids, self._loaded_models.stored(leg, items, embedded), leg)
 
         def rows(leg: Leg) -> list[Record]:
-            vectors = self._encoder.stored(leg, items, embedded)
+            vectors = self._loaded_models.stored(leg, items, embedded)
             return [replace(record, vector=vector) for record, vector in zip(records, vectors, strict=True)]
 
         sketches: dict[Id, bytes] = {}
@@ -432,11 +432,11 @@ class Client:
         """Remove those of these records that `still` names, asked once nobody else is at them; their ids."""
         return self._delete(self._ids(ids), lambda _, some: still(some))
 
-    def _delete(self, ids: Sequence[Id], still: Still | None = None) -> list[Id]:
+    def _delete(self, ids: Sequence[Id], still: ConfirmIds | None = None) -> list[Id]:
         parts = (ids[start : start + WRITE_BATCH] for start in range(0, len(ids), WRITE_BATCH))
         return [id for part in parts for id in self._delete_part(part, still)]
 
-    def _delete_part(self, ids: Sequence[Id], still: Still | None) -> list[Id]:
+    def _delete_part(self, ids: Sequence[Id], still: ConfirmIds | None) -> list[Id]:
         going = list(ids)
 
         def only(plan: ServingPlan) -> list[Id]:  # others may have written them since they were listed, and are done now
@@ -444,7 +444,7 @@ class Client:
             return going
 
         with self._writing("delete", ids, only=only if still else None) as (plan, in_time):
-            for leg in plan.written:
+            for leg in plan.write_targets:
                 self._store.delete(leg.collection, going, permit=in_time)
         return going
 
@@ -457,12 +457,13 @@ class Client:
         only: Callable[[ServingPlan], Sequence[Id]] | None = None,
         sketches: Mapping[Id, bytes] = MappingProxyType({}),
     ) -> Iterator[tuple[ServingPlan, Permit]]:
-        self._plans.current()
+        self._current_plan.current()
         with self._writes.announced(kind, ids, only=only, sketches=sketches) as (plan, in_time):
-            if plan.epoch < self._plans.current().epoch:
-                raise self._plans.gone_back(plan.epoch)
-            if plan.epoch > self._plans.current().epoch:
-                self._plans.refresh()  # or this client would search by the plan before, which may not know where this is written
+            if plan.epoch < self._current_plan.current().epoch:
+                raise self._current_plan.gone_back(plan.epoch)
+            if plan.epoch > self._current_plan.current().epoch:
+                # Else this client would search by the plan before, which may not know where this is written.
+                self._current_plan.refresh()
             yield plan, in_time
             self._wrote = uptime()
 

@@ -14,7 +14,7 @@ from rmvdb.registry.clients import Serving
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.waiting import within
 from rmvdb.serving.latency import WINDOW, Latency
-from rmvdb.serving.traffic import Traffic
+from rmvdb.serving.traffic import TrafficCounter
 from rmvdb.text import storable
 from rmvdb.timing import uptime
 from rmvdb.types import Id, ServingPlan
@@ -30,12 +30,12 @@ WAITS = 15.0
 #: Seconds by which a call may end later than it should: who waits for its holder hears from it why it failed.
 LATE = 5.0
 #: Clients from which on each one asks less often.
-CROWD = 20
+MANY_CLIENTS = 20
 #: Who asks for the plan also says that it serves by it: nobody would wait for a client that could only read.
 CANNOT_ASK = (errors.RegistryError, errors.DiskFull)
 
 
-class _Turn:
+class _TimedLock:
     """A lock for which nobody waits longer than so many seconds: its holder may wait for a registry that hangs."""
 
     def __init__(self, seconds: float) -> None:
@@ -49,7 +49,7 @@ class _Turn:
         self._lock.release()
 
 
-class Plans:
+class CurrentPlan:
     """The serving plan as this process knows it, never used when it is older than its maximum age.
 
     A thread asks again three times within that age and reports how long searches take, and now and then what they found. Another
@@ -64,7 +64,7 @@ class Plans:
         prepare: Callable[[ServingPlan], None],
         name: str,
         latency: Latency,
-        traffic: Traffic,
+        traffic: TrafficCounter,
     ) -> None:
         self._gallery, self._registry, self._prepare, self._name = gallery, registry, prepare, name
         self._latency, self._traffic = latency, traffic
@@ -72,7 +72,7 @@ class Plans:
         self._ready, self._trouble = 0, ""
         #: The gallery's number that only rises, as the registry said last.
         self._trace = 0
-        self._lock = _Turn(WAITS + LATE)
+        self._lock = _TimedLock(WAITS + LATE)
         self._loading: threading.Thread | None = None
         #: The epoch that could not be loaded last, when it is tried again, and how long after the last time that is.
         self._failed, self._again_at, self._pause = 0, 0.0, 0.0
@@ -235,7 +235,7 @@ class Plans:
     def _interval(self) -> float:
         """Seconds until the plan is asked for again: more of its age where many clients ask, and not all at one moment."""
         age = min(self._held[0].max_age, WINDOW)
-        share = min(max(self._clients / CROWD, 1.0), 2.0) / 3
+        share = min(max(self._clients / MANY_CLIENTS, 1.0), 2.0) / 3
         return age * share * _random.uniform(0.9, 1.0)
 
     def _tell_found(self, found: Mapping[Id, int]) -> None:

@@ -34,7 +34,7 @@ class Chain:
     head: str | None = None
 
 
-class Encoder:
+class LoadedModels:
     """Makes vectors for the legs of a plan. Loads what it needs once and keeps it; safe to share between threads.
 
     `load_embedder` gives the embedder of a version name, whose module `import_embedder` imports first, `load_chain` how a
@@ -61,7 +61,7 @@ class Encoder:
     def prepare(self, plan: ServingPlan) -> None:
         """Load everything that the plan's queries and mirrors need; raises what loading raises."""
         self.refresh()
-        for leg in plan.written:
+        for leg in plan.write_targets:
             version, transforms = self._writes(leg)
             for each in {leg.embedder, version}:
                 self.embedder(each)
@@ -124,7 +124,7 @@ class Encoder:
         chain = self.chain(leg.write_with)
         return chain.embedder, (chain.head,) if chain.head else ()
 
-    def own(self, version: str, raw: Vectors) -> Vectors:
+    def apply_head(self, version: str, raw: Vectors) -> Vectors:
         """A version's own vectors from what its embedder gave: its head applied where it has one."""
         head = self.chain(version).head
         return self.apply((head,) if head else (), raw)
@@ -155,7 +155,7 @@ class Encoder:
         if model == leg.embedder:
             return leg.transforms
         for start in plan.legs:
-            if start.model == model and (rest := leg.beyond(start)) is not None:
+            if start.model == model and (rest := leg.transforms_after(start)) is not None:
                 return rest
         if model == leg.model:
             return ()

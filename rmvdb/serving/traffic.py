@@ -17,7 +17,7 @@ CANDIDATES = 100
 PERIOD = 60.0
 
 
-class Traffic:
+class TrafficCounter:
     """How often one client's searches found each record. Safe to share between threads."""
 
     def __init__(self, most: int) -> None:

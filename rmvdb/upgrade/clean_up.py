@@ -9,76 +9,76 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.text import counted
 from rmvdb.types import Phase
 from rmvdb.upgrade import change_epoch, keep_original
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.context import UpgradeContext
 
 
-def clean_up(lead: Lead, upgrade: UpgradeRow) -> None:
+def clean_up(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     """Drop the old collections, the archive, the work list and the intents; there is no way back from here.
 
     After a roll back of an upgrade that had superseded another, that other one goes on.
     """
-    lead.owner.settle(lead.gallery.name)
-    drop_given_up(lead)
+    context.owner.settle(context.gallery.name)
+    drop_given_up(context)
     if upgrade.phase == Phase.CUT_OVER:
-        _wait_for_older_searches(lead)
-        _refuse_late(lead, upgrade)
-    lead.registry.begin_clean_up(upgrade.id)
+        _wait_for_older_searches(context)
+        _refuse_late(context, upgrade)
+    context.registry.begin_clean_up(upgrade.id)
     if upgrade.original and upgrade.undoes is None:
-        change_epoch.serve(lead, lead.registry.upgrade(upgrade.id), "alone")
-    dropped, served = upgrade.leaving, lead.registry.plan(lead.gallery.name).legs[0].collection
+        change_epoch.serve(context, context.registry.upgrade(upgrade.id), "alone")
+    dropped, served = upgrade.leaving, context.registry.plan(context.gallery.name).legs[0].collection
     for collection in dropped:
         # A conductor that was suspended between its look and this call may have moved them back.
-        change_epoch.say_moved(lead, lead.store.move_aliases(collection, served), served)
-        change_epoch.drop(lead, collection)
-    done = _ended_with(lead, upgrade)
+        change_epoch.say_moved(context, context.store.move_aliases(collection, served), served)
+        change_epoch.drop(context, collection)
+    done = _ended_with(context, upgrade)
     for each in done:
-        lead.hands.archive.clear(lead.gallery.name, str(each.id))
+        context.services.archive.clear(context.gallery.name, str(each.id))
     note = f"{' and '.join(dropped)} and the archive are gone"
     resume = done[-1].supersedes if upgrade.undoes else None
-    lead.registry.end(*(each.id for each in done), note=note, resume=resume)
-    say_ended(lead, note, resume)
-    lead.say("kept: history, model versions, transforms and cache, for another upgrade; rmvdb gc takes what nothing needs")
+    context.registry.end(*(each.id for each in done), note=note, resume=resume)
+    say_ended(context, note, resume)
+    context.say("kept: history, model versions, transforms and cache, for another upgrade; rmvdb gc takes what nothing needs")
 
 
-def drop_given_up(lead: Lead) -> list[str]:
+def drop_given_up(context: UpgradeContext) -> list[str]:
     """Drop what was made for upgrades that ended before anything was served by them; the names.
 
     Whoever gives one up ends it first and may be killed before anything is dropped: whoever comes next does it.
     """
     dropped = []
-    for upgrade, collection in _given_up(lead):
-        if lead.store.exists(collection):
-            if not change_epoch.is_ours(lead, upgrade, collection):
+    for upgrade, collection in _given_up(context):
+        if context.store.exists(collection):
+            if not change_epoch.is_ours(context, upgrade, collection):
                 continue
-            lead.say(f"dropping {collection}, whose upgrade was given up")
-            lead.store.drop(collection)
+            context.say(f"dropping {collection}, whose upgrade was given up")
+            context.store.drop(collection)
             dropped.append(collection)
-        lead.owner.release(collection)
-        lead.registry.mark_dropped(collection)  # also where only that was left to do
+        context.owner.release(collection)
+        context.registry.mark_dropped(collection)  # also where only that was left to do
     return dropped
 
 
-def _given_up(lead: Lead) -> Iterator[tuple[UpgradeRow, str]]:
+def _given_up(context: UpgradeContext) -> Iterator[tuple[UpgradeRow, str]]:
     """What was made for such upgrades and is not known to be dropped; what was not registered, of the latest one alone."""
-    rows, plan = lead.registry.upgrades(lead.gallery.id), lead.registry.plan(lead.gallery.name)
-    gone = {row.name: row.dropped_at is not None for row in lead.registry.collections(lead.gallery.id)}
+    rows, plan = context.registry.upgrades(context.gallery.id), context.registry.plan(context.gallery.name)
+    gone = {row.name: row.dropped_at is not None for row in context.registry.collections(context.gallery.id)}
     gone |= {leg.collection: True for leg in (*plan.legs, *plan.mirrors)}  # in service: it stays
     for row in rows:
         left = [each for each in row.made if not gone.get(each, row is not rows[-1])]
-        if left and row.phase == Phase.ENDED and _was_never_served(lead, row):
+        if left and row.phase == Phase.ENDED and _was_never_served(context, row):
             yield from ((row, each) for each in left)
 
 
-def _was_never_served(lead: Lead, upgrade: UpgradeRow) -> bool:
-    return {row.phase for row in lead.registry.history(upgrade.id)} <= {Phase.PLANNED, Phase.ENDED}
+def _was_never_served(context: UpgradeContext, upgrade: UpgradeRow) -> bool:
+    return {row.phase for row in context.registry.history(upgrade.id)} <= {Phase.PLANNED, Phase.ENDED}
 
 
-def _refuse_late(lead: Lead, upgrade: UpgradeRow) -> None:
-    there = [collection for collection in upgrade.leaving if lead.store.exists(collection)]  # another clean-up may be further
+def _refuse_late(context: UpgradeContext, upgrade: UpgradeRow) -> None:
+    there = [collection for collection in upgrade.leaving if context.store.exists(collection)]  # another clean-up may be further
     if upgrade.original:  # a roll back leaves what it leads back from as it is
-        late = {each: keep_original.late_records(lead, upgrade) for each in there if each == upgrade.original}
+        late = {each: keep_original.late_records(context, upgrade) for each in there if each == upgrade.original}
     else:
-        late = {collection: lead.store.count(collection) for collection in there}
+        late = {collection: context.store.count(collection) for collection in there}
     if found := next(filter(late.get, late), None):
         collection, left = found, late[found]
         raise errors.WrongPhase(
@@ -87,30 +87,30 @@ def _refuse_late(lead: Lead, upgrade: UpgradeRow) -> None:
         )
 
 
-def _ended_with(lead: Lead, upgrade: UpgradeRow) -> list[UpgradeRow]:
+def _ended_with(context: UpgradeContext, upgrade: UpgradeRow) -> list[UpgradeRow]:
     """The upgrade and those that are over with it: what it undid, or whose place it took, and so on."""
     ended = [upgrade]
     if upgrade.undoes is not None:
-        return [upgrade, lead.registry.upgrade(upgrade.undoes)]
+        return [upgrade, context.registry.upgrade(upgrade.undoes)]
     while (before := ended[-1].supersedes) is not None:
-        ended.append(lead.registry.upgrade(before))
+        ended.append(context.registry.upgrade(before))
     return ended
 
 
-def say_ended(lead: Lead, note: str, resume: int | None) -> None:
+def say_ended(context: UpgradeContext, note: str, resume: int | None) -> None:
     """Say it, and which upgrade goes on."""
-    lead.say(note)
+    context.say(note)
     if resume is not None:
-        row = lead.registry.upgrade(resume)
-        lead.say(f"the upgrade from {row.from_version} to {row.to_version} is on again: rmvdb upgrade, or rmvdb rollback")
+        row = context.registry.upgrade(resume)
+        context.say(f"the upgrade from {row.from_version} to {row.to_version} is on again: rmvdb upgrade, or rmvdb rollback")
 
 
-def _wait_for_older_searches(lead: Lead) -> None:
+def _wait_for_older_searches(context: UpgradeContext) -> None:
     """One grace lies between an epoch and what it makes unsafe for searches that began before."""
-    began = lead.registry.now()
-    since = lead.registry.gallery(lead.gallery.name).served_since or began  # a registry that was lost does not know
-    grace = lead.registry.plan(lead.gallery.name).grace
-    while (left := since + grace - lead.registry.now()) > 0:
-        lead.say(f"waiting {left:.0f} s for searches that began before")
-        lead.stop.wait(left)
-        lead.check_stop()
+    began = context.registry.now()
+    since = context.registry.gallery(context.gallery.name).served_since or began  # a registry that was lost does not know
+    grace = context.registry.plan(context.gallery.name).grace
+    while (left := since + grace - context.registry.now()) > 0:
+        context.say(f"waiting {left:.0f} s for searches that began before")
+        context.stop.wait(left)
+        context.check_stop()

@@ -26,7 +26,7 @@ from rmvdb.registry.codec import key, schema_from_json, unpack_ids
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import BatchRow, IntentRow
 from rmvdb.serving import sketch
-from rmvdb.serving.loaded_models import Encoder
+from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage.archive import Archive, ArchiveFile, Reading, same_fields
 from rmvdb.text import counted
 from rmvdb.types import BatchState, Id, IdType, Item, Metric, Record, Schema
@@ -42,7 +42,7 @@ _AGAIN_AFTER = 1.0
 
 
 @dataclass(kw_only=True, slots=True)
-class Report:
+class VerifyReport:
     """What was compared and what did not agree."""
 
     records: int = 0
@@ -77,7 +77,7 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Position:
+class VerifyPosition:
     """How far a comparison has come in which everything agreed."""
 
     #: The last batch whose records were compared, and how many batches that makes.
@@ -107,12 +107,12 @@ class Verify:
         *,
         registry: Registry,
         store: VectorStore,
-        encoder: Encoder,
+        loaded_models: LoadedModels,
         source: Source | None,
         archive: Archive,
         batch: int = AT_ONCE,
     ) -> None:
-        self._registry, self._store, self._encoder = registry, store, encoder
+        self._registry, self._store, self._loaded_models = registry, store, loaded_models
         self._source, self._archive, self._batch = source, archive, batch
 
     def run(
@@ -121,16 +121,16 @@ class Verify:
         *,
         sample: int = 200,
         progress: Callable[[int, int], None] = lambda *_: None,
-        begun: Position | None = None,
-        keep: Callable[[Position], None] = lambda _: None,
-    ) -> Report:
+        begun: VerifyPosition | None = None,
+        keep: Callable[[VerifyPosition], None] = lambda _: None,
+    ) -> VerifyReport:
         """Compare every id and field, and a sample of the vectors; never raises for a difference, the report says it.
 
         It goes on from where one that was interrupted had `begun`, and tells `keep` how far it is while nothing differs.
         """
         batches = list(self._retired(task))
         at = _valid(begun, batches)
-        report = Report(fields_compared=at.fields_compared, embedded_again=at.embedded_again)
+        report = VerifyReport(fields_compared=at.fields_compared, embedded_again=at.embedded_again)
         total = self._registry.progress(task.upgrade).total
         newest = _newest(batches)
         differing: dict[Id, float] = {}
@@ -138,7 +138,7 @@ class Verify:
             archived = [reading for batch in part for reading in self._moved(task, batch, newest, report)]
             differing |= self._compare(task, archived, report, sample=sample, of=total)
             report.fields_compared += len(archived)
-            at = Position(
+            at = VerifyPosition(
                 batch=part[-1].id,
                 batches=at.batches + len(part),
                 fields_compared=report.fields_compared,
@@ -224,7 +224,7 @@ class Verify:
                     hashes(unpack_ids(row.left)),
                 )
 
-    def _count_missing(self, task: Task, report: Report) -> None:
+    def _count_missing(self, task: Task, report: VerifyReport) -> None:
         """Count what left the old collections without a batch, an intent or a deletion through a client."""
         if task.in_place or task.undoes is not None:
             return
@@ -239,7 +239,7 @@ class Verify:
             report.missing += len(gone)
             report.gone += gone[: NAMED - len(report.gone)]
 
-    def _search(self, found: Mapping[str, Sequence[Record]], report: Report) -> None:
+    def _search(self, found: Mapping[str, Sequence[Record]], report: VerifyReport) -> None:
         """Ask as users do: by the records' own vectors, with filters by key and by a field, and without one."""
         for name, records in found.items():
             row = self._registry.collection(name)
@@ -278,7 +278,7 @@ class Verify:
             ids += [batch.removed for batch in self._retired(task) if batch.id not in known]
         return np.concatenate([hashes([]), *ids])
 
-    def _moved(self, task: Task, batch: _Batch, newest: Mapping[int, int], report: Report) -> Iterator[Reading]:
+    def _moved(self, task: Task, batch: _Batch, newest: Mapping[int, int], report: VerifyReport) -> Iterator[Reading]:
         """The records that a batch took out, as they should be now: as they were read, or for a roll back as they had been.
 
         What a later batch did again is left out.
@@ -303,7 +303,7 @@ class Verify:
         written = self._registry.announced(task.undoes, found)
         return {id: reading for id, reading in found.items() if key(id) not in written}
 
-    def _compare(self, task: Task, archived: Sequence[Reading], report: Report, *, sample: int, of: int) -> dict[Id, float]:
+    def _compare(self, task: Task, archived: Sequence[Reading], report: VerifyReport, *, sample: int, of: int) -> dict[Id, float]:
         """Complains of what differs but for vectors: those come back, with their distance.
 
         Embedded again is a sample, and what was re-embedded in place and has not the very vector that its batch made: an engine
@@ -331,7 +331,7 @@ class Verify:
         every += [found[id] for id in other - {record.id for record in every}]
         return self._embed_again_in_parts(task, self._rankable(task, every, report), report)
 
-    def _rankable(self, task: Task, records: Sequence[Record], report: Report) -> list[Record]:
+    def _rankable(self, task: Task, records: Sequence[Record], report: VerifyReport) -> list[Record]:
         """Those that a search can find; complains of the others. A roll back puts back what was there, whatever it is."""
         vectors = [record.vector for record in records if record.vector is not None]
         if not vectors or task.undoes is not None:
@@ -350,7 +350,7 @@ class Verify:
             ids = [id for id in ids if id not in there]
         return found
 
-    def _embed_again_in_parts(self, task: Task, records: Sequence[Record], report: Report) -> dict[Id, float]:
+    def _embed_again_in_parts(self, task: Task, records: Sequence[Record], report: VerifyReport) -> dict[Id, float]:
         """As many items at once as a batch has; fewer where they do not fit into memory."""
         waiting = [list(records[at : at + self._batch]) for at in range(0, len(records), self._batch)]
         differing: dict[Id, float] = {}
@@ -375,7 +375,7 @@ class Verify:
         return found
 
     def _embed_again(
-        self, task: Task, records: Sequence[Record], report: Report, *, only: Callable[[Id, Item], bool] = lambda *_: True
+        self, task: Task, records: Sequence[Record], report: VerifyReport, *, only: Callable[[Id, Item], bool] = lambda *_: True
     ) -> dict[Id, float]:
         # A roll back puts back what was there; there is nothing to embed.
         if not records or self._source is None or task.undoes is not None:
@@ -384,13 +384,13 @@ class Verify:
         there = [record for record in records if record.id in items and only(record.id, items[record.id])]
         if not there:
             return {}
-        chain = self._encoder.chain(task.version)
-        embedder = self._encoder.embedder(chain.embedder)
+        chain = self._loaded_models.chain(task.version)
+        embedder = self._loaded_models.embedder(chain.embedder)
         raw, bad = embed_checked(embedder, [items[record.id] for record in there], chain.dim, confirm=True)
         there = [record for at, record in enumerate(there) if at not in bad]  # an item that broke since tells nothing
         if not there:
             return {}
-        again = self._encoder.own(task.version, raw[[at for at in range(len(raw)) if at not in bad]])
+        again = self._loaded_models.apply_head(task.version, raw[[at for at in range(len(raw)) if at not in bad]])
         report.embedded_again += len(there)
         distances = {record.id: _cosine_distance(record.vector, own) for record, own in zip(there, again, strict=True)}
         return {id: distance for id, distance in distances.items() if not distance <= TOLERANCE}
@@ -410,7 +410,7 @@ class Verify:
         task: Task,
         batches: Sequence[_Batch],
         expected: npt.NDArray[np.uint64],
-        report: Report,
+        report: VerifyReport,
         *,
         look: Callable[[], None],
     ) -> None:
@@ -434,7 +434,7 @@ class Verify:
         strangers = _not_in(expected, [record.id for record in page])
         return _not_in(self._under_way(task, batches), strangers) if strangers else []
 
-    def _complain_of_strangers(self, task: Task, collection: str, strangers: Sequence[Id], report: Report) -> None:
+    def _complain_of_strangers(self, task: Task, collection: str, strangers: Sequence[Id], report: VerifyReport) -> None:
         written = self._registry.announced(task.upgrade, strangers)
         if task.undoes is None:  # a roll back fills collections that were not empty
             for id in strangers:
@@ -464,7 +464,7 @@ class Verify:
             hashes([record for record, is_there in there.items() if not is_there]),
         )
 
-    def _compare_written(self, task: Task, report: Report, *, sample: int, look: Callable[[], None]) -> None:
+    def _compare_written(self, task: Task, report: VerifyReport, *, sample: int, look: Callable[[], None]) -> None:
         """Whether what clients wrote is as they wrote it: a call that was held up may have come after theirs."""
         made = {record: told for record, told in self._upserted(task).items() if told[1]}
         if not self._is_written(task):
@@ -502,7 +502,7 @@ class Verify:
             other = self._otherwise(task, other, made, look)
         return other
 
-    def _embed_written(self, task: Task, made: Mapping[str, tuple[int, bytes]], report: Report, *, sample: int) -> None:
+    def _embed_written(self, task: Task, made: Mapping[str, tuple[int, bytes]], report: VerifyReport, *, sample: int) -> None:
         """Whether searches find a sample of what clients wrote, and it is what the model makes of these items: they may have run
         another code of it."""
         ids = self._ids(task, made)
@@ -555,10 +555,10 @@ def hashes(ids: Sequence[Id]) -> npt.NDArray[np.uint64]:
     return np.frombuffer(b"".join(digests), dtype=np.uint64)
 
 
-def _valid(begun: Position | None, batches: Sequence[_Batch]) -> Position:
+def _valid(begun: VerifyPosition | None, batches: Sequence[_Batch]) -> VerifyPosition:
     """Where to go on: at the beginning, unless what was compared is still the first of these batches."""
     before = [batch.id for batch in batches if begun and batch.id <= begun.batch]
-    return begun if begun and len(before) == begun.batches else Position()
+    return begun if begun and len(before) == begun.batches else VerifyPosition()
 
 
 def _newest(batches: Sequence[_Batch]) -> dict[int, int]:

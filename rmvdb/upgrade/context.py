@@ -1,4 +1,4 @@
-"""What every step of an upgrade is handed: who leads it, with which hands, and who hears of it."""
+"""What every step of an upgrade is given: who leads it, with which services, and who hears of it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 
 from rmvdb import errors
 from rmvdb.backfill.worker import LOOK, Worker
-from rmvdb.planning.sample import Report
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry.mark import Owner
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import GalleryRow, VersionRow
-from rmvdb.serving.loaded_models import Encoder
+from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage.archive import Archive, EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
-from rmvdb.types import Index
+from rmvdb.text import RESUMABLE
+from rmvdb.types import Index, ReportProgress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hands:
-    """What a conductor works with."""
+class Services:
+    """The services that a conductor works with."""
 
     registry: Registry
     store: VectorStore
-    encoder: Encoder
+    loaded_models: LoadedModels
     artifacts: Artifacts
     archive: Archive
     source: Source | None
@@ -41,7 +41,7 @@ class Hands:
     #: Most records in a batch, and in a page of what is read.
     batch: int
     #: Seconds that one call of the store may take.
-    longest_call: float
+    engine_timeout: float
     #: Where plans are kept, and where orders are sorted.
     folder: Path
     #: The share of records that may be gone without a reason.
@@ -52,8 +52,8 @@ def _silent(_: str) -> None:
     pass
 
 
-class Lead:
-    """Who leads the upgrades of one gallery; the rooms beside this one are functions of a lead.
+class UpgradeContext:
+    """Who leads the upgrades of one gallery; the files beside this one hold functions of a context.
 
     `say` hears each step in a sentence, `report` how far a long one is; `stop` is set to end both.
     """
@@ -61,27 +61,27 @@ class Lead:
     def __init__(
         self,
         gallery: str,
-        hands: Hands,
+        services: Services,
         *,
         say: Callable[[str], None] = _silent,
-        report: Report = lambda *_: None,
+        report: ReportProgress = lambda *_: None,
         stop: threading.Event | None = None,
     ) -> None:
-        self.hands, self.say, self.report = hands, say, report
+        self.services, self.say, self.report = services, say, report
         self.stop = stop or threading.Event()
         #: Seconds for which it waits until a plan can come into force.
         self.patience = math.inf
-        #: The baton that it leads by, and the worker for whom, while it does.
-        self.baton: int | None = None
+        #: The token that it leads by, and the worker for whom, while it does.
+        self.leader_token: int | None = None
         self.worker: Worker | None = None
         #: The upgrade that it leads, while it does.
         self.leads: int | None = None
         #: Whether it has said last that it waits for the end of a pause.
         self._paused = False
-        #: Whose baton it has said last that it waits for.
+        #: Whose leadership it has said last that it waits for.
         self.waits_for: str | None = None
-        self.registry, self.store = hands.registry, hands.store
-        self.owner = Owner(hands.registry, hands.store)
+        self.registry, self.store = services.registry, services.store
+        self.owner = Owner(services.registry, services.store)
         self.gallery: GalleryRow = self.registry.gallery(gallery)
         if self.gallery.rebuilding:
             raise errors.RegistryError(
@@ -91,7 +91,7 @@ class Lead:
     def check_stop(self) -> None:
         """Raise Stopped once it shall stop; while the upgrade that it leads is paused, wait."""
         if self.stop.is_set():
-            raise errors.Stopped("Stopped; the same command goes on from here")
+            raise errors.Stopped(RESUMABLE)
         if self.leads is not None and self.registry.upgrade(self.leads).paused:
             self.wait_for_resume(self.leads)
 
@@ -108,7 +108,7 @@ class Lead:
             self.registry.refuse_ended(upgrade)
             self.hear_pause(True)
             if self.stop.wait(LOOK):
-                raise errors.Stopped("Stopped; the same command goes on from here")
+                raise errors.Stopped(RESUMABLE)
         self.hear_pause(False)
 
     def hear_pause(self, paused: bool) -> None:
@@ -125,7 +125,7 @@ class Lead:
     def can_load(self, version: str) -> bool:
         """Whether the embedder of a version can be loaded; says what that means where it cannot."""
         try:
-            self.hands.encoder.embedder(self.hands.encoder.chain(version).embedder)
+            self.services.loaded_models.embedder(self.services.loaded_models.chain(version).embedder)
         except errors.ModelError as exc:
             self.say(f"the embedder of {version} cannot be loaded ({exc}); records written since keep ψ's vector")
             return False

@@ -28,12 +28,12 @@ RANGE = 16_384
 NOISE = 1e-4
 
 #: When so many records may be copied: waits at its beginning.
-Turn = Callable[[int], AbstractContextManager[None]]
+CopyPermit = Callable[[int], AbstractContextManager[None]]
 #: What the last write of a client was, `upsert` or `delete`, by id; of those of these records that one was done of since the copy
 #: is served.
 Done = Callable[[Sequence[Id]], Mapping[Id, str]]
 #: Around the write by which records of another program are taken in: what was written of them before, and moved, counts no more.
-Anew = Callable[[Sequence[Id]], AbstractContextManager[None]]
+ForgettingWrites = Callable[[Sequence[Id]], AbstractContextManager[None]]
 #: The vectors (n, d_new) by which a copy holds these records of the original.
 Lift = Callable[[Sequence[Record]], Vectors]
 
@@ -56,7 +56,7 @@ def plans(before: Leg, copy: Leg, served: Mapping[str, Sequence[Leg]], kept: Leg
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Position:
+class CopyPosition:
     """How far a copy has come."""
 
     #: The passes that have ended, and what this one is at: 0 what the original holds, 1 what only the copy does.
@@ -81,21 +81,29 @@ class Mirror:
         store: VectorStore,
         writes: Writes,
         done: Done,
-        anew: Anew,
+        forgetting_writes: ForgettingWrites,
         page: int,
         lift: Lift | None = None,
     ) -> None:
-        self._original, self._store, self._writes, self._done, self._anew = original, store, writes, done, anew
+        self._original, self._store, self._writes, self._done, self._forgetting_writes = (
+            original,
+            store,
+            writes,
+            done,
+            forgetting_writes,
+        )
         self._page, self._lift = page, lift
 
-    def copy(self, target: str, turn: Turn, progress: Callable[[Position], None], begun: Position | None = None) -> None:
+    def copy(
+        self, target: str, permit: CopyPermit, progress: Callable[[CopyPosition], None], begun: CopyPosition | None = None
+    ) -> None:
         """Until a pass over both finds nothing to change, or each of several passes does: other programs change the original.
 
         It goes on from where one that was interrupted had `begun`. Nobody has watched what lies behind that, so that this pass
         is not the last.
         """
         total = self._store.count(self._original)
-        at, changed = replace(begun or Position(), total=total), begun is not None
+        at, changed = replace(begun or CopyPosition(), total=total), begun is not None
         sides: Sequence[tuple[str, Callable[[Sequence[Id]], list[Id]]]] = (
             (self._original, lambda ids: self._different(target, ids)),
             (target, lambda ids: self._absent(ids, self._original)),
@@ -103,13 +111,13 @@ class Mirror:
         while at.passes < PASSES:
             for side, (collection, differing) in list(enumerate(sides))[at.side :]:
                 for ids in self._ids(collection, after=at.after):
-                    changed |= self._mend_in_turn(turn, target, differing(ids)) > 0
+                    changed |= self._repair_by_permit(permit, target, differing(ids)) > 0
                     at = replace(at, after=ids[-1], done=min(at.done + (0 if side else len(ids)), total))
                     progress(at)
                 at = replace(at, side=side + 1, after=None)
             if not changed:
                 return
-            at, changed = Position(passes=at.passes + 1, total=total), False
+            at, changed = CopyPosition(passes=at.passes + 1, total=total), False
 
     def finish(self, target: str, ids: Sequence[Id], look: Callable[[], None] = lambda: None) -> None:
         """Copy these again: clients that were killed while the copy was made may have written it, and not the original.
@@ -209,8 +217,8 @@ class Mirror:
         apart = float(np.linalg.norm(wanted.vector - there.vector))
         return same_fields(wanted.fields, there.fields) and apart <= NOISE * float(np.linalg.norm(wanted.vector))
 
-    def _mend_in_turn(self, turn: Turn, target: str, ids: Sequence[Id]) -> int:
-        with turn(len(ids)):
+    def _repair_by_permit(self, permit: CopyPermit, target: str, ids: Sequence[Id]) -> int:
+        with permit(len(ids)):
             return self._mend(target, ids)
 
     def _mend(self, target: str, ids: Sequence[Id], *, leave_out: Done = lambda _: {}) -> int:
@@ -235,7 +243,7 @@ class Mirror:
             strange = [id for id in self._absent(ids, *reversed(legs)) if deleted.get(id) != "delete"]
             found = self._wanted(strange)
             if found:
-                with self._anew([record.id for record in found]):
+                with self._forgetting_writes([record.id for record in found]):
                     self._store.upsert(legs[-1], found, as_read=True, permit=permit)
         return len(found)
 

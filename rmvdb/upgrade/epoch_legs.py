@@ -17,7 +17,7 @@ def served(collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan)
     new = leg_of(version, collection)
     if plan.lift:
         return {"serving": [new], "final": [new]}
-    reached = [led(leg, old[0], new, plan.reverse) if plan.reverse else leg for leg in old]
+    reached = [with_new_queries(leg, old[0], new, plan.reverse) if plan.reverse else leg for leg in old]
     serving = _calibrated(new, reached, plan.calibrations)
     if plan.switch is None:
         return {"serving": serving, "final": [new]}
@@ -35,9 +35,9 @@ def leg_of(version: VersionRow, collection: str) -> Leg:
     )
 
 
-def led(leg: Leg, newest: Leg, new: Leg, reverse: str) -> Leg:
+def with_new_queries(leg: Leg, newest: Leg, new: Leg, reverse: str) -> Leg:
     """An old leg with the new model's queries, by ψ and what leads on from there; as it is where nothing leads to it."""
-    rest = leg.beyond(newest)
+    rest = leg.transforms_after(newest)
     return leg if rest is None else replace(leg, embedder=new.embedder, transforms=(*new.transforms, reverse, *rest))
 
 

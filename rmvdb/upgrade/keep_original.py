@@ -15,7 +15,7 @@ from rmvdb.registry.intents import CONDUCTOR
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.serving.announced_writes import Writes
 from rmvdb.types import Id, Record, Vectors
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.copy_collection import Mirror
 
 #: Records of the original that are copied under one announcement.
@@ -27,55 +27,65 @@ def beside(upgrade: UpgradeRow) -> list[str]:
     return list(dict.fromkeys([upgrade.new_collection, *upgrade.old_collections]))
 
 
-def mirror(lead: Lead, upgrade: UpgradeRow) -> Mirror:
+def mirror(context: UpgradeContext, upgrade: UpgradeRow) -> Mirror:
     """The original, with a hand that writes into what is beside it as a client would."""
     name = f"{CONDUCTOR}{upgrade.id}:{uuid.uuid4().hex[:8]}"
-    writes = Writes(lead.gallery.name, registry=lead.registry, name=name, longest_call=lead.hands.longest_call)
+    writes = Writes(context.gallery.name, registry=context.registry, name=name, engine_timeout=context.services.engine_timeout)
     assert upgrade.original is not None  # noqa: S101 (the caller looked)
-    lift = functools.partial(_lifted, lead, upgrade.lift, upgrade.plan["question"]["side"]) if upgrade.lift else None
-    done = functools.partial(last_done, lead, upgrade)
-    anew = functools.partial(_anew, lead, upgrade)
-    return Mirror(upgrade.original, store=lead.store, writes=writes, done=done, anew=anew, page=COPIED_AT_ONCE, lift=lift)
+    lift = functools.partial(_lifted, context, upgrade.lift, upgrade.plan["question"]["side"]) if upgrade.lift else None
+    done = functools.partial(last_done, context, upgrade)
+    forgetting_writes = functools.partial(_forgetting_writes, context, upgrade)
+    return Mirror(
+        upgrade.original,
+        store=context.store,
+        writes=writes,
+        done=done,
+        forgetting_writes=forgetting_writes,
+        page=COPIED_AT_ONCE,
+        lift=lift,
+    )
 
 
-def agree(lead: Lead, upgrade: UpgradeRow) -> None:
+def agree(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     """Let what is beside the original hold what it holds, once more."""
-    mirror(lead, upgrade).agree(beside(upgrade), lead.check_stop)
+    mirror(context, upgrade).agree(beside(upgrade), context.check_stop)
 
 
-def last_done(lead: Lead, upgrade: UpgradeRow, ids: Sequence[Id]) -> dict[Id, str]:
+def last_done(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> dict[Id, str]:
     """What the last write that is done was, of those of these records that a client wrote during the upgrade."""
-    kinds = lead.registry.last_done(upgrade.id, ids)
+    kinds = context.registry.last_done(upgrade.id, ids)
     return {id: kinds[key(id)] for id in ids if key(id) in kinds}
 
 
-def taken_in_again(lead: Lead, upgrade: UpgradeRow, ids: Sequence[Id]) -> dict[Id, int]:
-    """Those of these records, which are there, whose last word is that they were taken out, with its number: whoever took them in
-    again was killed before that was forgotten."""
-    decided = lead.registry.intents(upgrade.id, ids)
+def taken_in_again(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> dict[Id, int]:
+    """Restored ids whose deletion intent is still recorded, with that intent's id.
+
+    The conductor that took them in again was killed before it forgot the deletion.
+    """
+    decided = context.registry.intents(upgrade.id, ids)
     rows = ((id, decided[key(id)]) for id in ids if key(id) in decided)
     return {id: row.id for id, row in rows if row.done and row.kind == "delete" and row.client.startswith(CONDUCTOR)}
 
 
-def late_records(lead: Lead, upgrade: UpgradeRow) -> int:
+def late_records(context: UpgradeContext, upgrade: UpgradeRow) -> int:
     """How many records other programs put there; the insertion of a client that was killed in it is none of them."""
     late = 0
-    for ids in mirror(lead, upgrade).unknown([upgrade.new_collection]):
-        announced = lead.registry.announced(upgrade.id, ids).values()
+    for ids in mirror(context, upgrade).unknown([upgrade.new_collection]):
+        announced = context.registry.announced(upgrade.id, ids).values()
         late += len(ids) - sum(not intent.done for intent in announced)
     return late
 
 
 @contextmanager
-def _anew(lead: Lead, upgrade: UpgradeRow, ids: Sequence[Id]) -> Iterator[None]:
-    upto = lead.registry.last_intent()  # nobody else is at these records: whoever comes is not meant
+def _forgetting_writes(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> Iterator[None]:
+    upto = context.registry.last_intent()  # nobody else is at these records: whoever comes is not meant
     if upgrade.in_place:  # no collection tells what is still lifted from what is re-embedded
-        lead.registry.add_late(upgrade.id, ids)
+        context.registry.add_late(upgrade.id, ids)
     yield
-    lead.registry.forget_done(upgrade.id, ids, upto=upto)  # not before: a kill would leave nothing that tells of a deletion
+    context.registry.forget_done(upgrade.id, ids, upto=upto)  # not before: a kill would leave nothing that tells of a deletion
 
 
-def _lifted(lead: Lead, lift: str, side: str | None, records: Sequence[Record]) -> Vectors:
+def _lifted(context: UpgradeContext, lift: str, side: str | None, records: Sequence[Record]) -> Vectors:
     """What h makes of records of the original, (n, d_new)."""
     known = [record.fields.get(side) if side else None for record in records]
-    return lead.hands.encoder.lift(lift, np.stack(vectors_of(records)), known)
+    return context.services.loaded_models.lift(lift, np.stack(vectors_of(records)), known)

@@ -1,4 +1,4 @@
-"""The baton: of all conductors of an upgrade one makes its batches and changes its phases."""
+"""Leadership: of all conductors of an upgrade, one makes its batches and changes its phases."""
 
 from __future__ import annotations
 
@@ -11,73 +11,73 @@ from rmvdb import errors
 from rmvdb.backfill.worker import Worker
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.text import storable
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.context import UpgradeContext
 
 log = logging.getLogger(__name__)
 
 #: Seconds for which a conductor may be silent before another takes its place.
-BATON = 10.0
+LEADER_LEASE = 10.0
 
 
 @contextmanager
-def leading(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
-    """Hold the baton, and note what goes wrong."""
-    with held(lead, upgrade, worker):
+def recording_failure(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
+    """Lead the upgrade, and record in it what goes wrong."""
+    with hold_leadership(context, upgrade, worker):
         try:
-            lead.owner.settle(lead.gallery.name)
+            context.owner.settle(context.gallery.name)
             yield
         except errors.Paused:
-            lead.registry.set_upgrade(upgrade.id, reason="")  # a pause is no failure
+            context.registry.set_upgrade(upgrade.id, reason="")  # a pause is no failure
             raise
         except Exception as exc:
-            lead.registry.refuse_ended(upgrade.id)  # whatever failed did so because another upgrade took the place
-            lead.registry.set_upgrade(upgrade.id, reason=storable(errors.told(exc)), baton=lead.baton)
+            context.registry.refuse_ended(upgrade.id)  # whatever failed did so because another upgrade took the place
+            context.registry.set_upgrade(upgrade.id, reason=storable(errors.told(exc)), leader_token=context.leader_token)
             raise
-        lead.registry.set_upgrade(upgrade.id, reason="")
+        context.registry.set_upgrade(upgrade.id, reason="")
 
 
 @contextmanager
-def held(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
+def hold_leadership(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
     """Be the one process that makes batches and changes phases; UpgradeRunning where another is."""
-    lead.baton = baton = _taken(lead, upgrade, worker)
-    lead.worker, lead.leads, ended = worker, upgrade.id, threading.Event()
+    context.leader_token = leader_token = _taken(context, upgrade, worker)
+    context.worker, context.leads, ended = worker, upgrade.id, threading.Event()
 
     def hold() -> None:
         failing = False
-        while not ended.wait(BATON / 4):
+        while not ended.wait(LEADER_LEASE / 4):
             try:
-                lead.registry.keep_leading(upgrade.id, baton, BATON)
+                context.registry.keep_leading(upgrade.id, leader_token, LEADER_LEASE)
             except Exception as exc:  # noqa: BLE001 (whatever it was, the next time may go well)
                 if not failing:  # told when it changes, not at every try
-                    log.warning("The baton could not be held: %s", exc, extra={"action": "baton"})
+                    log.warning("The leadership could not be renewed: %s", exc, extra={"action": "leadership"})
                 failing = True
             else:
                 failing = False
 
-    holder = threading.Thread(target=hold, name="rmvdb-baton", daemon=True)
+    holder = threading.Thread(target=hold, name="rmvdb-leadership", daemon=True)
     holder.start()
     try:
         yield
     finally:
         ended.set()
         holder.join()
-        lead.baton = lead.worker = lead.leads = None
+        context.leader_token = context.worker = context.leads = None
         worker.leave()
-        lead.registry.keep_leading(upgrade.id, baton, 0)
+        context.registry.keep_leading(upgrade.id, leader_token, 0)
 
 
-def _taken(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> int:
-    """Wait for the baton of a conductor that is silent, as after a kill; refuse at the first sign that it lives."""
+def _taken(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> int:
+    """Wait for the leadership of a conductor that is silent, as after a kill; refuse at the first sign that it lives."""
     seen: float | None = None
-    while (baton := lead.registry.lead(upgrade.id, worker.name, BATON)) is None:
-        row = lead.registry.upgrade(upgrade.id)
+    while (leader_token := context.registry.lead(upgrade.id, worker.name, LEADER_LEASE)) is None:
+        row = context.registry.upgrade(upgrade.id)
         if seen is None:
             seen = row.conductor_until
-            if row.conductor != lead.waits_for:
-                lead.waits_for = row.conductor
-                lead.say(f"{row.conductor} has this upgrade; taking over if it is silent for {BATON:g} s")
+            if row.conductor != context.waits_for:
+                context.waits_for = row.conductor
+                context.say(f"{row.conductor} has this upgrade; taking over if it is silent for {LEADER_LEASE:g} s")
         elif row.conductor_until != seen:
             raise errors.UpgradeRunning(f"{row.conductor} is at work on this upgrade; watch it with rmvdb status --watch")
-        lead.check_stop()
-        lead.stop.wait(0.2)
-    return baton
+        context.check_stop()
+        context.stop.wait(0.2)
+    return leader_token

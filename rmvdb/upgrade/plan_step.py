@@ -16,72 +16,72 @@ from rmvdb.registry.shared_queries import refuse_paused
 from rmvdb.registry.tables import UpgradeRow, VersionRow
 from rmvdb.types import Id, Leg, Phase
 from rmvdb.upgrade import change_epoch
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.context import UpgradeContext
 
 #: What makes a copy, without and with h.
 _COPIES = ("--instant-rollback", "--method fct")
 
 
-def resolve(lead: Lead, question: Question) -> Question:
+def resolve(context: UpgradeContext, question: Question) -> Question:
     """The question with `from` as the newest version that the gallery holds, the collections that it would empty, and what the
     versions are.
 
     Raises UsageError for a pair that cannot be, UpgradeRunning while the gallery is in an upgrade that cannot be superseded.
     """
-    if lead.registry.version(question.from_version).name == lead.registry.version(question.to_version).name:
+    if context.registry.version(question.from_version).name == context.registry.version(question.to_version).name:
         raise errors.UsageError(f"An upgrade leads to another version; --from and --to both say {question.to_version!r}")
-    legs = lead.registry.plan(lead.gallery.name).legs
-    superseded(lead, legs)
+    legs = context.registry.plan(context.gallery.name).legs
+    superseded(context, legs)
     lifts = question.method is Method.FCT  # a copy of the original, which is kept whole beside it
     if (lifts or question.instant_rollback) and len(legs) > 1:
         raise errors.UsageError(
-            f"Gallery {lead.gallery.name!r} lies in {len(legs)} collections, and {_COPIES[lifts]} copies one; "
+            f"Gallery {context.gallery.name!r} lies in {len(legs)} collections, and {_COPIES[lifts]} copies one; "
             "end the upgrade that is on, or leave the option out"
         )
     if question.side and question.method not in (None, Method.FCT):
         raise errors.UsageError(f"Only the method fct uses side information, not {question.method}; leave --side out")
-    held = {name: leg.model for leg in reversed(legs) for name in (leg.model, lead.registry.version(leg.model).base) if name}
+    held = {name: leg.model for leg in reversed(legs) for name in (leg.model, context.registry.version(leg.model).base) if name}
     if question.to_version in held:
         raise errors.UsageError(
-            f"Gallery {lead.gallery.name!r} holds vectors of {question.to_version!r} already; name another version by --to"
+            f"Gallery {context.gallery.name!r} holds vectors of {question.to_version!r} already; name another version by --to"
         )
     if question.from_version not in held:
         raise errors.Mismatch(
-            f"Gallery {lead.gallery.name!r} holds vectors of {legs[0].model!r}, not of {question.from_version!r}; "
+            f"Gallery {context.gallery.name!r} holds vectors of {legs[0].model!r}, not of {question.from_version!r}; "
             f"use --from {legs[0].model}"
         )
     return replace(
         question,
         from_version=legs[0].model,
         old=tuple(leg.collection for leg in legs),
-        versions=tuple(lead.registry.version(name).digest for name in (question.to_version, *(leg.model for leg in legs))),
+        versions=tuple(context.registry.version(name).digest for name in (question.to_version, *(leg.model for leg in legs))),
         instant_rollback=question.instant_rollback or lifts,
     )
 
 
-def plan(lead: Lead, question: Question, *, again: bool = False) -> Plan:
+def plan(context: UpgradeContext, question: Question, *, again: bool = False) -> Plan:
     """What the upgrade would do; changes nothing but the cache of plans and embeddings."""
     if question.side and question.method is None:
         raise errors.UsageError("Only the method fct uses side information, and auto does not try it; add --method fct")
     if question.tune and question.method and not question.method.trains_reverse:
         raise errors.UsageError(f"The method {question.method} has no settings to try; leave --tune out")
     _refuse_paper(question, [question.method])
-    legs, to = _looked_at(lead, question)
-    for version in (to, lead.registry.version(legs[0].model)) if question.instant_rollback else (to,):
-        change_epoch.check_index(lead, version)
-    return planner(lead).plan(
+    legs, to = _looked_at(context, question)
+    for version in (to, context.registry.version(legs[0].model)) if question.instant_rollback else (to,):
+        change_epoch.check_index(context, version)
+    return planner(context).plan(
         question,
         legs,
         to,
-        classifiers=_classifiers(lead, legs),
-        seen=_trained_on(lead),
+        classifiers=_classifiers(context, legs),
+        seen=_trained_on(context),
         again=again,
-        report=lead.report_or_stop,
+        report=context.report_or_stop,
     )
 
 
 def simulate(
-    lead: Lead,
+    context: UpgradeContext,
     question: Question,
     *,
     methods: Sequence[Method] = tuple(Method),
@@ -91,16 +91,16 @@ def simulate(
     if question.side and Method.FCT not in methods:
         raise errors.UsageError("Only the method fct uses side information; add it to --methods, or leave --side out")
     _refuse_paper(question, methods)
-    legs, to = _looked_at(lead, question)
-    return planner(lead).compare(
+    legs, to = _looked_at(context, question)
+    return planner(context).compare(
         question,
         legs,
         to,
-        classifiers=_classifiers(lead, legs),
+        classifiers=_classifiers(context, legs),
         methods=methods,
         orders=orders,
-        seen=_trained_on(lead),
-        report=lead.report,
+        seen=_trained_on(context),
+        report=context.report,
     )
 
 
@@ -109,43 +109,43 @@ def _refuse_paper(question: Question, methods: Sequence[Method | None]) -> None:
         raise errors.UsageError("The method fct is always trained with its own paper's settings; leave --paper out")
 
 
-def _looked_at(lead: Lead, question: Question) -> tuple[Sequence[Leg], VersionRow]:
+def _looked_at(context: UpgradeContext, question: Question) -> tuple[Sequence[Leg], VersionRow]:
     """The legs in force and the version to come, once it is sure that they are what the registry says."""
-    legs = old_legs(lead, question)
-    to = lead.registry.version(question.to_version)
-    change_epoch.expect_unchanged(lead)
-    catalog.check_model(lead.registry.version(to.base or to.name), lead.hands.encoder.embedder(to.base or to.name))
+    legs = old_legs(context, question)
+    to = context.registry.version(question.to_version)
+    change_epoch.expect_unchanged(context)
+    catalog.check_model(context.registry.version(to.base or to.name), context.services.loaded_models.embedder(to.base or to.name))
     return legs, to
 
 
-def expect_model(lead: Lead, upgrade: UpgradeRow) -> None:
+def expect_model(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     """ModelError if the model that fills the new collection is not the one that was registered; Mismatch for one that no probe
     item fits, if it makes other vectors of a few items than it did before."""
-    to = lead.registry.version(upgrade.to_version)
-    embedder = lead.hands.encoder.embedder(to.base or to.name)
-    source = lead.hands.source
-    if catalog.check_model(lead.registry.version(to.base or to.name), embedder) or source is None or upgrade.lift:
+    to = context.registry.version(upgrade.to_version)
+    embedder = context.services.loaded_models.embedder(to.base or to.name)
+    source = context.services.source
+    if catalog.check_model(context.registry.version(to.base or to.name), embedder) or source is None or upgrade.lift:
         return
     try:
-        catalog.check_made(lead.store, lead.hands.encoder, upgrade.new_collection, to, source)
+        catalog.check_made(context.store, context.services.loaded_models, upgrade.new_collection, to, source)
     except errors.SourceError as exc:
-        lead.say(f"whether {to.name} is the model that began could not be seen: {exc}")
+        context.say(f"whether {to.name} is the model that began could not be seen: {exc}")
 
 
-def _classifiers(lead: Lead, legs: Sequence[Leg]) -> list[Classifier | None]:
-    return [lead.hands.classifier(lead.registry.version(leg.model)) for leg in legs]
+def _classifiers(context: UpgradeContext, legs: Sequence[Leg]) -> list[Classifier | None]:
+    return [context.services.classifier(context.registry.version(leg.model)) for leg in legs]
 
 
-def _trained_on(lead: Lead) -> set[Id]:
+def _trained_on(context: UpgradeContext) -> set[Id]:
     """The records that any upgrade of this gallery was trained on."""
-    plans = [row.plan for row in lead.registry.upgrades(lead.gallery.id)]
+    plans = [row.plan for row in context.registry.upgrades(context.gallery.id)]
     files = {plan["trained_on"] for plan in plans if plan.get("trained_on")}
-    return {id for file in files for id in unpack_ids(lead.hands.artifacts.get(file))}
+    return {id for file in files for id in unpack_ids(context.services.artifacts.get(file))}
 
 
-def superseded(lead: Lead, legs: Sequence[Leg]) -> UpgradeRow | None:
+def superseded(context: UpgradeContext, legs: Sequence[Leg]) -> UpgradeRow | None:
     """The unfinished upgrade whose place another may take, where there is one; UpgradeRunning where none may."""
-    row = lead.registry.active_upgrade(lead.gallery.id)
+    row = context.registry.active_upgrade(context.gallery.id)
     goes_on = row is not None and row.phase == Phase.SERVING_BOTH and row.undoes is None and not row.original
     if row is None or (goes_on and len(legs) > 1):
         if row is not None and not row.makes_way:
@@ -154,27 +154,27 @@ def superseded(lead: Lead, legs: Sequence[Leg]) -> UpgradeRow | None:
     what = "a roll back" if row.undoes else "an upgrade"
     whole = " that keeps the original, so that no other can take its place" if row.original and not row.undoes else ""
     raise errors.UpgradeRunning(
-        f"Gallery {lead.gallery.name!r} is in {what} from {row.from_version} to {row.to_version} ({row.phase}){whole}; "
+        f"Gallery {context.gallery.name!r} is in {what} from {row.from_version} to {row.to_version} ({row.phase}){whole}; "
         "end it first: rmvdb cleanup, or rmvdb rollback"
     )
 
 
-def old_legs(lead: Lead, question: Question) -> tuple[Leg, ...]:
+def old_legs(context: UpgradeContext, question: Question) -> tuple[Leg, ...]:
     """The legs in force, newest first; Mismatch where they are not those that the question was resolved for."""
-    legs = lead.registry.plan(lead.gallery.name).legs
+    legs = context.registry.plan(context.gallery.name).legs
     if question.old != tuple(leg.collection for leg in legs):
-        raise errors.Mismatch(f"Gallery {lead.gallery.name!r} is served differently since; run the same command again")
+        raise errors.Mismatch(f"Gallery {context.gallery.name!r} is served differently since; run the same command again")
     return legs
 
 
-def planner(lead: Lead) -> Planner:
+def planner(context: UpgradeContext) -> Planner:
     """What samples, trains and predicts for this gallery."""
     return Planner(
-        store=lead.store,
-        encoder=lead.hands.encoder,
-        artifacts=lead.hands.artifacts,
-        source=lead.hands.source,
-        cache=lead.hands.cache,
-        folder=lead.hands.folder / "plans",
-        traffic=lambda: lead.registry.traffic(lead.gallery.id),
+        store=context.store,
+        loaded_models=context.services.loaded_models,
+        artifacts=context.services.artifacts,
+        source=context.services.source,
+        cache=context.services.cache,
+        folder=context.services.folder / "plans",
+        traffic=lambda: context.registry.traffic(context.gallery.id),
     )

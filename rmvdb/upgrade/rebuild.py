@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
 from pathlib import PurePosixPath
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,9 @@ from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import GalleryRow, UpgradeRow
 from rmvdb.storage.archive import Archive, ArchiveFile
 from rmvdb.storage.files import file_name
-from rmvdb.text import counted
-from rmvdb.types import Id, Phase
+from rmvdb.text import RESUMABLE, counted
+from rmvdb.types import Id, Phase, ReportProgress
 from rmvdb.upgrade.compare import hashes
-
-Report: TypeAlias = Callable[[str, int, int], None]
 
 
 class Rebuild:
@@ -50,7 +48,7 @@ class Rebuild:
         quiet: float,
         search: Callable[[str], Mapping[str, Any]] = lambda _: {},
         say: Callable[[str], None] = lambda _: None,
-        report: Report = lambda *_: None,
+        report: ReportProgress = lambda *_: None,
         stop: threading.Event | None = None,
     ) -> None:
         self._search = search
@@ -124,7 +122,7 @@ class Rebuild:
 
     def _check_stop(self) -> None:
         if self._stop.is_set():
-            raise errors.Stopped("Stopped; the same command goes on from here")
+            raise errors.Stopped(RESUMABLE)
 
     # --- the work -----------------------------------------------------------------------------------------------------
 
@@ -133,7 +131,9 @@ class Rebuild:
         upgrade = self._registry.active_upgrade(gallery.id)
         if upgrade is not None:
             self._put_forward(gallery, upgrade)
-        gone = [leg.collection for leg in self._registry.plan(gallery.name).written if not self._store.exists(leg.collection)]
+        gone = [
+            leg.collection for leg in self._registry.plan(gallery.name).write_targets if not self._store.exists(leg.collection)
+        ]
         if gone:
             return errors.RegistryError(
                 f"Gallery {gallery.name!r} was served from {gone[0]!r} when {self._manifest.path} was written, and that "
@@ -146,7 +146,7 @@ class Rebuild:
     def _catch_up(self, gallery: GalleryRow) -> None:
         """Go on after what the lost registry wrote beside the data last; NotOwner where another one has it by now."""
         owner, plan = Owner(self._registry, self._store), self._registry.plan(gallery.name)
-        marks = [mark for leg in plan.written if (mark := owner.read(leg.collection)) is not None]
+        marks = [mark for leg in plan.write_targets if (mark := owner.read(leg.collection)) is not None]
         number, epoch = (max((getattr(mark, name) for mark in marks), default=0) for name in ("number", "epoch"))
         if self._registry.trace(gallery.name).number < number:
             self._registry.catch_up(gallery.name, number=number + BEYOND, epoch=epoch)
@@ -184,17 +184,17 @@ class Rebuild:
         self._registry.forget_work(upgrade.id)  # of a run that was interrupted
         if not self._store.exists(upgrade.new_collection):
             return
-        look = Look(self._registry, self._store, self._archive, upgrade)
-        files = look.readable(self._archive.files(gallery.name, str(upgrade.id)), self._say)
+        matcher = ArchiveMatcher(self._registry, self._store, self._archive, upgrade)
+        files = matcher.readable(self._archive.files(gallery.name, str(upgrade.id)), self._say)
         for done, file in enumerate(files, start=1):
-            look.at(file)
+            matcher.at(file)
             self._report("reading the archive", done, len(files))
             self._check_stop()
-        look.at_the_rest()
+        matcher.at_the_rest()
         self._say(
             f"upgrade {upgrade.id} from {upgrade.from_version} to {upgrade.to_version}, {upgrade.phase}: "
-            f"{counted(look.moved, 'record was', 'records were')} moved into {upgrade.new_collection}, "
-            f"{counted(look.written, 'was', 'were')} written there by clients"
+            f"{counted(matcher.moved, 'record was', 'records were')} moved into {upgrade.new_collection}, "
+            f"{counted(matcher.written, 'was', 'were')} written there by clients"
         )
 
     def _look_behind(self, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
@@ -224,7 +224,7 @@ class Rebuild:
         return [record.id for record in self._store.get(collection, ids, fields=())] if ids else []
 
 
-class Look:
+class ArchiveMatcher:
     """A look at the records of one upgrade: which were copied, which of them have left, and which did clients write?"""
 
     def __init__(self, registry: Registry, store: VectorStore, archive: Archive, upgrade: UpgradeRow) -> None:
@@ -248,7 +248,7 @@ class Look:
         self.moved = self.written = 0
 
     def readable(self, files: Sequence[ArchiveFile], say: Callable[[str], None]) -> list[ArchiveFile]:
-        """The files that are what they were; of what is in another one nothing is known, as if a client had written it."""
+        """Files whose checksum matches. Records of damaged files count as client-written."""
         read: dict[ArchiveFile, npt.NDArray[np.uint64]] = {}
         for file in files:
             try:

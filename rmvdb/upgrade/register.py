@@ -15,7 +15,7 @@ from rmvdb.planning.plan import Plan, Question
 from rmvdb.registry.tables import UpgradeRow, VersionRow
 from rmvdb.types import MARK_PREFIX, Leg, Phase
 from rmvdb.upgrade import backfill_step, clean_up, plan_step
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.copy_collection import plans
 from rmvdb.upgrade.epoch_legs import leg_of, served, to_json
 
@@ -24,7 +24,7 @@ _COLLECTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 
 def begin(
-    lead: Lead,
+    context: UpgradeContext,
     question: Question,
     plan: Plan,
     worker: Worker,
@@ -40,51 +40,51 @@ def begin(
     plan would lower the quality, NeedsConsent for a collection that rmvdb did not make, UsageError or AlreadyExists for a name
     that the new collection cannot have, Stopped once it shall stop.
     """
-    lead.check_stop()
+    context.check_stop()
     if collection is not None:
-        check_name(lead, collection)
+        check_name(context, collection)
     if plan.prediction and plan.prediction["verdict"] == "refuse":
         raise errors.PlanRefused(plan.prediction["reason"])
-    lead.owner.settle(lead.gallery.name)
-    clean_up.drop_given_up(lead)
-    epoch = lead.registry.plan(lead.gallery.name).epoch
-    legs = plan_step.old_legs(lead, question)
+    context.owner.settle(context.gallery.name)
+    clean_up.drop_given_up(context)
+    epoch = context.registry.plan(context.gallery.name).epoch
+    legs = plan_step.old_legs(context, question)
     for leg in () if question.instant_rollback else legs:
-        _check_consent(lead, leg.collection, execute=execute)
-    version = _register_version(lead, question, plan)
+        _check_consent(context, leg.collection, execute=execute)
+    version = _register_version(context, question, plan)
     # A mirror is written by its own model where that can be loaded, else by ψ. Nothing may be loaded inside a transaction.
-    own = question.instant_rollback and (plan.reverse is None or lead.can_load(legs[0].model))
+    own = question.instant_rollback and (plan.reverse is None or context.can_load(legs[0].model))
 
     def details(number: int) -> dict[str, Any]:
-        made = _details(lead.gallery.name, number, question, plan, legs, version, own=own, collection=collection)
+        made = _details(context.gallery.name, number, question, plan, legs, version, own=own, collection=collection)
         return made | {"plan": made["plan"] | {"until": until, "cutover": cutover}}
 
     values = {
-        "gallery_id": lead.gallery.id,
+        "gallery_id": context.gallery.id,
         "from_version": legs[0].model,
         "to_version": version.name,
         "phase": Phase.PLANNED,
         "method": plan.method,
         "order": plan.order,
     }
-    before = plan_step.superseded(lead, legs)
+    before = plan_step.superseded(context, legs)
     if before is None:
-        return lead.registry.add_upgrade(details, **values)
-    with _making_way(lead, before, worker, version.name):
+        return context.registry.add_upgrade(details, **values)
+    with _making_way(context, before, worker, version.name):
         note = f"superseded by the upgrade to {version.name}"
-        return lead.registry.supersede(before.id, details, epoch=epoch, note=note, supersedes=before.id, **values)
+        return context.registry.supersede(before.id, details, epoch=epoch, note=note, supersedes=before.id, **values)
 
 
-def check_name(lead: Lead, collection: str) -> None:
+def check_name(context: UpgradeContext, collection: str) -> None:
     """Raise UsageError if Milvus takes no such name, AlreadyExists if a collection has, or had, it."""
     if not _COLLECTION.fullmatch(collection) or collection.startswith(MARK_PREFIX):
         raise errors.UsageError(
             f"A new collection cannot be called {collection!r}: use at most 255 letters, digits and underscores, with no digit "
             f"in front, and do not begin with {MARK_PREFIX}"
         )
-    galleries = lead.registry.galleries()
-    known = {row.name for gallery in galleries for row in lead.registry.collections(gallery.id)}
-    if collection in known or lead.store.exists(collection):
+    galleries = context.registry.galleries()
+    known = {row.name for gallery in galleries for row in context.registry.collections(gallery.id)}
+    if collection in known or context.store.exists(collection):
         raise errors.AlreadyExists(f"There is, or was, a collection {collection!r}; give the new one another name")
 
 
@@ -118,23 +118,23 @@ def _details(
 
 
 @contextmanager
-def _making_way(lead: Lead, upgrade: UpgradeRow, worker: Worker, version: str) -> Iterator[None]:
+def _making_way(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker, version: str) -> Iterator[None]:
     """Let what is in hand of an upgrade end and nothing begin, so that what it was moving is in one collection."""
-    lead.say(f"the upgrade to {version} takes the place of that to {upgrade.to_version}; what is in hand of it ends first")
-    lead.registry.make_way(upgrade.id, paused=True, note=f"paused, to make way for the upgrade to {version}")
+    context.say(f"the upgrade to {version} takes the place of that to {upgrade.to_version}; what is in hand of it ends first")
+    context.registry.make_way(upgrade.id, paused=True, note=f"paused, to make way for the upgrade to {version}")
     try:
-        worker.run(backfill_step.task(lead, upgrade), backfill_step.each_batch(lead, upgrade), until=0.0, stop=lead.stop)
-        lead.check_stop()
+        worker.run(backfill_step.task(context, upgrade), backfill_step.each_batch(context, upgrade), until=0.0, stop=context.stop)
+        context.check_stop()
         yield
     except BaseException:
-        lead.registry.make_way(upgrade.id, paused=False, note=f"the upgrade to {version} did not take its place")
+        context.registry.make_way(upgrade.id, paused=False, note=f"the upgrade to {version} did not take its place")
         raise
 
 
-def _check_consent(lead: Lead, collection: str, *, execute: bool) -> None:
-    row = lead.registry.collection(collection)
+def _check_consent(context: UpgradeContext, collection: str, *, execute: bool) -> None:
+    row = context.registry.collection(collection)
     if execute:
-        lead.registry.allow_removal(collection)
+        context.registry.allow_removal(collection)
     elif row.adopted and not row.removal_allowed:
         raise errors.NeedsConsent(
             f"Collection {collection!r} was not made by rmvdb, and its records will leave it one by one (rmvdb rollback "
@@ -142,18 +142,18 @@ def _check_consent(lead: Lead, collection: str, *, execute: bool) -> None:
         )
 
 
-def _register_version(lead: Lead, question: Question, plan: Plan) -> VersionRow:
+def _register_version(context: UpgradeContext, question: Question, plan: Plan) -> VersionRow:
     calibrations = ((each, "calibration") for each in (*plan.calibrations, *plan.early))
     made = ((plan.head, "head"), (plan.reverse, "reverse"), (plan.lift, "lift"), (plan.trained_on, "ids"))
     for sha256, kind in (*made, *calibrations):
         if sha256:
-            path = lead.hands.artifacts.path(sha256)
-            lead.registry.add_artifact(sha256=sha256, kind=kind, suffix=path.suffix[1:], size=path.stat().st_size)
-    base = lead.registry.version(question.to_version)
+            path = context.services.artifacts.path(sha256)
+            context.registry.add_artifact(sha256=sha256, kind=kind, suffix=path.suffix[1:], size=path.stat().st_size)
+    base = context.registry.version(question.to_version)
     if plan.head is None:
         return base
     same = ("embedder", "options", "dim", "metric", "fingerprint", "probes", "probe_kind")
-    return lead.registry.add_version(
+    return context.registry.add_version(
         name=f"{base.name}+{plan.head[:8]}",
         base=base.name,
         head=plan.head,

@@ -14,7 +14,7 @@ from rmvdb.storage.archive import ArchiveFile, Reading
 from rmvdb.text import counted
 from rmvdb.types import BatchState, Id
 from rmvdb.upgrade import backfill_step, verify, work_list
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.context import UpgradeContext
 
 
 @dataclass(kw_only=True, slots=True)
@@ -37,73 +37,73 @@ class Lost:
         return sum(map(len, self.archived.values()))
 
 
-def lost(lead: Lead, upgrade: UpgradeRow) -> Lost:
+def lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
     """Find what the new collections have lost of what was moved into them, and where they differ from the known writes."""
-    found, check = _moved_and_lost(lead, upgrade), verify.check_of(lead)
-    task = backfill_step.task(lead, upgrade)
+    found, check = _moved_and_lost(context, upgrade), verify.check_of(context)
+    task = backfill_step.task(context, upgrade)
     for strangers in check.unknown(task):
         found.unknown += strangers
-        lead.check_stop()
+        context.check_stop()
     found.changed, found.absent = check.changed(task)
     return found
 
 
-def _moved_and_lost(lead: Lead, upgrade: UpgradeRow) -> Lost:
+def _moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
     """What was moved and is lost since, but for what a client has written or deleted."""
-    task, found, seen = backfill_step.task(lead, upgrade), Lost(), set[Id]()
+    task, found, seen = backfill_step.task(context, upgrade), Lost(), set[Id]()
     before = work_list.LAST
-    while page := lead.registry.batches(upgrade.id, before=before, state=BatchState.RETIRED):
+    while page := context.registry.batches(upgrade.id, before=before, state=BatchState.RETIRED):
         for row in page:  # the last batch that moved a record has its last reading
             ids = [id for id in _moved(row) if id not in seen]
-            written = lead.registry.announced(upgrade.id, ids)
-            there = _remade(lead, task, row, ids) if task.in_place else _there(lead, task, ids)
+            written = context.registry.announced(upgrade.id, ids)
+            there = _remade(context, task, row, ids) if task.in_place else _there(context, task, ids)
             missing = [id for id in ids if id not in there and key(id) not in written]
             seen.update(missing if not task.in_place else ids)
-            _sort(lead, row, missing, found)
-            lead.check_stop()
+            _sort(context, row, missing, found)
+            context.check_stop()
         before = page[-1].id
     return found
 
 
-def repair(lead: Lead, upgrade: UpgradeRow, found: Lost, worker: Worker) -> None:
+def repair(context: UpgradeContext, upgrade: UpgradeRow, found: Lost, worker: Worker) -> None:
     """Put back what was found, as batches of its own; the rest counts as written, or deleted, by a client from now on."""
     if found.unknown:
-        lead.registry.add_written(upgrade.id, found.unknown)
+        context.registry.add_written(upgrade.id, found.unknown)
         what = counted(len(found.unknown), "record of which no write was known is", "records of which no write was known are")
-        lead.say(f"{what} kept")
+        context.say(f"{what} kept")
     if found.changed:
-        lead.registry.add_written(upgrade.id, found.changed)
+        context.registry.add_written(upgrade.id, found.changed)
         kept = counted(len(found.changed), "record")
-        lead.say(f"{kept} kept as found, which the last known write left otherwise: {_shown(found.changed)}")
+        context.say(f"{kept} kept as found, which the last known write left otherwise: {_shown(found.changed)}")
     if found.absent:
-        lead.registry.add_written(upgrade.id, found.absent, kind="delete")
-        lead.say(f"{counted(len(found.absent), 'record')} of which a write is known taken for deleted: {_shown(found.absent)}")
+        context.registry.add_written(upgrade.id, found.absent, kind="delete")
+        context.say(f"{counted(len(found.absent), 'record')} of which a write is known taken for deleted: {_shown(found.absent)}")
     for batch, ids in found.archived.items():
-        lead.registry.put_back(upgrade.id, ids, of=batch)
+        context.registry.put_back(upgrade.id, ids, of=batch)
     if found.archived:
-        lead.say(f"{counted(found.count, 'record was', 'records were')} moved and lost since; putting back from the archive")
-        backfill_step.backfill(lead, upgrade, worker, until=1.0)
+        context.say(f"{counted(found.count, 'record was', 'records were')} moved and lost since; putting back from the archive")
+        backfill_step.backfill(context, upgrade, worker, until=1.0)
 
 
-def put_back_late(lead: Lead, upgrade: UpgradeRow, worker: Worker) -> None:
+def put_back_late(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> None:
     """Before a roll back ends: what a call that was held up has removed from where it was put back, or left."""
     if upgrade.undoes is not None:
-        repair(lead, upgrade, _moved_and_lost(lead, upgrade), worker)
+        repair(context, upgrade, _moved_and_lost(context, upgrade), worker)
 
 
 def _shown(ids: Sequence[Id]) -> str:
     return ", ".join(map(repr, ids[:20])) + (" …" if len(ids) > 20 else "")
 
 
-def _there(lead: Lead, task: Task, ids: Sequence[Id]) -> set[Id]:
-    return {record.id for name in {*task.new, *task.old} for record in lead.store.get(name, ids, fields=())}
+def _there(context: UpgradeContext, task: Task, ids: Sequence[Id]) -> set[Id]:
+    return {record.id for name in {*task.new, *task.old} for record in context.store.get(name, ids, fields=())}
 
 
-def _remade(lead: Lead, task: Task, row: BatchRow, ids: Sequence[Id]) -> set[Id]:
+def _remade(context: UpgradeContext, task: Task, row: BatchRow, ids: Sequence[Id]) -> set[Id]:
     """Those of these records that have, in place, the vector which their batch made of them."""
     wanted = set(ids)
-    made = {each.record.id: each for each in _readings(lead, row) if each.record.id in wanted}
-    stored = [record for name in task.new for record in lead.store.get(name, list(made), vector=True)]
+    made = {each.record.id: each for each in _readings(context, row) if each.record.id in wanted}
+    stored = [record for name in task.new for record in context.store.get(name, list(made), vector=True)]
     return {record.id for record in stored if made[record.id].is_copied_to(record)}
 
 
@@ -113,15 +113,15 @@ def _moved(row: BatchRow) -> list[Id]:
     return [id for id in unpack_ids(row.remove) if id not in left]
 
 
-def _sort(lead: Lead, row: BatchRow, missing: list[Id], found: Lost) -> None:
+def _sort(context: UpgradeContext, row: BatchRow, missing: list[Id], found: Lost) -> None:
     if not missing:
         return
-    archived = {reading.record.id for reading in _readings(lead, row)}
+    archived = {reading.record.id for reading in _readings(context, row)}
     if ids := [id for id in missing if id in archived]:
         found.archived[row.id] = ids
     found.for_good += [id for id in missing if id not in archived]
 
 
-def _readings(lead: Lead, row: BatchRow) -> list[Reading]:
+def _readings(context: UpgradeContext, row: BatchRow) -> list[Reading]:
     files = [ArchiveFile(**file) for file in (row.archive or {}).values()]
-    return [reading for file in files for reading in lead.hands.archive.found(file)]
+    return [reading for file in files for reading in context.services.archive.found(file)]

@@ -12,60 +12,60 @@ from rmvdb.registry.shared_queries import refuse_paused
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import Phase
 from rmvdb.upgrade import change_epoch, clean_up, deploy
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.epoch_legs import to_json
 from rmvdb.upgrade.keep_original import beside
 
 
-def roll_back(lead: Lead, upgrade: UpgradeRow) -> UpgradeRow | None:
+def roll_back(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow | None:
     """Begin the upgrade back, whose vectors come from the archive; None where nothing had been deployed."""
     if upgrade.undoes is not None:
         raise errors.WrongPhase("This is a roll back already; let it end, clean up, then upgrade again")
     refuse_paused(upgrade)
-    lead.owner.settle(lead.gallery.name)
+    context.owner.settle(context.gallery.name)
     if upgrade.phase == Phase.PLANNED:
-        if _abandon(lead, upgrade):
+        if _abandon(context, upgrade):
             return None
-        deploy.deploy(lead, lead.registry.upgrade(upgrade.id))  # only its phase does not say yet that it is served
-        upgrade = lead.registry.upgrade(upgrade.id)
+        deploy.deploy(context, context.registry.upgrade(upgrade.id))  # only its phase does not say yet that it is served
+        upgrade = context.registry.upgrade(upgrade.id)
     if upgrade.original:
-        return _back_to_original(lead, upgrade)
+        return _back_to_original(context, upgrade)
     new, *old = (leg_from_json(leg) for leg in upgrade.plan["serving"])
     final = upgrade.plan["before"]
-    stand_in = old[0].beyond(new) or ()
-    if lead.can_load(old[0].model):
+    fallback_transforms = old[0].transforms_after(new) or ()
+    if context.can_load(old[0].model):
         old[0] = replace(old[0], write_with=old[0].model)  # what is written there while rolling back is v1's own, not ψ's
     elif upgrade.method != Method.NAIVE:  # the new model goes on embedding the queries
         final = to_json(old if len(old) > 1 else [replace(old[0], calibration=None)])
-    lead.say(f"rolling back to {upgrade.from_version}")
+    context.say(f"rolling back to {upgrade.from_version}")
     return _undo(
-        lead,
+        context,
         upgrade,
         old_collections=[upgrade.new_collection],
         new_collection=upgrade.old_collections[0],
         order="archive",
         # The collection that records leave comes last: who reads one after the other reads there first.
-        plan={"until": 1.0, "cutover": True, "serving": to_json([*old, new]), "final": final, "stand_in": stand_in},
+        plan={"until": 1.0, "cutover": True, "serving": to_json([*old, new]), "final": final, "stand_in": fallback_transforms},
     )
 
 
-def standing_in(lead: Lead, upgrade: UpgradeRow) -> int:
+def standing_in(context: UpgradeContext, upgrade: UpgradeRow) -> int:
     """How many records keep ψ's vector after this roll back: those written since the upgrade began, where v1 cannot be loaded."""
     if upgrade.undoes is None or "stand_in" not in upgrade.plan or upgrade.plan["serving"][0]["write_with"]:
         return 0
     there: dict[str, bool] = {}
     for number in (upgrade.undoes, upgrade.id):
         after = 0
-        while page := lead.registry.written(number, after=after):
+        while page := context.registry.written(number, after=after):
             there |= {row.record: row.kind == "upsert" for row in page if row.done}
             after = page[-1].id
     return sum(there.values())
 
 
-def _back_to_original(lead: Lead, upgrade: UpgradeRow) -> UpgradeRow:
-    lead.say(f"rolling back to {upgrade.from_version}, which {upgrade.original} was kept for")
+def _back_to_original(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow:
+    context.say(f"rolling back to {upgrade.from_version}, which {upgrade.original} was kept for")
     return _undo(
-        lead,
+        context,
         upgrade,
         old_collections=beside(upgrade),
         new_collection=upgrade.original,
@@ -74,12 +74,12 @@ def _back_to_original(lead: Lead, upgrade: UpgradeRow) -> UpgradeRow:
     )
 
 
-def _undo(lead: Lead, upgrade: UpgradeRow, **values: Any) -> UpgradeRow:
-    return lead.registry.supersede(
+def _undo(context: UpgradeContext, upgrade: UpgradeRow, **values: Any) -> UpgradeRow:
+    return context.registry.supersede(
         upgrade.id,
-        epoch=lead.registry.plan(lead.gallery.name).epoch,
+        epoch=context.registry.plan(context.gallery.name).epoch,
         note=f"a roll back to {upgrade.from_version} takes its place",
-        gallery_id=lead.gallery.id,
+        gallery_id=context.gallery.id,
         from_version=upgrade.to_version,
         to_version=upgrade.from_version,
         undoes=upgrade.id,
@@ -89,16 +89,16 @@ def _undo(lead: Lead, upgrade: UpgradeRow, **values: Any) -> UpgradeRow:
     )
 
 
-def _abandon(lead: Lead, upgrade: UpgradeRow) -> bool:
+def _abandon(context: UpgradeContext, upgrade: UpgradeRow) -> bool:
     note = "nothing had been deployed; the upgrade is given up"
-    if upgrade.original and lead.registry.plan(lead.gallery.name).legs[0].collection != upgrade.new_collection:
+    if upgrade.original and context.registry.plan(context.gallery.name).legs[0].collection != upgrade.new_collection:
         try:
-            change_epoch.serve(lead, upgrade, "untouched")  # no client writes to the copy any more
+            change_epoch.serve(context, upgrade, "untouched")  # no client writes to the copy any more
         except errors.WrongPhase:
-            if lead.registry.upgrade(upgrade.id).phase != Phase.ENDED:  # given up by another one meanwhile
+            if context.registry.upgrade(upgrade.id).phase != Phase.ENDED:  # given up by another one meanwhile
                 raise
-    if not lead.registry.abandon(upgrade.id, note=note):
+    if not context.registry.abandon(upgrade.id, note=note):
         return False
-    clean_up.drop_given_up(lead)  # in this order: until it has ended, somebody else may go on with it
-    clean_up.say_ended(lead, note, upgrade.supersedes)
+    clean_up.drop_given_up(context)  # in this order: until it has ended, somebody else may go on with it
+    clean_up.say_ended(context, note, upgrade.supersedes)
     return True

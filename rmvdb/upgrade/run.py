@@ -22,13 +22,13 @@ from rmvdb.upgrade import deploy as deploying
 from rmvdb.upgrade import repair as repairing
 from rmvdb.upgrade import roll_back as rolling_back
 from rmvdb.upgrade import verify as verifying
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.status import searched
 
 log = logging.getLogger(__name__)
 
 
-class Conductor(Lead):
+class Conductor(UpgradeContext):
     """Upgrades one gallery, by the steps of the other rooms."""
 
     #: What each step changes outside this process, in order. Tests kill it before and after each of these calls.
@@ -102,7 +102,7 @@ class Conductor(Lead):
         ),
     }
 
-    # A function of a lead is a method here: these are the steps, and the rooms where they are.
+    # A function of a context is a method here: these are the steps, and the files that they are in.
     resolve, plan, simulate = plan_step.resolve, plan_step.plan, plan_step.simulate
     begin, check_name = register.begin, register.check_name
     expect_unchanged = change_epoch.expect_unchanged
@@ -117,8 +117,8 @@ class Conductor(Lead):
 
     def advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> UpgradeRow:
         """Go on with an upgrade from wherever it stands until it is cut over, `until` is reached, or it is stopped."""
-        with leadership.leading(self, upgrade, worker):
-            # As it is now: until the baton was taken, another conductor may have gone on with it.
+        with leadership.recording_failure(self, upgrade, worker):
+            # As it is now: until the leadership was taken, another conductor may have gone on with it.
             self._through_pauses(upgrade, lambda now: self._advance(now, worker, force=force))
         return self.registry.upgrade(upgrade.id)
 
@@ -126,7 +126,7 @@ class Conductor(Lead):
         """Deploy, and leave the rest to workers; returns once it is deployed, though a worker may have been faster."""
         while self.registry.upgrade(upgrade.id).phase == Phase.PLANNED:
             try:
-                with leadership.leading(self, upgrade, worker):
+                with leadership.recording_failure(self, upgrade, worker):
                     self._through_pauses(upgrade, lambda now: self.deploy(now, force=force))
             except errors.UpgradeRunning as exc:
                 log.info("%s", exc)
@@ -152,7 +152,7 @@ class Conductor(Lead):
             if not upgrade.plan["cutover"]:
                 self.registry.set_upgrade(upgrade.id, plan=upgrade.plan | {"cutover": True})
             try:
-                with leadership.leading(self, upgrade, worker):
+                with leadership.recording_failure(self, upgrade, worker):
                     return self._through_pauses(upgrade, lambda now: self.cut_over(now, worker, force=force))
             except errors.UpgradeRunning as exc:
                 if (words := str(exc)) != told:
@@ -190,7 +190,7 @@ class Conductor(Lead):
         change_epoch.serve(self, upgrade, "later", force=force)
         note, plan = f"from t = {at:g} on the new model alone embeds the queries", self.registry.upgrade(upgrade.id).plan
         switched = plan | {"serving": plan["later"], "switch": None}
-        self.registry.set_upgrade(upgrade.id, plan=switched, note=note, baton=self.baton)
+        self.registry.set_upgrade(upgrade.id, plan=switched, note=note, leader_token=self.leader_token)
         self.say(note)
         return self.registry.upgrade(upgrade.id)
 
@@ -231,7 +231,9 @@ class Conductor(Lead):
         change_epoch.move_aliases(self, upgrade)
         served = searched(self.registry.plan(self.gallery.name), by_name=True)
         note = f"verified {counted(report.records, 'record')}; {served}"
-        self.registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, was=Phase.SERVING_BOTH, note=note, baton=self.baton)
+        self.registry.set_upgrade(
+            upgrade.id, phase=Phase.CUT_OVER, was=Phase.SERVING_BOTH, note=note, leader_token=self.leader_token
+        )
         self.say(f"{'rolled back' if upgrade.undoes else 'cut over'}: {counted(report.records, 'record')} verified, {served} now")
         if kept := rolling_back.standing_in(self, upgrade):
             self.say(f"{counted(kept, 'record')} written since {'keeps' if kept == 1 else 'keep'} ψ's vector")

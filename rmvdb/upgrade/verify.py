@@ -11,93 +11,95 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.text import counted
 from rmvdb.types import Phase
 from rmvdb.upgrade import backfill_step
-from rmvdb.upgrade.compare import Position, Report, Verify
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.compare import Verify, VerifyPosition, VerifyReport
+from rmvdb.upgrade.context import UpgradeContext
 
 #: Seconds after which a comparison that was interrupted begins anew.
 COUNTS = 600.0
 
 
-def verify(lead: Lead, upgrade: UpgradeRow, *, sample: int = 200) -> Report:
+def verify(context: UpgradeContext, upgrade: UpgradeRow, *, sample: int = 200) -> VerifyReport:
     """Compare all of it, now; WrongPhase where nothing is moved yet."""
     if upgrade.phase == Phase.PLANNED:
         raise errors.WrongPhase(f"The upgrade is {upgrade.phase}: there is nothing to compare yet; go on with rmvdb upgrade")
-    report = _compare(lead, upgrade, sample=sample)
+    report = _compare(context, upgrade, sample=sample)
     if not report.ok:
-        _forget(lead, upgrade)
+        _forget(context, upgrade)
     return report
 
 
-def check_of(lead: Lead) -> Verify:
+def check_of(context: UpgradeContext) -> Verify:
     """What compares the collections of an upgrade."""
-    hands = lead.hands
+    services = context.services
     return Verify(
-        registry=lead.registry,
-        store=lead.store,
-        encoder=hands.encoder,
-        source=hands.source,
-        archive=hands.archive,
-        batch=hands.batch,
+        registry=context.registry,
+        store=context.store,
+        loaded_models=services.loaded_models,
+        source=services.source,
+        archive=services.archive,
+        batch=services.batch,
     )
 
 
-def expect_verified(lead: Lead, upgrade: UpgradeRow) -> Report:
+def expect_verified(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyReport:
     """Compare it, from where that was interrupted; VerifyFailed where anything differs."""
-    begun = _begun(lead, upgrade)
-    lead.say(f"verifying{', from where it stood' if begun else ''}")
+    begun = _begun(context, upgrade)
+    context.say(f"verifying{', from where it stood' if begun else ''}")
 
-    def keep(at: Position) -> None:
-        lead.registry.set_upgrade(upgrade.id, verifying=asdict(at) | {"at": lead.registry.now()}, baton=lead.baton)
+    def keep(at: VerifyPosition) -> None:
+        context.registry.set_upgrade(
+            upgrade.id, verifying=asdict(at) | {"at": context.registry.now()}, leader_token=context.leader_token
+        )
 
-    report = _compare(lead, upgrade, begun=begun, keep=keep)
-    _forget(lead, upgrade)  # whatever becomes of it now: another time all is compared
+    report = _compare(context, upgrade, begun=begun, keep=keep)
+    _forget(context, upgrade)  # whatever becomes of it now: another time all is compared
     for sentence in report.unread:
-        lead.say(f"left out: {sentence}")
+        context.say(f"left out: {sentence}")
     if not report.ok:
         raise errors.VerifyFailed(
             f"{counted(report.problems, 'difference')}, such as: {report.examples[0]}; "
             "both collections stay in service: rmvdb verify names them, and with --repair puts back what was lost"
         )
-    _expect_few_missing(lead, upgrade, report)
+    _expect_few_missing(context, upgrade, report)
     return report
 
 
-def _expect_few_missing(lead: Lead, upgrade: UpgradeRow, report: Report) -> None:
+def _expect_few_missing(context: UpgradeContext, upgrade: UpgradeRow, report: VerifyReport) -> None:
     """RecordsMissing where more records vanished from the old collections than another program's single deletions."""
     if not report.missing:
         return
     what = counted(report.missing, "record of the work list is", "records of the work list are")
     told = f"{what} gone, such as {report.gone[0]!r}: no batch moved them and no client deleted them"
     if too_many(
-        report.missing, lead.registry.progress(upgrade.id).total + report.missing, backfill_step.task(lead, upgrade).missing
+        report.missing, context.registry.progress(upgrade.id).total + report.missing, backfill_step.task(context, upgrade).missing
     ):
         raise errors.RecordsMissing(
             f"{told}. If another program deleted them: rmvdb cutover --accept-missing. If another registry works on the same "
             "collection: stop it first"
         )
-    lead.say(told)
+    context.say(told)
 
 
-def _begun(lead: Lead, upgrade: UpgradeRow) -> Position | None:
+def _begun(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyPosition | None:
     """Where one was interrupted a moment ago."""
-    kept = dict(lead.registry.upgrade(upgrade.id).verifying or {})
-    return Position(**kept) if kept and lead.registry.now() - kept.pop("at") < COUNTS else None
+    kept = dict(context.registry.upgrade(upgrade.id).verifying or {})
+    return VerifyPosition(**kept) if kept and context.registry.now() - kept.pop("at") < COUNTS else None
 
 
-def _forget(lead: Lead, upgrade: UpgradeRow) -> None:
-    lead.registry.set_upgrade(upgrade.id, verifying=None, baton=lead.baton)
+def _forget(context: UpgradeContext, upgrade: UpgradeRow) -> None:
+    context.registry.set_upgrade(upgrade.id, verifying=None, leader_token=context.leader_token)
 
 
 def _compare(
-    lead: Lead,
+    context: UpgradeContext,
     upgrade: UpgradeRow,
     *,
     sample: int = 200,
-    begun: Position | None = None,
-    keep: Callable[[Position], None] = lambda _: None,
-) -> Report:
+    begun: VerifyPosition | None = None,
+    keep: Callable[[VerifyPosition], None] = lambda _: None,
+) -> VerifyReport:
     def progress(done: int, total: int) -> None:
-        lead.report("verifying", done, total)
-        lead.check_stop()
+        context.report("verifying", done, total)
+        context.check_stop()
 
-    return check_of(lead).run(backfill_step.task(lead, upgrade), sample=sample, progress=progress, begun=begun, keep=keep)
+    return check_of(context).run(backfill_step.task(context, upgrade), sample=sample, progress=progress, begun=begun, keep=keep)

@@ -236,11 +236,11 @@ def test_db_check_says_whether_the_registry_is_at_this_versions_schema(project: 
 def test_a_worker_that_lives_for_months_loads_what_has_a_forgotten_versions_name(project: Project) -> None:
     with project.opened() as worker:
         worker.conductor("things")
-        before = worker.encoder.embedder("v2")
+        before = worker.loaded_models.embedder("v2")
         project.ask("model", "remove", "v2")
         project.ask("model", "add", "v2", "--embedder", "models:v3")
         worker.conductor("things")
-        assert worker.encoder.embedder("v2") is not before
+        assert worker.loaded_models.embedder("v2") is not before
 
 
 def test_the_new_collection_is_called_as_asked(project: Project) -> None:

@@ -24,14 +24,14 @@ DRIFT = {
 
 
 def test_the_tests_projects_differ_from_the_defaults_only_where_there_is_a_reason() -> None:
-    text = CONFIG.format(milvus="", registry="", batch=50, retry_for=15.0, index=config.Settings().index.type)
+    text = CONFIG.format(milvus="", registry="", batch=50, retry_for=15.0, index=config.ProjectSettings().index.type)
     set_here = {f"{section}.{name}" for section, names in tomllib.loads(text).items() for name in names}
     assert set_here <= set(DRIFT)
-    assert set(DRIFT) <= {f"{s}.{n}" for s in config.Settings.model_fields for n in _names(s)}
+    assert set(DRIFT) <= {f"{s}.{n}" for s in config.ProjectSettings.model_fields for n in _names(s)}
 
 
 def _names(section: str) -> set[str]:
-    kind = config.Settings.model_fields[section].annotation
+    kind = config.ProjectSettings.model_fields[section].annotation
     return set(getattr(kind, "model_fields", {}))
 
 

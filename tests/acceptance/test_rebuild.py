@@ -118,7 +118,7 @@ def expect_upgraded(found: Middle, items: dict[Id, Any]) -> None:
     held = {record.id: record for page in app.store.scan(leg.collection, fields=None, vector=True) for record in page}
     assert held.keys() == items.keys()
     assert {id: record.fields["label"] for id, record in held.items()} == {id: found.label(id) for id in items}
-    own = app.encoder.own(leg.model, app.encoder.embed("v2", list(items.values())))
+    own = app.loaded_models.apply_head(leg.model, app.loaded_models.embed("v2", list(items.values())))
     assert {id: cosine(held[id], vector) for id, vector in zip(items, own, strict=True)} == pytest.approx(
         dict.fromkeys(items, 1.0), abs=1e-5
     )
@@ -135,7 +135,7 @@ def expect_rolled_back(found: Middle, items: dict[Id, Any]) -> None:
     assert {id: record.fields["label"] for id, record in held.items()} == {id: found.label(id) for id in items}
     for id in items.keys() - found.written:
         assert np.array_equal(held[id].vector, found.before[id].vector), id
-    own = app.encoder.embed("v1", [items[id] for id in found.written])
+    own = app.loaded_models.embed("v1", [items[id] for id in found.written])
     assert [cosine(held[id], vector) for id, vector in zip(found.written, own, strict=True)] == pytest.approx(
         [1.0] * len(found.written), abs=1e-5
     )

@@ -96,7 +96,7 @@ def test_a_third_version_takes_over_from_an_unfinished_upgrade(halfway: Project,
     app, models = _app(project), project.models()
     leg = app.registry.plan("things").legs[0]
     records = app.store.get(leg.collection, sorted(left), vector=True)
-    expected = app.encoder.own(leg.model, app.encoder.embed("v3", [models.item(id) for id in sorted(left)]))
+    expected = app.loaded_models.apply_head(leg.model, app.loaded_models.embed("v3", [models.item(id) for id in sorted(left)]))
     assert np.allclose([record.vector for record in records], expected, atol=1e-5)
     labels = {record.id: record.fields["label"] for record in records}
     assert labels == {id: 50 if id in (*WRITTEN, *LATER, 1001, 1002) else models.label(id) for id in left}

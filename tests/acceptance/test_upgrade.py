@@ -97,8 +97,8 @@ def test_the_new_gallery_is_what_an_offline_reindex_would_have_given(planned: Pr
     leg = app.registry.plan("things").legs[0]
     models = project.models()
     records = app.store.get(leg.collection, IDS, vector=True)
-    raw = app.encoder.embed("v2", [models.item(id) for id in IDS])
-    expected = app.encoder.own(leg.model, raw)
+    raw = app.loaded_models.embed("v2", [models.item(id) for id in IDS])
+    expected = app.loaded_models.apply_head(leg.model, raw)
     assert [record.id for record in records] == IDS
     cosines = [float(a.vector @ b / np.linalg.norm(a.vector) / np.linalg.norm(b)) for a, b in zip(records, expected, strict=True)]
     assert min(cosines) > 1 - 1e-5
@@ -138,7 +138,7 @@ def test_ctrl_c_while_it_plans_stops_it_and_nothing_is_registered(project: Proje
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "Stopped; the same command goes on from here" in err
+    assert "Stopped. Run the same command to resume." in err
     assert project.json("status")["upgrade"] is None
     assert len(project.calls("v2")) < len(IDS)
 
@@ -160,7 +160,7 @@ def test_ctrl_c_twice_stops_at_once(project: Project, command: tuple[str, ...]) 
     finally:
         process.kill()
     assert process.returncode == 130
-    assert err.strip().endswith("stopped at once; the same command goes on from here")
+    assert err.strip().endswith("Stopped at once. Run the same command to resume.")
 
 
 def test_a_killed_upgrade_run_again_ends_in_the_same_state(project: Project) -> None:
@@ -231,7 +231,7 @@ def test_a_roll_back_keeps_the_writes_made_since(planned: Project) -> None:
     assert found == {7: 99, 1001: 5}
     app = _app(project)
     record = app.store.get(app.registry.plan("things").legs[0].collection, [7], vector=True)[0]
-    own = app.encoder.embed("v1", [models.item(7)])[0]
+    own = app.loaded_models.embed("v1", [models.item(7)])[0]
     assert np.allclose(record.vector, own, atol=1e-5)
 
 
@@ -255,7 +255,7 @@ def test_an_application_reads_and_writes_as_if_no_upgrade_were_on(planned: Proje
         first, both = client.search(models.item(1), limit=10), client.search([models.item(1), models.item(2)], limit=10)
         assert [hit.id for hit in both[0]] == [hit.id for hit in first]
         assert [hit.id for hit in client.search(models.item(1), limit=5, offset=5)] == [hit.id for hit in first[5:]]
-        vector = client._encoder.embed("v2", [models.item(1)])[0]
+        vector = client._loaded_models.embed("v2", [models.item(1)])[0]
         assert [hit.id for hit in client.search(vector=vector, model="v2", limit=10)] == [hit.id for hit in first]
         with pytest.raises(rmvdb.errors.Mismatch, match="No transform leads from vectors of model 'v1'"):
             client.search(vector=np.zeros(16, np.float32), model="v1")
@@ -315,7 +315,7 @@ def test_a_worker_that_knew_another_collection_of_that_name_leaves_no_field_behi
 
     scheduler, stop = Scheduler(app, galleries=["mine"], window=Window(None), say=lambda _: None), threading.Event()
     worker = threading.Thread(target=scheduler.run, args=(stop,))
-    with nullcontext() if leads else leadership.held(other.conductor("mine"), row, other.worker()):
+    with nullcontext() if leads else leadership.hold_leadership(other.conductor("mine"), row, other.worker()):
         worker.start()
         try:
             _until(lambda: project.json("status", "-g", "mine")["t"] == 1.0)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from rmvdb.learning import calibration, geometry, training
-from rmvdb.learning.method import Fitted, Method, Pairs, Settings
+from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import simulate
 from rmvdb.planning.orders import Centroid, ClassificationScore, Cluster, Random
 from rmvdb.planning.simulate import UNCALIBRATED
@@ -165,10 +165,10 @@ def measure(fitted: Fitted, part: Pairs, confidence: np.ndarray, scales: simulat
 def fits(data: Data) -> Iterator[tuple[str, Fitted, Pairs]]:
     """What was trained, by name, and what it is calibrated on."""
     unlabelled = replace(data.pairs, labels=None)
-    plans = {method.value: (data.pairs, method, Settings()) for method in Method if method is not Method.IDENTITY}
-    plans["rm --paper"] = (data.pairs, Method.RM, Settings.paper())
-    plans["mcl, no labels"] = (unlabelled, Method.MCL, Settings())
-    plans["rm, no labels"] = (unlabelled, Method.RM, Settings())
+    plans = {method.value: (data.pairs, method, TrainingSettings()) for method in Method if method is not Method.IDENTITY}
+    plans["rm --paper"] = (data.pairs, Method.RM, TrainingSettings.paper())
+    plans["mcl, no labels"] = (unlabelled, Method.MCL, TrainingSettings())
+    plans["rm, no labels"] = (unlabelled, Method.RM, TrainingSettings())
     for name, (pairs, method, settings) in plans.items():
         start = time.perf_counter()
         fitted = training.fit(pairs, method=method, old_metric=COSINE, new_metric=COSINE, settings=settings)

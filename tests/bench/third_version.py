@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from sklearn.datasets import load_digits
 
 import demo_models
-from rmvdb.learning.method import Method, Pairs, Settings
+from rmvdb.learning.method import Method, Pairs, TrainingSettings
 from rmvdb.planning import simulate
 from rmvdb.planning.predict import Trial
 from rmvdb.types import Metric, Vectors
@@ -60,12 +60,12 @@ def main() -> None:
 
 def second(first: Method, at: float, v1: Vectors, v2: Vectors, v3: Vectors, labels: np.ndarray, sure: np.ndarray) -> None:
     pairs = Pairs(old=v1, new=v2, labels=labels)
-    plan = Trial(pairs, confidences={"score": sure}, settings=Settings(), **COSINE).predict(first)
+    plan = Trial(pairs, confidences={"score": sure}, settings=TrainingSettings(), **COSINE).predict(first)
     seen = np.isin(np.arange(len(labels)), plan.seen) & (first is not Method.NAIVE)
     held = np.argsort(np.argsort(sure)) >= at * len(labels)  # by v1 still
     used = ~(held & seen)
     reverse = plan.fitted.reverse
-    behind = simulate.Behind(
+    behind = simulate.OlderCollection(
         metric=Metric.COSINE,
         held=held[used],
         vectors=v1[used],
@@ -73,7 +73,9 @@ def second(first: Method, at: float, v1: Vectors, v2: Vectors, v3: Vectors, labe
         asked=None if reverse else v1[used],
     )
     pairs = Pairs(old=plan.fitted.final(v2)[used], new=v3[used], labels=labels[used])
-    trial = Trial(pairs, confidences={"score": sure[used]}, settings=Settings(), seen=seen[used], behind=[behind], **COSINE)
+    trial = Trial(
+        pairs, confidences={"score": sure[used]}, settings=TrainingSettings(), seen=seen[used], behind=[behind], **COSINE
+    )
     for method in (Method.RM, Method.MCL, Method.RQT, Method.NAIVE):
         told = trial.predict(method)
         low, high = (100 * bound for bound in told.start)

@@ -348,7 +348,7 @@ def gallery(request: pytest.FixtureRequest, store: VectorStore, tmp_path: Path) 
         ids = range(1100) if shape is shapes[0] else range(40, 46) if request.param else ()
         vector = np.ones(shape.dim, np.float32)
         store.upsert(shape.collection, [Record(id=id, vector=vector, fields={"label": id % 10}) for id in ids])
-    with Client("texts", registry=served.registry, store=store, encoder=served.encoder, longest_call=8.0) as client:
+    with Client("texts", registry=served.registry, store=store, loaded_models=served.loaded_models, engine_timeout=8.0) as client:
         yield client
     for shape in shapes:
         store.drop(shape.collection)

@@ -120,7 +120,9 @@ def test_every_line_of_json_is_json(block: Block) -> None:
 
 @pytest.mark.parametrize("page", WRITTEN)
 def test_every_setting_in_the_text_is_there(page: str) -> None:
-    sections = {name: getattr(field.annotation, "model_fields", {}) for name, field in config.Settings.model_fields.items()}
+    sections = {
+        name: getattr(field.annotation, "model_fields", {}) for name, field in config.ProjectSettings.model_fields.items()
+    }
     for span in spans(page):
         found = re.fullmatch(r"([a-z]+)\.([a-z_0-9]+)", span)
         if found and sections.get(found[1]) and found[2] not in ("db", "sqlite"):  # files in home

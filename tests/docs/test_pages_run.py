@@ -16,7 +16,7 @@ from PIL import Image
 
 from rmvdb import cli
 from rmvdb.engines import lite
-from rmvdb.learning.method import Settings
+from rmvdb.learning.method import TrainingSettings
 from tests.docs.blocks import WRITTEN, Block, blocks
 
 #: Pages whose blocks go on from a gallery of texts, in this order.
@@ -73,7 +73,7 @@ def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
         patch.setenv("RMVDB_SEARCH__LONGEST_SEARCH", "1")
         patch.delenv("RMVDB_CONFIG", raising=False)
         for name in ("epochs", "least_steps"):  # whether a plan is good is asked elsewhere
-            patch.setitem(Settings.__init__.__kwdefaults__, name, 40)
+            patch.setitem(TrainingSettings.__init__.__kwdefaults__, name, 40)
         try:
             yield Reader(folder)
         finally:

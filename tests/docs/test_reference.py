@@ -15,8 +15,8 @@ from tests.docs.blocks import PAGES, README, WRITTEN
 
 COMMANDS = dict(generate.leaves(cli.main))
 SECTIONS = {
-    name: {"indexes": config.Index}.get(name, field.annotation)
-    for name, field in config.Settings.model_fields.items()
+    name: {"indexes": config.IndexSection}.get(name, field.annotation)
+    for name, field in config.ProjectSettings.model_fields.items()
     if name != "home"
 }
 

@@ -29,8 +29,8 @@ class OddEmbedder(TextEmbedder):
 def gallery(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gallery]:
     """Twenty texts, before an upgrade and during one, whose models give odd vectors for some items."""
     made = make(tmp_path, records=20, deployed=request.param)
-    monkeypatch.setattr(made.encoder, "_load_embedder", OddEmbedder)
-    monkeypatch.setattr(made.encoder, "_kept", {})
+    monkeypatch.setattr(made.loaded_models, "_load_embedder", OddEmbedder)
+    monkeypatch.setattr(made.loaded_models, "_kept", {})
     yield made
     made.registry.close()
 
@@ -39,8 +39,8 @@ def gallery(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.
 def upgrading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gallery]:
     """The same, during an upgrade."""
     made = make(tmp_path, records=20)
-    monkeypatch.setattr(made.encoder, "_load_embedder", OddEmbedder)
-    monkeypatch.setattr(made.encoder, "_kept", {})
+    monkeypatch.setattr(made.loaded_models, "_load_embedder", OddEmbedder)
+    monkeypatch.setattr(made.loaded_models, "_kept", {})
     yield made
     made.registry.close()
 
@@ -177,10 +177,10 @@ def test_an_item_whose_new_vector_cannot_be_ranked_is_quarantined_and_stays_wher
 
 
 def test_a_vector_that_the_head_takes_to_zero_is_quarantined(upgrading: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    def own(version: str, raw: Vectors) -> Vectors:
+    def apply_head(version: str, raw: Vectors) -> Vectors:
         return np.where((np.abs(raw - vector("v2", "t7")) < 1e-6).all(axis=1, keepdims=True), np.float32(0), raw)
 
-    monkeypatch.setattr(upgrading.encoder, "own", own)
+    monkeypatch.setattr(upgrading.loaded_models, "apply_head", apply_head)
     drive(upgrading)
     [aside] = upgrading.registry.quarantined(upgrading.upgrade.id)
     assert (aside.record, aside.reason) == ("7", "its vector has the length 0, and so no direction that COSINE could compare")

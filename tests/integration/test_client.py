@@ -23,7 +23,7 @@ from rmvdb.items.objects import load_object
 from rmvdb.protocols import always
 from rmvdb.registry.mark import is_mark
 from rmvdb.serving.client import Client
-from rmvdb.serving.loaded_models import Chain, Encoder
+from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.types import Leg, Metric, Record
 from tests.support.inprocess import DIMS, Gallery, TextEmbedder, drive, make
 from tests.support.waiting import wait_until
@@ -39,13 +39,13 @@ def gallery(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Gallery]
 
 def application(gallery: Gallery, load: Any, import_embedder: Any = lambda _: None) -> Client:
     """A client in a process of its own, where models are loaded like that."""
-    encoder = Encoder(
+    loaded_models = LoadedModels(
         load_embedder=load,
         load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
         load_artifact=lambda _: b"",
         import_embedder=import_embedder,
     )
-    return Client("texts", registry=gallery.registry, store=gallery.store, encoder=encoder, longest_call=1.0)
+    return Client("texts", registry=gallery.registry, store=gallery.store, loaded_models=loaded_models, engine_timeout=1.0)
 
 
 def announce(gallery: Gallery) -> None:
@@ -180,10 +180,10 @@ def test_a_client_that_is_closed_says_so_even_in_mid_search(gallery: Gallery) ->
 def _fork(folder: Path, deployed: bool) -> None:
     gallery = make(folder, records=8, deployed=deployed)
     with gallery.client() as client:
-        client._plans._stop.set()
-        client._plans._wake.set()
-        client._plans._thread.join()  # nobody says meanwhile that this client lives
-        client._plans._stop.clear()
+        client._current_plan._stop.set()
+        client._current_plan._wake.set()
+        client._current_plan._thread.join()  # nobody says meanwhile that this client lives
+        client._current_plan._stop.clear()
         reading, writing = os.pipe()
         child = os.fork()
         if not child:

@@ -467,7 +467,7 @@ def _impatient() -> Iterator[None]:
     """Waits that are made for people, shortened; what they wait for is the same."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "CLOSING", 0.3)
-        patch.setattr(leadership, "BATON", 0.8)
+        patch.setattr(leadership, "LEADER_LEASE", 0.8)
         patch.setattr(writing_room, "WRITE_LASTS", 15.0)
         yield
 

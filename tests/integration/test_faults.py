@@ -32,10 +32,10 @@ from rmvdb.registry.claims import Claim
 from rmvdb.registry.codec import key, unpack_ids
 from rmvdb.registry.tables import BatchRow
 from rmvdb.serving.client import Client
-from rmvdb.serving.current_plan import Plans
+from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
-from rmvdb.serving.loaded_models import Chain, Encoder
-from rmvdb.serving.traffic import Traffic
+from rmvdb.serving.loaded_models import Chain, LoadedModels
+from rmvdb.serving.traffic import TrafficCounter
 from rmvdb.storage.archive import ArchiveFile, EmbeddingCache
 from rmvdb.timing import uptime
 from rmvdb.types import BatchState, Id, Leg, Metric, Phase, Record, ServingPlan
@@ -186,7 +186,7 @@ def test_a_search_is_as_strong_as_it_or_its_client_says(planned: Gallery, monkey
         return real(*words, strong=strong, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(planned.store, "search", search)
-    parts = {"registry": planned.registry, "store": planned.store, "encoder": planned.encoder}
+    parts = {"registry": planned.registry, "store": planned.store, "loaded_models": planned.loaded_models}
     with planned.client() as usual, Client("texts", consistency="Strong", **parts) as strong:
         for client in (usual, strong):
             client.search("t1")
@@ -239,7 +239,7 @@ def test_a_reader_suspended_between_its_plan_and_its_question_misses_nothing(
     planned: Gallery, ask: Callable[[Client], list[Id]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with planned.client() as client:
-        current, suspended = client._plans.current, [True]
+        current, suspended = client._current_plan.current, [True]
 
         def plan() -> Any:
             found = current()
@@ -248,7 +248,7 @@ def test_a_reader_suspended_between_its_plan_and_its_question_misses_nothing(
                 drive(planned)
             return found
 
-        monkeypatch.setattr(client._plans, "current", plan)
+        monkeypatch.setattr(client._current_plan, "current", plan)
         assert ask(client) == [3]
         assert not suspended
 
@@ -265,7 +265,7 @@ class Wire:
         return getattr(self._real, name)
 
 
-def silent(plans: Plans) -> None:
+def silent(plans: CurrentPlan) -> None:
     """Its thread asks for no plan any more; searches do."""
     plans._stop.set()
     plans._wake.set()
@@ -278,7 +278,7 @@ def test_a_client_of_a_plan_with_longer_times_misses_nothing_of_one_with_shorter
     """Who conducts the upgrade is configured with other times than who made the gallery: clients go by those of their plan."""
     wire = Wire(planned.registry)
     hasty = replace(planned, times=TIMES)
-    with Client("texts", registry=wire, store=planned.store, encoder=planned.encoder, longest_call=1.0) as client:  # type: ignore[arg-type]
+    with Client("texts", registry=wire, store=planned.store, loaded_models=planned.loaded_models, engine_timeout=1.0) as client:  # type: ignore[arg-type]
         assert len(client.search("t3", limit=50)) == 8
         hasty.conductor().deploy(planned.upgrade)
         assert planned.registry.plan("texts").max_age == TIMES["max_age"]
@@ -297,12 +297,12 @@ def test_a_client_of_a_plan_with_longer_times_is_waited_for_as_long_as_it_may_us
     """A write under the new plan reaches the new collection alone, which that client does not search yet."""
     wire = Wire(planned.registry)
     hasty = replace(planned, times=TIMES)
-    with Client("texts", registry=wire, store=planned.store, encoder=planned.encoder, longest_call=1.0) as client:  # type: ignore[arg-type]
+    with Client("texts", registry=wire, store=planned.store, loaded_models=planned.loaded_models, engine_timeout=1.0) as client:  # type: ignore[arg-type]
         client.search("t3", limit=50)
         hasty.conductor().deploy(planned.upgrade)
         with planned.registry.engine.begin() as connection:
             connection.execute(text("UPDATE serving_plans SET max_age = 60 WHERE epoch = 1"))
-        silent(client._plans)
+        silent(client._current_plan)
         wire.is_cut = True
         planned.registry.refresh("texts", client=client.name, holds=1, ready=2, trouble="")
         time.sleep(3 * TIMES["max_age"])
@@ -428,7 +428,7 @@ def test_a_record_is_not_lost_when_its_quarantine_is_lifted_in_the_grace(gallery
     text = gallery.source.of.pop(3)
     copied(gallery)
     gallery.source.of[3] = text
-    gallery.registry.release(gallery.upgrade.id, [3], again=True)
+    gallery.registry.release(gallery.upgrade.id, [3], requeue=True)
     gallery.backfill.retire(gallery.task, claimed(gallery), always)
     drive(gallery)
     gallery.expect_moved()
@@ -570,7 +570,9 @@ def test_of_many_searches_that_find_their_plan_too_old_one_asks_and_all_hear_the
     planned: Gallery, monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
     registry, asked = planned.registry, []
-    plans = Plans("texts", registry=registry, prepare=lambda _: None, name="one", latency=Latency(), traffic=Traffic(0))
+    plans = CurrentPlan(
+        "texts", registry=registry, prepare=lambda _: None, name="one", latency=Latency(), traffic=TrafficCounter(0)
+    )
     silent(plans)
     plans._lock = Counted()  # type: ignore[assignment]
     plans._held = replace(plans.current(), max_age=60.0), -math.inf
@@ -613,7 +615,7 @@ def test_a_heart_goes_on_beating_after_a_disk_that_was_full_for_a_moment(
         return real(*args, **options)
 
     monkeypatch.setattr(gallery.registry, "renew", renew)
-    gallery.encoder.embedder("v2").seconds = 0.5  # some heartbeats long
+    gallery.loaded_models.embedder("v2").seconds = 0.5  # some heartbeats long
     stop = threading.Event()
     timer = threading.Timer(60.0, stop.set)
     timer.start()
@@ -740,7 +742,7 @@ def test_what_was_copied_before_the_clock_was_set_back_waits_for_one_more_grace(
 def test_a_conductor_that_was_killed_before_the_clock_was_set_back_is_waited_for_no_longer(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmvdb.upgrade.leadership.BATON", 1.0)
+    monkeypatch.setattr("rmvdb.upgrade.leadership.LEADER_LEASE", 1.0)
     clock = DatabaseClock(gallery.registry)
     gallery.registry.lead(gallery.upgrade.id, "killed", 1.0)
     clock.set(-3600)
@@ -821,10 +823,10 @@ class SlowToLoad:
 
 def application(gallery: Gallery, load: Callable[[str], Any]) -> Client:
     """A client in a process of its own, where models are loaded like that."""
-    encoder = Encoder(
+    loaded_models = LoadedModels(
         load_embedder=load, load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]), load_artifact=lambda _: b""
     )
-    return Client("texts", registry=gallery.registry, store=gallery.store, encoder=encoder, longest_call=1.0)
+    return Client("texts", registry=gallery.registry, store=gallery.store, loaded_models=loaded_models, engine_timeout=1.0)
 
 
 @pytest.fixture
@@ -875,7 +877,7 @@ def test_searches_go_on_while_the_next_model_is_loaded_and_the_epoch_waits_for_i
             assert [hit.id for hit in client.search("t3", limit=1)] == [3]
         deploying.result()
         time.sleep(hasty.times["max_age"])
-        assert len(client._plans.current().legs) == 2
+        assert len(client._current_plan.current().legs) == 2
         assert [hit.id for hit in client.search("t3", limit=1)] == [3]
     assert sorted(took)[10] < 0.5
 
@@ -908,7 +910,7 @@ def test_a_plan_that_cannot_be_loaded_puts_off_no_later_one(hasty: Gallery) -> N
             raise errors.ModelError("no room for it")
 
     registry = hasty.registry
-    plans = Plans("texts", registry=registry, prepare=prepare, name="one", latency=Latency(), traffic=Traffic(0))
+    plans = CurrentPlan("texts", registry=registry, prepare=prepare, name="one", latency=Latency(), traffic=TrafficCounter(0))
     assert registry.announce("texts", plans.current().legs, hasty.times | {"staleness": 1.0}) == 2
     wait_until(lambda: plans._failed == 2)
     plans._again_at = math.inf  # as far away as after many tries
@@ -928,7 +930,7 @@ def test_who_cannot_write_by_a_plan_does_not_serve_it(gallery: Gallery) -> None:
         return TextEmbedder(version)
 
     with application(gallery, load) as client, pytest.raises(errors.ModelError, match="no v1 here"):
-        client._encoder.prepare(replace(plan, legs=(plan.legs[0], old)))
+        client._loaded_models.prepare(replace(plan, legs=(plan.legs[0], old)))
 
 
 # --- bad items, and a broken source ---------------------------------------------------------------------------------------
@@ -943,7 +945,7 @@ def test_a_batch_of_bad_items_is_set_aside_where_items_are_made_of_fields(galler
     old = [Record(id=id, vector=vector("v1", f"t{id}"), fields={"n": 0, **fields}) for id, fields in texts.items()]
     gallery.store.upsert(gallery.task.old[0], old)
     backfill = Backfill(
-        registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, source=FieldSource("text"),
+        registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models, source=FieldSource("text"),
         archive=gallery.archive,
     )  # fmt: skip
     gallery.worker(width=1).run(gallery.task, backfill)
@@ -966,8 +968,8 @@ def test_bad_items_that_come_first_in_the_order_are_set_aside_by_what_the_plan_e
         np.stack([vector("v2", item) for item in items]),
     )
     backfill = Backfill(
-        registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, source=gallery.source, archive=gallery.archive,
-        cache=cache,
+        registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models, source=gallery.source,
+        archive=gallery.archive, cache=cache,
     )  # fmt: skip
     gallery.worker(width=1).run(gallery.task, backfill)
     assert len(gallery.registry.quarantined(gallery.upgrade.id)) == 20
@@ -993,8 +995,8 @@ def test_an_item_that_changed_since_the_plan_is_embedded_again_though_the_old_mo
     assert set(made.get(list(old), vectors_of(list(old.values())), list(map(item_digest, items)))) == set(old) - {3, 4}
     gallery.conductor().deploy(gallery.upgrade)
     backfill = Backfill(
-        registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, source=gallery.source, archive=gallery.archive,
-        cache=made,
+        registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models, source=gallery.source,
+        archive=gallery.archive, cache=made,
     )  # fmt: skip
     gallery.worker().run(gallery.task, backfill)
     gallery.expect_moved()
@@ -1015,8 +1017,8 @@ def test_what_the_plan_embedded_and_is_bad_since_is_set_aside_and_planned_withou
     assert _sample(gallery).skipped == len(bad)
     assert _sample(gallery).skipped == len(bad)
     backfill = Backfill(
-        registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, source=gallery.source, archive=gallery.archive,
-        cache=EmbeddingCache(gallery.folder / "embeddings", model="v2"),
+        registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models, source=gallery.source,
+        archive=gallery.archive, cache=EmbeddingCache(gallery.folder / "embeddings", model="v2"),
     )  # fmt: skip
     gallery.worker(width=1).run(gallery.task, backfill)
     assert {row.record for row in gallery.registry.quarantined(gallery.upgrade.id)} == set(map(str, bad))
@@ -1058,7 +1060,7 @@ def _spoil(gallery: Gallery, id: Id, kind: str) -> None:
 
 def _sample(gallery: Gallery) -> Sample:
     sampler = Sampler(
-        store=gallery.store, encoder=gallery.encoder, source=gallery.source,
+        store=gallery.store, loaded_models=gallery.loaded_models, source=gallery.source,
         cache=lambda version: EmbeddingCache(gallery.folder / "embeddings", model=version),
     )  # fmt: skip
     leg = Leg(collection=gallery.task.old[0], model="v1", metric=Metric.COSINE, embedder="v1")

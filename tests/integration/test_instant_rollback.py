@@ -490,15 +490,15 @@ def test_who_was_suspended_while_it_copied_stops(gallery: Gallery, served: bool)
 
     def taken_over(*_: object) -> None:
         first.report = lambda *_: None
-        gallery.registry.keep_leading(row.id, baton, 0)
+        gallery.registry.keep_leading(row.id, leader_token, 0)
         if served:
             go_on(gallery, row)
         else:
             gallery.registry.lead(row.id, "second", 10.0)
 
-    first.baton = baton = gallery.registry.lead(row.id, "first", 10.0)
+    first.leader_token = leader_token = gallery.registry.lead(row.id, "first", 10.0)
     first.report = taken_over
-    assert baton is not None
+    assert leader_token is not None
     with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
         first.deploy(row)
     assert gallery.registry.upgrade(row.id).phase == (Phase.SERVING_BOTH if served else Phase.PLANNED)
@@ -508,11 +508,11 @@ def test_who_was_suspended_while_it_copied_stops(gallery: Gallery, served: bool)
 
 def test_who_was_suspended_while_it_wrote_a_page_does_not_say_how_far_the_copy_is(gallery: Gallery) -> None:
     row, first = begin(gallery), gallery.conductor()
-    first.baton = baton = gallery.registry.lead(row.id, "first", 10.0)
-    assert baton is not None
+    first.leader_token = leader_token = gallery.registry.lead(row.id, "first", 10.0)
+    assert leader_token is not None
 
     def taken_over(*_: object) -> None:
-        gallery.registry.keep_leading(row.id, baton, 0)
+        gallery.registry.keep_leading(row.id, leader_token, 0)
         gallery.registry.lead(row.id, "second", 10.0)
 
     gallery.store.after = taken_over
@@ -612,16 +612,16 @@ def test_clients_that_die_while_the_copy_is_made_leave_no_difference(gallery: Ga
 def test_what_a_client_wrote_before_the_copy_was_finished_is_left_alone(gallery: Gallery) -> None:
     """Another had died at the same record while the copy was made, and so it is looked at again once the copy is served."""
     row, conductor = begin(gallery), gallery.conductor()
-    real = conductor.registry.cut_off
+    real = conductor.registry.expired_writes
 
-    def cut_off(name: str) -> list[Id]:
+    def expired_writes(name: str) -> list[Id]:
         with gallery.client() as client:
             put(gallery, client, 2, "written since")
         return [2, *real(name)]
 
-    conductor.registry.cut_off = cut_off  # type: ignore[method-assign]
+    conductor.registry.expired_writes = expired_writes  # type: ignore[method-assign]
     conductor.deploy(row)
-    conductor.registry.cut_off = real  # type: ignore[method-assign]
+    conductor.registry.expired_writes = real  # type: ignore[method-assign]
     go_on(gallery, row)
     expect_holds(gallery, row.new_collection, "v2")
     expect_original(gallery)
@@ -709,7 +709,7 @@ def test_the_registry_may_be_lost_meanwhile(gallery: Gallery, moment: str) -> No
 def test_the_original_is_written_by_its_own_model_where_there_is_one_else_through_psi(tmp_path: Path, there: bool) -> None:
     gallery = make(tmp_path, records=200, deployed=False)
     assert gallery.conductor().roll_back(gallery.upgrade) is None
-    gallery.encoder._load_embedder = TextEmbedder if there else without_v1
+    gallery.loaded_models._load_embedder = TextEmbedder if there else without_v1
     before = gallery.registry.plan("texts").legs
     given_up = begin(gallery, method=Method.RQT)
     die_in_the_copy(gallery, given_up)
@@ -721,7 +721,7 @@ def test_the_original_is_written_by_its_own_model_where_there_is_one_else_throug
     with gallery.client() as client:
         put(gallery, client, 7, "written since")
     [written] = gallery.store.get(ORIGINAL, [7], vector=True)
-    led = gallery.encoder.apply(psi, vector("v2", "written since")[None])[0]
+    led = gallery.loaded_models.apply(psi, vector("v2", "written since")[None])[0]
     own = vector("v1", "written since")
     assert np.allclose(written.vector, own if there else led, atol=1e-6)  # type: ignore[arg-type]
     back(gallery, row)
@@ -881,17 +881,17 @@ def test_a_record_that_was_taken_in_again_is_embedded_though_its_look_was_killed
 
 def test_who_was_suspended_before_it_finished_the_copy_changes_nothing_of_what_is_moved(gallery: Gallery) -> None:
     row, first = begin(gallery), gallery.conductor()
-    real = first.registry.cut_off
-    first.baton = baton = gallery.registry.lead(row.id, "first", 10.0)
-    assert baton is not None
+    real = first.registry.expired_writes
+    first.leader_token = leader_token = gallery.registry.lead(row.id, "first", 10.0)
+    assert leader_token is not None
 
-    def cut_off(name: str) -> list[Id]:
-        first.registry.cut_off = real  # type: ignore[method-assign]
-        gallery.registry.keep_leading(row.id, baton, 0)
+    def expired_writes(name: str) -> list[Id]:
+        first.registry.expired_writes = real  # type: ignore[method-assign]
+        gallery.registry.keep_leading(row.id, leader_token, 0)
         assert go_on(gallery, row).phase == Phase.CUT_OVER
         return [2, *real(name)]
 
-    first.registry.cut_off = cut_off  # type: ignore[method-assign]
+    first.registry.expired_writes = expired_writes  # type: ignore[method-assign]
     with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
         first.deploy(row)
     expect_holds(gallery, row.new_collection, "v2")
@@ -903,7 +903,7 @@ def test_every_worker_stops_where_a_schedule_switches(tmp_path: Path) -> None:
     conductor = gallery.conductor()
     question = conductor.resolve(Question(gallery="texts", from_version="v1", to_version="v2", method=Method.RQT, order="random"))
     row = conductor.begin(question, replace(conductor.plan(question), switch=0.3, early=(None, None)), gallery.worker())
-    gallery.encoder.embedder("v2").seconds = 0.1  # type: ignore[attr-defined]
+    gallery.loaded_models.embedder("v2").seconds = 0.1  # type: ignore[attr-defined]
     switched, over = list[float](), threading.Event()
 
     def say(words: str) -> None:

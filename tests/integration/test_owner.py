@@ -60,7 +60,7 @@ def another(folder: Path) -> Registry:
 def adopt(registry: Registry, gallery: Gallery, collection: str, model: str = "v1") -> None:
     """As `rmvdb gallery add --collection`."""
     catalog.add_gallery(
-        registry, gallery.store, gallery.encoder, name="texts", model=model, collection=collection, id_type=None, fields=(),
+        registry, gallery.store, gallery.loaded_models, name="texts", model=model, collection=collection, id_type=None, fields=(),
         source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
     )  # fmt: skip
 
@@ -280,7 +280,7 @@ def test_a_gallery_is_taken_from_a_registry_that_is_lost_and_not_from_one_that_l
     adopt(other, gallery, "texts_v1")
     with pytest.raises(NotOwner, match="of another registry"):
         gallery.client()
-    with Client("texts", registry=other, store=gallery.store, encoder=gallery.encoder) as client:
+    with Client("texts", registry=other, store=gallery.store, loaded_models=gallery.loaded_models) as client:
         assert len(client.search("t1", limit=40)) == 40
 
 
@@ -297,7 +297,7 @@ def test_a_registry_that_has_gone_back_goes_on_once_it_is_taken_at_a_later_epoch
     assert catalog.take_gallery(gallery.registry, gallery.store, "texts", lambda: None) == ["texts_v1"]
     assert gallery.registry.plan("texts").epoch > 2
     assert status(gallery.registry, gallery.registry.gallery("texts")).gone_back == ""
-    client._plans.refresh()
+    client._current_plan.refresh()
     assert client.plan.epoch == gallery.registry.plan("texts").epoch
     client.close()
     gallery.conductor().deploy(gallery.registry.upgrade(gallery.upgrade.id))

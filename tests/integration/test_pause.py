@@ -77,7 +77,7 @@ def watched(gallery: Gallery, at: Callable[[str], None]) -> Conductor:
     gallery.registry = Watched(real, "registry", at)  # type: ignore[assignment]
     gallery.store = Watched(gallery.store, "store", at)  # type: ignore[assignment]
     gallery.backfill = type(gallery.backfill)(
-        registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, source=gallery.source,
+        registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models, source=gallery.source,
         archive=gallery.archive, cache=None,
     )  # fmt: skip
     return gallery.conductor()

@@ -26,12 +26,12 @@ from rmvdb.planning.plan import Question
 from rmvdb.registry.mark import mark_of
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.serving.client import Client
-from rmvdb.serving.loaded_models import Chain, Encoder
+from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.timing import uptime
 from rmvdb.types import BatchState, Field, Id, IdType, Index, Item, Metric, Phase, Record, Schema, Vectors
 from rmvdb.upgrade import change_epoch
 from rmvdb.upgrade import complete as completing
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.run import Conductor
 from rmvdb.upgrade.status import status
 from tests.support.inprocess import DIMS, TIMES, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
@@ -211,7 +211,7 @@ def test_two_workers_embed_at_the_same_time(gallery: Gallery) -> None:
 
     def work() -> None:
         own = copy.copy(gallery.backfill)
-        own._encoder = Encoder(
+        own._loaded_models = LoadedModels(
             load_embedder=Meeting,
             load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
             load_artifact=lambda _: b"",
@@ -276,7 +276,7 @@ def test_a_gallery_is_moved_in_many_batches_however_small_it_is(
 ) -> None:
     gallery = make(tmp_path, records=records)
     conductor = gallery.conductor()
-    conductor.hands = replace(conductor.hands, batch=most)
+    conductor.services = replace(conductor.services, batch=most)
     gallery.registry.set_upgrade(gallery.upgrade.id, listed=False)
     conductor.list_work(gallery.registry.upgrade(gallery.upgrade.id))
     rows = sorted(gallery.registry.batches(gallery.upgrade.id, limit=1000), key=lambda row: row.priority)
@@ -286,11 +286,11 @@ def test_a_gallery_is_moved_in_many_batches_however_small_it_is(
 
 @pytest.mark.parametrize("moment", ["before it begins", "while it reads"])
 def test_a_conductor_that_is_suspended_while_it_lists_lists_no_record_twice(gallery: Gallery, moment: str) -> None:
-    """For so long that another takes its place, makes the list, begins and hands the baton back."""
+    """For so long that another takes its place, makes the list, begins and hands the leadership back."""
     row, first = gallery.upgrade, gallery.conductor()
     gallery.registry.set_upgrade(row.id, listed=False, plan=row.plan | {"until": 0.25, "cutover": False})
     unlisted = gallery.registry.upgrade(row.id)
-    first.baton = gallery.registry.lead(row.id, "first", 0.001)
+    first.leader_token = gallery.registry.lead(row.id, "first", 0.001)
     time.sleep(0.01)
 
     def overtaken(*_: object) -> None:
@@ -323,12 +323,12 @@ def test_a_conductor_that_is_suspended_before_it_serves_leads_nobody_back(
         assert back is not None
         row = back
 
-    def serve(lead: Lead, *args: Any, **options: Any) -> int:
-        if lead is first and not ended:
-            assert first.baton is not None
-            gallery.registry.keep_leading(row.id, first.baton, 0)
+    def serve(context: UpgradeContext, *args: Any, **options: Any) -> int:
+        if context is first and not ended:
+            assert first.leader_token is not None
+            gallery.registry.keep_leading(row.id, first.leader_token, 0)
             ended.append(gallery.conductor().advance(row, gallery.worker()))
-        return real(lead, *args, **options)
+        return real(context, *args, **options)
 
     monkeypatch.setattr(change_epoch, "serve", serve)
     with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
@@ -350,8 +350,8 @@ def test_no_alias_is_left_on_a_collection_that_is_dropped(gallery: Gallery, monk
 
     def overtaken() -> None:
         waiting.clear()
-        assert first.baton is not None
-        gallery.registry.keep_leading(gallery.upgrade.id, first.baton, 0)
+        assert first.leader_token is not None
+        gallery.registry.keep_leading(gallery.upgrade.id, first.leader_token, 0)
         row = gallery.conductor().roll_back(gallery.conductor().advance(gallery.upgrade, gallery.worker()))
         assert row is not None
         back.append(row)
@@ -365,10 +365,10 @@ def test_no_alias_is_left_on_a_collection_that_is_dropped(gallery: Gallery, monk
         stands_for["texts"] = target
         return ["texts"]
 
-    def move(lead: Lead, upgrade: UpgradeRow) -> None:
+    def move(context: UpgradeContext, upgrade: UpgradeRow) -> None:
         if waiting == ["before it looks"]:
             overtaken()
-        real(lead, upgrade)
+        real(context, upgrade)
 
     monkeypatch.setattr(gallery.store, "move_aliases", move_there)
     monkeypatch.setattr(change_epoch, "move_aliases", move)
@@ -594,7 +594,7 @@ def test_two_projects_that_share_a_server_share_no_collection(tmp_path: Path) ->
         gallery.store = made[0][0].store if made else gallery.store
         gallery.store.drop(mark_of("texts_v1"))  # only here have both a collection of that name
         row = catalog.add_gallery(
-            gallery.registry, gallery.store, gallery.encoder, name="photos", model="v1", collection=None, id_type=None,
+            gallery.registry, gallery.store, gallery.loaded_models, name="photos", model="v1", collection=None, id_type=None,
             fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
         )  # fmt: skip
         question = Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE, order="random")
@@ -605,7 +605,7 @@ def test_two_projects_that_share_a_server_share_no_collection(tmp_path: Path) ->
     (one, names), (other, others) = made
     assert len({*names, *others}) == 6
 
-    with Client("photos", registry=one.registry, store=one.store, encoder=one.encoder) as client:
+    with Client("photos", registry=one.registry, store=one.store, loaded_models=one.loaded_models) as client:
         client.upsert([{"id": 1, "item": "one's"}])
         catalog.remove_gallery(other.registry, other.store, other.registry.gallery("photos"), drop=True)
         assert [hit.id for hit in client.search("one's")] == [1]
@@ -622,7 +622,7 @@ def test_a_collection_that_no_client_could_write_is_not_adopted(gallery: Gallery
     gallery.store.create(schema, Index(type="FLAT"))
     with pytest.raises(errors.CannotAdopt, match=f"has a field '{field}', by which name a record .* has its {what}"):
         catalog.add_gallery(
-            gallery.registry, gallery.store, gallery.encoder, name="theirs", model="v1", collection="theirs", id_type=None,
+            gallery.registry, gallery.store, gallery.loaded_models, name="theirs", model="v1", collection="theirs", id_type=None,
             fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
         )  # fmt: skip
 
@@ -691,7 +691,7 @@ def test_a_gallery_whose_registration_was_not_answered_is_there(gallery: Gallery
 
     monkeypatch.setattr(gallery.registry, "add_gallery", answered_late)
     row = catalog.add_gallery(
-        gallery.registry, gallery.store, gallery.encoder, name="photos", model="v1", collection=None, id_type=None,
+        gallery.registry, gallery.store, gallery.loaded_models, name="photos", model="v1", collection=None, id_type=None,
         fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
     )  # fmt: skip
     assert gallery.store.exists(gallery.registry.collections(row.id)[0].name)
@@ -700,8 +700,8 @@ def test_a_gallery_whose_registration_was_not_answered_is_there(gallery: Gallery
 def test_a_collection_of_another_gallery_is_refused_as_such(gallery: Gallery) -> None:
     with pytest.raises(errors.AlreadyExists, match="Collection 'texts_v1' belongs to gallery 'texts' already"):
         catalog.add_gallery(
-            gallery.registry, gallery.store, gallery.encoder, name="photos", model="v1", collection="texts_v1", id_type=None,
-            fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
+            gallery.registry, gallery.store, gallery.loaded_models, name="photos", model="v1", collection="texts_v1",
+            id_type=None, fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
         )  # fmt: skip
 
 

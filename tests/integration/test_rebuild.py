@@ -161,7 +161,7 @@ def test_who_was_suspended_across_the_loss_takes_no_write_or_claim_of_another_fo
     assert not gallery.registry.extend_intents(write, lasting=1.0)
     assert [(row.record, row.done, row.sketch) for row in gallery.registry.written(gallery.upgrade.id)] == [("5", False, None)]
     with pytest.raises(errors.LeaseLost):
-        gallery.registry.copied(batch, again=[], aside={})
+        gallery.registry.copied(batch, requeue=[], aside={})
 
 
 def test_a_manifest_of_before_clean_up_serves_what_is_there(gallery: Gallery) -> None:
@@ -411,20 +411,20 @@ def wait_until_led_for(gallery: Gallery, seconds: float) -> None:
 
 
 def test_a_conductor_stays_one_while_the_manifest_cannot_be_written(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leadership, "BATON", 1.0)
+    monkeypatch.setattr(leadership, "LEADER_LEASE", 1.0)
     keep = gallery.registry._keeper
 
     def full(_: object) -> None:
         raise errors.DiskFull("no space")
 
-    with leadership.held(gallery.conductor(), gallery.upgrade, gallery.worker()):
+    with leadership.hold_leadership(gallery.conductor(), gallery.upgrade, gallery.worker()):
         gallery.registry._keeper = full
         wait_until_led_for(gallery, 2.5)
         gallery.registry._keeper = keep
 
 
 def test_a_conductor_stays_one_though_a_heartbeat_fails(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leadership, "BATON", 1.0)
+    monkeypatch.setattr(leadership, "LEADER_LEASE", 1.0)
     real, failed = gallery.registry.keep_leading, threading.Event()
 
     def away(*_: object) -> bool:
@@ -432,7 +432,7 @@ def test_a_conductor_stays_one_though_a_heartbeat_fails(gallery: Gallery, monkey
         failed.set()
         raise errors.RegistryError("away")
 
-    with leadership.held(gallery.conductor(), gallery.upgrade, gallery.worker()):
+    with leadership.hold_leadership(gallery.conductor(), gallery.upgrade, gallery.worker()):
         gallery.registry.keep_leading = away  # type: ignore[method-assign, assignment]
         assert failed.wait(60)
         wait_until_led_for(gallery, 1.5)

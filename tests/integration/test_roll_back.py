@@ -16,7 +16,7 @@ from rmvdb.registry.codec import pack_ids, unpack_ids
 from rmvdb.registry.tables import BatchRow
 from rmvdb.types import BatchState, Phase, Record
 from rmvdb.upgrade import work_list
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.context import UpgradeContext
 from tests.integration.test_faults import copied, remove
 from tests.integration.test_instant_rollback import go_on, put, without_v1
 from tests.support.inprocess import Crash, drive, make, vector
@@ -49,8 +49,8 @@ def test_what_is_decided_while_a_roll_back_is_listed_is_listed_once(tmp_path: Pa
     copied(gallery)
     conductor, often = gallery.conductor(), work_list._often
 
-    def decided_since(lead: Lead, upgrade: int) -> Any:
-        found = often(lead, upgrade)
+    def decided_since(context: UpgradeContext, upgrade: int) -> Any:
+        found = often(context, upgrade)
         row = next(iter(gallery.registry.batches(upgrade, state=BatchState.COPIED)))
         values = {"state": BatchState.REMOVING.value, "remove": row.ids, "gone": pack_ids([]), "id": row.id}
         with gallery.registry.engine.begin() as connection:
@@ -110,7 +110,7 @@ def test_what_another_program_did_in_the_old_collection_stays_after_a_roll_back(
     back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
     assert back is not None
     if moment == "copied":  # nothing has to be embedded for it
-        monkeypatch.setattr(gallery.encoder, "_load_embedder", without_v1)
+        monkeypatch.setattr(gallery.loaded_models, "_load_embedder", without_v1)
     assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
     held = gallery.records("texts_v1")
     assert held.keys() == gallery.source.of.keys()
@@ -128,8 +128,8 @@ def test_what_was_written_keeps_the_vector_of_psi_and_all_else_its_own(tmp_path:
     question = conductor.resolve(Question(gallery="texts", from_version="v1", to_version="v2", method=Method.RQT, order="random"))
     row = go_on(gallery, conductor.begin(question, conductor.plan(question), gallery.worker(), until=0.5, cutover=False))
     (psi,) = gallery.registry.plan("texts").legs[1].transforms
-    gallery.encoder._load_embedder = without_v1
-    gallery.encoder._kept.pop(("Embedder", "v1"), None)
+    gallery.loaded_models._load_embedder = without_v1
+    gallery.loaded_models._kept.pop(("Embedder", "v1"), None)
     moved = next(iter(gallery.records(row.new_collection)))
     still = next(iter(gallery.records("texts_v1")))
     said = list[str]()
@@ -147,7 +147,7 @@ def test_what_was_written_keeps_the_vector_of_psi_and_all_else_its_own(tmp_path:
     held = gallery.records("texts_v1")
     assert held.keys() == (before.keys() | {300}) - {still}
     for id, item in ((moved, "written where it had moved to"), (300, "new")):
-        assert np.allclose(held[id].vector, gallery.encoder.apply([psi], vector("v2", item)[None])[0], atol=1e-6)  # type: ignore[arg-type]
+        assert np.allclose(held[id].vector, gallery.loaded_models.apply([psi], vector("v2", item)[None])[0], atol=1e-6)  # type: ignore[arg-type]
     assert all(np.array_equal(held[id].vector, before[id].vector) for id in held.keys() - {moved, 300})  # type: ignore[arg-type]
     assert said[-1] == "2 records written since keep ψ's vector"
     gallery.registry.close()
@@ -185,8 +185,8 @@ def test_psi_stands_in_for_nothing_that_only_an_archive_could_give_back(tmp_path
     row = go_on(gallery, conductor.begin(question, conductor.plan(question), gallery.worker()))
     for file in gallery.archive.folder.rglob("*.parquet"):
         file.write_bytes(file.read_bytes()[:-1] + b"x")
-    gallery.encoder._load_embedder = without_v1
-    gallery.encoder._kept.clear()
+    gallery.loaded_models._load_embedder = without_v1
+    gallery.loaded_models._kept.clear()
     back = conductor.roll_back(row)
     assert back is not None
     with pytest.raises(errors.ArtifactError, match="was altered"):

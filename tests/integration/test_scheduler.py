@@ -23,7 +23,7 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.storage.archive import EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import BatchState, IdType, Index, Leg, Metric, Phase, Record, Schema
-from rmvdb.upgrade.context import Hands
+from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.run import Conductor
 from rmvdb.upgrade.status import status
 from tests.support.inprocess import DIMS, UNLIMITED, Gallery, make, vector
@@ -102,13 +102,13 @@ def at_work(
     worker = gallery.worker(limits=limits, lease=lease)
 
     def conductor(name: str, **options: object) -> Conductor:
-        hands = Hands(
-            registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, archive=gallery.archive,
+        services = Services(
+            registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models, archive=gallery.archive,
             artifacts=Artifacts(gallery.folder / "artifacts"), source=gallery.source,
             cache=lambda version: EmbeddingCache(gallery.folder, model=version), classifier=lambda row: None,
-            index=Index(type="FLAT"), times=gallery.times, batch=10, longest_call=1.0, folder=gallery.folder / "cache",
+            index=Index(type="FLAT"), times=gallery.times, batch=10, engine_timeout=1.0, folder=gallery.folder / "cache",
         )  # fmt: skip
-        return Conductor(name, hands, **options)  # type: ignore[arg-type]
+        return Conductor(name, services, **options)  # type: ignore[arg-type]
 
     settings = SimpleNamespace(backfill=SimpleNamespace(lease=lease))
     app = SimpleNamespace(registry=gallery.registry, conductor=conductor, worker=lambda: worker, settings=settings)
@@ -149,7 +149,7 @@ def test_what_is_in_hand_is_finished_in_a_pause_before_a_worker_turns_to_another
     gallery.conductor().deploy(gallery.upgrade)
     gallery.registry.discard_list(gallery.upgrade.id)
     gallery.registry.add_batches(gallery.upgrade.id, [([id, id + 1], None) for id in range(1, 9, 2)], first=1)
-    gallery.encoder.embedder("v2").seconds = 3.0  # type: ignore[attr-defined]
+    gallery.loaded_models.embedder("v2").seconds = 3.0  # type: ignore[attr-defined]
     with at_work(gallery, lease=40.0):
         wait_until(lambda: bool(gallery.registry.progress(gallery.upgrade.id).begun))
         gallery.registry.set_upgrade(gallery.upgrade.id, paused=True)
@@ -186,7 +186,7 @@ def test_status_tells_all_along_which_gallery_a_worker_is_at(tmp_path: Path, mon
 def test_a_worker_with_a_long_lease_is_heard_of_as_often_as_any(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmvdb.backfill.worker.BEAT", 0.1)
     gallery.conductor().deploy(gallery.upgrade)
-    gallery.encoder.embedder("v2").seconds = 3.0  # type: ignore[attr-defined]
+    gallery.loaded_models.embedder("v2").seconds = 3.0  # type: ignore[attr-defined]
     real, beats = gallery.registry.renew, list[str]()
 
     def renew(*args: Any, **options: Any) -> Any:

@@ -26,8 +26,8 @@ from rmvdb.registry.tables import BatchRow, UpgradeRow
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import BatchState, Id, Item, Phase, Record
 from rmvdb.upgrade import change_epoch, verify
-from rmvdb.upgrade.compare import Report
-from rmvdb.upgrade.context import Lead
+from rmvdb.upgrade.compare import VerifyReport
+from rmvdb.upgrade.context import UpgradeContext
 from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import Crash, Gallery, die_and_drive_again, drive, make, vector
 from tests.support.waiting import run_out
@@ -422,10 +422,10 @@ def test_what_fails_because_another_took_the_place_says_so(gallery: Gallery, mon
     """It compares what the other one moves meanwhile, and finds differences."""
     conductor, first, real = gallery.conductor(), gallery.upgrade, verify.expect_verified
 
-    def meanwhile(lead: Lead, upgrade: UpgradeRow) -> Report:
+    def meanwhile(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyReport:
         gallery.supersede()
         drive(gallery)
-        return real(lead, upgrade)
+        return real(context, upgrade)
 
     monkeypatch.setattr(verify, "expect_verified", meanwhile)
     with pytest.raises(errors.WrongPhase, match=f"Upgrade {first.id} has ended; see what took its place: rmvdb history"):

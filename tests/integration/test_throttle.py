@@ -167,7 +167,7 @@ def test_batches_begin_at_the_rate_no_faster_and_no_slower(gallery: Gallery, mon
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_nice_worker_copies_for_its_share_of_the_time(tmp_path: Path, width: int) -> None:
     gallery = make(tmp_path, records=90)
-    gallery.encoder.embedder("v2").seconds = 0.15  # type: ignore[attr-defined]
+    gallery.loaded_models.embedder("v2").seconds = 0.15  # type: ignore[attr-defined]
     timed = Timed(gallery.backfill)
     with working(gallery, width=width, limits=Limits(nice=0.4), backfill=timed) as ended:
         ended.result(timeout=60)
@@ -195,7 +195,7 @@ def test_a_limit_is_lifted_at_once_whoever_set_it(gallery: Gallery, limit: dict[
 
 def test_a_share_asked_for_later_does_not_count_what_went_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gallery = make(tmp_path, records=400)
-    gallery.encoder.embedder("v2").seconds = 0.1  # type: ignore[attr-defined]
+    gallery.loaded_models.embedder("v2").seconds = 0.1  # type: ignore[attr-defined]
     timed, rests, wait = Timed(gallery.backfill), list[float](), Throttle.wait
 
     def heard(throttle: Throttle) -> float:
@@ -257,7 +257,7 @@ def test_it_goes_on_when_the_slow_client_has_left(patient: Gallery) -> None:
         slow_searches(patient, client)
         with working(patient) as ended:
             until(lambda: client.name in held_back(patient))
-            client._plans.close()
+            client._current_plan.close()
             ended.result(timeout=20)  # well within the window in which its searches would count
     patient.expect_moved()
 
@@ -352,10 +352,10 @@ def test_status_says_that_an_index_is_waited_for(gallery: Gallery, monkeypatch: 
 
 def test_who_makes_the_work_list_is_not_waited_for(gallery: Gallery) -> None:
     before = held_back(gallery)
-    baton = gallery.registry.lead(gallery.upgrade.id, "w1", 60)
+    leader_token = gallery.registry.lead(gallery.upgrade.id, "w1", 60)
     conducted = held_back(gallery)
-    assert baton is not None
-    gallery.registry.keep_leading(gallery.upgrade.id, baton, 0)
+    assert leader_token is not None
+    gallery.registry.keep_leading(gallery.upgrade.id, leader_token, 0)
 
     assert before == held_back(gallery) == "waiting for a worker: run rmvdb worker or rmvdb upgrade"
     assert conducted == ""
@@ -369,7 +369,7 @@ def test_a_slow_embedder_or_store_holds_up_the_work_not_the_memory(tmp_path: Pat
     width, batch = 3, 20
     gallery = make(tmp_path, records=30 * batch, batch=batch)
     if slow == "embedder":
-        gallery.encoder.embedder("v2").seconds = 0.05  # type: ignore[attr-defined]
+        gallery.loaded_models.embedder("v2").seconds = 0.05  # type: ignore[attr-defined]
     else:
         gallery.store.before = lambda call, collection: time.sleep(0.05 if collection in gallery.task.new else 0)
     begun, living, before = [], [], records_in_memory()

@@ -96,7 +96,7 @@ def test_no_search_fails_because_nothing_can_be_counted(gallery: Gallery, monkey
         for _ in range(20):
             assert client.search("t7", limit=1)[0].id == 7
             time.sleep(0.03)
-        assert client._plans._thread.is_alive()
+        assert client._current_plan._thread.is_alive()
 
 
 def test_a_client_that_leaves_waits_only_once_for_a_registry_that_is_away(
@@ -120,7 +120,9 @@ def test_a_client_that_leaves_waits_only_once_for_a_registry_that_is_away(
 
 
 def test_counting_can_be_turned_off(gallery: Gallery) -> None:
-    with Client("texts", registry=gallery.registry, store=gallery.store, encoder=gallery.encoder, traffic=0) as client:
+    with Client(
+        "texts", registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models, traffic=0
+    ) as client:
         client.search("t7")
 
     assert found(gallery) == {}

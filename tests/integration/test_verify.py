@@ -17,10 +17,10 @@ from rmvdb.registry.codec import schema_from_json, unpack_ids
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.serving import sketch
 from rmvdb.serving.client import Client
-from rmvdb.serving.loaded_models import Encoder
+from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.types import BatchState, Item, Phase, Record, Vectors
 from rmvdb.upgrade import verify
-from rmvdb.upgrade.compare import Position, Verify
+from rmvdb.upgrade.compare import Verify, VerifyPosition
 from rmvdb.upgrade.status import status
 from tests.integration.test_faults import once
 from tests.support.inprocess import Gallery, TextEmbedder, drive, make, vector
@@ -80,7 +80,9 @@ def test_what_goes_on_while_it_is_looked_for_is_found_in_one_state_or_the_next(t
         return found
 
     made.registry.batches = batches  # type: ignore[method-assign]
-    comparison = Verify(registry=made.registry, store=made.store, encoder=made.encoder, source=made.source, archive=made.archive)
+    comparison = Verify(
+        registry=made.registry, store=made.store, loaded_models=made.loaded_models, source=made.source, archive=made.archive
+    )
     hashes = comparison._under_way(made.task, [])
     assert len(set(hashes.tolist())) == 10
     made.registry.close()
@@ -192,7 +194,7 @@ def test_a_difference_that_was_seen_before_an_interruption_is_not_forgotten(gall
 
 def test_a_conductor_that_was_overtaken_does_not_say_how_far_it_is(gallery: Gallery) -> None:
     first = gallery.conductor()
-    first.baton = gallery.registry.lead(gallery.upgrade.id, "first", 0.001)
+    first.leader_token = gallery.registry.lead(gallery.upgrade.id, "first", 0.001)
     gallery.registry.lead(gallery.upgrade.id, "second", 30.0)
     with pytest.raises(errors.UpgradeRunning):
         verify.expect_verified(first, row(gallery))
@@ -201,15 +203,15 @@ def test_a_conductor_that_was_overtaken_does_not_say_how_far_it_is(gallery: Gall
 
 def test_a_position_counts_only_while_the_same_batches_lie_behind_it(gallery: Gallery) -> None:
     ids = [batch.id for batch in gallery.registry.batches(gallery.upgrade.id)]
-    there = Position(batch=ids[1], batches=2, fields_compared=20, embedded_again=20)
-    other = Position(batch=ids[1], batches=1, fields_compared=10, embedded_again=10)
+    there = VerifyPosition(batch=ids[1], batches=2, fields_compared=20, embedded_again=20)
+    other = VerifyPosition(batch=ids[1], batches=1, fields_compared=10, embedded_again=10)
     assert verify_from(gallery, there) == 2
     assert verify_from(gallery, other) == 4
 
 
-def verify_from(gallery: Gallery, begun: Position) -> int:
+def verify_from(gallery: Gallery, begun: VerifyPosition) -> int:
     """How many parts are compared."""
-    parts = list[Position]()
+    parts = list[VerifyPosition]()
     report = verify._compare(gallery.conductor(), row(gallery), begun=begun, keep=parts.append)
     assert report.ok
     assert report.fields_compared == 40
@@ -377,12 +379,12 @@ def test_a_sketch_tells_vectors_apart_and_not_roundings() -> None:
 def test_what_a_client_with_another_code_of_the_model_wrote_is_embedded_again(tmp_path: Path, source: str) -> None:
     """Of another item than was written, which the source may have got since, nothing can be said."""
     made = make(tmp_path)
-    other = Encoder(
+    other = LoadedModels(
         load_embedder=lambda version: _Turned(version),
-        load_chain=made.encoder.chain,
+        load_chain=made.loaded_models.chain,
         load_artifact=lambda sha256: b"",
     )
-    with Client("texts", registry=made.registry, store=made.store, encoder=other, longest_call=1.0) as client:
+    with Client("texts", registry=made.registry, store=made.store, loaded_models=other, engine_timeout=1.0) as client:
         client.upsert([{"id": id, "item": f"t{id}", "n": 0} for id in (3, 7)])
     drive(made)
     if source == "another":

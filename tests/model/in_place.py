@@ -66,8 +66,8 @@ class InPlace(Mirrored):
     def _compare(self, s: State, w: int, me: Worker) -> Iterator[State]:
         yield s.put("workers", w, at="decide", was=s.held[NEW])
 
-    def _fate(self, s: State, b: Batch, me: Worker) -> str:
-        return super()._fate(s, b._replace(archive=own(b.archive)), me)
+    def _record_fate(self, s: State, b: Batch, me: Worker) -> str:
+        return super()._record_fate(s, b._replace(archive=own(b.archive)), me)
 
     def _remove(self, s: State, w: int, me: Worker) -> Iterator[State]:
         yield s.put("workers", w, at="again")
@@ -114,8 +114,10 @@ class InPlace(Mirrored):
 
     def _differ(self, s: State, i: int, me: Writer) -> Iterator[State]:
         found, at = s.held[ORIGINAL], s.conductors[0].at
-        equal = s.held[NEW] == lifted(found) if at in ("copying", "cut_off") else not found or s.held[NEW]
-        since = at == "cut_off" and self._done_write(s) and self.has("what was written since the copy is served is left alone")
+        equal = s.held[NEW] == lifted(found) if at in ("copying", "expired_writes") else not found or s.held[NEW]
+        since = (
+            at == "expired_writes" and self._done_write(s) and self.has("what was written since the copy is served is left alone")
+        )
         yield s.put("writers", i, at="withdraw" if equal or since else "mend", value=lifted(found))
 
     def _mend(self, s: State, i: int, me: Writer) -> Iterator[State]:

@@ -4,7 +4,7 @@
 |---|---|
 | writer: mirror | Client._upsert, Client._delete: plan.mirrors |
 | conductor: deploy, copying, rest | deploy._copy_original: Registry.activate, Mirror.copy, one grace |
-| served, cut_off | Conductor.deploy: Registry.activate; Registry.cut_off, Mirror.finish |
+| served, expired_writes | Conductor.deploy: Registry.activate; Registry.expired_writes, Mirror.finish |
 | agree | Conductor.complete: Mirror.agree |
 | back, drop | deploy._serve_original: Registry.activate; Conductor.clean_up |
 | alone, drop | Conductor.clean_up: Registry.begin_clean_up, Registry.activate |
@@ -100,7 +100,7 @@ class Mirrored(Protocol):
     def _served(self, s: State, c: int, _: Conductor) -> Iterator[State]:
         if self._may_change(s):
             again = self.has("what was cut off while the copy was made is copied again")
-            yield s.put("conductors", c, at="cut_off" if again else "work")._replace(plan=SERVING)
+            yield s.put("conductors", c, at="expired_writes" if again else "work")._replace(plan=SERVING)
 
     def _cut_off(self, s: State, c: int, _: Conductor) -> Iterator[State]:
         if self._idle(s):
@@ -176,7 +176,7 @@ class Mirrored(Protocol):
             yield s.put("writers", i, at="differ" if me.value == UNREAD else "look_in_original")
 
     def _differ(self, s: State, i: int, _: Writer) -> Iterator[State]:
-        found, copying = s.held[ORIGINAL], s.conductors[0].at in ("copying", "cut_off")
+        found, copying = s.held[ORIGINAL], s.conductors[0].at in ("copying", "expired_writes")
         done = s.held[COPY] == found if copying else not found or s.held[COPY] or s.held[NEW]
         yield s.put("writers", i, at="withdraw" if done else "mend", value=found)
 

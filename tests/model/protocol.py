@@ -15,7 +15,7 @@ A step is one call that leaves the process, in the order of the code; between tw
 | write, there, older | Client._upsert: store.upsert(new), store.get(old), store.upsert(old); Client._delete: both |
 | mirror | Client._upsert, Client._delete: store.upsert(original) or store.delete(original); see mirror.py |
 | close | Writes.announced: Registry.close_intents |
-| reader: asks, looks, ends | Plans.refresh: Registry.refresh; Client._merged: store.search of each leg; Client._timely |
+| reader: asks, looks, ends | CurrentPlan.refresh: Registry.refresh; Client._merged: store.search of each leg; Client._timely |
 | conductor: deploy, serve | Conductor.deploy, Conductor.cut_over: Registry.activate |
 | work, where it switches | Conductor._switch: Registry.activate |
 | work, found, quiet | Conductor.complete: complete._list_late: Registry.add_late; complete._outwait_writes |
@@ -318,9 +318,9 @@ class Protocol:
         yield s.put("workers", w, at="decide", was=s.held[me.upgrade])
 
     def _decide(self, s: State, w: int, me: Worker) -> Iterator[State]:
-        yield s.put("workers", w, at="removing", was=UNREAD, decided=self._fate(s, s.batches[me.batch], me))
+        yield s.put("workers", w, at="removing", was=UNREAD, decided=self._record_fate(s, s.batches[me.batch], me))
 
-    def _fate(self, s: State, b: Batch, me: Worker) -> str:
+    def _record_fate(self, s: State, b: Batch, me: Worker) -> str:
         decides = self._deciding(s, me.upgrade)
         if b.empty:
             return ""

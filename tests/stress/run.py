@@ -270,7 +270,9 @@ class Run:
                 return  # what is put past the client into a mirror is not found at once, which the truth would call lost
             ids = list(range(self.foreign, self.foreign + 20))
             self.foreign += 20
-            vectors = self.app.encoder.own(held, self.app.encoder.embed(held, [self.models.item(id, 0) for id in ids]))
+            vectors = self.app.loaded_models.apply_head(
+                held, self.app.loaded_models.embed(held, [self.models.item(id, 0) for id in ids])
+            )
             rows = [
                 Record(id=id, vector=vector, fields=fields(self.models, id, 0)) for id, vector in zip(ids, vectors, strict=True)
             ]
@@ -572,7 +574,7 @@ class Run:
             other = self._other_project()
             while not self.over.wait(chosen.uniform(10.0, 30.0)):
                 with self.whole:
-                    collection = chosen.choice([leg.collection for leg in self.app.registry.plan("things").written])
+                    collection = chosen.choice([leg.collection for leg in self.app.registry.plan("things").write_targets])
                 words = ("gallery", "add", f"theirs{self.intrusions}", "--model", "a", "--collection", collection)
                 done = other.run(*words, "--source", "call:models:things", code=None, timeout=PATIENCE)
                 self.intrusions += 1
@@ -738,8 +740,8 @@ class Run:
                 self.verdict.complain(kind, f"{collection} holds record {id} as {edition}, not {sorted(allowed)}")
 
     def _compare_vectors(self, model: str, page: Sequence[Record]) -> None:
-        expected = self.app.encoder.own(
-            model, self.app.encoder.embed(model, [self.models.item(record.id, record.fields["edition"]) for record in page])
+        expected = self.app.loaded_models.apply_head(
+            model, self.app.loaded_models.embed(model, [self.models.item(record.id, record.fields["edition"]) for record in page])
         )
         stored = np.stack([record.vector for record in page if record.vector is not None])
         norms = np.linalg.norm(stored, axis=1) * np.linalg.norm(expected, axis=1)

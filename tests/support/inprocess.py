@@ -24,12 +24,12 @@ from rmvdb.registry.mark import is_mark
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.serving.client import Client
-from rmvdb.serving.loaded_models import Chain, Encoder
+from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.storage.archive import Archive, EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import Hit, Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
-from rmvdb.upgrade.compare import Report
-from rmvdb.upgrade.context import Hands
+from rmvdb.upgrade.compare import VerifyReport
+from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.run import Conductor
 from tests.support.migrated import migrate
 
@@ -118,7 +118,7 @@ class Gallery:
     registry: Registry
     store: FaultyStore
     source: Texts
-    encoder: Encoder
+    loaded_models: LoadedModels
     archive: Archive
     backfill: Backfill
     upgrade: UpgradeRow
@@ -127,7 +127,7 @@ class Gallery:
 
     def client(self) -> Client:
         """An application."""
-        return Client("texts", registry=self.registry, store=self.store, encoder=self.encoder, longest_call=1.0)
+        return Client("texts", registry=self.registry, store=self.store, loaded_models=self.loaded_models, engine_timeout=1.0)
 
     def worker(self, *, width: int = 2, limits: Limits = UNLIMITED, lease: float = 1.6) -> Worker:
         """A worker with a short lease."""
@@ -135,15 +135,16 @@ class Gallery:
 
     def conductor(self) -> Conductor:
         """Another process that conducts upgrades of this gallery."""
-        hands = Hands(
-            registry=self.registry, store=self.store, encoder=self.encoder, artifacts=Artifacts(self.folder / "artifacts"),
-            archive=self.archive, source=self.source, cache=lambda version: EmbeddingCache(self.folder, model=version),
-            classifier=lambda row: None, index=Index(type="FLAT"), times=self.times, batch=10, longest_call=1.0,
+        services = Services(
+            registry=self.registry, store=self.store, loaded_models=self.loaded_models,
+            artifacts=Artifacts(self.folder / "artifacts"), archive=self.archive, source=self.source,
+            cache=lambda version: EmbeddingCache(self.folder, model=version),
+            classifier=lambda row: None, index=Index(type="FLAT"), times=self.times, batch=10, engine_timeout=1.0,
             folder=self.folder / "cache",
         )  # fmt: skip
-        return Conductor("texts", hands)
+        return Conductor("texts", services)
 
-    def verify(self) -> Report:
+    def verify(self) -> VerifyReport:
         """What is wrong with the new collection."""
         return self.conductor().verify(self.registry.upgrade(self.upgrade.id))
 
@@ -214,19 +215,19 @@ def make(
     registry.add_batches(upgrade.id, [(ids[at : at + batch], None) for at in range(0, records, batch)], first=1)
     registry.set_upgrade(upgrade.id, listed=True)
     artifacts = Artifacts(folder / "artifacts")
-    encoder = Encoder(
+    loaded_models = LoadedModels(
         load_embedder=TextEmbedder,
         load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
         load_artifact=artifacts.get,
     )
     archive = Archive(folder / "archive")
-    backfill = Backfill(registry=registry, store=store, encoder=encoder, source=source, archive=archive, cache=None)
+    backfill = Backfill(registry=registry, store=store, loaded_models=loaded_models, source=source, archive=archive, cache=None)
     task = Task(
         upgrade=upgrade.id, gallery="texts", old=("texts_v1",), new=("texts_v2",), version="v2", grace=sum(times.values())
     )
     made = Gallery(
-        folder=folder, registry=registry, store=store, source=source, encoder=encoder, archive=archive, backfill=backfill,
-        upgrade=registry.upgrade(upgrade.id), task=task, times=times,
+        folder=folder, registry=registry, store=store, source=source, loaded_models=loaded_models, archive=archive,
+        backfill=backfill, upgrade=registry.upgrade(upgrade.id), task=task, times=times,
     )  # fmt: skip
     if deployed:
         made.conductor().deploy(made.upgrade)

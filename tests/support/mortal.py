@@ -22,11 +22,11 @@ from rmvdb.registry.mark import is_mark
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.serving.client import Client
-from rmvdb.serving.loaded_models import Chain, Encoder
+from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.storage.archive import Archive, EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import BatchState, Index
-from rmvdb.upgrade.context import Hands
+from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.run import Conductor
 from tests.support.inprocess import DIMS, TIMES, TextEmbedder, Texts
 
@@ -35,8 +35,8 @@ READS = {
     "now", "version", "versions", "artifact", "gallery", "galleries", "collection", "collections", "plan", "clients",
     "active_upgrade", "upgrade", "upgrades", "history", "next_priority", "listed_ids", "workers", "batches", "counts",
     "last_done", "last_intent", "readings", "progress", "blocked", "intents", "announced", "written", "open_writes",
-    "quarantined", "slowest_client", "refuse_ended", "refuse_overtaken", "cut_off", "describe", "exists", "search", "traffic",
-    "get", "scan", "count", "read", "found", "ids", "path", "left", "files", "settle", "segments", "identity", "trace",
+    "quarantined", "slowest_client", "refuse_ended", "refuse_overtaken", "expired_writes", "describe", "exists", "search",
+    "traffic", "get", "scan", "count", "read", "found", "ids", "path", "left", "files", "settle", "segments", "identity", "trace",
     "field_names", "collection_names", "shown_url", "unready", "fields_of", "settles_at_once", "gaps", "let_go",
 }  # fmt: skip
 
@@ -113,7 +113,7 @@ class Mortal:
         elif method == "advance":
             what = f" {BatchState(args[1]).value}"
         elif method == "set_upgrade":
-            names = sorted(kwargs.keys() - {"note", "baton"})
+            names = sorted(kwargs.keys() - {"note", "leader_token"})
             what = f" {kwargs['phase']}" if "phase" in kwargs else "".join(f" {name}" for name in names)
         return f"{self._kind}.{method}{what}"
 
@@ -141,21 +141,21 @@ class Process:
         self.store: Any = Mortal("store", world.store, life, filled=filled)
         self.archive: Any = Mortal("archive", Archive(world.folder / "archive"), life, filled=filled)
         artifacts = Artifacts(world.folder / "artifacts")
-        self.encoder = Encoder(
+        self.loaded_models = LoadedModels(
             load_embedder=TextEmbedder,
             load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
             load_artifact=artifacts.get,
         )
-        self._hands = Hands(
-            registry=self.registry, store=self.store, encoder=self.encoder, artifacts=artifacts, archive=self.archive,
+        self._services = Services(
+            registry=self.registry, store=self.store, loaded_models=self.loaded_models, artifacts=artifacts, archive=self.archive,
             source=world.source, cache=lambda version: EmbeddingCache(world.folder / "cache", model=version),
-            classifier=lambda row: None, index=Index(type="FLAT"), times=TIMES, batch=5, longest_call=1.0,
+            classifier=lambda row: None, index=Index(type="FLAT"), times=TIMES, batch=5, engine_timeout=1.0,
             folder=world.folder / "work",
         )  # fmt: skip
 
     def conductor(self) -> Conductor:
         """What runs the upgrade."""
-        return Conductor("texts", self._hands)
+        return Conductor("texts", self._services)
 
     def worker(self) -> Worker:
         """What moves batches."""
@@ -163,7 +163,7 @@ class Process:
 
     def client(self) -> Client:
         """What an application has."""
-        return Client("texts", registry=self.registry, store=self.store, encoder=self.encoder, longest_call=0.2)
+        return Client("texts", registry=self.registry, store=self.store, loaded_models=self.loaded_models, engine_timeout=0.2)
 
     def active(self) -> UpgradeRow | None:
         """The upgrade that has not ended."""
@@ -189,4 +189,4 @@ class Process:
 
     def _h(self) -> str:
         network = Network(Config(d_in=DIMS["v1"], d_out=DIMS["v2"], blocks=1))
-        return self._hands.artifacts.put(Transform(network).to_bytes(), suffix="safetensors")
+        return self._services.artifacts.put(Transform(network).to_bytes(), suffix="safetensors")

@@ -82,7 +82,7 @@ def claimed(registry: Registry, upgrade: UpgradeRow, worker: str = "w1", **chang
 def set_aside(registry: Registry, upgrade: UpgradeRow, reasons: dict[int, str]) -> None:
     """A batch of these records was copied, and none of them could be."""
     registry.add_batches(upgrade.id, [(list(reasons), None)], first=registry.next_priority(upgrade.id))
-    registry.copied(claimed(registry, upgrade), again=[], aside=reasons)
+    registry.copied(claimed(registry, upgrade), requeue=[], aside=reasons)
 
 
 def opened(registry: Registry, ids: list[int], *, client: str = "c1", lasting: float = 60.0) -> Opened:

@@ -309,7 +309,7 @@ class Project:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[App]:
-        """The hands that every command and application works with, in this process."""
+        """The services that every command and application works with, in this process."""
         self._forget_models()
         with contextlib.closing(wiring.load(self.folder)) as opened:
             yield opened

@@ -25,7 +25,7 @@ from examples.paper_tables.scales import Scale
 from examples.paper_tables.settings import SETTINGS
 from examples.paper_tables.tasks import Sizes, Task
 from rmvdb.errors import ItemError, NeedsConsent, UnknownName, UsageError
-from rmvdb.learning.training import Fitted, Method, Settings
+from rmvdb.learning.training import Fitted, Method, TrainingSettings
 from rmvdb.planning import quality, simulate
 from rmvdb.types import Metric
 
@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny() -> Scale:
-    return Scale(backbones=("small", "small"), epochs=1, settings=Settings(epochs=1, least_steps=2, hidden=8))
+    return Scale(backbones=("small", "small"), epochs=1, settings=TrainingSettings(epochs=1, least_steps=2, hidden=8))
 
 
 def made(labels: list[int], **rest: np.ndarray) -> Pictures:

@@ -21,7 +21,7 @@ def test_a_list_made_again_after_a_crash_has_every_batch_once(registry: Registry
 
 def test_a_list_can_be_made_again_without_what_has_begun(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None), ([2], None), ([3, 4], None)], first=1)
-    registry.retire(claimed(registry, upgrade), moved=1, again=[])
+    registry.retire(claimed(registry, upgrade), moved=1, requeue=[])
     claimed(registry, upgrade)
     before = registry.listed_ids(upgrade.id)
     registry.discard_list(upgrade.id)
@@ -33,7 +33,7 @@ def test_a_list_can_be_made_again_without_what_has_begun(registry: Registry, upg
 
 def test_late_records_are_listed_once_behind_everything(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
-    registry.retire(claimed(registry, upgrade), moved=1, again=[])
+    registry.retire(claimed(registry, upgrade), moved=1, requeue=[])
     at_once(6, lambda _: registry.add_late(upgrade.id, [1, 2, 3]))
 
     assert [(row.priority, unpack_ids(row.ids)) for row in registry.batches(upgrade.id, state=BatchState.PENDING)] == [
@@ -58,7 +58,7 @@ def test_progress_counts_what_is_in_the_new_collection(registry: Registry, upgra
     empty = registry.progress(upgrade.id)
     registry.advance(claimed(registry, upgrade), BatchState.WRITING)
     writing = registry.progress(upgrade.id)
-    registry.copied(claimed(registry, upgrade), again=[], aside={})
+    registry.copied(claimed(registry, upgrade), requeue=[], aside={})
     copied = registry.progress(upgrade.id)
 
     assert (empty.done, empty.total, empty.rate, empty.t) == (0, 10, None, 0.0)
@@ -82,10 +82,10 @@ def test_no_time_left_is_told_before_one_percent() -> None:
 
 def test_progress_ends_at_one_when_the_last_record_is_moved(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1, 2], None), ([3, 4], None)], first=1)
-    registry.retire(claimed(registry, upgrade), moved=1, again=[2])
+    registry.retire(claimed(registry, upgrade), moved=1, requeue=[2])
     after_one = registry.progress(upgrade.id)
     while batch := claim(registry, upgrade):
-        registry.retire(batch, moved=batch.count, again=[])
+        registry.retire(batch, moved=batch.count, requeue=[])
     end = registry.progress(upgrade.id)
 
     assert (after_one.done, after_one.total) == (1, 4)
@@ -94,7 +94,7 @@ def test_progress_ends_at_one_when_the_last_record_is_moved(registry: Registry, 
 
 def test_progress_has_no_rate_when_nothing_moved_lately(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
-    registry.copied(claimed(registry, upgrade), again=[], aside={})
+    registry.copied(claimed(registry, upgrade), requeue=[], aside={})
     time.sleep(0.2)
 
     assert registry.progress(upgrade.id, window=0.1).rate is None

@@ -76,11 +76,11 @@ def test_a_batch_goes_its_way(registry: Registry, upgrade: UpgradeRow) -> None:
     batch = claimed(registry, upgrade)
     registry.advance(batch, BatchState.CLAIMED, archive={"path": "a.parquet"})
     registry.advance(batch, BatchState.WRITING)
-    registry.copied(batch, again=[], aside={})
+    registry.copied(batch, requeue=[], aside={})
     waiting = claim(registry, upgrade, "w2", grace=60.0)
     due = claimed(registry, upgrade, "w2")
     registry.advance(due, BatchState.REMOVING, remove=pack_ids([1, 2]), again=pack_ids([3]))
-    registry.retire(due, moved=2, again=[3])
+    registry.retire(due, moved=2, requeue=[3])
     first, requeued = registry.batches(upgrade.id)
 
     assert waiting is None
@@ -94,7 +94,7 @@ def test_a_batch_whose_grace_is_over_comes_before_a_fresh_one(registry: Registry
     registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
     first = claimed(registry, upgrade)
     registry.advance(first, BatchState.WRITING)
-    registry.copied(first, again=[], aside={})
+    registry.copied(first, requeue=[], aside={})
 
     assert claimed(registry, upgrade).id == first.id
 
@@ -102,7 +102,7 @@ def test_a_batch_whose_grace_is_over_comes_before_a_fresh_one(registry: Registry
 def test_a_worker_that_may_not_copy_only_ends_what_is_copied(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
     first = claimed(registry, upgrade)
-    registry.copied(first, again=[], aside={})
+    registry.copied(first, requeue=[], aside={})
     due = claimed(registry, upgrade, copy=False)
     none = claim(registry, upgrade, copy=False)
 
@@ -116,8 +116,8 @@ def test_what_was_begun_is_finished_though_nothing_fresh_may_begin(registry: Reg
     copied = claimed(registry, upgrade)
     written, _ = (claimed(registry, upgrade, "dead") for _ in range(2))
     registry.advance(written, BatchState.WRITING, archive={"photos_1": {"path": "a.parquet"}})
-    registry.copied(copied, again=[], aside={})
-    registry.retire(claimed(registry, upgrade), moved=1, again=[2])  # changed in the old collection after it was copied
+    registry.copied(copied, requeue=[], aside={})
+    registry.retire(claimed(registry, upgrade), moved=1, requeue=[2])  # changed in the old collection after it was copied
     run_out(registry)
     registry.set_upgrade(upgrade.id, paused=held_up == "pause")
     begun = [unpack_ids(claimed(registry, upgrade, copy=held_up == "pause").ids) for _ in range(3)]
@@ -137,7 +137,7 @@ def test_a_dead_workers_batch_is_taken_over_and_its_token_is_worthless(
     registry.add_batches(upgrade.id, [([1], None)], first=1)
     batch = claimed(registry, upgrade, "dead")
     if state == BatchState.COPIED:
-        registry.copied(batch, again=[], aside={})
+        registry.copied(batch, requeue=[], aside={})
         batch = claimed(registry, upgrade, "dead")
     else:
         registry.advance(batch, state)
@@ -151,7 +151,7 @@ def test_a_dead_workers_batch_is_taken_over_and_its_token_is_worthless(
     with pytest.raises(LeaseLost, match=lost):
         registry.advance(batch, BatchState.WRITING)
     with pytest.raises(LeaseLost, match=lost):
-        registry.retire(batch, moved=1, again=[])
+        registry.retire(batch, moved=1, requeue=[])
 
 
 def test_a_claim_whose_lease_has_run_out_changes_nothing_though_nobody_has_taken_it_over(
@@ -162,8 +162,8 @@ def test_a_claim_whose_lease_has_run_out_changes_nothing_though_nobody_has_taken
     run_out(registry)
     for late in (
         lambda: registry.advance(batch, BatchState.WRITING),
-        lambda: registry.copied(batch, again=[], aside={}),
-        lambda: registry.retire(batch, moved=1, again=[]),
+        lambda: registry.copied(batch, requeue=[], aside={}),
+        lambda: registry.retire(batch, moved=1, requeue=[]),
     ):
         with pytest.raises(LeaseLost):
             late()
@@ -176,7 +176,7 @@ def test_a_copied_batch_is_said_to_be_copied_twice_where_the_first_answer_was_lo
     registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
     batch = claimed(registry, upgrade, "w")
     for _ in range(2):
-        registry.copied(batch, again=[1], aside={2: "bad"})
+        registry.copied(batch, requeue=[1], aside={2: "bad"})
     (row,) = registry.batches(upgrade.id)
     assert (row.state, row.count, unpack_ids(row.again)) == (BatchState.COPIED, 1, [1])
 
@@ -216,7 +216,7 @@ def test_a_heartbeat_does_not_revive_a_lease_that_has_run_out(registry: Registry
 
 def test_what_a_worker_leaves_is_free_at_once_where_nothing_of_it_was_written(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
-    registry.copied(claimed(registry, upgrade), again=[], aside={})
+    registry.copied(claimed(registry, upgrade), requeue=[], aside={})
     compared, fresh = claimed(registry, upgrade), claimed(registry, upgrade)
     registry.renew("w1", upgrade.id, {(each.id, each.token) for each in (compared, fresh)}, lease=60)
     registry.retire_worker("w1")
@@ -284,7 +284,7 @@ def test_a_batch_ended_twice_because_its_answer_was_lost_lists_its_rest_once(reg
     registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
     batch = claimed(registry, upgrade)
     for _ in range(2):
-        registry.retire(batch, moved=1, again=[2])
+        registry.retire(batch, moved=1, requeue=[2])
 
     assert [row.count for row in registry.batches(upgrade.id)] == [1, 1]
 

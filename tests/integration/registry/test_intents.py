@@ -25,7 +25,7 @@ def test_a_write_waits_while_its_record_is_being_written(registry: Registry, upg
     read = registry.blocked(mine, [2])
     registry.advance(batch, BatchState.WRITING)
     writing = registry.blocked(mine, [2]), registry.blocked(other, [3])
-    registry.copied(batch, again=[], aside={})
+    registry.copied(batch, requeue=[], aside={})
 
     assert not read
     assert writing == (True, False)
@@ -74,7 +74,7 @@ def test_what_writes_left_that_never_ended_goes_with_the_next_write_while_no_upg
     grow_old(registry, seconds=61)
     opened(registry, [4], client="c3")
 
-    assert sorted(registry.cut_off("photos")) == ([1, 2] if planned else [])
+    assert sorted(registry.expired_writes("photos")) == ([1, 2] if planned else [])
     assert set(under_way.intents) < registry.open_writes(gallery.id)
 
 

@@ -11,7 +11,7 @@ import pytest
 from rmvdb.errors import DiskFull, UnknownName, UpgradeRunning
 from rmvdb.registry.manifest_rows import Contents
 from rmvdb.registry.registry import Registry
-from rmvdb.registry.tables import KEPT, GalleryRow, Table, UpgradeRow
+from rmvdb.registry.tables import MANIFEST_TABLES, GalleryRow, Table, UpgradeRow
 from rmvdb.types import Phase
 from tests.support.photos import NEW, OLD, TIMES, add_gallery, add_upgrade, at_once, claimed, opened, set_aside, shape
 
@@ -27,8 +27,8 @@ def kept(registry: Registry) -> list[Contents]:
 def test_every_table_is_kept_or_made_again() -> None:
     made_again = {"batches", "intents", "quarantined", "clients", "workers", "traffic", "clock", "traces"}
 
-    assert {table.__tablename__ for table in KEPT} | made_again == set(Table.metadata.tables)
-    assert {table.__tablename__ for table in KEPT} & made_again == set()
+    assert {table.__tablename__ for table in MANIFEST_TABLES} | made_again == set(Table.metadata.tables)
+    assert {table.__tablename__ for table in MANIFEST_TABLES} & made_again == set()
 
 
 def test_every_change_of_what_is_kept_is_handed_over_and_is_in_what_is_handed_over(
@@ -103,7 +103,7 @@ def test_what_applications_and_workers_do_hands_nothing_over(
     registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
     batch = claimed(registry, upgrade)
     registry.renew("w1", upgrade.id, lease=60.0)
-    registry.copied(batch, again=[], aside={2: "broken"})
+    registry.copied(batch, requeue=[], aside={2: "broken"})
     registry.retire_worker("w1")
     registry.leave("c")
 
@@ -111,13 +111,13 @@ def test_what_applications_and_workers_do_hands_nothing_over(
 
 
 def test_who_leads_and_who_waits_is_no_part_of_it(registry: Registry, upgrade: UpgradeRow, kept: list[Contents]) -> None:
-    baton = registry.lead(upgrade.id, "w1", 10.0)
-    assert baton is not None
+    leader_token = registry.lead(upgrade.id, "w1", 10.0)
+    assert leader_token is not None
     before = registry.contents()
     kept.clear()
-    registry.keep_leading(upgrade.id, baton, 20.0)
-    registry.set_upgrade(upgrade.id, copying={"epoch": 1, "after": 7}, baton=baton)
-    registry.keep_leading(upgrade.id, baton, 0)
+    registry.keep_leading(upgrade.id, leader_token, 20.0)
+    registry.set_upgrade(upgrade.id, copying={"epoch": 1, "after": 7}, leader_token=leader_token)
+    registry.keep_leading(upgrade.id, leader_token, 0)
     opened(registry, [1])
     assert kept == []
     epoch = registry.announce("photos", [OLD], TIMES)

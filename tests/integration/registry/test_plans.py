@@ -162,7 +162,7 @@ def test_an_epoch_waits_for_claims_and_then_new_ones_wait_for_it(
     epoch = registry.announce("photos", [NEW], TIMES)
     for_claims = registry.activate("photos", epoch)
     write = opened(registry, [7])  # a batch may take long: writes go on meanwhile
-    registry.copied(batch, again=[], aside={})
+    registry.copied(batch, requeue=[], aside={})
     for_writes = registry.activate("photos", epoch)
     refused = claim(registry, upgrade, "w2")
     registry.close_intents(write)
@@ -188,7 +188,7 @@ def test_nobody_else_waits_for_a_write_that_takes_long(registry: Registry, galle
 
 def test_an_epoch_waits_for_a_claim_that_compares(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None)], first=1)
-    registry.copied(claimed(registry, upgrade), again=[], aside={})
+    registry.copied(claimed(registry, upgrade), requeue=[], aside={})
     batch = claimed(registry, upgrade)
     waiting = registry.activate("photos", registry.announce("photos", [OLD], TIMES))
 

@@ -175,7 +175,7 @@ def test_work_goes_on_while_the_database_restarts_under_it(far_registry: Registr
     def work(number: int) -> list[int]:
         mine = []
         while batch := claim(far_registry, upgrade, f"w{number}"):
-            far_registry.retire(batch, moved=1, again=[])
+            far_registry.retire(batch, moved=1, requeue=[])
             mine.append(batch.id)
             if len(mine) == 10:
                 half.set()

@@ -221,26 +221,26 @@ def test_one_process_conducts_until_it_hands_over_or_falls_silent(registry: Regi
 
 
 def test_of_eight_that_would_conduct_one_does(registry: Registry, upgrade: UpgradeRow) -> None:
-    batons = at_once(8, lambda number: registry.lead(upgrade.id, f"w{number}", 60))
-    assert len([baton for baton in batons if baton is not None]) == 1
+    tokens = at_once(8, lambda number: registry.lead(upgrade.id, f"w{number}", 60))
+    assert len([token for token in tokens if token is not None]) == 1
 
 
 @pytest.mark.parametrize("still", [True, False])
 def test_who_was_overtaken_makes_no_work_list(registry: Registry, gallery: GalleryRow, *, still: bool) -> None:
-    """Not after the one that overtook it has ended, either, when the baton is free again."""
+    """Not after the one that overtook it has ended, either, when the leadership is free again."""
     upgrade = add_upgrade(registry, gallery)
     first = registry.lead(upgrade.id, "first", 0.0001)
     time.sleep(0.01)
     second = registry.lead(upgrade.id, "second", 10.0)
     assert second is not None
-    registry.add_batches(upgrade.id, [([1], None)], first=1, baton=second)
+    registry.add_batches(upgrade.id, [([1], None)], first=1, leader_token=second)
     if not still:
         registry.keep_leading(upgrade.id, second, 0)
     who = "second" if still else "Another process"
     for step in (
-        lambda: registry.discard_list(upgrade.id, baton=first),
-        lambda: registry.add_batches(upgrade.id, [([2], None)], first=2, baton=first),
-        lambda: registry.set_upgrade(upgrade.id, listed=True, baton=first),
+        lambda: registry.discard_list(upgrade.id, leader_token=first),
+        lambda: registry.add_batches(upgrade.id, [([2], None)], first=2, leader_token=first),
+        lambda: registry.set_upgrade(upgrade.id, listed=True, leader_token=first),
     ):
         with pytest.raises(UpgradeRunning, match=f"{who} took upgrade {upgrade.id} over while this one was suspended"):
             step()

@@ -366,13 +366,13 @@ def test_one_item_alone_is_tried_twice_and_compared_with_what_is_sure() -> None:
             raise ConnectionError("503 Service Unavailable")
         return Words().embed(items)
 
-    assert embed_checked(Gives(embed), ["a"], 3, sure=lambda: ["a"])[1] == {}
+    assert embed_checked(Gives(embed), ["a"], 3, known_good=lambda: ["a"])[1] == {}
 
     def broken(items: Sequence[Item]) -> Vectors:
         raise ConnectionError("503 Service Unavailable")
 
     with pytest.raises(ModelError, match="fails for each of 1 item"):
-        embed_checked(Gives(broken), ["a"], 3, sure=lambda: ["a"])
+        embed_checked(Gives(broken), ["a"], 3, known_good=lambda: ["a"])
     assert embed_checked(Gives(broken), ["a"], 3)[1] == {0: "ConnectionError: 503 Service Unavailable"}
 
 
@@ -386,7 +386,7 @@ def test_an_embedder_that_is_away_for_a_moment_fails_no_good_item(calls: int) ->
             raise ConnectionError("503 Service Unavailable")
         return words.embed(items)
 
-    vectors, failed = embed_checked(Gives(embed), ["a"] * 7 + ["bad"], 3, sure=lambda: ["a"])
+    vectors, failed = embed_checked(Gives(embed), ["a"] * 7 + ["bad"], 3, known_good=lambda: ["a"])
     assert failed == {7: "ValueError: bad cannot be read"}
     assert vectors[:7, 0].tolist() == [1] * 7
 

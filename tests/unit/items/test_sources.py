@@ -128,8 +128,8 @@ def test_one_record_that_a_source_fails_for_is_named_and_the_others_have_their_i
     with pytest.raises(SourceError, match=r"does not fit record 90: .*; correct the pattern"):
         sources.given(source, bad)
     with pytest.raises(SourceError, match="does not fit record 90"):
-        sources.given(source, bad[:1], sure=lambda: bad)
-    assert sources.given(source, bad[:1], sure=lambda: [*bad, *good])[1].keys() == {90}
+        sources.given(source, bad[:1], known_good=lambda: bad)
+    assert sources.given(source, bad[:1], known_good=lambda: [*bad, *good])[1].keys() == {90}
     assert sources.given(source, bad * 9 + good)[0].keys() == {record.id for record in good}
 
 
@@ -178,7 +178,7 @@ def test_one_broken_function_costs_some_calls_and_not_one_for_each_record(folder
 
     source = Broken()
     with pytest.raises(SourceError, match="broken"):
-        sources.given(source, records(*range(1000)), sure=lambda: records(1))
+        sources.given(source, records(*range(1000)), known_good=lambda: records(1))
     assert source.calls < 40
 
 

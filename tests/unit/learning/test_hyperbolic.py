@@ -10,7 +10,7 @@ from rmvdb import metrics
 from rmvdb.errors import ConfigError
 from rmvdb.learning import bridges, hyperbolic
 from rmvdb.learning.losses import lorentz, rank_merge
-from rmvdb.learning.training import Method, Pairs, Settings, Space, fit
+from rmvdb.learning.training import Method, Pairs, Space, TrainingSettings, fit
 from rmvdb.learning.transforms import Transform
 from rmvdb.planning.orders import make_order
 from rmvdb.types import Hit, Metric, Record
@@ -98,7 +98,7 @@ def lifted_pairs(seed):
 @pytest.mark.parametrize("method", [Method.RQT, Method.CL_S, Method.CL_M, Method.MCL, Method.RM])
 def test_what_is_trained_leads_onto_the_old_hyperboloid(method):
     train, held_out = lifted_pairs(0), lifted_pairs(1)
-    settings = Settings(epochs=15, least_steps=150, batch=128, hidden=32)
+    settings = TrainingSettings(epochs=15, least_steps=150, batch=128, hidden=32)
     fitted = fit(train, method=method, old_metric=Metric.LORENTZ, new_metric=Metric.LORENTZ, settings=settings)
     final = fitted.final(held_out.new)
     reverse = Transform.from_bytes(fitted.reverse.to_bytes()).apply(final)

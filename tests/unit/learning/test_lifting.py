@@ -9,12 +9,12 @@ import torch
 from rmvdb.errors import Mismatch, PlanRefused
 from rmvdb.learning import geometry
 from rmvdb.learning.losses import fct
-from rmvdb.learning.training import Fitted, Method, Pairs, Settings, fit
+from rmvdb.learning.training import Fitted, Method, Pairs, TrainingSettings, fit
 from rmvdb.learning.transforms import Config, Network, Norm, Transform
 from rmvdb.planning import simulate
 from rmvdb.types import Metric
 
-QUICK = Settings(least_steps=150, hidden=64)
+QUICK = TrainingSettings(least_steps=150, hidden=64)
 
 
 def pairs(n=400, seed=0, *, length=1.0):
@@ -101,7 +101,7 @@ def test_without_a_width_the_hidden_layers_are_four_times_the_new_dimension_wide
         method=Method.FCT,
         old_metric=Metric.COSINE,
         new_metric=Metric.COSINE,
-        settings=Settings(least_steps=1),
+        settings=TrainingSettings(least_steps=1),
     ).lift
     assert made.config == replace(made.config, d_in=6, side=6, d_out=5, blocks=3, hidden=20, branches=True, residual=False)
 

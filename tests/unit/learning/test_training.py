@@ -8,10 +8,10 @@ import torch
 
 from rmvdb import metrics
 from rmvdb.errors import Mismatch, PlanRefused
-from rmvdb.learning.training import Fitted, Method, Pairs, Settings, fit
+from rmvdb.learning.training import Fitted, Method, Pairs, TrainingSettings, fit
 from rmvdb.types import Metric
 
-QUICK = Settings(epochs=1, least_steps=120, batch=128, lr=3e-3)
+QUICK = TrainingSettings(epochs=1, least_steps=120, batch=128, lr=3e-3)
 
 
 def pairs(n=400, classes=8, seed=0, *, labels=True, length=1.0):
@@ -125,7 +125,7 @@ def test_an_inner_product_galleries_reverse_queries_have_the_length_of_its_recor
 
 
 def test_the_papers_settings_are_those_it_prints():
-    paper = Settings.paper()
+    paper = TrainingSettings.paper()
     assert (paper.epochs, paper.lr, paper.temperature, paper.residual, paper.mining, paper.blocks) == (
         50,
         1e-4,
@@ -135,7 +135,7 @@ def test_the_papers_settings_are_those_it_prints():
         2,
     )
     assert paper.least_steps == 0
-    assert Settings.paper(blocks=5).blocks == 5
+    assert TrainingSettings.paper(blocks=5).blocks == 5
 
 
 def test_pairs_that_do_not_go_row_by_row_are_refused():

@@ -57,7 +57,7 @@ def slow(d_old, d_new, relevant, order, t):
 def test_the_numbers_of_a_row_are_those_of_a_slow_search(found):
     made, table = found
     row = next(row for row in table.rows if (row.name, row.order) == ("rqt", "two"))
-    fitted, judge = made.fitted(Method.RQT)[1], made._stages["two"].judge
+    fitted, judge = made.fitted(Method.RQT)[1], made._parts_by_order["two"].judge
     calibrations = made.measure("rqt", fitted, "two").calibrations
     part = judge.pairs
     d_old = geometry.distances(fitted.reverse.apply(part.new), part.old, metric=Metric.COSINE)
@@ -263,7 +263,7 @@ def test_what_cannot_be_served_is_measured_and_not_recommended():
 
 def test_no_measured_record_has_a_say_in_what_is_chosen():
     sample = pairs(300)
-    judge = trial(sample, orders=("one",))._stages["one"].judge
+    judge = trial(sample, orders=("one",))._parts_by_order["one"].judge
     measured = np.flatnonzero((sample.new[:, None] == judge.pairs.new[None]).all(2).any(1))
     changed = replace(sample, new=sample.new.copy())
     changed.new[measured] = changed.new[measured][::-1]
@@ -293,18 +293,18 @@ def test_queries_are_searched_for_in_place_of_the_records():
     sample = pairs(400)
     queries = asked(sample)
     made = trial(sample, orders=("one",), queries=queries)
-    stage = made._stages["one"]
+    stage = made._parts_by_order["one"]
     answers = set(np.flatnonzero(queries.relevance.any(0)).tolist())
     assert made.relevance == "answers"
     (chooser,) = stage.choosers
-    assert made.evaluated == len(chooser.asked) == 40
+    assert made.evaluated == len(chooser.query_set) == 40
     assert not answers & set(made.seen.tolist())
-    measured, choosing = (set(map(bytes, part.asked.new)) for part in (stage.judge, chooser))
+    measured, choosing = (set(map(bytes, part.query_set.new)) for part in (stage.judge, chooser))
     assert not measured & choosing
     naive = made.naive("one").curve
-    distance = geometry.distances(stage.judge.asked.old, stage.judge.pairs.old, metric=Metric.COSINE)
-    np.testing.assert_allclose(naive.precision[0], quality.average_precision(distance, stage.judge.asked.relevance))
-    assert stage.judge.asked.relevance.sum(1).tolist() == [5] * 40  # every answer is there
+    distance = geometry.distances(stage.judge.query_set.old, stage.judge.pairs.old, metric=Metric.COSINE)
+    np.testing.assert_allclose(naive.precision[0], quality.average_precision(distance, stage.judge.query_set.relevance))
+    assert stage.judge.query_set.relevance.sum(1).tolist() == [5] * 40  # every answer is there
     told = made.predict(Method.RM)
     assert told.evaluated == 40
     assert told.curve.map[-1] == pytest.approx(quality.mean(told.measured.precision[-1]))
@@ -317,12 +317,12 @@ def test_an_answer_that_was_trained_on_before_does_not_count():
     seen[np.flatnonzero(queries.relevance.any(0))[:10]] = True
     made = trial(sample, orders=("one",), queries=queries, seen=seen)
     assert set(np.flatnonzero(seen)) <= set(made.seen.tolist())
-    assert (made._stages["one"].judge.asked.relevance.sum(1) <= 5).all()
+    assert (made._parts_by_order["one"].judge.query_set.relevance.sum(1) <= 5).all()
 
 
 def test_few_queries_are_all_measured_and_records_choose():
     made = trial(pairs(400), orders=("one",), queries=asked(pairs(400), 79))
-    stage = made._stages["one"]
+    stage = made._parts_by_order["one"]
     assert (stage.choosers, made.evaluated) == ((), 79)
     assert [each.precision.shape[1] for each in made.naive("one").tuning] == [len(half.pairs) for half in stage.halves]
 
@@ -344,8 +344,8 @@ def test_nothing_is_measured_on_a_query_that_was_trained_on():
     for searched, known in ((None, sample), (queries, Pairs(old=queries.old, new=nearly))):
         log = Pairs(old=np.concatenate([known.old, others.old]), new=np.concatenate([known.new, others.new]))
         made = trial(sample, orders=("one",), queries=searched, logged=log)
-        stage = made._stages["one"]
-        judged = np.concatenate([part.asked.new for part in (stage.check, stage.judge, *stage.choosers)])
+        stage = made._parts_by_order["one"]
+        judged = np.concatenate([part.query_set.new for part in (stage.check, stage.judge, *stage.choosers)])
         assert geometry.distances(made.logged.new, judged, metric=Metric.COSINE).min() > 1e-5
         left = set(map(bytes, made.logged.new))
         assert set(map(bytes, others.new)) <= left
@@ -389,7 +389,7 @@ def by(times, confidence):
 def test_what_the_old_leg_finds_for_records_that_are_not_measured_goes_first():
     sample = pairs(400)
     made = trial(sample, orders=("one", "traffic"))
-    plain, busy = made._stages["one"], made._stages["traffic"]
+    plain, busy = made._parts_by_order["one"], made._parts_by_order["traffic"]
     judge, rng = plain.judge.pairs, np.random.default_rng(3)
     confidence = [rng.random(len(sample)) for _ in range(2)][1]  # as `trial` draws it
     confidence = confidence[split(sample, seed=0)[2]]
@@ -404,13 +404,13 @@ def test_no_measured_query_has_a_say_in_the_order_by_traffic():
     sample = pairs(400)
     queries = asked(sample)
     made = trial(sample, orders=("traffic",), queries=queries)
-    stage = made._stages["traffic"]
+    stage = made._parts_by_order["traffic"]
     one, two = stage.choosers
-    assert len(one.asked) + len(two.asked) == len(stage.judge.asked) == 40
-    sets = [set(map(bytes, part.asked.new)) for part in (one, two, stage.judge)]
+    assert len(one.query_set) + len(two.query_set) == len(stage.judge.query_set) == 40
+    sets = [set(map(bytes, part.query_set.new)) for part in (one, two, stage.judge)]
     assert len(set().union(*sets)) == sum(map(len, sets))
-    both = np.concatenate([one.asked.old, two.asked.old])
-    for part, others in ((one, two.asked.old), (two, one.asked.old), (stage.judge, both)):
+    both = np.concatenate([one.query_set.old, two.query_set.old])
+    for part, others in ((one, two.query_set.old), (two, one.query_set.old), (stage.judge, both)):
         assert (np.diff(candidates(others, part.pairs.old)[part.order]) <= 0).all()
     told = made.predict(Method.NAIVE)
     assert (told.order, told.evaluated) == ("traffic", 40)
@@ -419,7 +419,7 @@ def test_no_measured_query_has_a_say_in_the_order_by_traffic():
 def test_every_old_collection_has_candidates_of_its_own():
     sample = pairs(400)
     each = behind(sample)
-    stage = trial(sample, orders=("traffic",), behind=[each])._stages["traffic"]
+    stage = trial(sample, orders=("traffic",), behind=[each])._parts_by_order["traffic"]
     (judged,), (checked,) = stage.judge.behind, stage.check.behind
     asked_old, own = stage.check.pairs.old, ~judged.held
     order, oldest = stage.judge.order, int(judged.held.sum())
@@ -517,7 +517,7 @@ def test_what_is_lifted_is_measured_as_the_one_leg_that_it_is_served_as(metric):
     told = made.predict(Method.FCT)
     assert told.calibrations == (None, None)
     assert not told.calibrated
-    stage = made._stages["one"]
+    stage = made._parts_by_order["one"]
     assert told.curve.map == stage.judge.curve(told.fitted).map
     tuning = made.measure(Method.FCT, told.fitted, "one").tuning
     assert [each.map for each in tuning] == [half.curve(told.fitted).map for half in stage.halves]

@@ -1,4 +1,4 @@
-"""Two encoders first, one from the moment on at which that costs nothing any more."""
+"""Two embedders first, one from the moment on at which that costs nothing any more."""
 
 from dataclasses import replace
 

@@ -8,13 +8,13 @@ import pytest
 
 from rmvdb.errors import PlanRefused
 from rmvdb.learning import calibration, geometry
-from rmvdb.learning.method import Method, Pairs, Settings
+from rmvdb.learning.method import Method, Pairs, TrainingSettings
 from rmvdb.planning import quality, simulate
 from rmvdb.planning.predict import Prediction, Trial, _verdict
-from rmvdb.planning.simulate import TS, UNCALIBRATED, Behind, Curve, Part, curve, split
+from rmvdb.planning.simulate import TS, UNCALIBRATED, Curve, OlderCollection, Part, curve, split
 from rmvdb.types import Metric
 
-QUICK = Settings(epochs=1, least_steps=120, batch=128, lr=3e-3, pull=0.0)
+QUICK = TrainingSettings(epochs=1, least_steps=120, batch=128, lr=3e-3, pull=0.0)
 COSINE = {"old_metric": Metric.COSINE, "new_metric": Metric.COSINE}
 
 
@@ -291,7 +291,7 @@ def behind(sample, share=0.4, **changed):
     """Of these records of v2, a part that is still where v1 put it."""
     held = np.random.default_rng(3).random(len(sample)) < share
     v1 = (lead(sample.old) + 3 * np.random.default_rng(4).normal(size=(len(sample), 5))).astype(np.float32)
-    return Behind(**{"metric": Metric.COSINE, "held": held, "vectors": v1, "lead": lead} | changed)
+    return OlderCollection(**{"metric": Metric.COSINE, "held": held, "vectors": v1, "lead": lead} | changed)
 
 
 def test_what_is_behind_is_measured_on_and_never_trained_on():

@@ -10,9 +10,9 @@ import torch
 
 from rmvdb.errors import Mismatch
 from rmvdb.learning.transforms import Config, Network, Transform
-from rmvdb.serving.loaded_models import Chain, Encoder
+from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.types import Item, Leg, Metric, ServingPlan, Vectors
-from rmvdb.upgrade.epoch_legs import led
+from rmvdb.upgrade.epoch_legs import with_new_queries
 
 DIMS = {"v1": 4, "v2": 5, "v3": 6}
 #: ρ of v2, ψ from v2 to v1, ρ of v3, ψ from v3 to v2.
@@ -57,10 +57,10 @@ def embedders() -> Loaded:
 
 
 @pytest.fixture
-def encoder(embedders: Loaded) -> Encoder:
-    """An encoder over these shapes."""
+def loaded_models(embedders: Loaded) -> LoadedModels:
+    """Loaded models of these shapes."""
     heads = {"v2+rho2": "rho2", "v3+rho3": "rho3"}
-    return Encoder(
+    return LoadedModels(
         load_embedder=embedders.__getitem__,
         load_chain=lambda version: Chain(embedder=version[:2], dim=DIMS[version[:2]], head=heads.get(version)),
         load_artifact=lambda sha256: transform(sha256).to_bytes(),
@@ -74,33 +74,35 @@ def test_what_was_loaded_of_a_version_is_let_go_once_another_one_has_its_name() 
         loaded.append(version)
         return Embedder(version)
 
-    encoder = Encoder(
+    loaded_models = LoadedModels(
         load_embedder=load,
         load_chain=lambda version: Chain(embedder=version, dim=DIMS[version], head=digests[version]),
         load_artifact=lambda sha256: b"",
         load_digests=lambda: dict(digests),
     )
-    first = [(encoder.embedder(version), encoder.chain(version)) for version in ("v1", "v2")]
+    first = [(loaded_models.embedder(version), loaded_models.chain(version)) for version in ("v1", "v2")]
     digests["v3"] = "d"
-    encoder.refresh()
-    assert [(encoder.embedder(version), encoder.chain(version)) for version in ("v1", "v2")] == first
+    loaded_models.refresh()
+    assert [(loaded_models.embedder(version), loaded_models.chain(version)) for version in ("v1", "v2")] == first
     digests["v2"] = "c"
-    encoder.prepare(ServingPlan(gallery="g", epoch=1, legs=(), max_age=1, longest_search=1, staleness=0))
-    assert encoder.embedder("v1") is first[0][0]
-    assert encoder.embedder("v2") is not first[1][0]
-    assert encoder.chain("v2").head == "c"
+    loaded_models.prepare(ServingPlan(gallery="g", epoch=1, legs=(), max_age=1, longest_search=1, staleness=0))
+    assert loaded_models.embedder("v1") is first[0][0]
+    assert loaded_models.embedder("v2") is not first[1][0]
+    assert loaded_models.chain("v2").head == "c"
     assert loaded == ["v1", "v2", "v2"]
 
 
 def served(*old: Leg) -> ServingPlan:
     """v3 over these legs."""
-    legs = (V3, *(led(leg, old[0], V3, "psi32") for leg in old))
+    legs = (V3, *(with_new_queries(leg, old[0], V3, "psi32") for leg in old))
     return ServingPlan(gallery="g", epoch=1, legs=legs, max_age=1, longest_search=1, staleness=0)
 
 
-def test_composed_transforms_are_those_of_both_upgrades_one_after_the_other(encoder: Encoder, embedders: Loaded) -> None:
+def test_composed_transforms_are_those_of_both_upgrades_one_after_the_other(
+    loaded_models: LoadedModels, embedders: Loaded
+) -> None:
     plan = served(V2, V1)
-    queries = encoder.queries(plan, ["a", "b"], {})
+    queries = loaded_models.queries(plan, ["a", "b"], {})
     expected = embedders["v3"].embed(["a", "b"])
     for collection, name in (("c3", "rho3"), ("c2", "psi32"), ("c1", "psi21")):
         expected = transform(name).apply(expected)
@@ -109,27 +111,27 @@ def test_composed_transforms_are_those_of_both_upgrades_one_after_the_other(enco
     assert {version: each.calls for version, each in embedders.items()} == {"v3": 2}  # one of them is this test's
 
 
-def test_what_clients_write_into_a_leg_behind_is_composed_too(encoder: Encoder) -> None:
+def test_what_clients_write_into_a_leg_behind_is_composed_too(loaded_models: LoadedModels) -> None:
     plan = served(V2, V1)
-    queries = encoder.queries(plan, ["a"], {})
+    queries = loaded_models.queries(plan, ["a"], {})
     for leg in plan.legs:
-        np.testing.assert_array_equal(encoder.stored(leg, ["a"], {}), queries[leg.collection])
+        np.testing.assert_array_equal(loaded_models.stored(leg, ["a"], {}), queries[leg.collection])
 
 
-def test_a_leg_that_nothing_leads_to_keeps_its_embedder(encoder: Encoder, embedders: Loaded) -> None:
+def test_a_leg_that_nothing_leads_to_keeps_its_embedder(loaded_models: LoadedModels, embedders: Loaded) -> None:
     own = Leg(collection="c1", model="v1", metric=Metric.COSINE, embedder="v1")
     plan = served(V2, own)
     assert plan.legs[2] == own
     assert plan.embedders == ("v3", "v1")
-    np.testing.assert_array_equal(encoder.queries(plan, ["a"], {})["c1"], embedders["v1"].embed(["a"]))
+    np.testing.assert_array_equal(loaded_models.queries(plan, ["a"], {})["c1"], embedders["v1"].embed(["a"]))
 
 
-def test_a_ready_vector_goes_on_from_where_its_model_is(encoder: Encoder) -> None:
+def test_a_ready_vector_goes_on_from_where_its_model_is(loaded_models: LoadedModels) -> None:
     two = served(V2, V1)
     behind = ServingPlan(gallery="g", epoch=1, legs=two.legs[1:], max_age=1, longest_search=1, staleness=0)
     vectors = np.ones((1, 5), np.float32)
-    found = encoder.vectors(behind, vectors, "v2+rho2")
+    found = loaded_models.vectors(behind, vectors, "v2+rho2")
     np.testing.assert_array_equal(found["c2"], vectors)
     np.testing.assert_array_equal(found["c1"], transform("psi21").apply(vectors))
     with pytest.raises(Mismatch, match=r"No transform leads from vectors of model 'v2\+rho2' to collection 'c3'"):
-        encoder.vectors(two, vectors, "v2+rho2")
+        loaded_models.vectors(two, vectors, "v2+rho2")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rmvdb.serving import traffic
-from rmvdb.serving.traffic import CANDIDATES, Traffic
+from rmvdb.serving.traffic import CANDIDATES, TrafficCounter
 from rmvdb.types import Hit
 from tests.support.waiting import Clock
 
@@ -18,7 +18,7 @@ def hits(*ids: int | str) -> list[Hit]:
 
 
 def test_every_find_counts_once_until_it_is_taken() -> None:
-    found = Traffic(100)
+    found = TrafficCounter(100)
     found.count([hits(1, 2), hits(2, 3)])
     found.count([hits("2", 2)])
 
@@ -27,14 +27,14 @@ def test_every_find_counts_once_until_it_is_taken() -> None:
 
 
 def test_only_so_much_of_an_answer_counts() -> None:
-    found = Traffic(10 * CANDIDATES)
+    found = TrafficCounter(10 * CANDIDATES)
     found.count([hits(*range(2 * CANDIDATES))])
 
     assert found.take() == dict.fromkeys(range(CANDIDATES), 1)
 
 
 def test_whatever_is_found_only_so_many_records_are_remembered_and_the_frequent_ones_are_among_them() -> None:
-    found, rng, most = Traffic(200), np.random.default_rng(0), 0
+    found, rng, most = TrafficCounter(200), np.random.default_rng(0), 0
     for _ in range(2000):
         ids = [*rng.integers(0, 20, 5).tolist(), *rng.integers(100, 1_000_000, 5).tolist()]
         found.count([hits(*ids)])
@@ -46,7 +46,7 @@ def test_whatever_is_found_only_so_many_records_are_remembered_and_the_frequent_
 
 
 def test_where_nothing_is_to_be_counted_nothing_is() -> None:
-    found = Traffic(0)
+    found = TrafficCounter(0)
     found.count([hits(1, 2)])
 
     assert found.take() == {}
@@ -55,7 +55,7 @@ def test_where_nothing_is_to_be_counted_nothing_is() -> None:
 def test_it_is_due_once_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(traffic, "time", clock)
-    found = Traffic(100)
+    found = TrafficCounter(100)
     found.count([hits(1)])
     before = found.due()
     clock.sleep(traffic.PERIOD)
@@ -67,7 +67,7 @@ def test_it_is_due_once_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_that_search_at_once_are_all_counted() -> None:
-    found, taken = Traffic(100), 0
+    found, taken = TrafficCounter(100), 0
     threads = [threading.Thread(target=lambda: [found.count([hits(7, 8)]) for _ in range(2000)]) for _ in range(8)]
     for thread in threads:
         thread.start()
