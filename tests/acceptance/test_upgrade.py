@@ -121,7 +121,7 @@ def test_ctrl_c_stops_and_the_same_command_goes_on(project: Project) -> None:
     first.send_signal(signal.SIGINT)
     _, err = first.communicate(timeout=60)
     assert first.returncode == 130
-    assert "the same command goes on" in err
+    assert "Stopped. Run the same command to resume." in err
     assert 0 < project.json("status")["t"] < 1
     assert project.json("status")["workers"] == []
     with searching(project, IDS) as watch:
