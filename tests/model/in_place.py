@@ -87,7 +87,7 @@ class InPlace(Mirrored):
         for then in super()._served(s, c, me):
             yield then._replace(plan=SERVING)
 
-    def _cut_off(self, s: State, c: int, _: Conductor) -> Iterator[State]:
+    def _expired_writes(self, s: State, c: int, _: Conductor) -> Iterator[State]:
         if self._idle(s):
             differs = s.held[NEW] != lifted(s.held[ORIGINAL]) and any(each.plan == COPYING for each in s.writers)
             mends = differs and not self._done_write(s)

@@ -102,7 +102,7 @@ class Mirrored(Protocol):
             again = self.has("what was cut off while the copy was made is copied again")
             yield s.put("conductors", c, at="expired_writes" if again else "work")._replace(plan=SERVING)
 
-    def _cut_off(self, s: State, c: int, _: Conductor) -> Iterator[State]:
+    def _expired_writes(self, s: State, c: int, _: Conductor) -> Iterator[State]:
         if self._idle(s):
             differs = s.held[COPY] != s.held[ORIGINAL] and any(each.plan == COPYING for each in s.writers)
             yield self._by_hand(s, UNREAD) if differs else s.put("conductors", c, at="work")
