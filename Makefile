@@ -1,5 +1,5 @@
 # make setup            .venv with rmvdb and everything that its tests need, in the versions of constraints.txt
-# make check            the inner loop, three minutes: lint, types, import contracts, unit tests, and each store but the server
+# make check            the inner loop, two minutes: lint, types, import contracts, unit tests, and each store but the server
 # make test             all checks and all tests; JOBS=2 TMPDIR=/var/tmp where memory is short
 # make demo [DATA=dir]  an upgrade from the first command to the last, on pictures made here or on those of a folder
 # make docs             the documentation in site/; a broken link, or a page that mkdocs.yml does not name, fails
