@@ -79,6 +79,27 @@ def test_no_segment_is_made_that_searches_look_at_in_part(server_store: MilvusSt
 
 
 @pytest.mark.server
+def test_what_another_worker_has_flushed_counts_for_nobody(server_store: MilvusStore) -> None:
+    """Else each worker would flush the few rows that came since, in a segment of its own."""
+    schema = Schema(collection="two", dim=20, metric=Metric.COSINE, id_type=IdType.INT64)
+    server_store.create(schema, Index())
+    other, random = MilvusStore(server_store.place), np.random.default_rng(0)
+
+    def write(store: MilvusStore, ids: range) -> None:
+        vectors = random.normal(size=(len(ids), 20)).astype(np.float32)
+        store.upsert("two", [Record(id=id, vector=vector) for id, vector in zip(ids, vectors, strict=True)])
+        store.settle("two")
+
+    write(other, range(600))
+    write(server_store, range(600, 1_200))
+    assert server_store.segments("two").rows == 1_200
+    write(other, range(1_200, 1_700))
+    assert server_store.segments("two").rows == 1_200
+    other.close()
+    server_store.drop("two")
+
+
+@pytest.mark.server
 def test_a_segment_that_another_program_flushed_is_told(server_store: MilvusStore) -> None:
     schema = Schema(collection="theirs", dim=20, metric=Metric.COSINE, id_type=IdType.INT64)
     server_store.create(schema, Index())

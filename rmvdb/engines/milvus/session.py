@@ -80,6 +80,8 @@ class Session:
         self.schemas: dict[str, Schema] = {}
         #: Rows written into each collection since its last flush.
         self.unflushed: dict[str, int] = {}
+        #: The flushed segments of each collection, as this session saw them last before a flush.
+        self.flushed: dict[str, set[int]] = {}
         #: The collections whose schema pymilvus has seen, by where they are.
         self.introduced: set[tuple[str, str]] = set()
         #: Bytes of a row of a collection and fields, as the last ones were.

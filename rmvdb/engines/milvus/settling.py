@@ -72,7 +72,7 @@ def settle(
     if not _flush_enough(session, collection, coming, missed):
         return
     state, deadline = _look(session, collection), time.monotonic() + _INDEXED_AFTER
-    mine = set(state.rows)
+    mine = session.flushed[collection] = set(state.rows)
     while True:
         if not mine <= state.rows.keys():  # some were merged, into some of these
             mine = set(state.rows)
@@ -95,7 +95,7 @@ def segments(session: Session, collection: str) -> Segments:
     if session.engine().name == "milvus-lite" or _read_whole(session, collection):
         return Segments()
     state = _look(session, collection)
-    partly = sum(rows for segment, rows in state.rows.items() if segment not in state.reached and rows < _INDEXED)
+    partly = sum(rows for segment, rows in state.rows.items() if segment not in state.reached and _PARTLY <= rows < _INDEXED)
     return Segments(rows=sum(state.rows.values()), waiting=sum(state.waiting.values()), partly=partly, exact=_EXACT)
 
 
@@ -104,6 +104,9 @@ def _flush_enough(session: Session, collection: str, coming: int, missed: bool) 
     patience = time.monotonic() + _MORE_WITHIN
     while True:
         state = _look(session, collection)
+        if not state.rows.keys() <= session.flushed.get(collection, state.rows.keys()):
+            session.unflushed[collection] = 0  # another process has flushed since, or segments were merged
+        session.flushed[collection] = set(state.rows)
         # Replaced rows of flushed segments hide as many fresh ones; this process knows of its own.
         fresh = max(_rows(session, collection) - sum(state.rows.values()), session.unflushed.get(collection, 0))
         if missed or fresh >= state.enough:
