@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 
 import psycopg
 
+from tests.stress import sqlite_clock
 from tests.support.milvus_server import MilvusServer
 from tests.support.postgres import Postgres
 
@@ -47,6 +48,11 @@ class Settable(Part, Protocol):
     def jump(self, seconds: float) -> None:
         """Set its clock, forward or back."""
         ...
+
+
+@runtime_checkable
+class Freezable(Part, Protocol):
+    """One that may stand still."""
 
     def freeze(self, seconds: float) -> None:
         """Suspend it: it refuses nothing and answers nothing."""
@@ -215,12 +221,23 @@ class Database:
 
 
 class File:
-    """A SQLite file below the project's folder; it has no process that could fail."""
+    """A SQLite file below the project's folder; it has no process that could fail, and its clock is its users' own."""
 
     address = None
 
     def __init__(self, folder: Path) -> None:
+        self._folder, self._ahead = folder, 0.0
         self._file, self._kept = folder / ".rmvdb" / "registry.sqlite", folder / "kept-registry.db"
+
+    def settable_clock(self) -> None:
+        """Let this process, and those that begin in the folder from now on, see the clock that `jump` sets."""
+        shutil.copy(sqlite_clock.__file__, self._folder / "sitecustomize.py")
+        sqlite_clock.install(self._folder)
+
+    def jump(self, seconds: float) -> None:
+        """Set its clock, forward or back."""
+        self._ahead += seconds
+        sqlite_clock.set_ahead(self._folder, self._ahead)
 
     def keep(self) -> None:
         """Copy it as SQLite does, between two transactions."""
@@ -250,7 +267,9 @@ def engine(kind: str, folder: Path) -> Iterator[Rewindable]:
 def registry(kind: str, folder: Path) -> Iterator[Emptied]:
     """The registry of that name: sqlite or postgres."""
     if kind == "sqlite":
-        yield File(folder)
+        file = File(folder)
+        file.settable_clock()
+        yield file
         return
     server = Postgres()
     try:

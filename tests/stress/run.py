@@ -27,7 +27,7 @@ from rmvdb.registry.engine import Away
 from rmvdb.registry.mark import Owner
 from rmvdb.types import Phase, Record
 from tests.stress.application import SHARDS, fields
-from tests.stress.engines import Breakable, Emptied, Rewindable, Settable
+from tests.stress.engines import Breakable, Emptied, Freezable, Rewindable, Settable
 from tests.stress.models import TEXT
 from tests.stress.truth import GONE, Log, Truth, Verdict
 from tests.support.project import Project
@@ -461,7 +461,7 @@ class Run:
 
     def _moment(self) -> None:
         kinds = [self._registry_goes_back, self._engine_goes_back]
-        kinds += [self._jump, self._freeze] * isinstance(self.registry, Settable)
+        kinds += [self._jump] * isinstance(self.registry, Settable) + [self._freeze] * isinstance(self.registry, Freezable)
         self.moments.choice(kinds)()
 
     def _jump(self) -> None:
@@ -472,7 +472,7 @@ class Run:
 
     def _freeze(self) -> None:
         """The database refuses nothing and answers nothing, for longer than a search may go on without it."""
-        assert isinstance(self.registry, Settable)
+        assert isinstance(self.registry, Freezable)
         started = time.monotonic()
         self.registry.freeze(self.moments.uniform(2.0, 12.0))
         self.away.append((started, time.monotonic()))

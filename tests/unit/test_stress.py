@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -12,6 +16,7 @@ import pytest
 from rmvdb.types import Phase
 from tests.stress import __main__ as command
 from tests.stress import run as stress
+from tests.stress import sqlite_clock
 from tests.stress.engines import Breakable, File, LiteFile
 from tests.support.inprocess import make
 from tests.support.project import Project
@@ -80,3 +85,19 @@ def test_what_could_not_run_or_broke_is_no_success(monkeypatch: pytest.MonkeyPat
     assert command.main() == 1
     *_, said, last = capsys.readouterr().out.splitlines()
     assert (said, json.loads(last)["broken"]) == ("the upgrade stands still", 1)
+
+
+def test_processes_in_the_folder_see_the_clock_of_sqlite_jump(tmp_path: Path) -> None:
+    file = File(tmp_path)
+    shutil.copy(sqlite_clock.__file__, tmp_path / "sitecustomize.py")
+    asked = "import sqlite3; print(sqlite3.connect(':memory:').execute(\"select julianday('now')\").fetchone()[0])"
+
+    def days() -> float:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        return float(subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, check=True).stdout)
+
+    before = days()
+    file.jump(7200.0)
+    assert days() - before == pytest.approx(2 / 24, abs=1e-3)
+    file.jump(-600.0)
+    assert days() - before == pytest.approx(110 / 24 / 60, abs=1e-3)
