@@ -392,7 +392,7 @@ def test_a_limit_that_is_none_is_refused(project: Project, options: tuple[str, .
 
 
 def test_a_window_that_is_none_is_refused_before_a_worker_has_started(project: Project) -> None:
-    refused(project, "worker", "--window", "bad", code=2, saying="--window 'bad' is no cron expression")
+    refused(project, "worker", "--window", "bad", code=2, saying="--window 'bad' is not a cron expression")
     assert project.ask("worker", "--window", "bad", code=2).stdout == ""
 
 
