@@ -328,7 +328,7 @@ def test_what_an_altered_file_of_the_archive_held_is_archived_anew_and_nothing_i
         ("[index]\ntype = 'HNSV'", "HNSW"),
         (
             "[registry]\nurl = 'postgresql://u:s3cret@h:port/db'",
-            "registry.url = 'postgresql+psycopg://u:***@h:port/db' cannot be read",
+            "registry.url = 'postgresql+psycopg://***' cannot be read",
         ),
     ],
 )
