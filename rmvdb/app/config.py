@@ -29,7 +29,7 @@ def load(path: Path | None = None, *, trust: bool = False) -> ProjectSettings:
     base = file.parent if file else Path.cwd()
     trust = trust or ownership.is_trusted(base)
     if file and not trust:
-        ownership.refuse_foreign(file)
+        _refuse_foreign(file)
     wrong_settings.refuse_unknown_variables()
     try:
         settings = ProjectSettings(**(config_file.read(file) if file else {}))
@@ -40,8 +40,15 @@ def load(path: Path | None = None, *, trust: bool = False) -> ProjectSettings:
     settings = _resolved(settings, base)
     if not trust:
         for each in filter(None, (settings.home, settings.registry_file)):
-            ownership.refuse_foreign(each)
+            _refuse_foreign(each)
     return settings
+
+
+def _refuse_foreign(path: Path) -> None:
+    try:
+        ownership.refuse_foreign(path)
+    except PermissionError as exc:
+        raise ConfigError(f"{path} cannot be looked at: permission denied; correct the rights to its folder") from exc
 
 
 def _resolved(settings: ProjectSettings, base: Path) -> ProjectSettings:
