@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,23 @@ def test_a_collection_believed_to_be_the_wrong_models_is_found_out_when_there_is
     right = project.ask("gallery", "source", "things", "call:models:items").stdout
     assert "8 of its records, embedded again, are what is stored" in right
     assert "8 of its records, embedded again, are what is stored" in project.ask("doctor").stdout
+
+
+def test_a_collection_of_which_no_vector_could_be_compared_is_added_and_fails_as_doctor_does(project: Project) -> None:
+    held = project.json("gallery", "show")["collections"][0]["name"]
+    project.copied("copied")
+    with project.opened() as opened:
+        for page in opened.store.scan(held, fields=None, vector=True):
+            opened.store.upsert("copied", [replace(record, fields={"caption": None}) for record in page])
+    other = _other(project)
+    other.ask("model", "add", "v1", "--embedder", "models:v1")
+    add = ("gallery", "add", "mine", "--model", "v1", "--collection", "copied", "--source", "field:caption")
+    none = "field:caption has no item of record 1, and of 5 of 5 in all"
+    for _ in range(2):  # the same again is no error of its own
+        said = other.ask(*add, code=1)
+        assert "no vector could be compared" in said.stdout
+        assert f"Error: {none}; the gallery is added all the same: rmvdb gallery source mine SPEC" in said.stderr
+    assert f"FAIL  gallery mine: source: {none}" in other.ask("doctor", code=1).stdout
 
 
 def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(project: Project) -> None:
