@@ -207,6 +207,14 @@ def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(proj
     everything_is_found(project, missing=1)
 
 
+def test_an_upgrade_that_stops_short_of_its_cut_over_tells_of_quarantined_records_by_its_exit_code(project: Project) -> None:
+    project.fault(v2={"raise": ["7"]})
+    refused(project, *NAIVE, "--no-cutover", code=1, saying="1 record is quarantined, and findable in the old collection")
+    project.fault()
+    project.ask("quarantine", "retry")
+    project.ask(*NAIVE, "--no-cutover")
+
+
 def test_what_was_written_since_it_was_quarantined_is_not_dropped(project: Project) -> None:
     project.fault(v2={"raise": ["7", "9"]})
     refused(project, *NAIVE, code=1, saying="2 records are quarantined")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -39,10 +40,10 @@ assert [each for each in warnings.filters if each in before] == before  # other 
 """
 
 
-def said(project: Project, program: str, *words: str) -> str:
-    """What a fresh process with Python's own warning filters says on stderr."""
+def run(project: Project, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """A fresh process with Python's own warning filters."""
     environment = {name: value for name, value in project.environment.items() if name != "PYTHONWARNINGS"}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", NOISY + program, *words],
         cwd=project.folder,
         env=environment,
@@ -51,7 +52,11 @@ def said(project: Project, program: str, *words: str) -> str:
         timeout=300,
         check=True,
     )
-    return done.stderr
+
+
+def said(project: Project, program: str, *words: str) -> str:
+    """What it says on stderr."""
+    return run(project, program, *words).stderr
 
 
 @pytest.mark.parametrize("program", ["", "import rmvdb.learning.training", "import rmvdb.planning.orders, rmvdb.engines.milvus"])
@@ -69,6 +74,9 @@ def test_a_command_says_nothing_of_other_packages(project: Project, words: str) 
 
 
 def test_progress_goes_to_stderr_and_results_to_stdout(project: Project) -> None:
-    told = said(project, COMMAND, "plan", "--from", "v1", "--to", "v2", "--method", "naive", "--order", "cluster")
-    assert "noisy" not in told
-    assert all(": " in line and " of " in line for line in told.splitlines()), told
+    done = run(project, COMMAND, "plan", "--from", "v1", "--to", "v2", "--method", "naive", "--order", "cluster")
+    progress = re.compile(r"[\w ]+: \d+ of \d+")
+    assert done.stderr
+    assert all(progress.fullmatch(line) for line in done.stderr.splitlines()), done.stderr
+    assert not [line for line in done.stdout.splitlines() if progress.fullmatch(line)]
+    assert done.stdout.startswith("plan: method naive")
