@@ -549,8 +549,8 @@ def _other(project: Project) -> Project:
 
 
 def _wait_for(process: subprocess.Popen[str], words: str) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
+    assert process.stderr is not None  # where progress goes
+    for line in process.stderr:
         if words in line:
             return
     raise AssertionError(f"it ended before it said {words!r}")
