@@ -20,7 +20,7 @@ import rmvdb
 import rmvdb.compatible
 import rmvdb.metrics
 from rmvdb import cli, errors
-from rmvdb.app import config
+from rmvdb.app import settings as app_settings
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
@@ -98,10 +98,10 @@ def _cell(text: str) -> str:
 
 def settings() -> str:
     """Every setting with its variable, its type and its default."""
-    lines = ["# Settings", "", "[Configuration](../configuration.md) says where rmvdb finds them, and more about some.", ""]
-    lines += ["## Top level", "", *_table({"home": config.ProjectSettings.model_fields["home"]}, ())]
-    for name, field in config.ProjectSettings.model_fields.items():
-        section: Any = config.IndexSection if name == "indexes" else field.annotation
+    lines = ["# Settings", "", "[Configuration](../configuration.md) says where rmvdb finds them, and which files it trusts.", ""]
+    lines += ["## Top level", "", *_table({"home": app_settings.ProjectSettings.model_fields["home"]}, ())]
+    for name, field in app_settings.ProjectSettings.model_fields.items():
+        section: Any = app_settings.IndexSection if name == "indexes" else field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
             keys = (name, "<gallery>") if name == "indexes" else (name,)
             about = field.description or section.__doc__ or ""

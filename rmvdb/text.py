@@ -12,11 +12,6 @@ if TYPE_CHECKING:
 RESUMABLE = "Stopped. Run the same command to resume."
 #: The names of parameters that hold a secret.
 _TELLING = r"(?:\w*passw(?:or)?d|\w*passphrase|\w*token|\w*secret|pwd)"
-#: What leads to one in a URL, whose value reaches to the next &, and in an ODBC string, which is such a value itself, escaped or
-#: not: there braces hold what divides parameters elsewhere.
-_GAP = r"(?:\s|\+|%(?:20|09|0A|0D))*"
-_PLAIN, _ODBC = rf"[?&]{_TELLING}=", rf"(?:;|%3B|=){_GAP}{_TELLING}{_GAP}(?:=|%3D)"
-_IN_ODBC = r"(?:\{(?:[^}]|\}\})*\}|%7B(?:(?!%7D).|%7D%7D)*%7D|(?:(?!%3B)[^&;])*)"
 
 
 def counted(count: int, one: str, many: str = "") -> str:
@@ -50,14 +45,26 @@ def parsed(url: str) -> URL | None:
 
 
 def has_password(url: str) -> bool:
-    """Whether a password stands in the URL itself, not as ${NAME}."""
-    literal = re.sub(r"\$\{\w+\}", "", url)
-    literal = re.sub(r"(?i)(=|%3D)(?:\{\}|%7B%7D)", r"\1", literal)
-    return bool(re.search(rf"(?i)://[^:/@]*:[^@]+@|://[^:/]*:[^@/?]+@|{_PLAIN}[^&]|{_ODBC}(?!%3B)[^&;]", literal))
+    """Return whether a password stands in the URL itself, not as ${NAME}; of a URL that cannot be parsed, whether one may."""
+    literal = re.sub(r":?\$\{\w+\}", "", url)
+    if (found := parsed(literal)) is None:
+        return bool(re.search(rf"(?is)://.*@|{_TELLING}(?:\s|\+|%\w\w)*(?:=|%3D)", literal))
+    return bool(found.password) or any(_tells(name, str(value)) for name, value in found.query.items())
+
+
+def _tells(name: str, value: str) -> bool:
+    """Return whether a parameter of a URL holds a secret. The value of `odbc_connect` has parameters of its own."""
+    if name == "odbc_connect":
+        return bool(re.search(rf"(?i){_TELLING}\s*=\s*(?!\{{\}}|[\s;]|$)", value))
+    return bool(value and re.fullmatch(f"(?i){_TELLING}", name))
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be shown: passwords before the host and among the parameters are replaced by ***."""
-    hidden = re.sub(r"(://[^:/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
-    hidden = re.sub(rf"(?i)({_PLAIN}|[?&]sslkey=)[^&]*", r"\1***", hidden)
-    return re.sub(rf"(?i)({_ODBC}){_IN_ODBC}", r"\1***", hidden)
+    """Return the URL as it may be shown, with *** for each password. If it cannot be parsed, return its scheme alone."""
+    if not has_password(url):
+        return url
+    if (found := parsed(url)) is None:
+        scheme = re.search(r"[\w+.:-]*://", url)
+        return f"{scheme[0] if scheme else ''}***"
+    query = {name: "***" if _tells(name, str(value)) else value for name, value in found.query.items()}
+    return found.set(query=query).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")

@@ -1,4 +1,4 @@
-"""From settings to objects: `wiring` alone chooses classes, `config` reads rmvdb.toml, `daemon` runs schedules; and `doctor`."""
+"""Settings in, wired objects out: `config` reads `settings`, `wiring` alone chooses classes; `doctor` and `daemon` use them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ if TYPE_CHECKING:
 
 
 def load(path: Path | None = None, *, trust: bool = False) -> App:
-    """The app of the configuration at `path`, of RMVDB_CONFIG, or of the nearest rmvdb.toml; `trust` takes one that other users
-    may change."""
+    """Return the app of the configuration at `path`, of RMVDB_CONFIG, or of the nearest rmvdb.toml.
+
+    `trust` accepts one that other users may change.
+    """
     from rmvdb.app import wiring
 
     return wiring.load(path, trust=trust)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from apscheduler.schedulers.background import BackgroundScheduler
-from apscheduler.triggers.cron import CronTrigger
 
 from rmvdb import errors
+from rmvdb.app.window import Window
 from rmvdb.app.wiring import App
 from rmvdb.backfill.worker import Worker
 from rmvdb.registry.tables import UpgradeRow
@@ -32,51 +31,8 @@ DONE = (Phase.CUT_OVER, Phase.CLEANING_UP)
 LOOK = 5.0
 #: The most seconds until a gallery that could not go on is tried again.
 LONGEST = 600.0
-#: As cron counts them: 7 is Sunday again.
-DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 #: Seconds for which a plan of one gallery may wait for its clients, before the others have their turn.
 PATIENCE = 10.0
-
-
-class Window:
-    """When a worker may work: for one hour from each firing of a cron expression, so `0 1-6 * * *` is 01:00 to 07:00."""
-
-    def __init__(self, expression: str | None) -> None:
-        self.expression = expression
-        try:
-            self._trigger = CronTrigger.from_crontab(_by_name(expression)) if expression else None
-        except ValueError as exc:
-            raise errors.UsageError(
-                f"--window {expression!r} is no cron expression ({exc}); for nights write '0 1-6 * * *' (01:00 to 07:00)"
-            ) from exc
-
-    def is_open(self, now: dt.datetime | None = None) -> bool:
-        """Whether work may be done now."""
-        if self._trigger is None:
-            return True
-        # In UTC: the hours of a day on which clocks are set are not an hour apart by the clock on the wall.
-        now = (now or dt.datetime.now(dt.UTC)).astimezone(dt.UTC)
-        before = (now - dt.timedelta(hours=1)).astimezone(self._trigger.timezone)
-        fired = self._trigger.get_next_fire_time(None, before)
-        return fired is not None and fired.astimezone(dt.UTC) <= now
-
-
-def _by_name(expression: str) -> str:
-    """The expression with its days of the week by name: cron counts them from Sunday, APScheduler from Monday."""
-    *others, days = expression.split() or [""]
-    return " ".join([*others, ",".join(map(_days, days.split(",")))])
-
-
-def _days(part: str) -> str:
-    """The days of one part of a list, such as `1-5/2`; what is no such part stays as it is, for APScheduler to refuse."""
-    found = re.fullmatch(r"(\w+)(?:-(\w+))?(?:/([1-9]\d*))?", part.lower().replace("*/", "0-6/"))
-    first, last, step = found.groups() if found else ("", None, None)
-    numbers = {name: at % 7 for at, name in enumerate(DAYS)} | {str(at): at for at in range(8)}
-    start, end = numbers.get(first), numbers.get(last or ("6" if step else first))
-    if start is None or end is None:
-        return part
-    end += 7 * (end == 0 < start)  # to Sunday
-    return ",".join(DAYS[at] for at in range(start, end + 1, int(step or 1))) or part
 
 
 class _Wait(NamedTuple):

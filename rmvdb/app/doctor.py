@@ -59,7 +59,7 @@ def examine(app: App) -> Iterator[Finding]:
             for row in app.registry.collections(gallery.id):
                 if row.dropped_at is None:
                     yield _look(f"collection {row.name}", lambda row=row: _collection(app, row))  # type: ignore[misc]
-            yield _look(f"gallery {gallery.name}: source", lambda gallery=gallery: _source(app, gallery))  # type: ignore[misc]
+            yield _look(f"gallery {gallery.name}: source", lambda gallery=gallery: check_source(app, gallery))  # type: ignore[misc]
 
 
 def _look(part: str, examine_it: Callable[[], str]) -> Finding:
@@ -133,7 +133,12 @@ def _collection(app: App, row: CollectionRow) -> str:
     )
 
 
-def _source(app: App, gallery: GalleryRow) -> str:
+def check_source(app: App, gallery: GalleryRow) -> str:
+    """Return how many records of a gallery are what their model makes of their items, in words.
+
+    Raises SourceError if the source has no item of one of the records, ModelError if none can be embedded, Mismatch if they
+    differ.
+    """
     source = app.source(gallery.name)
     if source is None:
         raise errors.SourceError(f"Gallery {gallery.name!r} has no source of items; rmvdb gallery source {gallery.name} SPEC")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmvdb import errors
-from rmvdb.app import config
+from rmvdb.app import config, config_file
+from rmvdb.app.settings import ProjectSettings
 from rmvdb.items.objects import Allowed, look_in
 from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.registry import Registry
@@ -38,7 +39,7 @@ ALLOW = "RMVDB_MODELS__ALLOW"
 class App:
     """One configuration and what is made of it, each part when it is first asked for: `status` never loads torch."""
 
-    def __init__(self, settings: config.ProjectSettings, *, file: Path | None = None) -> None:
+    def __init__(self, settings: ProjectSettings, *, file: Path | None = None) -> None:
         self.settings, self.file = settings, file
         if file is not None:
             look_in(file.parent)  # commands and applications that run in a folder below it find its models, too
@@ -60,7 +61,7 @@ class App:
         wanted = (*before.modules, *new)
         if self.file is None or before.where == ALLOW:
             raise errors.ConfigError(f"{new[0]!r} is not allowed yet; set {ALLOW} to {json.dumps(wanted)}")
-        config.allow(self.file, wanted)
+        config_file.allow(self.file, wanted)
         models = self.settings.models.model_copy(update={"allow": wanted})
         self.settings = self.settings.model_copy(update={"models": models})
         return new
@@ -78,7 +79,7 @@ class App:
         home = self.settings.home
         if not home.exists() and self.settings.registry.url.get_secret_value() == f"sqlite:///{home / 'registry.sqlite'}":
             raise errors.ConfigError(
-                f"There is no registry in {str(home)!r}; go to the folder that has {config.NAME}, or make one: rmvdb init"
+                f"There is no registry in {str(home)!r}; go to the folder that has {config_file.NAME}, or make one: rmvdb init"
             )
 
     @property
@@ -341,4 +342,4 @@ class App:
 def load(path: Path | None = None, *, trust: bool = False) -> App:
     """The app of the configuration at `path`, of RMVDB_CONFIG, or of the nearest rmvdb.toml; `trust` takes one that other users
     may change."""
-    return App(config.load(path, trust=trust), file=config.find(path))
+    return App(config.load(path, trust=trust), file=config_file.find(path))

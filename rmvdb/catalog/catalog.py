@@ -33,6 +33,8 @@ LOOKED_AT = 8
 LONGEST_NAME = 200
 #: What a record has besides its fields, by the names that `Client.upsert` takes them by.
 TAKEN = {"id", "item"}
+#: What `check_vectors` says if the source has no item for any record that it looked at.
+UNCOMPARED = "no vector could be compared"
 #: Cosine distance up to which vectors that another program made, perhaps in half precision, are taken for the model's.
 AGREES = 1e-3
 
@@ -372,7 +374,7 @@ def check_vectors(
         except errors.SourceUnavailable as exc:
             return f"no vector could be compared: {exc}; rmvdb doctor compares them where it is"
     if not compared:
-        return "no vector could be compared"
+        return UNCOMPARED
     return f"{compared} of its records, embedded again, {'is' if compared == 1 else 'are'} what is stored"
 
 

@@ -72,7 +72,10 @@ def conducting(app: App, gallery: str | None) -> Iterator[tuple[Conductor, outpu
 
 
 def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: output.Reporter, *, detach: bool, force: bool) -> None:
-    """Run an upgrade, or leave it to workers, and say how far it is. Raise Stopped if Ctrl-C came meanwhile."""
+    """Run an upgrade, or leave it to workers, and say how far it is.
+
+    Raises Stopped if Ctrl-C came meanwhile, Quarantined if the upgrade stopped short of its cut-over with records aside.
+    """
     from rmvdb.upgrade.status import searched
 
     if detach:
@@ -89,6 +92,11 @@ def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: output.Report
     elif row.phase == "serving both":
         now, served = app.registry.progress(row.id), searched(app.registry.plan(conductor.gallery.name))
         report.say(f"{now.done} of {counted(now.total, 'record is', 'records are')} re-embedded (t = {now.t:.2f}); {served}")
+        if now.quarantined:
+            raise errors.Quarantined(
+                f"{counted(now.quarantined, 'record is', 'records are')} quarantined, and findable in the old collection: "
+                "rmvdb quarantine list, then retry or drop"
+            )
 
 
 def what_now(row: UpgradeRow) -> str:

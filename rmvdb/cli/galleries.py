@@ -81,14 +81,28 @@ def gallery_add(
     held = app.registry.collections(row.id)[-1]
     whose = "adopted" if held.adopted else "made by rmvdb"
     output.echo(f"gallery {row.name}: collection {held.name} ({whose}), model version {held.model}")
-    if held.adopted and source:
-        output.echo(f"  {catalog.check_vectors(app.registry, app.store, app.loaded_models, row, _source(app, source))}")
     chosen = app.settings.index_for(name)
     if held.adopted and chosen.search and not held.search:
         output.echo(
             f"  its index is of type {app.store.index(held.name).type} and index.search for {chosen.type}: it is searched with "
             "Milvus' own search parameters"
         )
+    if held.adopted and source:
+        _compare(app, row)
+
+
+def _compare(app: App, row: GalleryRow) -> None:
+    """Say how many vectors of an adopted collection are the model's. If none could be compared, raise the error of doctor."""
+    from rmvdb.app.doctor import check_source
+    from rmvdb.catalog import catalog
+
+    compared = catalog.check_vectors(app.registry, app.store, app.loaded_models, row, _source(app, str(row.source)))
+    output.echo(f"  {compared}")
+    if compared == catalog.UNCOMPARED:
+        try:
+            check_source(app, row)
+        except errors.SourceError as exc:
+            raise errors.SourceError(f"{exc}; the gallery is added all the same: rmvdb gallery source {row.name} SPEC") from exc
 
 
 @gallery.command("list")

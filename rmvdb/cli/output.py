@@ -128,7 +128,7 @@ def log_to_stdout() -> logging.Logger:
 
 
 class Reporter:
-    """Progress bars on a terminal; elsewhere a line each time something began, and every tenth of the way."""
+    """Progress on stderr: bars on a terminal, elsewhere a line when a step begins, and at every tenth of it."""
 
     def __init__(self, progress: Any, *, quiet: bool) -> None:
         self._progress, self._quiet = progress, quiet
@@ -145,7 +145,7 @@ class Reporter:
             self._progress.update(self._tasks[step], completed=done, total=total)
         elif (tenth := done * 10 // total) > self._tenths.get(step, -1):
             self._tenths[step] = tenth
-            echo(f"{step}: {done} of {total}")
+            echo(f"{step}: {done} of {total}", err=True)
 
     def say(self, words: str) -> None:
         """Say a sentence."""

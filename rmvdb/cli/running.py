@@ -176,7 +176,8 @@ def worker(galleries: tuple[str, ...], window: str | None) -> None:
     Example:
       rmvdb worker --window "0 1-6 * * *"
     """
-    from rmvdb.app.daemon import Scheduler, Window
+    from rmvdb.app.daemon import Scheduler
+    from rmvdb.app.window import Window
 
     app = open_app()
     for name in galleries:

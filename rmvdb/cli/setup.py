@@ -28,10 +28,10 @@ def init(ctx: click.Context, folder: Path, uri: str | None) -> None:
       rmvdb init
       rmvdb init --milvus http://localhost:19530
     """
-    from rmvdb.app import config, wiring
+    from rmvdb.app import config_file, wiring
     from rmvdb.storage import files
 
-    file, trust = ctx.find_root().obj or folder / config.NAME, ctx.find_root().params["trust"]
+    file, trust = ctx.find_root().obj or folder / config_file.NAME, ctx.find_root().params["trust"]
     new = not file.exists()
     try:
         if not new:
@@ -40,7 +40,7 @@ def init(ctx: click.Context, folder: Path, uri: str | None) -> None:
                 raise errors.ConfigError(f"{file} has milvus.uri = {there!r}; write the other one there, below [milvus]")
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
-            files.durable_write(file, config.template(uri=uri).encode(), mode=0o600)  # a token may be written into it
+            files.durable_write(file, config_file.template(uri=uri).encode(), mode=0o600)  # a token may be written into it
             output.echo(f"wrote {file}")
     except OSError as exc:
         raise errors.ConfigError(f"{file} cannot be written: {exc.strerror}; mend that, or name another folder") from exc

@@ -10,6 +10,7 @@ import copy
 import functools
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -313,6 +314,7 @@ def _unit(vectors: Vectors) -> Vectors:
 
 @functools.cache
 def _faiss() -> Any:
-    import faiss
+    with warnings.catch_warnings(action="ignore"):
+        import faiss
 
     return faiss

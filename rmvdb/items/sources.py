@@ -72,10 +72,10 @@ def shown(spec: str) -> str:
     """The spec as it may be shown: one of before `refuse_password` may have a password in it."""
     if not spec.startswith("sql:"):
         return spec
-    url, query = _split(spec)
+    url, query = _split(rest := spec.removeprefix("sql:"))
     if not _BEGINS.match(query):  # what is behind the last # may be the end of a password
-        url, query = spec, ""
-    return f"{without_password(url)}{'#' if query else ''}{query}" if has_password(url) else spec
+        url, query = rest, ""
+    return f"sql:{without_password(url)}{'#' if query else ''}{query}" if has_password(url) else spec
 
 
 def _split(spec: str) -> tuple[str, str]:

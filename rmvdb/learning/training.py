@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -19,6 +19,9 @@ from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.learning.transforms import Config, Network, Norm, Transform
 from rmvdb.text import counted
 from rmvdb.types import Metric, Vectors
+
+with warnings.catch_warnings(action="ignore"):  # which say nothing to rmvdb's users
+    import faiss
 
 #: Called with (done, total) steps.
 ReportSteps = Callable[[int, int], None]

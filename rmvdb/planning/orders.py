@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -115,7 +116,8 @@ class Cluster:
         vectors = geometry.comparable(_vectors(_reservoir(records, seed)), metric)
         if not len(vectors):
             raise PlanRefused("No record to learn clusters from; add records, or choose the order random")
-        import faiss  # here, so that other orders do not wait for it
+        with warnings.catch_warnings(action="ignore"):
+            import faiss  # here, so that other orders do not wait for it
 
         kmeans = faiss.Kmeans(
             vectors.shape[1], max(1, round(len(vectors) ** 0.5)), niter=20, seed=seed, min_points_per_centroid=1

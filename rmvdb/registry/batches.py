@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, delete, func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from rmvdb.registry import shared_queries
-from rmvdb.registry.clock import clock
+from rmvdb.registry.clock import clock, now
 from rmvdb.registry.codec import key
 from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import BatchRow, QuarantineRow
@@ -117,13 +117,27 @@ class Batches(Database):
 
     @transaction
     def progress(self, s: Session, /, upgrade_id: int, *, window: float = 60.0) -> Progress:
-        """How far the work list is, and how fast it went over the last `window` seconds."""
+        """How far the work list is, and how fast records were copied in the last `window` seconds."""
         mine = BatchRow.upgrade_id == upgrade_id
         total = s.scalar(select(func.sum(BatchRow.count)).where(mine)) or 0
         done = s.scalar(select(func.sum(BatchRow.count)).where(mine, BatchRow.state.in_(MOVED))) or 0
         begun = s.scalar(select(func.sum(BatchRow.count)).where(mine, BatchRow.state.in_(shared_queries.COPYING))) or 0
         stuck = s.scalar(select(func.count()).select_from(QuarantineRow).where(QuarantineRow.upgrade_id == upgrade_id)) or 0
-        recent = and_(mine, BatchRow.copied_at > clock() - window)
-        moved, since = s.execute(select(func.sum(BatchRow.count), clock() - func.min(BatchRow.copied_at)).where(recent)).one()
-        rate = float(moved) / max(float(since), 1.0) if moved and since else None
+        copied = select(BatchRow.copied_at, func.sum(BatchRow.count)).where(mine, BatchRow.copied_at > clock() - window)
+        recent = s.execute(copied.group_by(BatchRow.copied_at).order_by(BatchRow.copied_at))
+        rate = _rate([(float(at or 0.0), int(count)) for at, count in recent], now=now(s))
         return Progress(done=int(done), total=int(total) + stuck, begun=int(begun), quarantined=stuck, rate=rate)
+
+
+def _rate(copied: Sequence[tuple[float, int]], *, now: float) -> float | None:
+    """Return the records a second from the first of these times to the last: what is waited after that is not copying.
+
+    The first batch began before its time, so the others count. If all came within a second, they count as of one second.
+    """
+    moved = sum(count for _, count in copied)
+    if not moved:
+        return None
+    (first, before), (last, _) = copied[0], copied[-1]
+    if last - first >= 1.0:
+        return (moved - before) / (last - first)
+    return moved / (1.0 if last > first else max(now - first, 1.0))

@@ -149,10 +149,8 @@ def _translate(facts: Mapping[str, str], context: Any) -> Exception | None:
     if any(word in words for word in _FULL):
         most = facts.get("max_connections", "its")
         words = f"{words}; all of {most} connections are in use: raise max_connections in postgresql.conf, or use PgBouncer"
-    if isinstance(failure, sqlite3.Error) and (file := _read_only(context)):
-        return errors.RegistryError(
-            f"The registry {file} cannot be written: it, its folder or its disk is read-only; mend that, or set registry.url"
-        )
+    if isinstance(failure, sqlite3.Error) and context.engine is not None and (refusal := unwritable(context.engine.url)):
+        return refusal
     if _is_away(context, words):
         away = Away(words)
         away.__cause__ = failure
@@ -169,12 +167,21 @@ def _translate(facts: Mapping[str, str], context: Any) -> Exception | None:
     return None
 
 
-def _read_only(context: Any) -> Path | None:
-    """The file of SQLite, where it or its folder cannot be written."""
-    if context.engine is None or not context.engine.url.database:
+def unwritable(url: URL) -> errors.RegistryError | None:
+    """Return the error that names the file or the folder that this process may not write; None if SQLite can write."""
+    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
         return None
-    file = Path(context.engine.url.database)
-    return file if file.exists() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)) else None
+    file = Path(url.database)
+    needed = (*(file.with_name(f"{file.name}{end}") for end in ("", "-wal", "-shm")), file.parent)
+    denied = next((path for path in needed if os.path.lexists(path) and not os.access(path, os.W_OK)), None)
+    if denied is None:
+        return None
+    mounted = hasattr(os, "statvfs") and os.statvfs(denied).f_flag & os.ST_RDONLY
+    why = f"the disk of {denied} is mounted read-only" if mounted else f"this user may not write {denied}"
+    return errors.RegistryError(
+        f"The registry {file} cannot be written: permission denied, {why}; correct that (chmod, chown, mount), or set "
+        "registry.url"
+    )
 
 
 def _is_away(context: Any, words: str) -> bool:

@@ -17,7 +17,7 @@ from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
 from rmvdb.errors import SchemaOutdated, UnknownName, UsageError
-from rmvdb.registry.engine import parsed_url
+from rmvdb.registry.engine import parsed_url, unwritable
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.session import outdated, transaction
 from rmvdb.registry.tables import REVISION_TABLE
@@ -62,7 +62,12 @@ def head() -> str:
 
 
 def check(url: str) -> None:
-    """Raise SchemaOutdated, naming the way out, unless the database has exactly this code's schema."""
+    """Check that the database can be written and has exactly this code's schema.
+
+    Raises RegistryError, SchemaOutdated, each with the way out.
+    """
+    if refusal := unwritable(parsed_url(url)):
+        raise refusal
     found = current(url)
     if found != head():
         raise SchemaOutdated(outdated(without_password(url), found))

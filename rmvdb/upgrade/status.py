@@ -46,9 +46,9 @@ class Status:
     t: float = 0.0
     done: int = 0
     total: int = 0
-    #: Records a second over the last minute.
+    #: Records a second while records were copied, over the last minute.
     rate: float | None = None
-    #: Seconds to the last record; None below 1 %, where nobody works on it, and once it is as far as was asked.
+    #: Seconds until it is as far as was asked. None below 1 %, if no worker is at it, and once it is that far.
     eta: float | None = None
     quarantined: int = 0
     writes_open: int = 0
@@ -127,7 +127,7 @@ def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, plan: 
         "done": now.done,
         "total": now.total,
         "rate": now.rate,
-        "eta": now.eta if unfinished and attended and not (ended or row.paused or resting) else None,
+        "eta": _eta(row, now) if unfinished and attended and not (ended or row.paused or resting) else None,
         "quarantined": now.quarantined,
         "writes_open": len(registry.open_writes(gallery.id)),
         "batches": {state.value: batches for state, (batches, _) in counts.items()},
@@ -139,6 +139,12 @@ def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, plan: 
         "stopped": "" if ended else row.reason,
         "prediction": row.plan.get("prediction"),
     }
+
+
+def _eta(row: UpgradeRow, now: Progress) -> float | None:
+    """Return the seconds until the last record that was asked for is copied. Quarantined records stay."""
+    left = min(row.plan.get("until", 1.0) * now.total - now.done, now.left)
+    return left / now.rate if now.eta is not None and now.rate and left > 0 else None
 
 
 def _silent(heard: Sequence[WorkerRow], today: float) -> list[str]:

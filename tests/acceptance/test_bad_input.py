@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,23 @@ def test_a_collection_believed_to_be_the_wrong_models_is_found_out_when_there_is
     assert "8 of its records, embedded again, are what is stored" in project.ask("doctor").stdout
 
 
+def test_a_collection_of_which_no_vector_could_be_compared_is_added_and_fails_as_doctor_does(project: Project) -> None:
+    held = project.json("gallery", "show")["collections"][0]["name"]
+    project.copied("copied")
+    with project.opened() as opened:
+        for page in opened.store.scan(held, fields=None, vector=True):
+            opened.store.upsert("copied", [replace(record, fields={"caption": None}) for record in page])
+    other = _other(project)
+    other.ask("model", "add", "v1", "--embedder", "models:v1")
+    add = ("gallery", "add", "mine", "--model", "v1", "--collection", "copied", "--source", "field:caption")
+    none = "field:caption has no item of record 1, and of 5 of 5 in all"
+    for _ in range(2):  # the same again is no error of its own
+        said = other.ask(*add, code=1)
+        assert "no vector could be compared" in said.stdout
+        assert f"Error: {none}; the gallery is added all the same: rmvdb gallery source mine SPEC" in said.stderr
+    assert f"FAIL  gallery mine: source: {none}" in other.ask("doctor", code=1).stdout
+
+
 def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(project: Project) -> None:
     project.fault(v2={"raise": ["7"], "nan": ["9"]}, missing=[11])
     refused(project, *NAIVE, code=1, saying="3 records are quarantined")
@@ -187,6 +205,14 @@ def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(proj
     project.ask("quarantine", "drop", "7", "--yes")
     project.ask(*NAIVE)
     everything_is_found(project, missing=1)
+
+
+def test_an_upgrade_that_stops_short_of_its_cut_over_tells_of_quarantined_records_by_its_exit_code(project: Project) -> None:
+    project.fault(v2={"raise": ["7"]})
+    refused(project, *NAIVE, "--no-cutover", code=1, saying="1 record is quarantined, and findable in the old collection")
+    project.fault()
+    project.ask("quarantine", "retry")
+    project.ask(*NAIVE, "--no-cutover")
 
 
 def test_what_was_written_since_it_was_quarantined_is_not_dropped(project: Project) -> None:
@@ -328,7 +354,7 @@ def test_what_an_altered_file_of_the_archive_held_is_archived_anew_and_nothing_i
         ("[index]\ntype = 'HNSV'", "HNSW"),
         (
             "[registry]\nurl = 'postgresql://u:s3cret@h:port/db'",
-            "registry.url = 'postgresql+psycopg://u:***@h:port/db' cannot be read",
+            "registry.url = 'postgresql+psycopg://***' cannot be read",
         ),
     ],
 )
@@ -392,7 +418,7 @@ def test_a_limit_that_is_none_is_refused(project: Project, options: tuple[str, .
 
 
 def test_a_window_that_is_none_is_refused_before_a_worker_has_started(project: Project) -> None:
-    refused(project, "worker", "--window", "bad", code=2, saying="--window 'bad' is no cron expression")
+    refused(project, "worker", "--window", "bad", code=2, saying="--window 'bad' is not a cron expression")
     assert project.ask("worker", "--window", "bad", code=2).stdout == ""
 
 
@@ -523,8 +549,8 @@ def _other(project: Project) -> Project:
 
 
 def _wait_for(process: subprocess.Popen[str], words: str) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
+    assert process.stderr is not None  # where progress goes
+    for line in process.stderr:
         if words in line:
             return
     raise AssertionError(f"it ended before it said {words!r}")

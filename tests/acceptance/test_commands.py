@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from dataclasses import replace
 
@@ -52,7 +53,7 @@ def test_what_is_over_or_not_begun_is_not_told_as_done(half: Project) -> None:
     back = half.ask("rollback")
     assert f"rolled back: 400 records verified, only {old} is searched now" in back.stdout
     assert back.stdout.endswith(f"rmvdb cleanup drops {new}\n")
-    assert back.stderr == ""
+    assert all(re.fullmatch(r"\w+: \d+ of 400", line) for line in back.stderr.splitlines()), back.stderr
     (ended,) = (each for each in half.json("history") if each["phase"] == "ended")
     assert ended["note"] == "a roll back to v1 takes its place"
     half.ask("cleanup", "--yes")
@@ -126,6 +127,14 @@ def test_search_explains_its_legs_and_both_distances(half: Project) -> None:
     words = half.ask("search", "any words", "--explain").stdout
     assert "v1" in words
     assert "raw" in words
+
+
+def test_the_list_of_models_shows_their_fingerprints(project: Project) -> None:
+    header, *rows = project.ask("model", "list").stdout.splitlines()
+    told = {row["name"]: row["fingerprint"] for row in project.json("model", "list")}
+    assert header.split()[-1] == "fingerprint"
+    assert {row.split()[0]: row.split()[-1] for row in rows} == told
+    assert all(re.fullmatch("[0-9a-f]{64}", each) for each in told.values())
 
 
 def test_the_source_of_a_gallery_can_be_changed(project: Project) -> None:

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
+from rmvdb.registry.tables import BatchRow
 from rmvdb.upgrade.status import status
 from tests.acceptance.conftest import NAIVE
 from tests.support.inprocess import make
+from tests.support.photos import claimed
 from tests.support.project import Project
 from tests.support.waiting import wait_until
 
@@ -44,6 +47,26 @@ def test_a_worker_that_was_killed_is_shown_as_silent_and_since_when(tmp_path: Pa
     now = status(registry, row)
     assert now.workers == ["alive:1:a"]
     assert now.silent in (["killed:2:b, silent since 14 s"], ["killed:2:b, silent since 15 s"])
+    registry.close()
+
+
+def test_the_time_left_is_until_it_is_as_far_as_was_asked_and_ends_there(tmp_path: Path) -> None:
+    gallery = make(tmp_path)
+    registry, upgrade = gallery.registry, gallery.upgrade
+    registry.set_upgrade(upgrade.id, plan=upgrade.plan | {"until": 0.75}, phase="serving both")
+    registry.renew("alive:1:a", upgrade.id, lease=60.0)
+    seen = []
+    for seconds in (9.0, 4.0, 0.0):
+        batch = claimed(registry, upgrade, grace=60.0)
+        registry.copied(batch, requeue=[], aside={})
+        then = registry.now() - seconds
+        with registry.engine.begin() as connection:
+            connection.execute(update(BatchRow).where(BatchRow.id == batch.id).values(copied_at=then))
+        seen.append(status(registry, registry.gallery("texts")))
+    assert [now.t for now in seen] == [0.25, 0.5, 0.75]
+    assert seen[1].rate == pytest.approx(2.0, rel=0.05)  # of what was copied meanwhile
+    assert seen[1].eta == pytest.approx(5.0, rel=0.05)  # for 10 records, not 20
+    assert seen[2].eta is None  # though batches are in hand
     registry.close()
 
 

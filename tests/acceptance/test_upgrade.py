@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import rmvdb.app
-from rmvdb.app.daemon import Scheduler, Window
+from rmvdb.app.daemon import Scheduler
+from rmvdb.app.window import Window
 from rmvdb.engines.milvus import MilvusStore
 from rmvdb.types import Id, Index, Metric
 from rmvdb.upgrade import leadership

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from rmvdb import cli
-from rmvdb.app import config
+from rmvdb.app import config, settings
 from tests.docs.blocks import ALL, PAGES, ROOT, WRITTEN, Block, rmvdb_lines, spans
 
 LINES = list(rmvdb_lines())
@@ -121,7 +121,7 @@ def test_every_line_of_json_is_json(block: Block) -> None:
 @pytest.mark.parametrize("page", WRITTEN)
 def test_every_setting_in_the_text_is_there(page: str) -> None:
     sections = {
-        name: getattr(field.annotation, "model_fields", {}) for name, field in config.ProjectSettings.model_fields.items()
+        name: getattr(field.annotation, "model_fields", {}) for name, field in settings.ProjectSettings.model_fields.items()
     }
     for span in spans(page):
         found = re.fullmatch(r"([a-z]+)\.([a-z_0-9]+)", span)

@@ -10,13 +10,13 @@ import pytest
 import rmvdb
 from docs import generate
 from rmvdb import cli
-from rmvdb.app import config
+from rmvdb.app import settings
 from tests.docs.blocks import PAGES, README, WRITTEN
 
 COMMANDS = dict(generate.leaves(cli.main))
 SECTIONS = {
-    name: {"indexes": config.IndexSection}.get(name, field.annotation)
-    for name, field in config.ProjectSettings.model_fields.items()
+    name: {"indexes": settings.IndexSection}.get(name, field.annotation)
+    for name, field in settings.ProjectSettings.model_fields.items()
     if name != "home"
 }
 

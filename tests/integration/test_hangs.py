@@ -257,7 +257,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("rmvdb.registry.engine.os.access", lambda *_: False)  # root may write anywhere but on such a mount
     event.listen(registry.engine, "connect", lambda connection, _: connection.execute("PRAGMA query_only=ON"))
     registry.engine.dispose()
-    with pytest.raises(errors.RegistryError, match=r"registry\.sqlite cannot be written: .* read-only"):
+    with pytest.raises(errors.RegistryError, match=r"registry\.sqlite cannot be written: permission denied, this user may"):
         registry.set_source("texts", "field:path")
     registry.close()
 

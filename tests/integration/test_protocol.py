@@ -20,6 +20,7 @@ from sqlalchemy import text as statement
 
 from rmvdb import errors
 from rmvdb.app import daemon
+from rmvdb.app.window import Window
 from rmvdb.catalog import catalog
 from rmvdb.learning.method import Method
 from rmvdb.planning.plan import Question
@@ -394,7 +395,7 @@ def test_a_client_that_cannot_serve_the_next_plan_keeps_no_worker_from_other_gal
 
     settings = SimpleNamespace(backfill=SimpleNamespace(lease=1.6))
     app = SimpleNamespace(worker=gallery.worker, registry=gallery.registry, conductor=conductor, settings=settings)
-    made = daemon.Scheduler(app, galleries=(), window=daemon.Window(None), say=said.append)  # type: ignore[arg-type]
+    made = daemon.Scheduler(app, galleries=(), window=Window(None), say=said.append)  # type: ignore[arg-type]
     monkeypatch.setattr(made, "_upgrades", lambda: {"texts": gallery.upgrade.id, "others": gallery.upgrade.id})
     monkeypatch.setattr(made, "_once", lambda *_: said.append)  # it asks for the gallery's epoch, and there are no others
     made._stop.set()  # nothing is waited for between two looks

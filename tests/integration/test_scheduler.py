@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from rmvdb import errors
-from rmvdb.app.daemon import Scheduler, Window
+from rmvdb.app.daemon import Scheduler
+from rmvdb.app.window import Window
 from rmvdb.backfill.throttle import Limits
 from rmvdb.learning.method import Method
 from rmvdb.planning.plan import Question

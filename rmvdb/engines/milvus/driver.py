@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import threading
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def pymilvus() -> Any:
 
 @functools.cache
 def _loaded() -> Any:
-    import pymilvus
+    with warnings.catch_warnings(action="ignore"):  # which say nothing to rmvdb's users
+        import pymilvus
 
     # It logs a traceback for each failed call, also for those that are repeated or expected here.
     for name in ("pymilvus", "pymilvus.milvus_client"):

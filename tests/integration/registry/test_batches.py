@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 
+import pytest
+from sqlalchemy import update
+
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.registry import Registry
-from rmvdb.registry.tables import UpgradeRow
+from rmvdb.registry.tables import BatchRow, UpgradeRow
 from rmvdb.types import BatchState, Progress
 from tests.support.photos import at_once, claim, claimed
 
@@ -72,6 +75,31 @@ def test_progress_counts_what_is_in_the_new_collection(registry: Registry, upgra
         BatchState.COPIED: (1, 2),
         BatchState.PENDING: (1, 4),
     }
+
+
+@pytest.mark.parametrize(
+    ("ago", "rate"),
+    [
+        ((9.0, 8.0, 7.0), 2.0),  # 2 + 2 records in the 2 seconds in which records were copied
+        ((9.2, 9.1, 9.0), 6.0),  # as many as in one second, however long ago
+        ((50.0, 49.0, 40.0), 0.4),
+        ((70.0, 9.0, 8.0), 2.0),
+    ],
+)
+def test_the_rate_is_that_of_copying_and_not_of_waiting(
+    registry: Registry, upgrade: UpgradeRow, ago: tuple[float, ...], rate: float
+) -> None:
+    registry.add_batches(upgrade.id, [([2 * at, 2 * at + 1], None) for at in range(len(ago))], first=1)
+    for _ in ago:
+        registry.copied(claimed(registry, upgrade), requeue=[], aside={})
+    now = registry.now()
+    with registry.engine.begin() as connection:
+        for priority, seconds in enumerate(ago, start=1):
+            connection.execute(
+                update(BatchRow).where(BatchRow.priority == priority).values(copied_at=now - seconds),
+            )
+
+    assert registry.progress(upgrade.id).rate == pytest.approx(rate, rel=0.01)
 
 
 def test_no_time_left_is_told_before_one_percent() -> None:
