@@ -11,7 +11,6 @@
     [search]   plan_max_age     seconds for which a client uses a serving plan without asking again
                longest_search   seconds after which a search of two collections is repeated rather than trusted
                consistency      Bounded, or Strong, which sees every write that returned before a search
-               traffic          records of which a client counts, for the order traffic, how often they are found; 0 counts none
     [backfill] batch            most records in one batch; those of a small gallery are smaller
                width            batches that one worker has in flight
                lease            seconds for which a worker holds a batch before it must renew
@@ -166,7 +165,7 @@ class IndexSection(_Section):
 
 
 class SearchSection(_Section):
-    """How long a client may answer by what it knows, and what it counts."""
+    """How long a client may answer by what it knows."""
 
     plan_max_age: Seconds = Field(default=5.0, description="seconds for which a client uses a serving plan without asking again")
     longest_search: Seconds = Field(
@@ -174,10 +173,6 @@ class SearchSection(_Section):
     )
     consistency: Literal["Bounded", "Strong"] = Field(
         default="Bounded", description="of searches that don't name theirs: Strong sees every write that returned before"
-    )
-    traffic: Annotated[int, Field(ge=0, le=100_000)] = Field(
-        default=5000,
-        description="records of which a client counts, for the order traffic, how often they are found; 0 counts none",
     )
 
 

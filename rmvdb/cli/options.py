@@ -15,7 +15,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 METHODS = ("naive", "identity", "rqt", "cl-s", "cl-m", "mcl", "rm", "fct")
 AUTO = "auto"
-ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random", "traffic")
+ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 gallery_option = click.option("--gallery", "-g", help="Which gallery. You can leave it out if there is only one.")

@@ -25,12 +25,10 @@ from rmvdb.errors import ArtifactError, ConfigError, DiskFull, PlanRefused, Unkn
 from rmvdb.items.embedders import scored
 from rmvdb.learning import geometry, hyperbolic
 from rmvdb.protocols import Classifier, Order, VectorStore
-from rmvdb.registry.codec import key
 from rmvdb.types import Id, Metric, Record, Vectors
 
 __all__ = [
     "ORDERS",
-    "ByTraffic",
     "Centroid",
     "ClassificationScore",
     "Cluster",
@@ -41,14 +39,12 @@ __all__ = [
     "ordered",
 ]
 
-#: The names of the orders by confidence; where none is asked for, the first that can be given. `traffic` wraps one of them.
+#: The names of the orders by confidence; where none is asked for, the first that can be given.
 ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random")
 #: Records that are sorted in memory at once; a billion records make a thousand such runs.
 RUN = 1_000_000
 #: Runs merged at once, well below the files that a process may hold open.
 MOST_OPEN = 256
-#: What is found by searches has a confidence of minus this, or of so many times as much as its place: lower than any other.
-PLACE = 1e30
 #: Seconds for which a folder that nobody has locked may be one that was just made.
 YOUNG = 60.0
 #: k-means learns from this many vectors at most.
@@ -150,30 +146,6 @@ class Random:
         """A number between 0 and 1 made from the id, (n,)."""
         digests = (hashlib.blake2b(repr((self.seed, record.id)).encode(), digest_size=3).digest() for record in records)
         return np.fromiter((int.from_bytes(digest) / 2**24 for digest in digests), dtype=np.float32, count=len(records))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ByTraffic:
-    """What searches find goes first, more often found is earlier; then the others, in another order.
-
-    What queries find again and again is what the better space can rank better, and what nobody finds helps nobody.
-    """
-
-    #: By `registry.key`: 1 for the record that is found least, of equals the same.
-    places: Mapping[str, int]
-    others: Order
-
-    @classmethod
-    def learned(cls, found: Mapping[str, float], others: Order) -> ByTraffic:
-        """From how much the finds of each record weigh; of nothing it is the other order."""
-        place = {weight: at for at, weight in enumerate(sorted(set(found.values())), start=1)}
-        return cls(places={record: place[weight] for record, weight in found.items()}, others=others)
-
-    def confidence(self, records: Sequence[Record]) -> npt.NDArray[np.float32]:
-        """−1e30 and less for what was found, (n,), above that the others' own: even what those know nothing of goes later."""
-        own = np.nan_to_num(self.others.confidence(records), nan=-np.inf)
-        places = np.array([self.places.get(key(record.id), 0) for record in records], dtype=np.float32)  # (n,)
-        return np.where(places > 0, -places * PLACE, np.clip(own, -PLACE / 2, PLACE / 2)).astype(np.float32)
 
 
 def make_order(

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,11 @@ from rmvdb.items import sources
 from rmvdb.learning.calibration import Calibration
 from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import choose, predict, simulate
-from rmvdb.planning.orders import ORDERS, ByTraffic, Order, make_order
+from rmvdb.planning.orders import ORDERS, Order, make_order
 from rmvdb.planning.sample import Sample, Sampler, side_of, vectors_of
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry.codec import pack_ids
 from rmvdb.serving.loaded_models import LoadedModels
-from rmvdb.serving.traffic import TRAFFIC
 from rmvdb.storage import files
 from rmvdb.storage.archive import EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
@@ -72,6 +71,15 @@ class Question:
     side: str | None = None
     #: A file of queries, as `sources.queries` reads it: those with answers are chosen and measured by, the others trained on.
     queries: str | None = None
+
+    @classmethod
+    def of_upgrade(cls, values: Mapping[str, Any]) -> Question:
+        """Return the question that a registered upgrade was planned for, perhaps by an earlier rmvdb.
+
+        Options that are gone since are left out. If its order is gone, records are listed in the default order.
+        """
+        known = {name: value for name, value in values.items() if name in {field.name for field in fields(cls)}}
+        return cls(**known | {"order": known["order"] if known["order"] in ORDERS else None})
 
     @property
     def key(self) -> str:
@@ -128,11 +136,9 @@ class Planner:
         source: Source | None,
         cache: Callable[[str], EmbeddingCache],
         folder: Path,
-        traffic: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """`cache` gives the embeddings that are kept of a model version, `traffic` what searches find, by key."""
+        """`cache` gives the embeddings that are kept of a model version."""
         self._store, self._loaded_models, self._artifacts, self._folder = store, loaded_models, artifacts, folder
-        self._traffic = traffic
         self._sampler = Sampler(store=store, loaded_models=loaded_models, source=source, cache=cache)
 
     def plan(
@@ -200,8 +206,7 @@ class Planner:
         counts = [self._store.count(leg.collection) for leg in legs]
         sizes, held_out = _sizes(question.sample, counts)
         sample = self._sample(question, legs, sizes, seen, report, methods=methods)
-        able = [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
-        names = orders or [*able, *([TRAFFIC] if self._traffic() else [])]
+        names = orders or [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
         confidences = {name: self._confidence(replace(question, order=name), legs, classifiers, sample)[1] for name in names}
         trial = self._trial(question, legs, Metric(to.metric), sample, confidences, held_out, report)
         if Method.NAIVE in unable:
@@ -262,12 +267,9 @@ class Planner:
         self, question: Question, leg: Leg, classifier: Classifier | None, records: Sequence[Record] | None = None
     ) -> tuple[str, Order]:
         """The backfill order of a collection and its name; it learns from these records, or from a sample of the collection."""
-        if question.order == TRAFFIC:
-            _, others = self.order(replace(question, order=None), leg, classifier, records)
-            return TRAFFIC, ByTraffic.learned(self._traffic(), others)
         name = question.order or next(each for each in ORDERS if _can_be_given(each, question, [leg], [classifier]))
         if name not in ORDERS:
-            raise errors.UnknownName("order", name, (*ORDERS, TRAFFIC))
+            raise errors.UnknownName("order", name, ORDERS)
         if records is None:
             records = self._sampler.records(leg.collection, question.sample, question.seed)
         return name, make_order(
@@ -278,24 +280,14 @@ class Planner:
         self, name: str | None, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None]
     ) -> None:
         """What `order` would raise for this name, before anything is embedded."""
-        if name == TRAFFIC and not self._traffic():
-            raise errors.PlanRefused(
-                f"No search of gallery {question.gallery!r} has been counted yet, as the order traffic needs; let applications "
-                "search for some minutes (search.traffic must not be 0), or choose another --order"
-            )
-        if name not in (None, TRAFFIC) and (name not in ORDERS or not _can_be_given(name, question, legs, classifiers)):
+        if name is not None and (name not in ORDERS or not _can_be_given(name, question, legs, classifiers)):
             for leg, classifier in zip(legs, classifiers, strict=True):
                 self.order(replace(question, order=name), leg, classifier, [])
 
     def _confidence(
         self, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None], sample: Sample
     ) -> tuple[str, npt.NDArray[np.float32]]:
-        """Of every record by the order of the collection that holds it, (n,), and the names of these orders.
-
-        Of the order traffic it is that of the others: what is found is measured by queries of the sample.
-        """
-        if question.order == TRAFFIC:
-            return TRAFFIC, self._confidence(replace(question, order=None), legs, classifiers, sample)[1]
+        """Of every record by the order of the collection that holds it, (n,), and the names of these orders."""
         found, names = np.zeros(len(sample.records), dtype=np.float32), []
         for at, (leg, classifier) in enumerate(zip(legs, classifiers, strict=True)):
             if held := sample.held(at):

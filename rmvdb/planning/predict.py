@@ -19,7 +19,6 @@ from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import quality
 from rmvdb.planning.quality import Bools, Floats
 from rmvdb.planning.simulate import TS, Calibrations, Curve, Fuse, OlderCollection, Part, Queries, Summary, summary
-from rmvdb.serving.traffic import TRAFFIC
 from rmvdb.text import counted
 from rmvdb.types import Metric, ReportProgress
 
@@ -154,14 +153,15 @@ class Trial:
     ) -> None:
         """Split the sample.
 
-        Each of `confidences` (n,) is a backfill order by its name, lowest first; without them the order is random. That of the
-        order `traffic` counts among records that no query finds. A query's old vector is its stored one. `seen` (n,) by an
-        earlier training, whose ψ or ρ is served now: such records look better than others would, so they are only trained on.
-        `behind`: the collections behind the newest old one, where there are any; the old vector of a record they hold is its
-        query there, and `held_out` bounds how many records of the newest are kept to calibrate, and to measure on. `queries` are
-        searched for in place of the measured records themselves, and the `logged` ones are trained on beside the records, but for
-        those that are searched for here. Without `calibrate` distances are merged as they are, unless their metrics differ.
-        Raises PlanRefused where the pairs are too few, UsageError where the queries are.
+        `confidences`: backfill orders by name, (n,) each, lowest first. Without them the order is random. A query's old vector
+        is its stored one. `seen` (n,): records that an earlier training has seen, whose ψ or ρ is served now. They look better
+        than others would, so they are only trained on. `behind`: the collections behind the newest old one. The old vector of a
+        record there is its query in the newest, and `held_out` bounds how many records of the newest are kept to calibrate,
+        and to measure on. `queries` are searched for in place of the measured records. The `logged` ones are trained on beside
+        the records, but for those that are searched for here. Without `calibrate` distances are merged as they are, unless
+        their metrics differ.
+
+        Raises PlanRefused if the pairs are too few, UsageError if the queries are.
         """
         confidences = confidences or {"random": np.random.default_rng(seed).random(len(pairs))}
         self.orders, self.settings, self.seed, self.progress = tuple(confidences), settings, seed, progress
@@ -380,23 +380,6 @@ class HeldOutParts:
         fresh = np.flatnonzero(np.concatenate([*nearest, np.empty(0)]) > SAME)
         return logged.take(fresh) if len(fresh) else None
 
-    def by_traffic(self) -> HeldOutParts:
-        """The same, ordered by what queries find, as the searches before an upgrade are counted.
-
-        No query that is measured, or chosen by, has a say in the order that it is asked in: its own candidates would be
-        re-embedded first, and what is counted in truth are other searches than those to come. So others of the same kind make
-        the order: of what is tuned on, one half for the other, and all of it for what is measured.
-        """
-        one, two = self.halves
-        halves = one.by_traffic(two.query_set), two.by_traffic(one.query_set)
-        if not self.choosers:
-            return replace(self, halves=halves, judge=self.judge.by_traffic(self.check.query_set))
-        (chooser,) = self.choosers
-        rows = np.arange(len(chooser.query_set))
-        first, second = chooser.query_set.take(rows[::2]), chooser.query_set.take(rows[1::2])
-        choosers = (replace(chooser.by_traffic(other), queries=own) for own, other in ((first, second), (second, first)))
-        return replace(self, halves=halves, judge=self.judge.by_traffic(chooser.query_set), choosers=tuple(choosers))
-
     def tuned(self, fitted: Fitted, fuse: Fuse | None, *, calibrate: bool) -> tuple[Calibrations, list[Curve]]:
         """Calibrations where they are worth it, and the curves then, none where there are too few pairs for one.
 
@@ -432,11 +415,10 @@ def _parts_by_order(
     """Of each backfill order, where `rows` are those to tune on and those to measure on."""
     check, judge = (replace(sample, queries=None).take(each) for each in rows)
     asked = [] if sample.queries is None else _asked(sample.queries.among(rows[1]), seed)
-    made = {
+    return {
         name: HeldOutParts.of(_in_order(check, keys[rows[0]]), _in_order(judge, keys[rows[1]]), asked)
         for name, keys in confidences.items()
     }
-    return made | {name: stage.by_traffic() for name, stage in made.items() if name == TRAFFIC}
 
 
 def _in_order(part: Part, confidence: npt.NDArray[np.floating]) -> Part:

@@ -356,21 +356,6 @@ class Part:
             return np.asarray(labels[:, None] == labels[None, :], dtype=np.bool_)
         return neighbours(self.pairs.new, metric=self.new_metric)
 
-    def by_traffic(self, queries: Queries) -> Part:
-        """The same in the order `traffic`: what the old legs find for these queries first, then by confidence."""
-        places = np.empty(len(self.pairs))
-        places[np.lexsort((self.confidence, -self._found(queries)))] = np.arange(len(places))
-        return replace(self, confidence=places)
-
-    def _found(self, queries: Queries) -> npt.NDArray[np.intp]:
-        """How often each record is a candidate of its old leg, (n,): one of the nearest to a query."""
-        times = np.zeros(len(self.pairs), dtype=np.intp)
-        *old, _ = replace(self, queries=queries).legs(Fitted())
-        for leg in old:
-            nearest = np.argsort(leg.distances(None), axis=1, kind="stable")[:, :NEIGHBOURS]  # (q, 10)
-            times[leg.held] += np.bincount(nearest.reshape(-1), minlength=int(leg.held.sum()))
-        return times
-
     def legs(self, fitted: Fitted) -> list[_Leg]:
         """The old legs, newest first, then the new one."""
         asked = self.query_set

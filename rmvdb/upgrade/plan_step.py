@@ -176,5 +176,4 @@ def planner(context: UpgradeContext) -> Planner:
         source=context.services.source,
         cache=context.services.cache,
         folder=context.services.folder / "plans",
-        traffic=lambda: context.registry.traffic(context.gallery.id),
     )

@@ -61,7 +61,7 @@ def _in_order(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[tuple[li
 
 
 def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[Id], *, batch: int) -> Iterator[list[Id]]:
-    question = Question(**upgrade.plan["question"])
+    question = Question.of_upgrade(upgrade.plan["question"])
     classifier = context.services.classifier(context.registry.version(leg.model))
     name, order = plan_step.planner(context).order(question, leg, classifier)
     context.say(f"listing the records of {leg.collection} in {name} order")

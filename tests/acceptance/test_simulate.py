@@ -175,7 +175,6 @@ def test_all_orders_are_all_that_can_be_given_and_another_is_refused_at_once(pro
     for order, saying in (
         ("uncertainty", "of hyperbolic galleries"),
         ("centroid", "needs the field of a record's class"),
-        ("traffic", "No search of gallery 'things' has been counted yet"),
     ):
         refused = project.ask(*SIMULATE, "--methods", "naive", "--orders", order, "--sample", "120", code=None)
         assert refused.returncode in (1, 2)

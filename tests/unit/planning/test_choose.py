@@ -12,9 +12,9 @@ from rmvdb.learning.method import Fitted, Method, Pairs
 from rmvdb.planning import choose, quality
 from rmvdb.planning.choose import CANDIDATES, chosen, compare, recommend, with_order
 from rmvdb.planning.predict import Trial
-from rmvdb.planning.simulate import Queries, split
+from rmvdb.planning.simulate import Queries
 from rmvdb.types import Metric
-from tests.unit.planning.test_simulate import COSINE, QUICK, behind, pairs, strangers
+from tests.unit.planning.test_simulate import COSINE, QUICK, pairs, strangers
 
 #: What can be compared of two models whose spaces differ.
 TRAINED = tuple(method for method in CANDIDATES if method is not Method.IDENTITY)
@@ -368,102 +368,6 @@ def test_a_log_is_trained_on():
     for method in (Method.RQT, Method.RM):
         assert one.predict(method).fitted.reverse.to_bytes() != two.predict(method).fitted.reverse.to_bytes()
     assert two.predict(Method.RQT).logged == 0
-
-
-# --- the order by traffic ---------------------------------------------------------------------------------------------
-
-
-def candidates(asked, gallery, k=10):
-    """How often each record is among the k nearest, by sorting one list after the other."""
-    times = np.zeros(len(gallery), dtype=int)
-    for query in geometry.distances(asked, gallery, metric=Metric.COSINE):
-        for row in sorted(range(len(gallery)), key=lambda record: query[record])[:k]:
-            times[row] += 1
-    return times
-
-
-def by(times, confidence):
-    return sorted(range(len(times)), key=lambda row: (-times[row], confidence[row]))
-
-
-def test_what_the_old_leg_finds_for_records_that_are_not_measured_goes_first():
-    sample = pairs(400)
-    made = trial(sample, orders=("one", "traffic"))
-    plain, busy = made._parts_by_order["one"], made._parts_by_order["traffic"]
-    judge, rng = plain.judge.pairs, np.random.default_rng(3)
-    confidence = [rng.random(len(sample)) for _ in range(2)][1]  # as `trial` draws it
-    confidence = confidence[split(sample, seed=0)[2]]
-    assert busy.judge.order.tolist() == by(candidates(plain.check.pairs.old, judge.old), confidence)
-    one, two = (half.pairs for half in busy.halves)
-    assert (np.diff(candidates(two.old, one.old)[busy.halves[0].order]) <= 0).all()
-    assert (np.diff(candidates(one.old, two.old)[busy.halves[1].order]) <= 0).all()
-    np.testing.assert_array_equal(plain.judge.pairs.old, busy.judge.pairs.old)
-
-
-def test_no_measured_query_has_a_say_in_the_order_by_traffic():
-    sample = pairs(400)
-    queries = asked(sample)
-    made = trial(sample, orders=("traffic",), queries=queries)
-    stage = made._parts_by_order["traffic"]
-    one, two = stage.choosers
-    assert len(one.query_set) + len(two.query_set) == len(stage.judge.query_set) == 40
-    sets = [set(map(bytes, part.query_set.new)) for part in (one, two, stage.judge)]
-    assert len(set().union(*sets)) == sum(map(len, sets))
-    both = np.concatenate([one.query_set.old, two.query_set.old])
-    for part, others in ((one, two.query_set.old), (two, one.query_set.old), (stage.judge, both)):
-        assert (np.diff(candidates(others, part.pairs.old)[part.order]) <= 0).all()
-    told = made.predict(Method.NAIVE)
-    assert (told.order, told.evaluated) == ("traffic", 40)
-
-
-def test_every_old_collection_has_candidates_of_its_own():
-    sample = pairs(400)
-    each = behind(sample)
-    stage = trial(sample, orders=("traffic",), behind=[each])._parts_by_order["traffic"]
-    (judged,), (checked,) = stage.judge.behind, stage.check.behind
-    asked_old, own = stage.check.pairs.old, ~judged.held
-    order, oldest = stage.judge.order, int(judged.held.sum())
-    assert checked.held.any()
-    assert judged.held[order[:oldest]].all()  # the oldest collection goes first
-    for leg, queries, gallery in (
-        (judged.held, each.lead(asked_old), judged.vectors[judged.held]),
-        (own, asked_old, stage.judge.pairs.old[own]),
-    ):
-        times = np.zeros(len(order), dtype=int)
-        times[leg] = candidates(queries, gallery)
-        found = [times[row] for row in order if leg[row]]
-        assert found == sorted(found, reverse=True)
-        assert found[0] > found[-1]
-
-
-def test_an_order_by_traffic_is_compared_like_any_other():
-    table = compare(trial(pairs(300), orders=("one", "traffic")), [Method.NAIVE, Method.RQT])
-    rows = {(row.name, row.order): row for row in table.rows}
-    for name in ("naive", "rqt"):
-        one, busy = rows[name, "one"].curve, rows[name, "traffic"].curve
-        assert (one.map[0], one.map[-1]) == (busy.map[0], busy.map[-1])
-        assert one.map[5] != busy.map[5]
-
-
-def test_where_queries_keep_to_a_corner_of_the_gallery_what_they_find_is_worth_most_early():
-    """A sixth of the records is what all queries ask for, three records each."""
-    rng = np.random.default_rng(0)
-    topic, view = rng.normal(size=12), rng.normal(size=(12, 8))
-    new, wanted = rng.normal(size=(900, 12)), rng.normal(size=(80, 12)) + 2 * topic
-    new[:150] += 2 * topic
-    old, asked_old = (each @ view + rng.normal(size=(len(each), 8)) for each in (new, wanted))
-    relevance = np.zeros((80, 900), dtype=bool)
-    answers = np.argsort(geometry.distances(wanted, new, metric=Metric.COSINE), axis=1)[:, :3]
-    np.put_along_axis(relevance, answers, True, axis=1)
-    sample = Pairs(old=old.astype(np.float32), new=new.astype(np.float32))
-    queries = Queries(
-        old=asked_old.astype(np.float32), new=wanted.astype(np.float32), relevance=relevance, leave_out=np.zeros_like(relevance)
-    )
-    made = trial(sample, orders=("one", "traffic"), queries=queries)
-    one, busy = (made.predict(Method.NAIVE, order) for order in ("one", "traffic"))
-    assert busy.curve.auc_map > one.curve.auc_map + 0.15
-    assert busy.merit > one.merit + 0.1
-    assert (busy.curve.map[0], busy.curve.map[-1]) == (one.curve.map[0], one.curve.map[-1])
 
 
 def test_the_candidates_are_methods_that_differ_in_what_they_need():

@@ -10,7 +10,6 @@ from rmvdb.errors import ArtifactError, ConfigError, DiskFull, PlanRefused, Unkn
 from rmvdb.planning import orders
 from rmvdb.planning.orders import (
     ORDERS,
-    ByTraffic,
     Centroid,
     ClassificationScore,
     Cluster,
@@ -116,44 +115,6 @@ def test_random_is_the_same_for_an_id_wherever_it_is_asked():
     assert len(set(there.tolist())) > 190
     assert (there != Random(seed=4).confidence(some)).any()
     assert (Random().confidence([Record(id=1)]) != Random().confidence([Record(id="1")])).all()
-
-
-class Wild:
-    """Confidences as far down as they go: of nothing known, of no number, and of distances in a wide space."""
-
-    def confidence(self, records):
-        far = [-np.inf, np.nan, -1e12, 3.0, np.inf, -np.finfo(np.float32).max]
-        return np.array([far[record.id % len(far)] for record in records], np.float32)
-
-
-def test_what_searches_find_goes_first_most_found_earliest_and_the_others_by_their_own_order(tmp_path):
-    some, found = records(50), {"7": 1.0, "31": 250.0, "8": 3.5, "gone": 9.0}
-    for others in (Random(seed=1), Wild()):
-        order = ByTraffic.learned(found, others)
-        ids = [id for batch in ordered(Shelf(some), "old", order, batch=8, folder=tmp_path, leave_out=nobody) for id in batch]
-        rest = [record for record in some if str(record.id) not in found]
-        without = [
-            id for batch in ordered(Shelf(rest), "old", others, batch=8, folder=tmp_path, leave_out=nobody) for id in batch
-        ]
-        assert ids[:3] == [31, 8, 7]
-        if isinstance(others, Random):
-            assert ids[3:] == without
-        else:  # the least that is known and what is not known come down to the same
-            kinds = [{0: "none", 1: "none", 5: "none"}.get(id % 6, str(id % 6)) for id in ids[3:]]
-            assert kinds == sorted(kinds, key=["none", "2", "3", "4"].index)
-        assert order.confidence(some).dtype == np.float32
-
-
-def test_a_hundred_thousand_counts_keep_their_order():
-    found = {str(id): 1.0 + 1e-9 * id for id in range(100_000)}
-    confidence = ByTraffic.learned(found, Random()).confidence([Record(id=id) for id in range(100_000)])
-    assert (np.diff(confidence) < 0).all()
-    assert np.isfinite(confidence).all()
-
-
-def test_where_nothing_was_found_the_order_is_the_other_one():
-    some = records(50)
-    np.testing.assert_array_equal(ByTraffic.learned({}, Random()).confidence(some), Random().confidence(some))
 
 
 def test_every_name_makes_its_order_and_others_are_refused():
