@@ -54,7 +54,7 @@ def simulate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compare every method and order, and other techniques, on a sample, and recommend one. It changes nothing.
+    """Compare every method and order on a sample, and recommend one. It changes nothing.
 
     What should a query find? With --labels: the records of the same class. With --queries: their answers, which join the sample
     (an item is the file of that name, else a text). Without both: the nearest records by the new model.

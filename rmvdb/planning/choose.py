@@ -1,25 +1,22 @@
-"""Every method and order side by side, with what others do, and which of them to take."""
+"""Every method and order side by side, and which of them to take."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rmvdb.learning.method import Fitted, Method
+from rmvdb.learning.method import Method
 from rmvdb.planning import quality
 from rmvdb.planning.predict import LEAST_TO_CHOOSE, Measured, Prediction, Trial, ends, finite
 from rmvdb.planning.simulate import Curve, Summary, summary
-from rmvdb.serving.merge import reciprocal_ranks
 from rmvdb.text import counted
 
 #: What is compared where the method is left to rmvdb: no training, no ψ where the spaces can be compared, the ψ that is trained
 #: fastest and needs no labels, and the one that gains most, which is `mcl` where ρ isn't shown to help. The others are the
 #: paper's steps between these.
 CANDIDATES = (Method.NAIVE, Method.IDENTITY, Method.RQT, Method.RM)
-#: What others do.
-RRF, PROCRUSTES, RIDGE = "rrf", "procrustes", "ridge"
 #: Settings of ψ and ρ that are worth a try, one at a time: what moved Gain most from one pair of models to another.
 BLOCKS = ({"blocks": 1}, {"blocks": 3})
 CONTRAST = ({"temperature": 0.05}, {"temperature": 0.2}, {"mining": False}, {"pull": 0.3}, {"pull": 3.0})
@@ -30,7 +27,7 @@ HEAD = ({"residual": False},)
 class Row:
     """One way to serve the gallery while it is re-embedded; shares of 1."""
 
-    #: A method; `old`, `new` and `ideal` for one model alone, `ideal` with ρ; `rrf`, `procrustes`, `ridge` for what others do.
+    #: A method; `old`, `new` and `ideal` for one model alone, `ideal` with ρ.
     name: str
     #: The backfill order; None where it makes no difference.
     order: str | None
@@ -49,7 +46,7 @@ class Row:
     best: bool = True
     #: What a method is chosen by, of records or queries that are not measured on: areas of mAP and CMC@1 less their falls.
     merit: float | None = None
-    #: ok, warn or refuse, and why; None for what rmvdb does not serve.
+    #: ok, warn or refuse, and why; None for one model alone.
     verdict: str | None = None
     reason: str | None = None
 
@@ -83,7 +80,7 @@ class Comparison:
 
 
 def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Method] = (), declared: bool = False) -> Comparison:
-    """Every method, and what others do, with every order of the trial, and the models alone.
+    """Every method with every order of the trial, and the models alone.
 
     Recommended is what `chosen` takes of them, with the order that suits it best; those that are `unable` to be served here
     never are.
@@ -101,7 +98,6 @@ def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Metho
     best = {(each.method, each.switch is None): each for each in sorted(told, key=_worth)}
     methods_ = (replace(_of_method(trial, each), best=best[each.method, each.switch is None] is each) for each in told)
     rows = [*_levels(trial, told), *methods_]
-    rows += [row for name, founds in _others(trial) for row in _of_others(trial, name, founds)]
     able = [method for method in methods if method not in unable] or list(methods)
     first = chosen(trial, [method for method in CANDIDATES if method in able] or able, declared=declared)
     worth = [each for each in told if each.method not in unable and each.verdict != "refuse"]
@@ -256,23 +252,6 @@ def _levels(trial: Trial, told: Sequence[Prediction]) -> Iterator[Row]:
     for name, curve in alone.items():
         row = _row(trial, name, replace(naive, curve=curve), order=trial.orders[0])
         yield replace(row, order=None, merit=None, calibrated=False)
-
-
-def _others(trial: Trial) -> Iterator[tuple[str, dict[str, Measured]]]:
-    """What others do, by name, each with every order."""
-    from rmvdb.learning import bridges  # here, so that commands that train nothing do not wait for torch
-
-    part = trial.train
-    yield RRF, {order: trial.measure(RRF, Fitted(), order, fuse=reciprocal_ranks) for order in trial.orders}
-    for name, fit in ((PROCRUSTES, bridges.procrustes), (RIDGE, bridges.ridge)):
-        fitted = Fitted(reverse=fit(part.pairs, old_metric=part.old_metric, new_metric=part.new_metric))
-        yield name, {order: trial.measure(name, fitted, order) for order in trial.orders}
-
-
-def _of_others(trial: Trial, name: str, founds: Mapping[str, Measured]) -> Iterator[Row]:
-    best = max(founds, key=lambda order: _or_nothing(founds[order].merit))
-    for order, found in founds.items():
-        yield replace(_row(trial, name, found, order=order), best=order == best)
 
 
 def _row(trial: Trial, name: str, found: Measured, *, order: str | None = None) -> Row:

@@ -18,7 +18,7 @@ from rmvdb.learning import geometry
 from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import quality
 from rmvdb.planning.quality import Bools, Floats
-from rmvdb.planning.simulate import TS, Calibrations, Curve, Fuse, OlderCollection, Part, Queries, Summary, summary
+from rmvdb.planning.simulate import TS, Calibrations, Curve, OlderCollection, Part, Queries, Summary, summary
 from rmvdb.text import counted
 from rmvdb.types import Metric, ReportProgress
 
@@ -246,7 +246,7 @@ class Trial:
         """
         pulled = self._trained(method, replace(self.settings, pull=1.0))
         stage = self._parts_by_order[self.orders[0]]
-        tuned = [stage.tuned(each, None, calibrate=self._calibrate)[1] for each in (alone, pulled)]
+        tuned = [stage.tuned(each, calibrate=self._calibrate)[1] for each in (alone, pulled)]
         worth = [_merit(curves) if curves else -math.inf for curves in tuned]
         if worth[1] <= worth[0]:
             return alone
@@ -268,12 +268,12 @@ class Trial:
             progress=functools.partial(self.progress, f"training {method}{' beside a regression' if settings.pull else ''}"),
         )
 
-    def measure(self, name: str, fitted: Fitted, order: str, *, fuse: Fuse | None = None) -> Measured:
+    def measure(self, name: str, fitted: Fitted, order: str) -> Measured:
         """Tune and measure what was fitted; a name stands for the same in every call."""
         if (name, order) not in self._measured:
             stage = self._parts_by_order[order]
-            calibrations, tuning = stage.tuned(fitted, fuse, calibrate=self._calibrate)
-            curve = stage.judge.curve(fitted, calibrations, fuse=fuse)
+            calibrations, tuning = stage.tuned(fitted, calibrate=self._calibrate)
+            curve = stage.judge.curve(fitted, calibrations)
             self._measured[name, order] = Measured(fitted=fitted, calibrations=calibrations, tuning=tuple(tuning), curve=curve)
         return self._measured[name, order]
 
@@ -380,21 +380,21 @@ class HeldOutParts:
         fresh = np.flatnonzero(np.concatenate([*nearest, np.empty(0)]) > SAME)
         return logged.take(fresh) if len(fresh) else None
 
-    def tuned(self, fitted: Fitted, fuse: Fuse | None, *, calibrate: bool) -> tuple[Calibrations, list[Curve]]:
+    def tuned(self, fitted: Fitted, *, calibrate: bool) -> tuple[Calibrations, list[Curve]]:
         """Calibrations where they are worth it, and the curves then, none where there are too few pairs for one.
 
         Fitted on one half, they must raise the curve on the other; distances of several metrics can't be compared without. By the
         odds of relevance only with labels: the new model's neighbours would confirm themselves. What is lifted lies in one
         collection with what is embedded, and is served as one leg, so there is nothing to calibrate.
         """
-        if fuse is None and fitted.lift is None and (calibrate or self.check.mixed(fitted)):
+        if fitted.lift is None and (calibrate or self.check.mixed(fitted)):
             calibrations, curves = self._calibrated(fitted)
         else:
-            calibrations, curves = self.check.uncalibrated, self._raw(fitted, fuse)
-        return calibrations, [each.curve(fitted, calibrations, fuse=fuse) for each in self.choosers] or curves
+            calibrations, curves = self.check.uncalibrated, self._raw(fitted)
+        return calibrations, [each.curve(fitted, calibrations) for each in self.choosers] or curves
 
     def _calibrated(self, fitted: Fitted) -> tuple[Calibrations, list[Curve]]:
-        found = [] if self.check.mixed(fitted) else [(self.check.uncalibrated, self._raw(fitted, None))]
+        found = [] if self.check.mixed(fitted) else [(self.check.uncalibrated, self._raw(fitted))]
         for fit in (Part.matched, Part.calibrations)[: 1 if self.check.pairs.labels is None else 2]:
             with contextlib.suppress(PlanRefused):  # too few pairs to calibrate on
                 others = zip(self.halves, self.halves[::-1], strict=True)
@@ -402,8 +402,8 @@ class HeldOutParts:
                 found.append((fit(self.check, fitted), curves))
         return max(found, key=lambda each: _merit(each[1])) if found else (self.check.matched(fitted), [])
 
-    def _raw(self, fitted: Fitted, fuse: Fuse | None) -> list[Curve]:
-        return [half.curve(fitted, fuse=fuse) for half in self.halves]
+    def _raw(self, fitted: Fitted) -> list[Curve]:
+        return [half.curve(fitted) for half in self.halves]
 
 
 def _parts_by_order(

@@ -28,8 +28,6 @@ SMALL_CLASS = 20
 #: Of the old legs, newest first, then of the new one; None leaves distances as they are.
 Calibrations = tuple[Calibration | None, ...]
 UNCALIBRATED: Calibrations = (None, None)
-#: Makes one ranking of distances (Q, G), each of a record in its own leg, whose number (G,) says which; smaller is closer.
-Fuse = Callable[[Floats, npt.NDArray[np.intp]], Floats]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,14 +121,8 @@ def _moved(
     order: npt.NDArray[np.intp],
     leave_out: Bools | None,
     ts: Sequence[float],
-    *,
-    legs: npt.NDArray[np.intp] | None = None,
-    fuse: Fuse | None = None,
 ) -> Curve:
-    """The curve from the distances (Q, G) of each record where it is and where it will be.
-
-    `fuse` merges in another way than by distance; for it `legs` (G,) has the number, 1 or more, of the leg that holds a record.
-    """
+    """The curve from the distances (Q, G) of each record where it is and where it will be."""
     if leave_out is not None:
         d_old[leave_out], d_new[leave_out] = np.inf, np.inf
     place = np.empty(len(order), dtype=np.intp)
@@ -139,8 +131,6 @@ def _moved(
     for t in ts:
         moved = place < round(t * len(order))  # (G,)
         merged = np.where(moved, d_new, d_old)  # (Q, G)
-        if fuse is not None and legs is not None:
-            merged = fuse(merged, np.where(moved, 0, legs))
         first, five = (quality.cmc(merged, relevance, k=k) for k in (1, 5))
         found = quality.recall(merged, relevance, k=NEIGHBOURS)
         measured.append((quality.average_precision(merged, relevance), first, five, found))
@@ -384,17 +374,15 @@ class Part:
         queries = self.query_set.old if fitted.reverse is None else fitted.reverse.apply(final)
         return _Leg(held=self.own, queries=queries, gallery=old, metric=self.old_metric)
 
-    def curve(
-        self, fitted: Fitted, calibrations: Calibrations | None = None, *, ts: Sequence[float] = TS, fuse: Fuse | None = None
-    ) -> Curve:
-        """The quality over t with what was fitted, its distances calibrated or not, merged by them or by `fuse`."""
+    def curve(self, fitted: Fitted, calibrations: Calibrations | None = None, *, ts: Sequence[float] = TS) -> Curve:
+        """The quality over t with what was fitted, its distances calibrated or not."""
         *old, new = zip(self.legs(fitted), calibrations or self.uncalibrated, strict=True)
         d_new = new[0].distances(new[1])  # (q, n)
         d_old = np.empty_like(d_new)
         for leg, calibrate in old:
             d_old[:, leg.held] = leg.distances(calibrate)
         asked = self.query_set
-        return _moved(d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, legs=self.depth + 1, fuse=fuse)
+        return _moved(d_old, d_new, asked.relevance, self.order, asked.leave_out, ts)
 
     def matched(self, fitted: Fitted) -> Calibrations:
         """One of each old leg, to the distances that the new one has here; raises PlanRefused where there is too little."""

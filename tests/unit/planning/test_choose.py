@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rmvdb.errors import UsageError
-from rmvdb.learning import bridges, geometry
-from rmvdb.learning.method import Fitted, Method, Pairs
+from rmvdb.learning import geometry
+from rmvdb.learning.method import Method, Pairs
 from rmvdb.planning import choose, quality
 from rmvdb.planning.choose import CANDIDATES, chosen, compare, recommend, with_order
 from rmvdb.planning.predict import Trial
@@ -95,20 +95,16 @@ def test_the_models_alone_are_level_and_frame_the_curves(found):
     assert naive.start == naive.end == (0, 0)
 
 
-def test_every_method_and_what_others_do_has_a_row_for_every_order(found):
-    made, table = found
+def test_every_method_has_a_row_for_every_order(found):
+    _, table = found
     assert [(row.name, row.order) for row in table.rows] == [
         *((name, None) for name in ("old", "new", "ideal")),
-        *((name, order) for name in ("naive", "rqt", "rm", "rrf", "procrustes", "ridge") for order in ("one", "two")),
+        *((name, order) for name in ("naive", "rqt", "rm") for order in ("one", "two")),
     ]
-    part = made.train
-    again = Fitted(reverse=bridges.ridge(part.pairs, old_metric=Metric.COSINE, new_metric=Metric.COSINE))
-    for row in (row for row in table.rows if row.name == "ridge"):
-        assert row.curve.map == made.measure("again", again, row.order).curve.map
 
 
 def test_the_best_order_of_each_method_is_marked(found):
-    for name in ("naive", "rqt", "rm", "rrf", "procrustes", "ridge"):
+    for name in ("naive", "rqt", "rm"):
         rows = [row for row in found[1].rows if row.name == name]
         assert [row.best for row in rows] == [row.merit == max(each.merit for each in rows) for row in rows]
 
