@@ -73,7 +73,6 @@ plan_options = _together(
         is_flag=True,
         help="Move records out of a copy and keep the original current. Then rmvdb rollback takes a moment.",
     ),
-    click.option("--tune", is_flag=True, help="Also train with a few other settings, and take the best."),
     click.option("--again", is_flag=True, help="Make a new plan, even if there is one for this question."),
 )
 

@@ -17,10 +17,6 @@ from rmvdb.text import counted
 #: fastest and needs no labels, and the one that gains most, which is `mcl` where ρ isn't shown to help. The others are the
 #: paper's steps between these.
 CANDIDATES = (Method.NAIVE, Method.IDENTITY, Method.RQT, Method.RM)
-#: Settings of ψ and ρ that are worth a try, one at a time: what moved Gain most from one pair of models to another.
-BLOCKS = ({"blocks": 1}, {"blocks": 3})
-CONTRAST = ({"temperature": 0.05}, {"temperature": 0.2}, {"mining": False}, {"pull": 0.3}, {"pull": 3.0})
-HEAD = ({"residual": False},)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,39 +143,6 @@ def _chosen(trial: Trial, candidates: Sequence[Method]) -> Prediction:
 def schedule(trial: Trial, told: Prediction) -> Prediction | None:
     """The same method on a schedule over t, where `told` starts below what is served now: on the mean, be it sure or not."""
     return trial.scheduled(told) if told.curve.map[0] < told.map_old else None
-
-
-def tuned(trial: Trial, told: Prediction) -> Prediction:
-    """The same method with those settings, among few, that are worth most; its `tuned` says which.
-
-    Chosen by `merit` as methods are, so what it is measured on has no say; `told` where none is worth more.
-    """
-    tries = _tries(told.method) if math.isfinite(told.merit) else []
-    base = replace(trial.settings, pull=told.tuned.get("pull", trial.settings.weight_of_pull(labelled=told.labelled)))
-    found = [told]
-    for done, change in enumerate(tries):
-        trial.progress("trying settings", done, len(tries))
-        other = trial.with_settings(replace(base, **change))
-        again = other.predict(told.asked, told.order)
-        scheduled = other.scheduled(again) if told.switch is not None else None
-        found.append(replace(scheduled or again, tuned=told.tuned | change))
-    best = max([each for each in found if each.verdict != "refuse"] or found, key=_worth)
-    if tries:
-        trial.progress("trying settings", len(tries), len(tries))
-        words = f"of {len(found)} settings {_settings(best)} are worth most ({_points(best.merit)}, the defaults "
-        words += f"{_points(told.merit)})"
-        best = replace(best, choice="; ".join(filter(None, [told.choice, words])))
-    return best
-
-
-def _tries(method: Method) -> list[dict[str, Any]]:
-    if not method.trains_reverse:
-        return []
-    return [*BLOCKS, *(CONTRAST if method.contrasts else ()), *(HEAD if method.has_head else ())]
-
-
-def _settings(told: Prediction) -> str:
-    return " ".join(f"{name}={value}" for name, value in told.tuned.items()) or "the defaults"
 
 
 def recommend(told: Sequence[Prediction], *, seed: int) -> Prediction:

@@ -62,8 +62,6 @@ class Question:
     sample: int = 20_000
     #: The paper's settings as printed, and distances merged as they are.
     paper: bool = False
-    #: Try a few other settings of ψ and ρ, and take those that are worth most.
-    tune: bool = False
     seed: int = 0
     #: Whether the original collection is kept whole, and a copy of it is emptied.
     instant_rollback: bool = False
@@ -175,7 +173,6 @@ class Planner:
         if len(sample.rows(0)) >= predict.LEAST_PAIRS or question.method is not Method.NAIVE:
             trial = self._trial(question, legs, Metric(to.metric), sample, {order: confidence}, held_out, report)
             told = self._predicted(trial, question.method, self._able(legs, to), declared=_is_declared(legs, to))
-            told = choose.tuned(trial, told) if question.tune else told
         elif sample.records:  # nothing is to be trained, and there is too little to measure on
             few = self._few(question, legs, Metric(to.metric), sample)
         plan = self._written(question, legs, told, few, sample, order, counts)

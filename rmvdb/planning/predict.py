@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -74,7 +73,7 @@ class Prediction:
     measured: Curve = field(repr=False)
     #: The areas of mAP and CMC@1 of each query that it is chosen by, (Q,).
     chosen_by: Floats = field(repr=False, default_factory=lambda: np.empty(0))
-    #: Why it is this method, where that was left to rmvdb, and these settings, where they were tuned.
+    #: Why it is this method, if that was left to rmvdb.
     choice: str = ""
     #: Settings of the training other than the trial's.
     tuned: dict[str, Any] = field(default_factory=dict)
@@ -192,12 +191,6 @@ class Trial:
         self._tuned: dict[Method, dict[str, Any]] = {}
         self._fitted: dict[Method, tuple[Method, Fitted]] = {}
         self._measured: dict[tuple[str, str], Measured] = {}
-
-    def with_settings(self, settings: TrainingSettings) -> Trial:
-        """The same sample in the same three parts, trained with other settings."""
-        other = copy.copy(self)
-        other.settings, other._fits, other._tuned, other._fitted, other._measured = settings, {}, {}, {}, {}
-        return other
 
     @property
     def relevance(self) -> str:

@@ -371,34 +371,6 @@ def test_the_candidates_are_methods_that_differ_in_what_they_need():
     assert choose.LEAST_TO_CHOOSE <= 80
 
 
-def test_the_settings_that_are_worth_most_are_taken_and_said():
-    made = trial(orders=("one",), settings=replace(QUICK, blocks=5, lr=1e-4))  # far from what they should be
-    told = made.predict(Method.MCL)
-    best = choose.tuned(made, told)
-    worth = {}
-    for change in ({}, *choose.BLOCKS, *choose.CONTRAST):
-        again = trial(orders=("one",), settings=replace(made.settings, **change)).predict(Method.MCL)
-        worth[str(change)] = again.merit
-    assert best.merit == max(worth.values()) > told.merit
-    assert worth[str(best.tuned)] == best.merit
-    assert f"of 8 settings {next(iter(best.tuned))}=" in best.choice
-    assert best.to_json()["tuned"] == best.tuned
-    assert (best.evaluated, best.map_old, best.seen.tolist()) == (told.evaluated, told.map_old, told.seen.tolist())
-
-
-def test_another_head_is_tried_only_where_there_is_one():
-    counts = {method: len(choose._tries(method)) for method in (Method.RQT, Method.MCL, Method.RM)}
-    assert counts == {Method.RQT: 2, Method.MCL: 7, Method.RM: 8}
-    assert {"residual": False} in choose._tries(Method.CL_M)
-
-
-@pytest.mark.parametrize("method", [Method.NAIVE, Method.FCT])
-def test_where_there_is_nothing_to_tune_nothing_is_tried(method):
-    made = trial(orders=("one",), settings=replace(QUICK, hidden=32))
-    told = made.predict(method)
-    assert choose.tuned(made, told) == told
-
-
 @pytest.mark.parametrize(("records", "tuned"), [(300, {"pull": 1.0}), (600, {})])
 def test_with_labels_a_regression_beside_the_contrast_is_taken_where_it_is_worth_more(records, tuned):
     sample = pairs(records)
