@@ -18,7 +18,7 @@ from examples.paper_tables.scales import SEQUENCE
 from examples.paper_tables.tasks import Task
 from rmvdb import metrics
 from rmvdb.learning.training import Method, TrainingSettings
-from rmvdb.planning.orders import make_order
+from rmvdb.planning.orders.table import Known, make_order
 from rmvdb.planning.simulate import UNCALIBRATED
 from rmvdb.types import Metric, Record
 
@@ -195,7 +195,7 @@ def _confidences(upgrade: Upgrade) -> dict[str, list[np.ndarray]]:
     records = [Record(id=n, vector=vector, fields={"class": labels[n]}) for n, vector in enumerate(old.vectors)]
     found = {"classification-score": [old.score] * len(upgrade.seeds)}
     for name in ("centroid", "cluster", "random"):
-        made = [make_order(name, records, label_field="class", seed=seed) for seed in upgrade.seeds]
+        made = [make_order(name, records, Known(metric=Metric.COSINE, label_field="class", seed=seed)) for seed in upgrade.seeds]
         found[name] = [order.confidence(records) for order in made]
     return found
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rmvdb.planning.orders.table import ORDERS
+
 if TYPE_CHECKING:
     from rmvdb.planning.plan import Question
 
@@ -15,7 +17,6 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 METHODS = ("naive", "identity", "rqt", "cl-s", "cl-m", "mcl", "rm", "fct")
 AUTO = "auto"
-ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 gallery_option = click.option("--gallery", "-g", help="Which gallery. You can leave it out if there is only one.")
@@ -66,7 +67,9 @@ plan_options = _together(
         help="How to search the old part. auto compares naive, identity, rqt and rm on the sample.",
     ),
     click.option(
-        "--order", type=click.Choice(ORDERS), help="Which records move first [default: the first that the version can give]."
+        "--order",
+        type=click.Choice(list(ORDERS)),
+        help="Which records move first [default: the first that the version can give].",
     ),
     click.option(
         "--instant-rollback",

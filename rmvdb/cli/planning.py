@@ -11,7 +11,8 @@ import click
 from rmvdb import errors
 from rmvdb.cli import output
 from rmvdb.cli.context import open_app
-from rmvdb.cli.options import METHODS, ORDERS, json_option, make_question, plan_options, sample_options
+from rmvdb.cli.options import METHODS, json_option, make_question, plan_options, sample_options
+from rmvdb.planning.orders.table import ORDERS
 
 
 def _some(kind: str, known: tuple[str, ...], every: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
@@ -41,7 +42,7 @@ def _some(kind: str, known: tuple[str, ...], every: tuple[str, ...]) -> Callable
 @click.option(
     "--orders",
     metavar="NAMES",
-    callback=_some("order", ORDERS, ()),
+    callback=_some("order", tuple(ORDERS), ()),
     help=f"Names from {','.join(ORDERS)} [default: every order that the version can give].",
 )
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Also draw the curves into this file.")

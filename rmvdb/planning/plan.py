@@ -20,9 +20,9 @@ from rmvdb.items import sources
 from rmvdb.learning.calibration import Calibration
 from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import choose, predict, simulate
-from rmvdb.planning.orders import ORDERS, Order, make_order
+from rmvdb.planning.orders.table import ORDERS, Known, make_order, order_spec, possible_orders
 from rmvdb.planning.sample import Sample, Sampler, side_of, vectors_of
-from rmvdb.protocols import Classifier, Source, VectorStore
+from rmvdb.protocols import Classifier, Order, Source, VectorStore
 from rmvdb.registry.codec import pack_ids
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage import files
@@ -158,7 +158,9 @@ class Planner:
         """
         if not again and (kept := self.kept(question)):
             return kept
-        self._refuse_order(question.order, question, legs, classifiers)
+        known = _known(question, legs, classifiers)
+        if question.order is not None:
+            _refuse_order(question.order, known)
         counts = [self._store.count(leg.collection) for leg in legs]
         if len(legs) > 1:
             _refuse_too_few(question, legs[0], counts[0])
@@ -198,12 +200,13 @@ class Planner:
         """
         unable = set(choose.CANDIDATES) - set(self._able(legs, to))
         methods = _possible(methods, legs, unable)
+        known = _known(question, legs, classifiers)
         for name in orders:
-            self._refuse_order(name, question, legs, classifiers)
+            _refuse_order(name, known)
         counts = [self._store.count(leg.collection) for leg in legs]
         sizes, held_out = _sizes(question.sample, counts)
         sample = self._sample(question, legs, sizes, seen, report, methods=methods)
-        names = orders or [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
+        names = orders or possible_orders(known)
         confidences = {name: self._confidence(replace(question, order=name), legs, classifiers, sample)[1] for name in names}
         trial = self._trial(question, legs, Metric(to.metric), sample, confidences, held_out, report)
         if Method.NAIVE in unable:
@@ -264,22 +267,11 @@ class Planner:
         self, question: Question, leg: Leg, classifier: Classifier | None, records: Sequence[Record] | None = None
     ) -> tuple[str, Order]:
         """The backfill order of a collection and its name; it learns from these records, or from a sample of the collection."""
-        name = question.order or next(each for each in ORDERS if _can_be_given(each, question, [leg], [classifier]))
-        if name not in ORDERS:
-            raise errors.UnknownName("order", name, ORDERS)
+        (known,) = _known(question, [leg], [classifier])
+        name = question.order or possible_orders([known])[0]
         if records is None:
             records = self._sampler.records(leg.collection, question.sample, question.seed)
-        return name, make_order(
-            name, records, classifier=classifier, label_field=question.labels, metric=leg.metric, seed=question.seed
-        )
-
-    def _refuse_order(
-        self, name: str | None, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None]
-    ) -> None:
-        """What `order` would raise for this name, before anything is embedded."""
-        if name is not None and (name not in ORDERS or not _can_be_given(name, question, legs, classifiers)):
-            for leg, classifier in zip(legs, classifiers, strict=True):
-                self.order(replace(question, order=name), leg, classifier, [])
+        return name, make_order(name, records, known)
 
     def _confidence(
         self, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None], sample: Sample
@@ -483,11 +475,15 @@ def _possible(methods: Sequence[Method], legs: Sequence[Leg], unable: Set[Method
     return list(methods)
 
 
-def _can_be_given(order: str, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None]) -> bool:
-    """Whether every old version can give a backfill order of that name."""
-    needed = {
-        "classification-score": all(classifiers),
-        "centroid": question.labels is not None,
-        "uncertainty": all(leg.metric is Metric.LORENTZ for leg in legs),
-    }
-    return needed.get(order, True)
+def _known(question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None]) -> list[Known]:
+    """Return what an order may know of each old collection."""
+    return [
+        Known(metric=leg.metric, classifier=classifier, label_field=question.labels, seed=question.seed)
+        for leg, classifier in zip(legs, classifiers, strict=True)
+    ]
+
+
+def _refuse_order(name: str, collections: Sequence[Known]) -> None:
+    """Raise what `make_order` would for this name, before anything is embedded."""
+    for known in collections:
+        order_spec(name).refuse(known)
