@@ -63,5 +63,5 @@ def test_a_log_that_cannot_be_used_is_refused_with_the_way_out(project: Project)
     models = project.folder / "models.py"
     models.write_text(models.read_text().replace('Embedder("v1", 8, 16)', 'Embedder("v1", 7, 16)'))
     done = project.run(*PLAN, "--queries", str(file), code=1)
-    assert "have to be embedded by v1, too" in done.stderr
+    assert "v1 must embed the queries, too" in done.stderr
     assert "or leave --queries out" in done.stderr

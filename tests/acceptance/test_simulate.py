@@ -94,7 +94,7 @@ def test_queries_with_known_answers_are_what_is_measured(project: Project) -> No
         ("", "holds no query"),
         ("no json", "Line 1 of "),
         ('{"item": "a", "answers": 7}', "has answers 7; write a list of ids"),
-        ('{"item": "a", "answers": ["7"]}', "Answer '7' to query 'a' is no id of this gallery, whose ids are int"),
+        ('{"item": "a", "answers": ["7"]}', "Answer '7' to query 'a' is not an id of this gallery; its ids are int"),
     ],
 )
 def test_a_file_that_holds_no_queries_is_named(project: Project, text: str, saying: str) -> None:
