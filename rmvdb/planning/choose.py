@@ -9,8 +9,10 @@ from typing import Any
 
 from rmvdb.learning.method import Method
 from rmvdb.planning import quality
-from rmvdb.planning.predict import LEAST_TO_CHOOSE, Measured, Prediction, Trial, ends, finite
+from rmvdb.planning.held_out import LEAST_TO_CHOOSE
+from rmvdb.planning.predict import Measured, Prediction, Trial, finite
 from rmvdb.planning.simulate import Curve, Summary, summary
+from rmvdb.planning.verdict import ends
 from rmvdb.text import counted
 
 #: The methods that `auto` compares: no training, no ψ at all if the spaces can be compared, the ψ that trains fastest and needs
@@ -177,7 +179,7 @@ def _tie(best: Prediction, other: Prediction, seed: int) -> tuple[float, float] 
 
 
 def _because(best: Prediction, told: Sequence[Prediction], allowed: Sequence[Prediction], seed: int) -> str:
-    words = f"{_name(best)} is worth most on what was kept to choose by (AUC of mAP + CMC@1 {_points(best.merit)}"
+    words = f"{_name(best)} is worth most on the part kept to choose by (AUC of mAP + CMC@1 {_points(best.merit)}"
     others = [each for each in allowed if (each.method, each.switch) != (best.method, best.switch)]
     if others:
         second = max(others, key=_worth)
@@ -185,7 +187,7 @@ def _because(best: Prediction, told: Sequence[Prediction], allowed: Sequence[Pre
     words += ")"
     refused = dict.fromkeys(_name(each) for each in told if each.verdict == "refuse" and each is not best)
     if refused:
-        words += f"; {' and '.join(refused)} would start below what is served now"
+        words += f"; {' and '.join(refused)} would start below the present quality"
     simpler = [each for each in others if _rank(each) < _rank(best)]
     for each in sorted(simpler, key=_rank):
         low, high = quality.bootstrap(best.measured.merit - each.measured.merit, seed=seed)

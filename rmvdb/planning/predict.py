@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -12,24 +11,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.errors import PlanRefused, UsageError
-from rmvdb.learning import geometry
+from rmvdb.errors import PlanRefused
 from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import quality
+from rmvdb.planning.held_out import merit, parts_by_order
 from rmvdb.planning.quality import Bools, Floats
 from rmvdb.planning.simulate import TS, Calibrations, Curve, OlderCollection, Part, Queries, Summary, summary
+from rmvdb.planning.verdict import ends, verdict_of
 from rmvdb.text import counted
 from rmvdb.types import Metric, ReportProgress
 
 LEAST_PAIRS = 60
-#: Fewer queries are too few to measure on.
-LEAST_QUERIES = 10
-#: With fewer records or queries to choose by, the difference between methods is mostly chance.
-LEAST_TO_CHOOSE = 40
-#: Queries whose cosine distance is at most this are the same query: an item's vector differs a little from batch to batch.
-SAME = 1e-5
-#: A fall of less than half a point is not worth a warning.
-TOLERATED_FALL = 0.005
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +103,7 @@ class Measured:
     @property
     def merit(self) -> float:
         """Return the areas of mAP and CMC@1 less their falls, on the part kept for tuning. `curve` has no influence on it."""
-        return _merit(self.tuning) if self.tuning else -math.inf
+        return merit(self.tuning) if self.tuning else -math.inf
 
     def crossed_by(self, later: Measured) -> float | None:
         """Return the t between start and end from which on `later` pays most by `merit`, or None if it never does."""
@@ -182,7 +174,7 @@ class Trial:
         #: The rows of the pairs to train on.
         self.seen = rows[0]
         self.train = replace(sample, queries=None).take(self.seen)
-        self._parts_by_order = _parts_by_order(sample, rows[1:], confidences, seed)
+        self._parts_by_order = parts_by_order(sample, rows[1:], confidences, seed)
         first = self._parts_by_order[self.orders[0]]
         if not (first.check.query_set.relevance.any() and first.judge.query_set.relevance.any()):
             raise PlanRefused("Hardly two records of the sample share a label, so nothing can be measured; leave the labels out")
@@ -240,7 +232,7 @@ class Trial:
         pulled = self._trained(method, replace(self.settings, pull=1.0))
         stage = self._parts_by_order[self.orders[0]]
         tuned = [stage.tuned(each, calibrate=self._calibrate)[1] for each in (alone, pulled)]
-        worth = [_merit(curves) if curves else -math.inf for curves in tuned]
+        worth = [merit(curves) if curves else -math.inf for curves in tuned]
         if worth[1] <= worth[0]:
             return alone
         self._tuned[method] = {"pull": 1.0}
@@ -305,10 +297,10 @@ class Trial:
         fitted, naive = found.fitted, self.naive(order).curve
         old, new = naive.map[0], naive.map[-1]
         start, end = ends(found.curve, naive)
-        before = "what is served now" if self.train.behind else "the old model"
+        before = "the present quality" if self.train.behind else "the old model"
         why = "no ρ was shown to keep the new model's quality" if self.train.pairs.labels is not None else "ρ needs labels"
         without = "" if chosen is method else f" ({chosen} instead of {method}: {why})"
-        verdict, reason = _verdict(chosen, found.curve, start, end, without=without, before=before, seed=self.seed)
+        verdict, reason = verdict_of(chosen, found.curve, start, end, without=without, before=before, seed=self.seed)
         if switch:
             reason = f"until t = {switch:g} each model embeds the queries for its own collection: {reason}"
         return Prediction(
@@ -343,95 +335,6 @@ class Trial:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutParts:
-    """The parts that are not trained on, in one backfill order."""
-
-    check: Part
-    halves: tuple[Part, Part]
-    judge: Part
-    #: The measured records with other queries, to choose by; empty where there are none.
-    choosers: tuple[Part, ...] = ()
-
-    @classmethod
-    def of(cls, check: Part, judge: Part, asked: Sequence[Queries]) -> HeldOutParts:
-        """Split the parts. Of the `asked` queries, the last set measures and those before it choose."""
-        rows = np.arange(len(check.pairs))
-        halves = check.take(rows[::2]), check.take(rows[1::2])
-        if not asked:
-            return cls(check=check, halves=halves, judge=judge)
-        *choosers, measured = (replace(judge, queries=each) for each in asked)
-        return cls(check=check, halves=halves, judge=measured, choosers=tuple(choosers))
-
-    def unasked(self, logged: Pairs) -> Pairs | None:
-        """Return the logged queries that nothing is tuned, chosen or measured by, judged by their new vectors."""
-        metric = self.judge.new_metric
-        asked = [part.query_set.new for part in (self.check, self.judge, *self.choosers)]
-        here, new = geometry.comparable(np.concatenate(asked), metric), geometry.comparable(logged.new, metric)  # (q, d), (n, d)
-        some = (new[start : start + quality.CHUNK] for start in range(0, len(new), quality.CHUNK))
-        nearest = [geometry.distances(each, here, metric=Metric.COSINE).min(axis=1) for each in some]
-        fresh = np.flatnonzero(np.concatenate([*nearest, np.empty(0)]) > SAME)
-        return logged.take(fresh) if len(fresh) else None
-
-    def tuned(self, fitted: Fitted, *, calibrate: bool) -> tuple[Calibrations, list[Curve]]:
-        """Return the calibrations that pay, and their curves. There is no curve if the pairs are too few.
-
-        Fitted on one half, a calibration must raise the curve on the other, unless the metrics differ: such distances cannot be
-        compared without one. The odds of relevance need labels, because the new model's neighbours would confirm themselves.
-        Lifted vectors share a collection with embedded ones and are served as one leg, so nothing is calibrated.
-        """
-        if fitted.lift is None and (calibrate or self.check.mixed(fitted)):
-            calibrations, curves = self._calibrated(fitted)
-        else:
-            calibrations, curves = self.check.uncalibrated, self._raw(fitted)
-        return calibrations, [each.curve(fitted, calibrations) for each in self.choosers] or curves
-
-    def _calibrated(self, fitted: Fitted) -> tuple[Calibrations, list[Curve]]:
-        found = [] if self.check.mixed(fitted) else [(self.check.uncalibrated, self._raw(fitted))]
-        for fit in (Part.matched, Part.calibrations)[: 1 if self.check.pairs.labels is None else 2]:
-            with contextlib.suppress(PlanRefused):  # too few pairs to calibrate on
-                others = zip(self.halves, self.halves[::-1], strict=True)
-                curves = [half.curve(fitted, fit(other, fitted)) for half, other in others]
-                found.append((fit(self.check, fitted), curves))
-        return max(found, key=lambda each: _merit(each[1])) if found else (self.check.matched(fitted), [])
-
-    def _raw(self, fitted: Fitted) -> list[Curve]:
-        return [half.curve(fitted) for half in self.halves]
-
-
-def _parts_by_order(
-    sample: Part,
-    rows: Sequence[npt.NDArray[np.intp]],
-    confidences: Mapping[str, npt.NDArray[np.floating]],
-    seed: int,
-) -> dict[str, HeldOutParts]:
-    """Make the held-out parts of each backfill order. `rows`: the rows to tune on, and the rows to measure on."""
-    check, judge = (replace(sample, queries=None).take(each) for each in rows)
-    asked = [] if sample.queries is None else _asked(sample.queries.among(rows[1]), seed)
-    return {
-        name: HeldOutParts.of(_in_order(check, keys[rows[0]]), _in_order(judge, keys[rows[1]]), asked)
-        for name, keys in confidences.items()
-    }
-
-
-def _in_order(part: Part, confidence: npt.NDArray[np.floating]) -> Part:
-    return replace(part, confidence=np.asarray(confidence, dtype=np.float64))
-
-
-def _asked(queries: Queries, seed: int) -> list[Queries]:
-    """Split the queries that have something to find, at random: one half chooses, the other measures.
-
-    If they are so few that records choose better, all of them measure.
-    """
-    known = np.random.default_rng(seed).permutation(np.flatnonzero(queries.relevance.any(axis=1)))
-    if len(known) < LEAST_QUERIES:
-        few = counted(len(known), "query with an answer in the sample is", "queries with an answer in the sample are")
-        raise UsageError(f"{few} too few to measure by; give {LEAST_QUERIES} or more, or leave --queries out")
-    if len(known) < 2 * LEAST_TO_CHOOSE:
-        return [queries.take(known)]
-    return [queries.take(known[::2]), queries.take(known[1::2])]
-
-
 def unmeasured(pairs: Pairs, *, old_metric: Metric, new_metric: Metric, behind: Sequence[OlderCollection]) -> Calibrations:
     """Return calibrations for `naive` if there is too little to measure on: none, unless the metrics differ.
 
@@ -439,59 +342,6 @@ def unmeasured(pairs: Pairs, *, old_metric: Metric, new_metric: Metric, behind: 
     """
     part = Part(pairs=pairs, confidence=np.zeros(len(pairs)), old_metric=old_metric, new_metric=new_metric, behind=tuple(behind))
     return part.matched(Fitted()) if part.mixed(Fitted()) else part.uncalibrated
-
-
-def ends(measured: Curve, naive: Curve) -> tuple[Floats, Floats]:
-    """Return average precision at the start less the old model's, and at the end less the new model's, (Q,) each."""
-    return measured.precision[0] - naive.precision[0], measured.precision[-1] - naive.precision[-1]
-
-
-def _merit(curves: Sequence[Curve]) -> float:
-    """Return the areas of mAP and CMC@1 less their falls: a curve that only rises is worth more than one that dips."""
-    return sum(quality.area(TS, values) - quality.largest_fall(values) for values in (_mean(curves, "map"), _mean(curves, "cmc")))
-
-
-def _mean(curves: Sequence[Curve], name: str) -> list[float]:
-    means: list[float] = np.mean([getattr(one, name) for one in curves], axis=0).tolist()
-    return means
-
-
-def _verdict(
-    method: Method, measured: Curve, start: Floats, end: Floats, *, without: str, before: str, seed: int
-) -> tuple[Literal["ok", "warn", "refuse"], str]:
-    """Judge by promise 7 of the design: M_0 ≥ M_old, M_t rises, M_1 ≥ M_new, each within the noise of the sample."""
-    (low, high), (_, end_high) = (quality.bootstrap(v, seed=seed) for v in (start, end))
-    span = f"mAP at the start {_points(low)} to {_points(high)} points against {before}"
-    if high < 0:
-        return "refuse", f"{method} would start below {before} ({span}){without}; the method naive would not"
-    if end_high < 0:
-        lost = f"{_points(quality.mean(end))} points of mAP"
-        return "warn", f"{method} would end below the new model ({lost}); the method {method.headless} would not"
-    if low < 0:
-        return "warn", f"{method} may start below {before} ({span}){without}; the method naive would not"
-    if lost := _fallen(measured, seed):
-        return (
-            "warn",
-            f"{method} would fall by {lost} on its way{without}; another order, or the method {_other(method)}, may not",
-        )
-    return "ok", f"{method} starts no lower than {before}, rises, and ends no lower than the new model{without}"
-
-
-def _fallen(measured: Curve, seed: int) -> str:
-    """Name the falls of the curve, in points, that are more than chance and worth a warning."""
-    curves = (("mAP", measured.map, measured.precision), ("CMC@1", measured.cmc, measured.top1))
-    falls = ((name, quality.largest_fall(means), values) for name, means, values in curves)
-    large = [(name, fall, values) for name, fall, values in falls if fall > TOLERATED_FALL]
-    sure = [(name, fall) for name, fall, values in large if fall > quality.fall_by_chance(values, seed=seed)]
-    return " and ".join(f"{100 * fall:.1f} points of {name}" for name, fall in sure)
-
-
-def _other(method: Method) -> Method:
-    return Method.RM if method is Method.NAIVE else Method.NAIVE
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f}"
 
 
 def finite(value: Any) -> Any:

@@ -169,7 +169,7 @@ def test_after_a_tie_the_one_that_embeds_each_query_once_is_taken_and_said():
 def test_what_would_start_lower_is_not_recommended_and_said():
     best = recommend([told(Method.NAIVE, 0.9), told(Method.RM, 1.3, verdict="refuse")], seed=0)
     assert best.method is Method.NAIVE
-    assert "rm would start below what is served now" in best.choice
+    assert "rm would start below the present quality" in best.choice
     assert recommend([told(Method.RQT, 0.9, verdict="refuse")], seed=0).verdict == "refuse"
 
 
