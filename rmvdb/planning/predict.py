@@ -34,7 +34,9 @@ class Prediction:
     verdict: Literal["ok", "warn", "refuse"]
     #: One sentence for people. If a way out is needed, it names one.
     reason: str
-    #: Whether labels decide relevance (else the new model's own nearest neighbours).
+    #: What decides relevance: `answers` of the queries, `labels`, or `neighbours` by the new model.
+    relevance: str
+    #: Whether the sample has labels.
     labelled: bool
     calibrated: bool
     #: Numbers of pairs trained on, calibrated on and measured on.
@@ -308,6 +310,7 @@ class Trial:
             asked=method,
             verdict=verdict,
             reason=reason,
+            relevance=self.relevance,
             labelled=self.train.pairs.labels is not None,
             calibrated=any(found.calibrations),
             trained=len(self.train.pairs),

@@ -52,6 +52,8 @@ def test_logged_queries_that_are_measured_are_not_trained_on(project: Project) -
     assert (told["logged"], told["relevance"], told["evaluated"]) == (14, "answers", 20)
     plan = project.json(*PLAN[:5], "--queries", str(file), "--sample", "2000")["prediction"]
     assert (plan["logged"], plan["evaluated"]) == (14, 20)
+    said = project.ask(*PLAN[:5], "--queries", str(file), "--sample", "2000").stdout
+    assert "held out (20 queries, their known answers)" in " ".join(said.split())
     assert plan["method"] == project.json(*SIMULATE[:5], "--queries", str(file))["recommended"]["method"]
 
 
