@@ -252,10 +252,11 @@ def print_comparison(found: dict[str, Any]) -> None:
     if len(orders := [row for row in rows if row["name"] == advice["method"]]) > 1:
         echo(f"every order of {advice['method']}:")
         print_rows([_compared(row) for row in orders], as_json=False)
+    searched = "queries" if found["relevance"] == "answers" else "others"
     relevance = {"labels": "records of the same label", "answers": "their known answers", "neighbours": "the new model's nearest"}
     echo(
         f"{counted(found['trained'], 'record')}{_logged(found)} trained on, {found['held_out']} calibrated on; "
-        f"{found['evaluated']} others searched for {relevance[found['relevance']]}; "
+        f"{found['evaluated']} {searched} searched for {relevance[found['relevance']]}; "
         "percent, 95 % intervals over these queries; flips: right by the old model, wrong then"
     )
     if found["skipped"]:

@@ -106,7 +106,9 @@ def with_order(first: Prediction, others: Sequence[Prediction]) -> Prediction:
     best = max([first, *(each for each in others if each.method is first.method)], key=_worth)
     said = [first.choice]
     if best.order != first.order:
-        said.append(f"it is worth more in the order {best.order} ({_points(best.merit)}; {first.order} {_points(first.merit)})")
+        said.append(
+            f"{_name(best)} is worth more in the order {best.order} ({_points(best.merit)}; {first.order} {_points(first.merit)})"
+        )
     if more := [each for each in others if _worth(each) > _worth(best)]:
         most = max(more, key=_worth)
         said.append(f"{_name(most)} is worth more still ({_points(most.merit)}): --method {most.method} --order {most.order}")

@@ -186,7 +186,7 @@ def test_an_order_that_is_worth_more_is_taken_and_a_method_that_is_no_candidate_
     best = with_order(first, others)
     assert (best.method, best.order) == (Method.RQT, "two")
     assert (
-        "rqt is worth most; it is worth more in the order two (120.0; one 100.0); fct is worth more still (140.0)" in best.choice
+        "rqt is worth most; rqt is worth more in the order two (120.0; one 100.0); fct is worth more still (140.0)" in best.choice
     )
     assert best.choice.endswith(": --method fct --order two")
     assert with_order(first, others[:1]) == first
