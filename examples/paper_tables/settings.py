@@ -18,8 +18,8 @@ from examples.paper_tables.scales import SEQUENCE
 from examples.paper_tables.tasks import Task
 from rmvdb import metrics
 from rmvdb.learning.training import Method, TrainingSettings
-from rmvdb.planning.orders import make_order
-from rmvdb.planning.simulate import NEIGHBOURS, UNCALIBRATED
+from rmvdb.planning.orders.table import Known, make_order
+from rmvdb.planning.simulate import UNCALIBRATED
 from rmvdb.types import Metric, Record
 
 #: ψ, and where the method has one ρ, for a new model that was trained without a thought of the old one.
@@ -195,17 +195,9 @@ def _confidences(upgrade: Upgrade) -> dict[str, list[np.ndarray]]:
     records = [Record(id=n, vector=vector, fields={"class": labels[n]}) for n, vector in enumerate(old.vectors)]
     found = {"classification-score": [old.score] * len(upgrade.seeds)}
     for name in ("centroid", "cluster", "random"):
-        made = [make_order(name, records, label_field="class", seed=seed) for seed in upgrade.seeds]
+        made = [make_order(name, records, Known(metric=Metric.COSINE, label_field="class", seed=seed)) for seed in upgrade.seeds]
         found[name] = [order.confidence(records) for order in made]
-    return found | {"traffic": [_by_traffic(upgrade)] * len(upgrade.seeds)}
-
-
-def _by_traffic(upgrade: Upgrade) -> np.ndarray:
-    """What the kept pictures find with the old model, more often found is lower, of equals by classification score, (n,)."""
-    asked, old = (upgrade.workshop.embedded(upgrade.recipes["old"], part) for part in ("pairs", "gallery"))
-    distances = metrics.distances(asked.vectors, old.vectors, metric=Metric.COSINE)
-    nearest = np.argsort(distances, axis=1, kind="stable")[:, :NEIGHBOURS]  # (q, 10)
-    return old.score - np.bincount(nearest.reshape(-1), minlength=len(old.score))
+    return found
 
 
 SETTINGS: dict[str, Setting] = {

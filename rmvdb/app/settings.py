@@ -153,10 +153,6 @@ class SearchSection(Section):
         description="The consistency of searches that do not name theirs. Strong waits, and sees every write that returned "
         "before.",
     )
-    traffic: Annotated[int, Field(ge=0, le=100_000)] = Field(
-        default=5000,
-        description="The number of records whose finds a client counts, for the order traffic. 0 counts none.",
-    )
 
 
 class BackfillSection(Section):

@@ -244,7 +244,6 @@ class App:
             loaded_models=self.loaded_models,
             engine_timeout=self.settings.milvus.timeout,
             consistency=self.settings.search.consistency,
-            traffic=self.settings.search.traffic,
             closing=closing,
         )
 

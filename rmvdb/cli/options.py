@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rmvdb.planning.orders.table import ORDERS
+
 if TYPE_CHECKING:
     from rmvdb.planning.plan import Question
 
@@ -15,7 +17,6 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 METHODS = ("naive", "identity", "rqt", "cl-s", "cl-m", "mcl", "rm", "fct")
 AUTO = "auto"
-ORDERS = ("classification-score", "centroid", "uncertainty", "cluster", "random", "traffic")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 gallery_option = click.option("--gallery", "-g", help="Which gallery. You can leave it out if there is only one.")
@@ -66,14 +67,15 @@ plan_options = _together(
         help="How to search the old part. auto compares naive, identity, rqt and rm on the sample.",
     ),
     click.option(
-        "--order", type=click.Choice(ORDERS), help="Which records move first [default: the first that the version can give]."
+        "--order",
+        type=click.Choice(list(ORDERS)),
+        help="Which records move first [default: the first that the version can give].",
     ),
     click.option(
         "--instant-rollback",
         is_flag=True,
         help="Move records out of a copy and keep the original current. Then rmvdb rollback takes a moment.",
     ),
-    click.option("--tune", is_flag=True, help="Also train with a few other settings, and take the best."),
     click.option("--again", is_flag=True, help="Make a new plan, even if there is one for this question."),
 )
 

@@ -228,8 +228,7 @@ def print_plan(found: Plan) -> None:
         print_rows(rows, as_json=False)
         low, high = (100 * bound for bound in told["start"])
         echo(
-            f"held out ({counted(told['evaluated'], 'record')}, "
-            f"{'labels' if told['labelled'] else 'neighbours of the new model'}): "
+            f"held out ({_measured(told)}): "
             f"old {100 * told['map_old']:.2f}, new {100 * told['map_new']:.2f} mAP; "
             f"M_0 - M_old in [{low:+.2f}, {high:+.2f}]; gain {_percent(curve['gain'])} (naive {_percent(naive['gain'])}); "
             f"calibration {'on' if told['calibrated'] else 'off'}; {_trained(told)}"
@@ -253,10 +252,11 @@ def print_comparison(found: dict[str, Any]) -> None:
     if len(orders := [row for row in rows if row["name"] == advice["method"]]) > 1:
         echo(f"every order of {advice['method']}:")
         print_rows([_compared(row) for row in orders], as_json=False)
+    searched = "queries" if found["relevance"] == "answers" else "others"
     relevance = {"labels": "records of the same label", "answers": "their known answers", "neighbours": "the new model's nearest"}
     echo(
         f"{counted(found['trained'], 'record')}{_logged(found)} trained on, {found['held_out']} calibrated on; "
-        f"{found['evaluated']} others searched for {relevance[found['relevance']]}; "
+        f"{found['evaluated']} {searched} searched for {relevance[found['relevance']]}; "
         "percent, 95 % intervals over these queries; flips: right by the old model, wrong then"
     )
     if found["skipped"]:
@@ -270,6 +270,15 @@ def _say_unlabelled(count: int) -> None:
     if count:
         what = counted(count, "record of the sample has no label and was", "records of the sample have no label and were")
         echo(f"{what} left out; the backfill moves such records like any other")
+
+
+def _measured(told: dict[str, Any]) -> str:
+    match told["relevance"]:
+        case "answers":
+            return f"{counted(told['evaluated'], 'query', 'queries')}, their known answers"
+        case "labels":
+            return f"{counted(told['evaluated'], 'record')}, labels"
+    return f"{counted(told['evaluated'], 'record')}, neighbours of the new model"
 
 
 def _trained(told: dict[str, Any]) -> str:

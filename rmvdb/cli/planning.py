@@ -11,7 +11,8 @@ import click
 from rmvdb import errors
 from rmvdb.cli import output
 from rmvdb.cli.context import open_app
-from rmvdb.cli.options import METHODS, ORDERS, json_option, make_question, plan_options, sample_options
+from rmvdb.cli.options import METHODS, json_option, make_question, plan_options, sample_options
+from rmvdb.planning.orders.table import ORDERS
 
 
 def _some(kind: str, known: tuple[str, ...], every: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
@@ -41,7 +42,7 @@ def _some(kind: str, known: tuple[str, ...], every: tuple[str, ...]) -> Callable
 @click.option(
     "--orders",
     metavar="NAMES",
-    callback=_some("order", ORDERS, ()),
+    callback=_some("order", tuple(ORDERS), ()),
     help=f"Names from {','.join(ORDERS)} [default: every order that the version can give].",
 )
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Also draw the curves into this file.")
@@ -54,7 +55,7 @@ def simulate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compare every method and order, and other techniques, on a sample, and recommend one. It changes nothing.
+    """Compare every method and order on a sample, and recommend one. It changes nothing.
 
     What should a query find? With --labels: the records of the same class. With --queries: their answers, which join the sample
     (an item is the file of that name, else a text). Without both: the nearest records by the new model.

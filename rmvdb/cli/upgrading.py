@@ -104,7 +104,7 @@ def _is_kept(app: App, collection: str) -> bool:
 
 
 #: What is asked of an upgrade, besides method and order, only where it begins.
-_FROM_THE_START = ("labels", "sample", "seed", "side", "queries", "instant_rollback", "paper", "tune")
+_FROM_THE_START = ("labels", "sample", "seed", "side", "queries", "instant_rollback", "paper")
 
 
 def _refuse_another_way(row: UpgradeRow, method: str, options: dict[str, Any]) -> None:

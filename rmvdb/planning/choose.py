@@ -1,38 +1,32 @@
-"""Every method and order side by side, with what others do, and which of them to take."""
+"""Compare methods and orders side by side, and choose one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rmvdb.learning.method import Fitted, Method
+from rmvdb.learning.method import Method
 from rmvdb.planning import quality
-from rmvdb.planning.predict import LEAST_TO_CHOOSE, Measured, Prediction, Trial, ends, finite
+from rmvdb.planning.held_out import LEAST_TO_CHOOSE
+from rmvdb.planning.predict import Measured, Prediction, Trial, finite
 from rmvdb.planning.simulate import Curve, Summary, summary
-from rmvdb.serving.merge import reciprocal_ranks
+from rmvdb.planning.verdict import ends
 from rmvdb.text import counted
 
-#: What is compared where the method is left to rmvdb: no training, no ψ where the spaces can be compared, the ψ that is trained
-#: fastest and needs no labels, and the one that gains most, which is `mcl` where ρ isn't shown to help. The others are the
-#: paper's steps between these.
+#: The methods that `auto` compares: no training, no ψ at all if the spaces can be compared, the ψ that trains fastest and needs
+#: no labels, and the ψ that gains most, which is `mcl` if ρ is not shown to help. The others are the paper's steps between these.
 CANDIDATES = (Method.NAIVE, Method.IDENTITY, Method.RQT, Method.RM)
-#: What others do.
-RRF, PROCRUSTES, RIDGE = "rrf", "procrustes", "ridge"
-#: Settings of ψ and ρ that are worth a try, one at a time: what moved Gain most from one pair of models to another.
-BLOCKS = ({"blocks": 1}, {"blocks": 3})
-CONTRAST = ({"temperature": 0.05}, {"temperature": 0.2}, {"mining": False}, {"pull": 0.3}, {"pull": 3.0})
-HEAD = ({"residual": False},)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """One way to serve the gallery while it is re-embedded; shares of 1."""
 
-    #: A method; `old`, `new` and `ideal` for one model alone, `ideal` with ρ; `rrf`, `procrustes`, `ridge` for what others do.
+    #: A method; `old`, `new` and `ideal` for one model alone, `ideal` with ρ.
     name: str
-    #: The backfill order; None where it makes no difference.
+    #: The backfill order; None if it makes no difference.
     order: str | None
     curve: Summary
     #: 95 % bootstrap intervals over queries: of both areas, of M_0 − M_old and of M_1 − M_new, in mAP.
@@ -43,24 +37,24 @@ class Row:
     #: The share of queries that are right by the old model and wrong at each t.
     negative_flips: list[float]
     calibrated: bool
-    #: The t until which each model embeds the queries for its own leg, where the method begins with that.
+    #: The t until which each model embeds the queries for its own leg. None without a schedule.
     switch: float | None = None
     #: Whether its method is worth most with this order.
     best: bool = True
-    #: What a method is chosen by, of records or queries that are not measured on: areas of mAP and CMC@1 less their falls.
+    #: The areas of mAP and CMC@1 less their falls, on records or queries that are not measured on. Methods are chosen by it.
     merit: float | None = None
-    #: ok, warn or refuse, and why; None for what rmvdb does not serve.
+    #: ok, warn or refuse, and why; None for one model alone.
     verdict: str | None = None
     reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """What was compared, and which to take."""
+    """The rows of a comparison and the recommended method."""
 
     rows: list[Row]
     recommended: Prediction
-    #: What a query should find: `labels`, `answers` (of queries that are no records), or `neighbours` by the new model.
+    #: What counts as relevant: `labels`, `answers` (of queries from a file), or `neighbours` by the new model.
     relevance: str
     #: Records of the sample that could not be embedded, and those without a label, which were left out of it.
     skipped: int = 0
@@ -83,10 +77,10 @@ class Comparison:
 
 
 def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Method] = (), declared: bool = False) -> Comparison:
-    """Every method, and what others do, with every order of the trial, and the models alone.
+    """Compare every method with every order of the trial, and each model alone.
 
-    Recommended is what `chosen` takes of them, with the order that suits it best; those that are `unable` to be served here
-    never are.
+    It recommends the method that `chosen` takes, with the order that suits it best, and never one of `unable`, which cannot
+    be served here.
     """
     steps = [(method, order) for method in dict.fromkeys(methods) for order in trial.orders]
     known: dict[tuple[Method, str], Prediction] = {}
@@ -101,7 +95,6 @@ def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Metho
     best = {(each.method, each.switch is None): each for each in sorted(told, key=_worth)}
     methods_ = (replace(_of_method(trial, each), best=best[each.method, each.switch is None] is each) for each in told)
     rows = [*_levels(trial, told), *methods_]
-    rows += [row for name, founds in _others(trial) for row in _of_others(trial, name, founds)]
     able = [method for method in methods if method not in unable] or list(methods)
     first = chosen(trial, [method for method in CANDIDATES if method in able] or able, declared=declared)
     worth = [each for each in told if each.method not in unable and each.verdict != "refuse"]
@@ -109,11 +102,13 @@ def compare(trial: Trial, methods: Sequence[Method], *, unable: Collection[Metho
 
 
 def with_order(first: Prediction, others: Sequence[Prediction]) -> Prediction:
-    """The `first`, which was chosen in one order, in its best one of these; others that are worth more are named in `choice`."""
+    """Return `first`, which was chosen in one order, in its best order. `choice` names a method that is worth more still."""
     best = max([first, *(each for each in others if each.method is first.method)], key=_worth)
     said = [first.choice]
     if best.order != first.order:
-        said.append(f"it is worth more in the order {best.order} ({_points(best.merit)}; {first.order} {_points(first.merit)})")
+        said.append(
+            f"{_name(best)} is worth more in the order {best.order} ({_points(best.merit)}; {first.order} {_points(first.merit)})"
+        )
     if more := [each for each in others if _worth(each) > _worth(best)]:
         most = max(more, key=_worth)
         said.append(f"{_name(most)} is worth more still ({_points(most.merit)}): --method {most.method} --order {most.order}")
@@ -121,9 +116,9 @@ def with_order(first: Prediction, others: Sequence[Prediction]) -> Prediction:
 
 
 def chosen(trial: Trial, candidates: Sequence[Method], *, declared: bool = False) -> Prediction:
-    """The method to take with the first order: `identity` where the models are `declared` to be comparable and it isn't refused.
+    """Choose a method in the first order: `identity` if the models are `declared` to be comparable and it is not refused.
 
-    Where there is too little to choose by it is the last of the candidates, if that isn't refused.
+    If there is too little to choose by, it is the last candidate, unless that is refused.
     """
     if not declared or Method.IDENTITY not in candidates:
         return _chosen(trial, candidates)
@@ -141,7 +136,7 @@ def _chosen(trial: Trial, candidates: Sequence[Method]) -> Prediction:
             few = counted(trial.held_out, "record to choose a method by is", "records to choose a method by are")
             return replace(most, choice=f"{few} too few; it is the one that gains most in general")
     told = [trial.predict(method) for method in candidates]
-    # Nobody said that the models are comparable, and it is no news that they are not.
+    # `auto` tries identity without being asked. That it is refused is no news.
     told = [each for each in told if each.method is not Method.IDENTITY or each.verdict != "refuse"] or told
     if Method.NAIVE in candidates:
         told += [later for each in told if (later := schedule(trial, each))]
@@ -149,47 +144,14 @@ def _chosen(trial: Trial, candidates: Sequence[Method]) -> Prediction:
 
 
 def schedule(trial: Trial, told: Prediction) -> Prediction | None:
-    """The same method on a schedule over t, where `told` starts below what is served now: on the mean, be it sure or not."""
+    """Return the same method on a schedule over t if `told` starts below the present quality on the mean, surely or not."""
     return trial.scheduled(told) if told.curve.map[0] < told.map_old else None
 
 
-def tuned(trial: Trial, told: Prediction) -> Prediction:
-    """The same method with those settings, among few, that are worth most; its `tuned` says which.
-
-    Chosen by `merit` as methods are, so what it is measured on has no say; `told` where none is worth more.
-    """
-    tries = _tries(told.method) if math.isfinite(told.merit) else []
-    base = replace(trial.settings, pull=told.tuned.get("pull", trial.settings.weight_of_pull(labelled=told.labelled)))
-    found = [told]
-    for done, change in enumerate(tries):
-        trial.progress("trying settings", done, len(tries))
-        other = trial.with_settings(replace(base, **change))
-        again = other.predict(told.asked, told.order)
-        scheduled = other.scheduled(again) if told.switch is not None else None
-        found.append(replace(scheduled or again, tuned=told.tuned | change))
-    best = max([each for each in found if each.verdict != "refuse"] or found, key=_worth)
-    if tries:
-        trial.progress("trying settings", len(tries), len(tries))
-        words = f"of {len(found)} settings {_settings(best)} are worth most ({_points(best.merit)}, the defaults "
-        words += f"{_points(told.merit)})"
-        best = replace(best, choice="; ".join(filter(None, [told.choice, words])))
-    return best
-
-
-def _tries(method: Method) -> list[dict[str, Any]]:
-    if not method.trains_reverse:
-        return []
-    return [*BLOCKS, *(CONTRAST if method.contrasts else ()), *(HEAD if method.has_head else ())]
-
-
-def _settings(told: Prediction) -> str:
-    return " ".join(f"{name}={value}" for name, value in told.tuned.items()) or "the defaults"
-
-
 def recommend(told: Sequence[Prediction], *, seed: int) -> Prediction:
-    """The one that is worth most among those that are not refused, with the reason in `choice`; after a tie a cheaper one.
+    """Return the prediction that is worth most and is not refused, or a cheaper one that ties with it. `choice` has the reason.
 
-    It is chosen by `merit`, which no measured query has a say in; the intervals it is compared by are of those.
+    It is chosen by `merit`, on which no measured query has an influence. The intervals in the reason are of measured queries.
     """
     allowed = [each for each in told if each.verdict != "refuse"] or list(told)
     best = max(allowed, key=_worth)
@@ -206,12 +168,12 @@ def recommend(told: Sequence[Prediction], *, seed: int) -> Prediction:
 
 
 def _cost(told: Prediction) -> tuple[int, int]:
-    """Extractions and searches that a query costs until cut-over."""
+    """Return the extractions and searches that a query costs until cut-over."""
     return 2 if told.method is Method.NAIVE or told.switch is not None else 1, 1 if told.fitted.lift else 2
 
 
 def _tie(best: Prediction, other: Prediction, seed: int) -> tuple[float, float] | None:
-    """The interval of what `best` is worth more than the other by the queries to choose by, where that may be nothing."""
+    """Return the interval of the lead of `best` on the queries to choose by, or None if it surely leads."""
     if not len(best.chosen_by) or best.chosen_by.shape != other.chosen_by.shape:
         return None
     low, high = quality.bootstrap(best.chosen_by - other.chosen_by, seed=seed)
@@ -219,7 +181,7 @@ def _tie(best: Prediction, other: Prediction, seed: int) -> tuple[float, float] 
 
 
 def _because(best: Prediction, told: Sequence[Prediction], allowed: Sequence[Prediction], seed: int) -> str:
-    words = f"{_name(best)} is worth most on what was kept to choose by (AUC of mAP + CMC@1 {_points(best.merit)}"
+    words = f"{_name(best)} is worth most on the part kept to choose by (AUC of mAP + CMC@1 {_points(best.merit)}"
     others = [each for each in allowed if (each.method, each.switch) != (best.method, best.switch)]
     if others:
         second = max(others, key=_worth)
@@ -227,7 +189,7 @@ def _because(best: Prediction, told: Sequence[Prediction], allowed: Sequence[Pre
     words += ")"
     refused = dict.fromkeys(_name(each) for each in told if each.verdict == "refuse" and each is not best)
     if refused:
-        words += f"; {' and '.join(refused)} would start below what is served now"
+        words += f"; {' and '.join(refused)} would start below the present quality"
     simpler = [each for each in others if _rank(each) < _rank(best)]
     for each in sorted(simpler, key=_rank):
         low, high = quality.bootstrap(best.measured.merit - each.measured.merit, seed=seed)
@@ -246,7 +208,7 @@ def _of_method(trial: Trial, told: Prediction) -> Row:
 
 
 def _levels(trial: Trial, told: Sequence[Prediction]) -> Iterator[Row]:
-    """The old model, the new one, and ρ on it, each alone for ever."""
+    """Yield the rows of the old model, the new one, and ρ on it, each alone at every t."""
     naive = trial.naive(trial.orders[0])
     heads = {each.method: each for each in told if each.fitted.head is not None and each.order == trial.orders[0]}
     alone = {"old": naive.curve.held(0), "new": naive.curve.held(-1)}
@@ -256,23 +218,6 @@ def _levels(trial: Trial, told: Sequence[Prediction]) -> Iterator[Row]:
     for name, curve in alone.items():
         row = _row(trial, name, replace(naive, curve=curve), order=trial.orders[0])
         yield replace(row, order=None, merit=None, calibrated=False)
-
-
-def _others(trial: Trial) -> Iterator[tuple[str, dict[str, Measured]]]:
-    """What others do, by name, each with every order."""
-    from rmvdb.learning import bridges  # here, so that commands that train nothing do not wait for torch
-
-    part = trial.train
-    yield RRF, {order: trial.measure(RRF, Fitted(), order, fuse=reciprocal_ranks) for order in trial.orders}
-    for name, fit in ((PROCRUSTES, bridges.procrustes), (RIDGE, bridges.ridge)):
-        fitted = Fitted(reverse=fit(part.pairs, old_metric=part.old_metric, new_metric=part.new_metric))
-        yield name, {order: trial.measure(name, fitted, order) for order in trial.orders}
-
-
-def _of_others(trial: Trial, name: str, founds: Mapping[str, Measured]) -> Iterator[Row]:
-    best = max(founds, key=lambda order: _or_nothing(founds[order].merit))
-    for order, found in founds.items():
-        yield replace(_row(trial, name, found, order=order), best=order == best)
 
 
 def _row(trial: Trial, name: str, found: Measured, *, order: str | None = None) -> Row:
@@ -302,7 +247,7 @@ def _worth(told: Prediction) -> float:
 
 
 def _or_nothing(merit: float) -> float:
-    """What is not a number is worth nothing."""
+    """Return the merit, or minus infinity for NaN."""
     return -math.inf if math.isnan(merit) else merit
 
 

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,11 @@ from rmvdb.items import sources
 from rmvdb.learning.calibration import Calibration
 from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import choose, predict, simulate
-from rmvdb.planning.orders import ORDERS, ByTraffic, Order, make_order
+from rmvdb.planning.orders.table import ORDERS, Known, make_order, order_spec, possible_orders
 from rmvdb.planning.sample import Sample, Sampler, side_of, vectors_of
-from rmvdb.protocols import Classifier, Source, VectorStore
+from rmvdb.protocols import Classifier, Order, Source, VectorStore
 from rmvdb.registry.codec import pack_ids
 from rmvdb.serving.loaded_models import LoadedModels
-from rmvdb.serving.traffic import TRAFFIC
 from rmvdb.storage import files
 from rmvdb.storage.archive import EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
@@ -44,75 +43,81 @@ LEAST_HELD_OUT = 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What is asked of a plan; the same question has the same answer until the cache is cleared."""
+    """The question that a plan answers. The same question has the same answer until the cache is cleared."""
 
     gallery: str
     from_version: str
     to_version: str
-    #: The collections that it would empty, newest first.
+    #: The collections that the upgrade would empty, newest first.
     old: tuple[str, ...] = ()
-    #: What the version to come, and those of these collections, are (`VersionRow.digest`).
+    #: `VersionRow.digest` of the new version, then of the versions in these collections.
     versions: tuple[str, ...] = ()
-    #: None takes the one of `choose.CANDIDATES` that is worth most on the sample.
+    #: None takes the method of `choose.CANDIDATES` that is worth most on the sample.
     method: Method | None = None
-    #: None chooses the first that the old version can give.
+    #: None takes the first order that is possible.
     order: str | None = None
     #: The scalar field that holds a record's class or identity.
     labels: str | None = None
     #: How many records to train and measure on.
     sample: int = 20_000
-    #: The paper's settings as printed, and distances merged as they are.
+    #: Train with the paper's settings as printed, and merge distances as they are.
     paper: bool = False
-    #: Try a few other settings of ψ and ρ, and take those that are worth most.
-    tune: bool = False
     seed: int = 0
-    #: Whether the original collection is kept whole, and a copy of it is emptied.
+    #: Keep the original collection whole, and empty a copy of it.
     instant_rollback: bool = False
-    #: The field with a record's side information, a list of numbers, by which `fct` may lift it.
+    #: The field with a record's side information, a list of numbers, which helps `fct` to lift it.
     side: str | None = None
-    #: A file of queries, as `sources.queries` reads it: those with answers are chosen and measured by, the others trained on.
+    #: A file of queries for `sources.queries`. Queries with answers choose and measure, the others train ψ.
     queries: str | None = None
+
+    @classmethod
+    def of_upgrade(cls, values: Mapping[str, Any]) -> Question:
+        """Return the question that a registered upgrade was planned for, perhaps by an earlier rmvdb.
+
+        Options that are gone since are left out. If its order is gone, records are listed in the default order.
+        """
+        known = {name: value for name, value in values.items() if name in {field.name for field in fields(cls)}}
+        return cls(**known | {"order": known["order"] if known["order"] in ORDERS else None})
 
     @property
     def key(self) -> str:
-        """A name for the answer; of the file of queries its content counts, not its name."""
+        """Return the name under which the answer is kept. A file of queries counts by its content, not by its name."""
         told = asdict(self)
         if self.queries is not None:
             told["queries"] = [(str(each.item), type(each.item).__name__, each.answers) for each in self.asked()]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
 
     def asked(self) -> list[Query]:
-        """The queries of the file, if there is one; UsageError where it has none."""
+        """Read the queries of the file, if there is one. Raises UsageError if the file has none."""
         return [] if self.queries is None else sources.queries(Path(self.queries))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The answer: what was trained, by SHA-256, and what it is expected to do."""
+    """The answer: the trained files by SHA-256, and the quality and cost to expect."""
 
     question: dict[str, Any]
     method: str
     order: str
     head: str | None
     reverse: str | None
-    #: Of the old legs, newest first, then of the new one.
+    #: One for each old leg, newest first, then one for the new leg.
     calibrations: tuple[str | None, ...]
-    #: SHA-256 of the packed ids of the records that ψ and ρ were trained on, where anything was trained.
+    #: SHA-256 of the packed ids of the records that ψ or h was trained on. None if nothing was trained.
     trained_on: str | None
-    #: `predict.Prediction` as JSON; None where the gallery is too small to measure on.
+    #: `predict.Prediction` as JSON. None if the gallery is too small to measure on.
     prediction: dict[str, Any] | None
-    #: records, embedded_per_second, seconds, vector_bytes, archive_bytes; copy_bytes where a copy is made.
+    #: records, embedded_per_second, seconds, vector_bytes, archive_bytes, and copy_bytes if a copy is made.
     cost: dict[str, float]
     #: Records of the sample that could not be embedded.
     skipped: int
     made_at: float
-    #: Records that were drawn and left out, because they have no label.
+    #: Records left out of the sample because they have no label.
     unlabelled: int = 0
-    #: The t until which each model embeds the queries for its own leg, and the calibrations then; None: as the method says all
-    #: the while.
+    #: Until this t each model embeds the queries for its own leg, calibrated by `early`. None without a schedule.
     switch: float | None = None
     early: tuple[str | None, ...] = ()
-    #: h, which lifts what the old collection holds.
+    #: h, which lifts the old collection's vectors.
     lift: str | None = None
 
 
@@ -128,11 +133,9 @@ class Planner:
         source: Source | None,
         cache: Callable[[str], EmbeddingCache],
         folder: Path,
-        traffic: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """`cache` gives the embeddings that are kept of a model version, `traffic` what searches find, by key."""
+        """Take the services. `cache` gives the kept embeddings of a model version."""
         self._store, self._loaded_models, self._artifacts, self._folder = store, loaded_models, artifacts, folder
-        self._traffic = traffic
         self._sampler = Sampler(store=store, loaded_models=loaded_models, source=source, cache=cache)
 
     def plan(
@@ -146,22 +149,24 @@ class Planner:
         again: bool = False,
         report: ReportProgress = lambda *_: None,
     ) -> Plan:
-        """The plan for upgrading the collections of these legs, newest first, to version `to`: from the cache, or made (`again`:
-        in any case). `seen`: the records that what is served now was trained on.
+        """Plan the upgrade of the collections of these legs, newest first, to version `to`. Take a kept plan unless `again`.
 
-        Raises PlanRefused where the sample is too small, ModelError and SourceError for a broken embedder or source, UsageError
-        for queries that cannot be measured by.
+        `seen`: the records that the transforms in service were trained on.
+
+        Raises PlanRefused if the sample is too small, ModelError and SourceError for a broken embedder or source, UsageError for
+        queries that cannot be measured by.
         """
         if not again and (kept := self.kept(question)):
             return kept
-        self._refuse_order(question.order, question, legs, classifiers)
+        known = _known(question, legs, classifiers)
+        if question.order is not None:
+            _refuse_order(question.order, known)
         counts = [self._store.count(leg.collection) for leg in legs]
         if len(legs) > 1:
             _refuse_too_few(question, legs[0], counts[0])
         if question.method is Method.FCT:
-            self._loaded_models.embedder(
-                legs[0].embedder
-            )  # the original is kept current by it; ModelError where it cannot be loaded
+            # This model keeps the original current. If it cannot be loaded, that is a ModelError here, not later.
+            self._loaded_models.embedder(legs[0].embedder)
         sizes, held_out = _sizes(question.sample, counts)
         sample = self._sample(question, legs, sizes, seen, report, methods=[question.method or Method.RM])
         order, confidence = self._confidence(question, legs, classifiers, sample)
@@ -169,8 +174,7 @@ class Planner:
         if len(sample.rows(0)) >= predict.LEAST_PAIRS or question.method is not Method.NAIVE:
             trial = self._trial(question, legs, Metric(to.metric), sample, {order: confidence}, held_out, report)
             told = self._predicted(trial, question.method, self._able(legs, to), declared=_is_declared(legs, to))
-            told = choose.tuned(trial, told) if question.tune else told
-        elif sample.records:  # nothing is to be trained, and there is too little to measure on
+        elif sample.records:  # nothing to train, and too little to measure on
             few = self._few(question, legs, Metric(to.metric), sample)
         plan = self._written(question, legs, told, few, sample, order, counts)
         data = json.dumps(asdict(plan)).encode()
@@ -189,23 +193,23 @@ class Planner:
         seen: Set[Id] = frozenset(),
         report: ReportProgress = lambda *_: None,
     ) -> choose.Comparison:
-        """Methods and orders (none: all that can be given) side by side, on a sample as for a plan; only embeddings are kept.
+        """Compare methods and orders (none: all that are possible) on a sample as for a plan. Keep nothing but embeddings.
 
-        Raises what `plan` raises.
+        Raises the errors of `plan`.
         """
         unable = set(choose.CANDIDATES) - set(self._able(legs, to))
         methods = _possible(methods, legs, unable)
+        known = _known(question, legs, classifiers)
         for name in orders:
-            self._refuse_order(name, question, legs, classifiers)
+            _refuse_order(name, known)
         counts = [self._store.count(leg.collection) for leg in legs]
         sizes, held_out = _sizes(question.sample, counts)
         sample = self._sample(question, legs, sizes, seen, report, methods=methods)
-        able = [name for name in ORDERS if _can_be_given(name, question, legs, classifiers)]
-        names = orders or [*able, *([TRAFFIC] if self._traffic() else [])]
+        names = orders or possible_orders(known)
         confidences = {name: self._confidence(replace(question, order=name), legs, classifiers, sample)[1] for name in names}
         trial = self._trial(question, legs, Metric(to.metric), sample, confidences, held_out, report)
         if Method.NAIVE in unable:
-            unable.add(Method.FCT)  # which keeps the original current by v1's embedder
+            unable.add(Method.FCT)  # fct keeps the original current by v1's embedder
         found = choose.compare(trial, methods, unable=unable, declared=_is_declared(legs, to))
         return replace(found, skipped=sample.skipped, unlabelled=sample.unlabelled)
 
@@ -219,8 +223,9 @@ class Planner:
         *,
         methods: Sequence[Method],
     ) -> Sample:
-        """A sample to train these methods on. The queries with answers, which are put into it, are searched for in place of the
-        records themselves.
+        """Draw a sample to train these methods on.
+
+        If there are queries with answers, they are searched for in place of the records, and their answers join the sample.
         """
         asked = question.asked()
         judged = [each for each in asked if each.answers]
@@ -241,17 +246,17 @@ class Planner:
         )
 
     def _refuse_unasked(self, newest: Leg) -> None:
-        """PlanRefused where the model in service cannot embed queries."""
+        """Raise PlanRefused if the model in service cannot embed queries."""
         try:
             self._loaded_models.embedder(newest.embedder)
         except errors.ModelError as exc:
             raise errors.PlanRefused(
-                f"The queries have to be embedded by {newest.embedder}, too, which cannot be loaded ({exc}); "
+                f"{newest.embedder} must embed the queries, too, but cannot be loaded ({exc}); "
                 "bring its embedder back, or leave --queries out"
             ) from exc
 
     def kept(self, question: Question) -> Plan | None:
-        """The plan that was made for this question, if it is still whole."""
+        """Return the plan that was made for this question, if all of its files are there."""
         try:
             data = json.loads(self._artifacts.get(self._pointer(question).read_text()))
         except (OSError, errors.ArtifactError):
@@ -261,41 +266,17 @@ class Planner:
     def order(
         self, question: Question, leg: Leg, classifier: Classifier | None, records: Sequence[Record] | None = None
     ) -> tuple[str, Order]:
-        """The backfill order of a collection and its name; it learns from these records, or from a sample of the collection."""
-        if question.order == TRAFFIC:
-            _, others = self.order(replace(question, order=None), leg, classifier, records)
-            return TRAFFIC, ByTraffic.learned(self._traffic(), others)
-        name = question.order or next(each for each in ORDERS if _can_be_given(each, question, [leg], [classifier]))
-        if name not in ORDERS:
-            raise errors.UnknownName("order", name, (*ORDERS, TRAFFIC))
+        """Make the backfill order of a collection, with its name. It learns from `records`, or from a sample."""
+        (known,) = _known(question, [leg], [classifier])
+        name = question.order or possible_orders([known])[0]
         if records is None:
             records = self._sampler.records(leg.collection, question.sample, question.seed)
-        return name, make_order(
-            name, records, classifier=classifier, label_field=question.labels, metric=leg.metric, seed=question.seed
-        )
-
-    def _refuse_order(
-        self, name: str | None, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None]
-    ) -> None:
-        """What `order` would raise for this name, before anything is embedded."""
-        if name == TRAFFIC and not self._traffic():
-            raise errors.PlanRefused(
-                f"No search of gallery {question.gallery!r} has been counted yet, as the order traffic needs; let applications "
-                "search for some minutes (search.traffic must not be 0), or choose another --order"
-            )
-        if name not in (None, TRAFFIC) and (name not in ORDERS or not _can_be_given(name, question, legs, classifiers)):
-            for leg, classifier in zip(legs, classifiers, strict=True):
-                self.order(replace(question, order=name), leg, classifier, [])
+        return name, make_order(name, records, known)
 
     def _confidence(
         self, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None], sample: Sample
     ) -> tuple[str, npt.NDArray[np.float32]]:
-        """Of every record by the order of the collection that holds it, (n,), and the names of these orders.
-
-        Of the order traffic it is that of the others: what is found is measured by queries of the sample.
-        """
-        if question.order == TRAFFIC:
-            return TRAFFIC, self._confidence(replace(question, order=None), legs, classifiers, sample)[1]
+        """Return the names of the collections' orders, and every record's confidence by the order of its collection, (n,)."""
         found, names = np.zeros(len(sample.records), dtype=np.float32), []
         for at, (leg, classifier) in enumerate(zip(legs, classifiers, strict=True)):
             if held := sample.held(at):
@@ -306,14 +287,14 @@ class Planner:
 
     @staticmethod
     def _predicted(trial: predict.Trial, method: Method | None, able: Sequence[Method], *, declared: bool) -> predict.Prediction:
-        """The method that was asked for, on a schedule where it needs one and every embedder is there; else the chosen one."""
+        """Predict this method, on a schedule if that pays and every embedder can be loaded. None: choose a method."""
         if method is None:
             return choose.chosen(trial, able, declared=declared)
         told = trial.predict(method)
         return (choose.schedule(trial, told) if Method.NAIVE in able else None) or told
 
     def _able(self, legs: Sequence[Leg], to: VersionRow) -> list[Method]:
-        """The methods to choose from: naive needs every embedder that is in service, identity a space like the newest."""
+        """Return the methods to choose from. naive needs every embedder in service, identity a space like the newest."""
         able, newest = list(choose.CANDIDATES), legs[0]
         if (self._loaded_models.chain(newest.model).dim, newest.metric) != (to.dim, to.metric):
             able.remove(Method.IDENTITY)
@@ -356,7 +337,7 @@ class Planner:
         )
 
     def _few(self, question: Question, legs: Sequence[Leg], new_metric: Metric, sample: Sample) -> simulate.Calibrations:
-        """How the legs of `naive` are merged; PlanRefused where nothing brings their distances to one scale."""
+        """Return the calibrations of `naive` for a small gallery. Raises PlanRefused if no scale can be fitted."""
         try:
             return predict.unmeasured(
                 _pairs(question, sample),
@@ -432,19 +413,19 @@ class Planner:
             "records": records,
             "vector_bytes": made,
             "archive_bytes": copied if question.instant_rollback else held,
-            # A lifted copy is re-embedded in place: it is what `vector_bytes` counts.
+            # A lifted copy is re-embedded in place, so `vector_bytes` counts it already.
             **({"copy_bytes": held} if question.instant_rollback and question.method is not Method.FCT else {}),
             **seconds,
         }
 
 
 def _is_declared(legs: Sequence[Leg], to: VersionRow) -> bool:
-    """Whether the new model is declared to be comparable with the newest one in service."""
+    """Return whether the new model is declared to be comparable with the newest one in service."""
     return to.compatible_with == legs[0].model
 
 
 def _drawn(logged: Sequence[Query], question: Question) -> list[Item]:
-    """At most as many of the queries as records are sampled."""
+    """Draw at most as many queries as records are sampled."""
     rows = np.random.default_rng(question.seed).permutation(len(logged))[: question.sample]
     return [logged[row].item for row in sorted(rows.tolist())]
 
@@ -463,10 +444,10 @@ def _put(put: Callable[..., str], calibrations: Sequence[Calibration | None]) ->
 
 
 def _sizes(most: int, counts: Sequence[int]) -> tuple[list[int], int | None]:
-    """How many records to sample of each old collection that holds so many, and how many of the newest to hold out, twice.
+    """Return how many records to sample of each old collection, and how many of the newest to hold out in each of two parts.
 
-    `most` of the newest, which is trained on; of the others, none of which is, as many as make what is held out a small gallery
-    in the proportions of the large one.
+    At most `most` of the newest, which is trained on. The others are only held out, in numbers that make the held-out part a
+    small gallery in the proportions of the large one.
     """
     newest = min(most, counts[0])
     if len(counts) == 1:
@@ -486,7 +467,7 @@ def _refuse_too_few(question: Question, leg: Leg, records: int) -> None:
 
 
 def _possible(methods: Sequence[Method], legs: Sequence[Leg], unable: Set[Method]) -> list[Method]:
-    """Those of several methods that these collections can be searched with; what is named alone is refused where it is fitted."""
+    """Leave out the methods that these collections do not allow. A method that is named alone is refused later, by its fit."""
     if len(methods) > 1:
         methods = [method for method in methods if method is not Method.IDENTITY or method not in unable]
     if len(legs) > 1 and not (methods := [method for method in methods if method is not Method.FCT]):
@@ -494,11 +475,15 @@ def _possible(methods: Sequence[Method], legs: Sequence[Leg], unable: Set[Method
     return list(methods)
 
 
-def _can_be_given(order: str, question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None]) -> bool:
-    """Whether every old version can give a backfill order of that name."""
-    needed = {
-        "classification-score": all(classifiers),
-        "centroid": question.labels is not None,
-        "uncertainty": all(leg.metric is Metric.LORENTZ for leg in legs),
-    }
-    return needed.get(order, True)
+def _known(question: Question, legs: Sequence[Leg], classifiers: Sequence[Classifier | None]) -> list[Known]:
+    """Return what an order may know of each old collection."""
+    return [
+        Known(metric=leg.metric, classifier=classifier, label_field=question.labels, seed=question.seed)
+        for leg, classifier in zip(legs, classifiers, strict=True)
+    ]
+
+
+def _refuse_order(name: str, collections: Sequence[Known]) -> None:
+    """Raise what `make_order` would for this name, before anything is embedded."""
+    for known in collections:
+        order_spec(name).refuse(known)

@@ -1,7 +1,7 @@
 """Retrieval quality: mAP, CMC@k, recall@k, areas over t, Gain, P_com, P_up, negative flips and bootstrap intervals.
 
 Matrices are (Q, G): queries in rows, gallery in columns. A record that must not be a result of a query, such as the query
-itself, has an infinite distance. Per-query values are NaN for queries that have nothing relevant to find; means leave them out.
+itself, has an infinite distance. Per-query values are NaN for queries that have nothing relevant to find. Means leave them out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DRAWN = 1 << 18
 
 
 def average_precision(distance: npt.NDArray[np.floating], relevant: Bools) -> Floats:
-    """Average precision over the full ranking, (Q, G) to (Q,).
+    """Return average precision over the full ranking, (Q, G) to (Q,).
 
     Equal distances share the precision after the last of them, as in scikit-learn.
     """
@@ -49,27 +49,27 @@ def _average_precision(distance: npt.NDArray[np.floating], relevant: Bools) -> F
 
 
 def cmc(distance: npt.NDArray[np.floating], relevant: Bools, *, k: int) -> Floats:
-    """Whether a relevant record is among the first k, 1.0 or 0.0, (Q, G) to (Q,).
+    """Return whether a relevant record is among the first k, 1.0 or 0.0, (Q, G) to (Q,).
 
-    Equal distances have no order: where they straddle place k it is a probability, over all orders of them.
+    Equal distances have no order. If they straddle place k, the value is a probability over all their orders.
     """
     return _of_first(k, distance, relevant, _any)
 
 
 def recall(distance: npt.NDArray[np.floating], relevant: Bools, *, k: int) -> Floats:
-    """Which share of the relevant records is among the first k, (Q, G) to (Q,); the mean over all orders of equal distances."""
+    """Return the share of relevant records among the first k, (Q, G) to (Q,): the mean over all orders of equal distances."""
     return _of_first(k, distance, relevant, _share)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Cut:
-    """Where rankings are cut after k places, (q,) each. The records at the distance of place k may straddle the cut."""
+    """Rankings cut after k places, (q,) each. The records at the distance of place k may straddle the cut."""
 
     #: Relevant records in all, nearer than that distance, and at it.
     relevant: npt.NDArray[np.intp]
     nearer: npt.NDArray[np.intp]
     level: npt.NDArray[np.intp]
-    #: Records at that distance, and the places before the cut that are left to them.
+    #: Records at that distance, and the places before the cut that remain for them.
     crowd: npt.NDArray[np.intp]
     places: npt.NDArray[np.intp]
 
@@ -111,65 +111,65 @@ def _share(cut: _Cut) -> Floats:
 
 
 def same_camera(query_ids: Labels, query_cameras: Labels, gallery_ids: Labels, gallery_cameras: Labels) -> Bools:
-    """Market-1501's rule: the query's own identity from the query's own camera must not be a result; (Q,) and (G,) to (Q, G).
+    """Apply Market-1501's rule, (Q,) and (G,) to (Q, G): no result has the query's own identity and its own camera.
 
-    Give what is True here an infinite distance. The set's junk pictures (identity −1) do not belong into the gallery.
+    Give True entries an infinite distance. Leave the set's junk pictures (identity −1) out of the gallery.
     """
     found: Bools = (query_ids[:, None] == gallery_ids[None, :]) & (query_cameras[:, None] == gallery_cameras[None, :])
     return found
 
 
 def mean(values: Floats) -> float:
-    """The mean over the queries that have something to find; NaN where none has."""
+    """Return the mean over queries that have something to find, or NaN if none has."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
 
 
 def area(ts: Sequence[float], values: Sequence[float]) -> float:
-    """The area under a curve over t by the trapezoid rule: AUC_mAP or AUC_CMC."""
+    """Return the area under a curve over t by the trapezoid rule: AUC_mAP or AUC_CMC."""
     return float(areas(ts, np.asarray(values, dtype=np.float64)[:, None])[0])
 
 
 def areas(ts: Sequence[float], values: Floats) -> Floats:
-    """The same of each query's own curve, (T, Q) to (Q,)."""
+    """Return the area under each query's own curve, (T, Q) to (Q,)."""
     steps = np.diff(np.asarray(ts, dtype=np.float64))  # (T − 1,)
     found: Floats = (steps[:, None] * (values[1:] + values[:-1]) / 2).sum(axis=0)
     return found
 
 
 def gain(auc: float, *, old: float, new: float) -> float:
-    """(AUC − old) / (new − old): 0 is the old model, 1 the new one from the first minute; NaN where the two are equal."""
+    """Return (AUC − old) / (new − old): 0 is the old model, 1 the new one from the first minute. NaN if the two are equal."""
     return (auc - old) / (new - old) if new != old else float("nan")
 
 
 def p_com(cross: float, *, old: float, alone: float) -> float:
-    """HBCT's Eq. 14: how much of the way from the old model to the new one trained alone goes without re-embedding.
+    """Return HBCT's Eq. 14: the share of the way from the old model to the new one trained alone that needs no re-embedding.
 
-    `cross` is the quality of new queries in the old gallery, `old` and `alone` that of each model in its own. NaN where those two
-    are equal.
+    `cross` is the quality of new queries in the old gallery. `old` and `alone` are that of each model in its own gallery. NaN if
+    those two are equal.
     """
     return gain(cross, old=old, new=alone)
 
 
 def p_up(new: float, *, alone: float) -> float:
-    """HBCT's Eq. 15: what compatible training gives or, below 0, costs the new model in its own gallery, as a share of `alone`.
+    """Return HBCT's Eq. 15: what compatible training adds to the new model in its own gallery, as a share of `alone`.
 
-    It is printed with the old gallery; its tables are of the new one. NaN where `alone` is 0.
+    Below 0 it costs quality. The paper prints it with the old gallery, but its tables are of the new one. NaN if `alone` is 0.
     """
     return (new - alone) / alone if alone else float("nan")
 
 
 def largest_fall(values: Sequence[float]) -> float:
-    """How far a curve lies below its own earlier height at most; 0 where it never falls (Eq. 8)."""
+    """Return how far a curve lies below its own earlier height at most, 0 if it never falls (Eq. 8)."""
     curve = np.asarray(values, dtype=np.float64)
     return float((np.maximum.accumulate(curve) - curve).max()) if len(curve) else 0.0
 
 
 def fall_by_chance(values: Floats, *, rounds: int = 2000, level: float = 0.95, seed: int = 0) -> float:
-    """How far the curve of the means of per-query values (T, Q) may fall because it is these queries that were drawn.
+    """Return how far the mean curve of per-query values (T, Q) may fall by the chance of which queries were drawn.
 
-    A quantile of the largest fall of what drawing them with replacement adds to the curve, over all moments at once: the deepest
-    of many dips is no single dip.
+    Queries are drawn with replacement, and each draw adds something to the curve. The result is a quantile of the largest fall of
+    that, over all moments at once, because the deepest of many dips is deeper than a single one.
     """
     known = values[:, ~np.isnan(values).any(axis=0)]
     count = known.shape[1]
@@ -184,12 +184,12 @@ def fall_by_chance(values: Floats, *, rounds: int = 2000, level: float = 0.95, s
 
 
 def negative_flips(before: Floats, after: Floats) -> float:
-    """The share of queries that were right at the earlier moment and are wrong at the later; CMC@1 of both, (Q,) each."""
+    """Return the share of queries that were right at the earlier moment and are wrong at the later. Both are CMC@1, (Q,)."""
     return mean(before * (1 - after))
 
 
 def bootstrap(values: Floats, *, rounds: int = 2000, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """The percentile interval of the mean of per-query values (Q,), queries drawn with replacement."""
+    """Return the percentile interval of the mean of per-query values (Q,), with queries drawn with replacement."""
     known = values[~np.isnan(values)]
     if not len(known):
         return float("nan"), float("nan")

@@ -1,4 +1,4 @@
-"""Samples of a gallery: records with their vectors in the spaces that they are, or will be, searched in."""
+"""Samples of a gallery: records with their vectors in the old spaces and the new one."""
 
 from __future__ import annotations
 
@@ -24,51 +24,52 @@ from rmvdb.types import Id, Item, Leg, Query, Record, ReportProgress, Vectors
 
 #: Records read and embedded at once while sampling.
 CHUNK = 500
-#: Fewer records with side information than these teach h nothing of it.
+#: With fewer records that have side information, h cannot learn to use it.
 LEAST_SIDED = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """Records with their vectors in the spaces that they are, or will be, searched in."""
+    """Records with their vectors in the old spaces and the new one."""
 
     records: list[Record]
-    #: Which of the old legs each is in, and whether an earlier training has seen it, (n,).
+    #: The number of the old leg that holds each record, and whether an earlier training has seen it, (n,).
     leg: npt.NDArray[np.intp]
     seen: npt.NDArray[np.bool_]
-    #: Their queries, (n, d), of each old leg that has an embedder of its own, by its number: the stored vector where it is there.
+    #: The records as queries, (n, d), for each old leg with an embedder of its own, by number. A leg's own records have their
+    #: stored vectors.
     asked: dict[int, Vectors]
     #: (n, d_new)
     new: Vectors
-    #: Records that were drawn and could not be embedded, and those that have no label.
+    #: Records left out because they could not be embedded, and because they have no label.
     skipped: int
     unlabelled: int
     per_second: float | None
-    #: What is searched for in place of the records themselves.
+    #: Queries that are searched for in place of the records.
     queries: Queries | None = None
-    #: Logged queries: as the newest old leg is asked for them, and by the new model.
+    #: Logged queries, in the space of the newest old leg and by the new model.
     logged: Pairs | None = None
 
     def rows(self, leg: int) -> npt.NDArray[np.intp]:
-        """Those that are in this leg, (m,)."""
+        """Return the rows of the records in this leg, (m,)."""
         return np.flatnonzero(self.leg == leg)
 
     def held(self, leg: int) -> list[Record]:
-        """The records of `rows`."""
+        """Return the records in this leg."""
         return [self.records[row] for row in self.rows(leg)]
 
 
 class Sampler:
-    """Draws samples, and keeps what it had to embed."""
+    """Draws samples, and keeps the embeddings that it had to make."""
 
     def __init__(
         self, *, store: VectorStore, loaded_models: LoadedModels, source: Source | None, cache: Callable[[str], EmbeddingCache]
     ) -> None:
-        """`cache` gives the embeddings that are kept of a model version."""
+        """Take the services. `cache` gives the kept embeddings of a model version."""
         self._store, self._loaded_models, self._source, self._cache = store, loaded_models, source, functools.cache(cache)
 
     def _ids(self, collection: str, most: int, seed: int, without: Set[Id]) -> list[Id]:
-        """A uniform sample of ids by one streaming pass, sorted; the same collection and seed give the same sample."""
+        """Draw a uniform sample of ids in one streaming pass, sorted. The same collection and seed give the same sample."""
         rng = np.random.default_rng(seed)
         kept: list[tuple[float, Id]] = []
         for page in self._store.scan(collection):
@@ -80,7 +81,7 @@ class Sampler:
         return sorted((id for _, id in chosen), key=lambda id: (str(type(id)), id))
 
     def records(self, collection: str, most: int, seed: int, without: Set[Id] = frozenset()) -> list[Record]:
-        """A uniform sample of a collection, with vectors, sorted by id."""
+        """Draw a uniform sample of a collection, with vectors, sorted by id."""
         ids = self._ids(collection, most, seed, without)
         return self._get(collection, ids)
 
@@ -102,17 +103,19 @@ class Sampler:
         labels: str | None = None,
         side: str | None = None,
     ) -> Sample:
-        """So many records (`sizes`) of each leg's collection, and the answers to the queries; what is behind leaves out `seen`.
-        `logged` are queries that nobody knows an answer to; those that cannot be embedded are left out, and with `labels` the
-        records without that field.
+        """Sample `sizes` records of each leg's collection, add the answers to `queries`, and embed them.
 
-        Raises PlanRefused where no record could be embedded, and what embedding raises; before anything is embedded UsageError
-        for an answer that is no id here or what is no `side` information, UnknownName for labels that no record has.
+        Collections behind the newest leave out the records in `seen`. `logged`: queries without answers. Left out are logged
+        queries that cannot be embedded and, with `labels`, records without that field.
+
+        Before it embeds anything, it raises UsageError for an answer that is not an id here and for malformed `side`
+        information, UnknownName for labels that no record has. Later it raises PlanRefused if no record could be embedded, and
+        the errors of embedding.
         """
         held = self._drawn(legs, sizes, seen, seed, queries)
         drawn = sum(map(len, held))
         held = _labelled(held, labels) if labels else held
-        # A record in two collections, as a client's write leaves it, counts where it is newest.
+        # A client's write leaves a record in two collections. It counts for the newest one.
         home = {record.id: (at, record) for at, records in reversed(list(enumerate(held))) for record in records}
         records = [record for _, record in home.values()]
         if side:
@@ -176,7 +179,7 @@ class Sampler:
         own: Sequence[int],
         report: ReportProgress,
     ) -> Queries:
-        """The queries in every space: by the new model, and as the legs of the numbers `own` are asked for them."""
+        """Embed the queries by the new model, and for each leg in `own` in that leg's space."""
         items, row = [query.item for query in queries], {id: at for at, id in enumerate(ids)}
         relevance = np.zeros((len(queries), len(ids)), dtype=np.bool_)
         for at, query in enumerate(queries):
@@ -200,7 +203,7 @@ class Sampler:
         )
 
     def _asked(self, leg: Leg, held: Sequence[Record], records: Sequence[Record], report: ReportProgress) -> dict[Id, Vectors]:
-        """What this leg is asked with for each of these records: its own vector where the leg holds it, else a new one."""
+        """Return each record as a query of this leg: its stored vector if the leg holds it, else a new one."""
         own = {record.id: record.vector for record in held if record.vector is not None}
         others = [record for record in records if record.id not in own]
         raw = self._embed_all(leg.embedder, others, functools.partial(report, f"embedding the sample by {leg.embedder}"))
@@ -209,7 +212,7 @@ class Sampler:
         return own
 
     def _embed_all(self, version: str, records: Sequence[Record], report: Callable[[int, int], None]) -> dict[Id, Vectors]:
-        """Raw vectors of a version by id, of the records that have one."""
+        """Return raw vectors of a version by id, of the records that have one."""
         found: dict[Id, Vectors] = {}
         known_good = functools.partial(_known_good, records, found.keys())
         for start in range(0, len(records), CHUNK):
@@ -219,9 +222,9 @@ class Sampler:
         return found
 
     def _embedded(self, version: str, records: Sequence[Record], known_good: Callable[[], Sequence[Record]]) -> dict[Id, Vectors]:
-        """Raw new vectors by id: those that are kept, and others, kept so that the backfill need not compute them again.
+        """Return raw vectors by id: kept ones, and new ones, which are kept for the backfill.
 
-        `known_good` gives others, which tell bad records from a broken source or model.
+        `known_good` gives other records, which tell bad records from a broken source or model.
         """
         if self._source is None:
             raise errors.SourceError("The gallery has no source to re-embed from; give it one: rmvdb gallery source NAME SPEC")
@@ -231,7 +234,7 @@ class Sampler:
         if not there and not given(source, known_good())[0]:
             raise errors.SourceError(
                 f"The source has an item of none of {counted(len(records), 'record')}, such as {records[0].id!r}; "
-                "mend the source, then plan again"
+                "fix the source, then plan again"
             )
         cache, told = self._cache(version), {record.id: item_digest(items[record.id]) for record in there}
         known = cache.get(list(told), vectors_of(there), list(told.values()))
@@ -255,18 +258,18 @@ class Sampler:
 
 
 def _known_good(records: Sequence[Record], found: Set[Id]) -> Sequence[Record]:
-    """Some of those that have a vector, or of all where none has one yet, from all over."""
+    """Pick some records from all over that have a vector, or any records if none has one yet."""
     known = [record for record in records if record.id in found] or records
     return known[:: max(1, len(known) // KNOWN_GOOD)][:KNOWN_GOOD]
 
 
 def _own(leg: Leg, newest: Leg) -> bool:
-    """Whether no transform leads from the queries of the newest leg to this one."""
+    """Return whether this leg needs an embedder of its own, because no transform leads to it from the newest leg."""
     return leg.transforms_after(newest) is None
 
 
 def _labelled(held: Sequence[Sequence[Record]], field: str) -> list[list[Record]]:
-    """Those records that have the field; UnknownName where there are records and none of them has."""
+    """Leave out records without the field. Raises UnknownName if there are records and none has it."""
     known = [[record for record in records if record.fields.get(field) is not None] for records in held]
     if any(held) and not any(known):
         fields = {name for records in held for record in records for name, value in record.fields.items() if value is not None}
@@ -275,14 +278,14 @@ def _labelled(held: Sequence[Sequence[Record]], field: str) -> list[list[Record]
 
 
 def _answers(queries: Sequence[Query], held: Sequence[Sequence[Record]]) -> list[Id]:
-    """The answers to all queries that the sample doesn't hold yet."""
+    """Return the answers that the sample does not hold yet."""
     known = {record.id for records in held for record in records}
     kind = type(next(iter(known), 0))
     for query in queries:
         if wrong := [id for id in query.answers if type(id) is not kind]:
             raise errors.UsageError(
-                f"Answer {wrong[0]!r} to query {str(query.item)!r:.60} is no id of this gallery, whose ids are {kind.__name__}; "
-                "write them so"
+                f"Answer {wrong[0]!r} to query {str(query.item)!r:.60} is not an id of this gallery; "
+                f"its ids are {kind.__name__}, so write them so"
             )
     return list(dict.fromkeys(id for query in queries for id in query.answers if id not in known))
 
@@ -292,8 +295,11 @@ def vectors_of(records: Sequence[Record]) -> list[Vectors]:
 
 
 def side_of(records: Sequence[Record], field: str) -> Vectors:
-    """The side information of records, (n, d_side), from a field that holds a list of numbers: zeros where a record has none, as
-    `LoadedModels.lift` has it. UsageError where one has something else, or too few have any."""
+    """Return the side information of records, (n, d_side), from a field with a list of numbers.
+
+    A record without the field has zeros, as in `LoadedModels.lift`. Raises UsageError if a record has something else, or too few
+    records have any.
+    """
     found = {record.id: value for record in records if (value := record.fields.get(field)) is not None}
     width = max((len(value) for value in found.values() if isinstance(value, list)), default=0)
     for id, value in found.items():

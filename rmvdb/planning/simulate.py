@@ -1,4 +1,4 @@
-"""The quality curve of an upgrade before it is made: exact searches over a sample, at every t."""
+"""The quality curve of an upgrade, predicted by exact searches over a sample at every t."""
 
 from __future__ import annotations
 
@@ -18,23 +18,21 @@ from rmvdb.types import Metric, Vectors
 
 #: t = 0, 0.1 … 1: the paper's grid.
 TS = tuple(i / 10 for i in range(11))
-#: Where nobody knows what is relevant, it is this many nearest neighbours by the new model; recall counts as many hits.
+#: If there are no labels and no answers, this many nearest neighbours by the new model are relevant. Recall counts as many hits.
 NEIGHBOURS = 10
-#: More records make a narrower interval, but cost their square.
+#: More records make a narrower interval, but the cost grows with their square.
 MOST_HELD_OUT = 3000
-#: Below this many records a class, held-out records are those of held-out classes.
+#: Below this many records in each class, whole classes are held out.
 SMALL_CLASS = 20
 
-#: Of the old legs, newest first, then of the new one; None leaves distances as they are.
+#: One for each old leg, newest first, then one for the new leg. None leaves distances as they are.
 Calibrations = tuple[Calibration | None, ...]
 UNCALIBRATED: Calibrations = (None, None)
-#: Makes one ranking of distances (Q, G), each of a record in its own leg, whose number (G,) says which; smaller is closer.
-Fuse = Callable[[Floats, npt.NDArray[np.intp]], Floats]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Quality over t, per query."""
+    """Quality over t, for each query."""
 
     ts: tuple[float, ...]
     #: Average precision, (T, Q).
@@ -42,32 +40,32 @@ class Curve:
     #: Whether the first result is relevant, and whether one of the first five is, (T, Q).
     top1: Floats
     top5: Floats
-    #: Which share of the relevant records is among the first ten, (T, Q).
+    #: The share of relevant records among the first ten, (T, Q).
     recall: Floats
 
     @property
     def map(self) -> list[float]:
-        """mAP at each t, (T,)."""
+        """Return mAP at each t, (T,)."""
         return [quality.mean(row) for row in self.precision]
 
     @property
     def cmc(self) -> list[float]:
-        """CMC@1 at each t, (T,)."""
+        """Return CMC@1 at each t, (T,)."""
         return [quality.mean(row) for row in self.top1]
 
     @property
     def merit(self) -> Floats:
-        """The area under average precision plus that under CMC@1, (Q,)."""
+        """Return the area under average precision plus the area under CMC@1, (Q,)."""
         return quality.areas(self.ts, self.precision) + quality.areas(self.ts, self.top1)
 
     def held(self, at: int) -> Curve:
-        """What it is at its moment number `at`, for ever: the level of one model alone."""
+        """Return a level curve with the quality at moment number `at`, such as one model alone."""
         parts = (getattr(self, name) for name in ("precision", "top1", "top5", "recall"))
         precision, top1, top5, recall = (np.repeat(part[at][None], len(self.ts), axis=0) for part in parts)
         return Curve(ts=self.ts, precision=precision, top1=top1, top5=top5, recall=recall)
 
     def until(self, at: float, later: Curve) -> Curve:
-        """This one below `at`, the `later` one from there on: the quality of a schedule."""
+        """Return this curve below t = `at` and `later` from there on: the quality of a schedule."""
         first = np.array(self.ts)[:, None] < at  # (T, 1)
         names = ("precision", "top1", "top5", "recall")
         parts = {name: np.where(first, getattr(self, name), getattr(later, name)) for name in names}
@@ -76,7 +74,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """A curve in numbers; shares of 1."""
+    """A curve in numbers. Shares of 1."""
 
     ts: list[float]
     map: list[float]
@@ -85,7 +83,7 @@ class Summary:
     recall: list[float]
     auc_map: float
     auc_cmc: float
-    #: (AUC − old) / (new − old) of mAP; NaN where the models are equally good.
+    #: (AUC − old) / (new − old) of mAP. NaN if the models are equally good.
     gain: float
     #: How far mAP lies below its own earlier height at most.
     largest_fall: float
@@ -108,8 +106,8 @@ def curve(
 ) -> Curve:
     """Search Q queries in a gallery of G records of which the first round(t·G) of `order` are re-embedded, exactly, for each t.
 
-    `old_q` (Q, d_old) are the queries in the old space, `new_q` (Q, d_new) in the new one; `old_g` and `new_g` the gallery.
-    `relevance` and `leave_out` are (Q, G), the latter for what must not be a result, such as the query itself.
+    `old_q` (Q, d_old) are the queries in the old space, `new_q` (Q, d_new) in the new one. `old_g` and `new_g` are the gallery.
+    `relevance` and `leave_out` are (Q, G). Records in `leave_out`, such as the query itself, must not be a result.
     """
     d_old = _distances(old_q, old_g, old_metric, calibrations[0])  # (Q, G)
     d_new = _distances(new_q, new_g, new_metric, calibrations[1])  # (Q, G)
@@ -123,14 +121,8 @@ def _moved(
     order: npt.NDArray[np.intp],
     leave_out: Bools | None,
     ts: Sequence[float],
-    *,
-    legs: npt.NDArray[np.intp] | None = None,
-    fuse: Fuse | None = None,
 ) -> Curve:
-    """The curve from the distances (Q, G) of each record where it is and where it will be.
-
-    `fuse` merges in another way than by distance; for it `legs` (G,) has the number, 1 or more, of the leg that holds a record.
-    """
+    """Return the curve from the distances (Q, G) of each record in its old collection and in the new one."""
     if leave_out is not None:
         d_old[leave_out], d_new[leave_out] = np.inf, np.inf
     place = np.empty(len(order), dtype=np.intp)
@@ -139,8 +131,6 @@ def _moved(
     for t in ts:
         moved = place < round(t * len(order))  # (G,)
         merged = np.where(moved, d_new, d_old)  # (Q, G)
-        if fuse is not None and legs is not None:
-            merged = fuse(merged, np.where(moved, 0, legs))
         first, five = (quality.cmc(merged, relevance, k=k) for k in (1, 5))
         found = quality.recall(merged, relevance, k=NEIGHBOURS)
         measured.append((quality.average_precision(merged, relevance), first, five, found))
@@ -149,7 +139,7 @@ def _moved(
 
 
 def neighbours(new: Vectors, *, metric: Metric) -> Bools:
-    """What each record should find where nobody knows its class, (n, n): the nearest others by the new model's vectors (n, d)."""
+    """Return relevance without labels, (n, n): each record's nearest others by the new model's vectors (n, d)."""
     distances = geometry.distances(new, new, metric=metric)
     np.fill_diagonal(distances, np.inf)
     nearest = np.argsort(distances, axis=1, kind="stable")
@@ -165,42 +155,42 @@ def _distances(queries: Vectors, gallery: Vectors, metric: Metric, calibrate: Ca
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OlderCollection:
-    """An old collection behind the newest one. ψ is trained on the newest alone; all are calibrated and measured on."""
+    """An old collection behind the newest one. ψ is trained on the newest alone, but all are calibrated and measured on."""
 
     metric: Metric
-    #: Which of the n pairs it holds, (n,), and their vectors there, (n, d); the other rows are not looked at.
+    #: Which of the n pairs it holds, (n,), and their vectors there, (n, d). Nothing reads the other rows.
     held: Bools
     vectors: Vectors
-    #: From the queries of the newest old collection to those of this one.
+    #: Maps queries of the newest old collection to queries of this one.
     lead: Callable[[Vectors], Vectors]
-    #: The queries of all pairs, (n, d), where an embedder of its own makes them and none leads here.
+    #: The queries of all pairs, (n, d), if its own embedder makes them and `lead` does not.
     asked: Vectors | None = None
 
     def take(self, rows: npt.NDArray[np.intp]) -> OlderCollection:
-        """What it is of these pairs."""
+        """Return the collection with these pairs only."""
         asked = None if self.asked is None else self.asked[rows]
         return replace(self, held=self.held[rows], vectors=self.vectors[rows], asked=asked)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Queries:
-    """What is searched for: q queries with their vectors in every space, and which of n records each should find."""
+    """q queries with their vectors in every space, and the records, of n, that each should find."""
 
     #: (q, d_old) and (q, d_new), the latter before ρ.
     old: Vectors
     new: Vectors
     #: (q, n)
     relevance: Bools
-    #: What must not be a result, (q, n), such as the query itself.
+    #: Records that must not be a result, (q, n), such as the query itself.
     leave_out: Bools
-    #: Of each collection behind, (q, d) where it has an embedder of its own.
+    #: One for each collection behind: (q, d) if it has its own embedder, else None.
     behind: tuple[Vectors | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.new)
 
     def take(self, rows: npt.NDArray[np.intp]) -> Queries:
-        """These queries."""
+        """Return these queries only."""
         return Queries(
             old=self.old[rows],
             new=self.new[rows],
@@ -210,7 +200,7 @@ class Queries:
         )
 
     def among(self, rows: npt.NDArray[np.intp]) -> Queries:
-        """The same queries in a gallery of these records."""
+        """Return the same queries for a gallery of these records."""
         return replace(self, relevance=self.relevance[:, rows], leave_out=self.leave_out[:, rows])
 
 
@@ -219,13 +209,13 @@ Split = tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.intp]]
 
 
 def split(pairs: Pairs, *, seed: int, most: int | None = None, seen: Bools | None = None) -> Split:
-    """About 60 % of the rows to train on, 20 %, or `most`, each to calibrate and to measure on: disjoint, and together all.
+    """Split the rows: about 60 % to train on, and 20 %, or `most`, each to calibrate and to measure on.
 
-    Rows that an earlier training has `seen` (n,) are trained on.
+    The parts are disjoint, and together they are all rows. Rows that an earlier training has `seen` (n,) are trained on.
     """
     if seen is not None and seen.any():
         fresh = np.flatnonzero(~seen)
-        share = min(5, max(2, round(2 * len(pairs) / max(len(fresh), 1))))  # tenths of what is fresh
+        share = min(5, max(2, round(2 * len(pairs) / max(len(fresh), 1))))  # tenths of the fresh rows
         check, judge = (fresh[rows] for rows in _held_out(pairs.take(fresh), share, seed=seed, most=most))
     else:
         check, judge = _held_out(pairs, 2, seed=seed, most=most)
@@ -233,7 +223,7 @@ def split(pairs: Pairs, *, seed: int, most: int | None = None, seen: Bools | Non
 
 
 def _held_out(pairs: Pairs, share: int, *, seed: int, most: int | None) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """So many tenths of the rows, or `most`, to calibrate and to measure on, each."""
+    """Return `share` tenths of the rows, or `most`, to calibrate on, and as many to measure on."""
     most = MOST_HELD_OUT if most is None else most
     rng = np.random.default_rng(seed)
     rows, turn = rng.permutation(len(pairs)), np.arange(len(pairs))
@@ -241,14 +231,14 @@ def _held_out(pairs: Pairs, share: int, *, seed: int, most: int | None) -> tuple
         codes = np.unique(pairs.labels, return_inverse=True)[1].reshape(-1)
         codes = rng.permutation(codes.max() + 1)[codes]
         rows = rows[np.argsort(codes[rows], kind="stable")]
-        # Small classes stay whole: torn apart, they would leave a held-out record nothing to find.
+        # Small classes stay whole. If they were split, a held-out record would have nothing to find.
         turn = codes[rows] if len(pairs) < SMALL_CLASS * (codes.max() + 1) else turn
     check, judge = (rows[np.isin(turn % 10, tenths[:share])] for tenths in ((3, 8, 6, 1, 9), (0, 5, 2, 7, 4)))
     return rng.permutation(check)[:most], rng.permutation(judge)[:most]
 
 
 def summary(measured: Curve, *, old: float, new: float) -> Summary:
-    """The numbers of a curve, against the mAP of the old and of the new model."""
+    """Return the numbers of a curve, against the mAP of the old and of the new model."""
     maps, cmcs = measured.map, measured.cmc
     cmc5, recall = ([quality.mean(row) for row in rows] for rows in (measured.top5, measured.recall))
     auc = quality.area(measured.ts, maps)
@@ -268,19 +258,19 @@ def summary(measured: Curve, *, old: float, new: float) -> Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of the sample as a gallery, and what is searched for in it: its own records, or queries that are none."""
+    """A part of the sample as a gallery, and the queries: its own records, or others."""
 
     pairs: Pairs
-    #: (n,), the lowest is re-embedded first.
+    #: (n,). The lowest is re-embedded first.
     confidence: Floats
     old_metric: Metric
     new_metric: Metric
     behind: tuple[OlderCollection, ...] = ()
-    #: None: every record is a query, and finds the others.
+    #: None: every record is a query, and the others are the gallery.
     queries: Queries | None = None
 
     def take(self, rows: npt.NDArray[np.intp]) -> Part:
-        """These records, with the same queries if there are any."""
+        """Return these records, with the same queries if there are any."""
         return replace(
             self,
             pairs=self.pairs.take(rows),
@@ -291,26 +281,26 @@ class Part:
 
     @property
     def own(self) -> Bools:
-        """Which records the newest old collection holds, (n,)."""
+        """Return which records the newest old collection holds, (n,)."""
         own = np.ones(len(self.pairs), dtype=np.bool_)
         for each in self.behind:
             own &= ~each.held
         return own
 
     def mixed(self, fitted: Fitted) -> bool:
-        """Whether its legs are compared by different metrics, so that only calibrated distances can be merged."""
+        """Return whether the legs have different metrics, so that only calibrated distances can be merged."""
         newest = self.old_metric if fitted.lift is None else self.new_metric
         return len({newest, self.new_metric, *(each.metric for each in self.behind)}) > 1
 
     @property
     def uncalibrated(self) -> Calibrations:
-        """Every distance as it is."""
+        """Return no calibration for any leg."""
         return (None,) * (2 + len(self.behind))
 
     def split(self, *, seed: int, most: int | None, seen: Bools) -> Split:
-        """Rows of the three parts; what the newest old collection does not hold is never trained on.
+        """Return the rows of the three parts. Only records of the newest old collection are trained on.
 
-        What the queries should find is kept for the last part, where they are asked, unless it was `seen` before.
+        The answers to the queries go to the last part, which is measured, unless an earlier training has `seen` them.
         """
         own, others = np.flatnonzero(self.own), np.flatnonzero(~self.own & ~seen)
         others = np.random.default_rng(seed).permutation(others)
@@ -324,12 +314,12 @@ class Part:
 
     @functools.cached_property
     def order(self) -> npt.NDArray[np.intp]:
-        """As the records are backfilled: the oldest collection first, ascending confidence within each."""
+        """Return the rows in the order of the backfill: the oldest collection first, ascending confidence within each."""
         return np.lexsort((self.confidence, -self.depth))
 
     @functools.cached_property
     def depth(self) -> npt.NDArray[np.intp]:
-        """The number of the old leg that each record is in, from 0, the newest."""
+        """Return the number of the old leg that each record is in. 0 is the newest."""
         depth = np.zeros(len(self.pairs), dtype=np.intp)
         for at, each in enumerate(self.behind, start=1):
             depth[each.held] = at
@@ -337,7 +327,7 @@ class Part:
 
     @functools.cached_property
     def query_set(self) -> Queries:
-        """The queries; without others every record is one, and should find those of its class, else the new model's nearest."""
+        """Return the queries. By default every record is one, and should find its class, else the new model's nearest."""
         if self.queries is not None:
             return self.queries
         itself = np.eye(len(self.pairs), dtype=np.bool_)
@@ -350,29 +340,14 @@ class Part:
         )
 
     def _alike(self) -> Bools:
-        """(n, n): records of the same class, else the nearest by the new model."""
+        """Return relevance, (n, n): records of the same class, else the nearest by the new model."""
         if self.pairs.labels is not None:
             labels = self.pairs.labels
             return np.asarray(labels[:, None] == labels[None, :], dtype=np.bool_)
         return neighbours(self.pairs.new, metric=self.new_metric)
 
-    def by_traffic(self, queries: Queries) -> Part:
-        """The same in the order `traffic`: what the old legs find for these queries first, then by confidence."""
-        places = np.empty(len(self.pairs))
-        places[np.lexsort((self.confidence, -self._found(queries)))] = np.arange(len(places))
-        return replace(self, confidence=places)
-
-    def _found(self, queries: Queries) -> npt.NDArray[np.intp]:
-        """How often each record is a candidate of its old leg, (n,): one of the nearest to a query."""
-        times = np.zeros(len(self.pairs), dtype=np.intp)
-        *old, _ = replace(self, queries=queries).legs(Fitted())
-        for leg in old:
-            nearest = np.argsort(leg.distances(None), axis=1, kind="stable")[:, :NEIGHBOURS]  # (q, 10)
-            times[leg.held] += np.bincount(nearest.reshape(-1), minlength=int(leg.held.sum()))
-        return times
-
     def legs(self, fitted: Fitted) -> list[_Leg]:
-        """The old legs, newest first, then the new one."""
+        """Return the old legs, newest first, then the new one."""
         asked = self.query_set
         final = fitted.final(asked.new)
         newest = self._newest(fitted, final)
@@ -391,7 +366,7 @@ class Part:
         return [newest, *older, _Leg(held=everything, queries=final, gallery=stored, metric=self.new_metric)]
 
     def _newest(self, fitted: Fitted, final: Vectors) -> _Leg:
-        """The newest old leg, where `final` (q, d_new) are the queries of the new one."""
+        """Return the newest old leg. `final` (q, d_new) are the queries of the new one."""
         old = self.pairs.old[self.own]
         if fitted.lift is not None:
             lifted = fitted.lifted(old, None if self.pairs.side is None else self.pairs.side[self.own])
@@ -399,33 +374,31 @@ class Part:
         queries = self.query_set.old if fitted.reverse is None else fitted.reverse.apply(final)
         return _Leg(held=self.own, queries=queries, gallery=old, metric=self.old_metric)
 
-    def curve(
-        self, fitted: Fitted, calibrations: Calibrations | None = None, *, ts: Sequence[float] = TS, fuse: Fuse | None = None
-    ) -> Curve:
-        """The quality over t with what was fitted, its distances calibrated or not, merged by them or by `fuse`."""
+    def curve(self, fitted: Fitted, calibrations: Calibrations | None = None, *, ts: Sequence[float] = TS) -> Curve:
+        """Measure the quality over t of a fitted method, with its distances calibrated or not."""
         *old, new = zip(self.legs(fitted), calibrations or self.uncalibrated, strict=True)
         d_new = new[0].distances(new[1])  # (q, n)
         d_old = np.empty_like(d_new)
         for leg, calibrate in old:
             d_old[:, leg.held] = leg.distances(calibrate)
         asked = self.query_set
-        return _moved(d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, legs=self.depth + 1, fuse=fuse)
+        return _moved(d_old, d_new, asked.relevance, self.order, asked.leave_out, ts)
 
     def matched(self, fitted: Fitted) -> Calibrations:
-        """One of each old leg, to the distances that the new one has here; raises PlanRefused where there is too little."""
+        """Fit one for each old leg to the distances of the new leg. Raises PlanRefused if there is too little to fit on."""
         *old, new = self.legs(fitted)
         counted, others = ~self.query_set.leave_out, new.distances(None)
         return (*(leg.matched(others[:, leg.held], counted[:, leg.held]) for leg in old), None)
 
     def calibrations(self, fitted: Fitted) -> Calibrations:
-        """One of each leg, to the odds of relevance here; raises PlanRefused where there is too little to fit on."""
+        """Fit one for each leg to the odds of relevance. Raises PlanRefused if there is too little to fit on."""
         relevant, counted = self.query_set.relevance, ~self.query_set.leave_out
         return tuple(leg.calibration(relevant[:, leg.held], counted[:, leg.held]) for leg in self.legs(fitted))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Leg:
-    """One leg over a part of n records, of which it holds m, for q queries."""
+    """One leg over a part of n records. It holds m of them, for q queries."""
 
     #: (n,), (q, d), (m, d)
     held: Bools
@@ -434,15 +407,15 @@ class _Leg:
     metric: Metric
 
     def distances(self, calibrate: Calibration | None) -> Floats:
-        """Of every query to every record that it holds, (q, m)."""
+        """Return the distances of every query to every record that it holds, (q, m)."""
         return _distances(self.queries, self.gallery, self.metric, calibrate)
 
     def matched(self, others: Floats, counted: Bools) -> Calibration | None:
-        """Its own, to the distances in another leg, both (q, m), over the pairs that count; none where it holds nothing."""
+        """Fit a calibration to the distances in another leg, both (q, m), over the pairs that count. None if it holds nothing."""
         return calibration.match(self.distances(None)[counted], others[counted]) if self.held.any() else None
 
     def calibration(self, relevant: Bools, counted: Bools) -> Calibration | None:
-        """Its own, from those (query, record) pairs that count, both (q, m); none where it holds nothing any more."""
+        """Fit a calibration to the odds of relevance, (q, m), over the pairs that count. None if it holds nothing."""
         if not self.held.any():
             return None
         distances = geometry.distances(self.queries, self.gallery, metric=self.metric)

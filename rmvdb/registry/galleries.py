@@ -21,7 +21,6 @@ from rmvdb.registry.tables import (
     PhaseRow,
     PlanRow,
     TraceRow,
-    TrafficRow,
     UpgradeRow,
     VersionRow,
 )
@@ -95,7 +94,7 @@ class Galleries(Database):
         upgrades = s.scalars(select(UpgradeRow.id).where(UpgradeRow.gallery_id == row.id)).all()
         shared_queries.forget_work(s, upgrades)
         s.execute(delete(PhaseRow).where(PhaseRow.upgrade_id.in_(upgrades)))
-        for table in (UpgradeRow, IntentRow, PlanRow, CollectionRow, ClientRow, TrafficRow, TraceRow):
+        for table in (UpgradeRow, IntentRow, PlanRow, CollectionRow, ClientRow, TraceRow):
             s.execute(delete(table).where(table.gallery_id == row.id))
         s.delete(row)
 

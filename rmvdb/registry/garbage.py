@@ -22,7 +22,6 @@ from rmvdb.registry.tables import (
     PlanRow,
     QuarantineRow,
     Table,
-    TrafficRow,
     UpgradeRow,
     VersionRow,
     WorkerRow,
@@ -81,7 +80,6 @@ def _kinds(s: Session, older: float, spared: set[str]) -> dict[str, tuple[type[T
         "batches of ended upgrades": (BatchRow, BatchRow.upgrade_id.in_(ended)),
         "quarantined records of ended upgrades": (QuarantineRow, QuarantineRow.upgrade_id.in_(ended)),
         "writes that no upgrade needs": (IntentRow, IntentRow.upgrade_id.in_(ended) | free),
-        "counts of what searches found": (TrafficRow, TrafficRow.gallery_id.not_in(on)),
         "artifacts": (
             ArtifactRow,
             and_(ArtifactRow.created_at < dated, ArtifactRow.sha256.not_in(_in_use(s) | spared)),

@@ -12,12 +12,9 @@ from rmvdb.registry.owners import Owners
 from rmvdb.registry.plans import Plans
 from rmvdb.registry.quarantine import Quarantine
 from rmvdb.registry.restore import Restoring
-from rmvdb.registry.traffic import Traffic
 from rmvdb.registry.upgrades import Upgrades
 from rmvdb.registry.versions import Versions
 
 
-class Registry(
-    Versions, Galleries, Owners, Clients, Plans, Traffic, Upgrades, Batches, Claims, Quarantine, Intents, Restoring, Garbage
-):
+class Registry(Versions, Galleries, Owners, Clients, Plans, Upgrades, Batches, Claims, Quarantine, Intents, Restoring, Garbage):
     """One database, with everything that is asked of it and changed in it; `session.Database` says what opens it."""

@@ -32,7 +32,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from rmvdb.text import storable
 
 #: The revision of these tables: every call compares it with the database's.
-REVISION = "0002"
+REVISION = "0003"
 #: Where the database's is: a name of our own, since it may be shared with an application that uses Alembic too.
 REVISION_TABLE = "rmvdb_revision"
 
@@ -421,18 +421,6 @@ class TraceRow(Table):
     reported: Mapped[int] = mapped_column(default=0)
     #: How it was found that this registry has gone back; empty while it has not.
     trouble: Mapped[str] = mapped_column(Words, default="")
-
-
-class TrafficRow(Table):
-    """How often a record was found by searches."""
-
-    __tablename__ = "traffic"
-
-    gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"), primary_key=True)
-    #: `registry.key(id)`.
-    record: Mapped[str] = mapped_column(Text, primary_key=True)
-    #: The sum over its finds of 2^(time / half-life): the newer ones weigh more, and no older one has to be made less.
-    weight: Mapped[float]
 
 
 class WorkerRow(Table):

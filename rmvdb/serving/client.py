@@ -29,7 +29,6 @@ from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.serving.merge import merge
-from rmvdb.serving.traffic import TrafficCounter
 from rmvdb.timing import uptime
 from rmvdb.types import Hit, Id, Item, Leg, Metric, Record, ServingPlan, Vectors
 
@@ -100,13 +99,11 @@ class Client:
         loaded_models: LoadedModels,
         engine_timeout: float = 10.0,
         consistency: Literal["Bounded", "Strong"] = "Bounded",
-        traffic: int = 5000,
         item_field: str = "",
         closing: Callable[[], None] = lambda: None,
     ) -> None:
         """`item_field`: the field that holds a record's item, if one does. `consistency`: of searches that don't name theirs.
-        `traffic`: of how many records at most it counts how often they are
-        found. `closing` is called at the end of `close`, to give back what was opened for this client alone."""
+        `closing` is called at the end of `close`, to give back what was opened for this client alone."""
         self.gallery = gallery
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._registry, self._store, self._loaded_models = registry, store, loaded_models
@@ -120,14 +117,13 @@ class Client:
         #: Of one of its collections: its ids are those of all.
         self._schema = schema_from_json(collections[0].schema)
         _expect_owned(gallery, registry, store)
-        self._latency, self._traffic = Latency(), TrafficCounter(traffic)
+        self._latency = Latency()
         self._current_plan = CurrentPlan(
             gallery,
             registry=registry,
             prepare=loaded_models.prepare,
             name=self.name,
             latency=self._latency,
-            traffic=self._traffic,
         )
 
     def __enter__(self) -> Client:
@@ -292,7 +288,6 @@ class Client:
             self._current_plan.current()  # says so where this client was closed meanwhile
             raise
         found = [leg(plan.legs[0]), *(other.result() for other in others)]
-        self._traffic.count(hits for lists in found for hits in lists)
         scales = [calibration.apply if (calibration := self._loaded_models.calibration(each)) else None for each in plan.legs]
         return [merge(lists, scales, limit=limit, offset=offset) for lists in zip(*found, strict=True)]
 

@@ -7,17 +7,16 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from rmvdb import errors
 from rmvdb.registry.clients import Serving
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.waiting import within
 from rmvdb.serving.latency import WINDOW, Latency
-from rmvdb.serving.traffic import TrafficCounter
 from rmvdb.text import storable
 from rmvdb.timing import uptime
-from rmvdb.types import Id, ServingPlan
+from rmvdb.types import ServingPlan
 
 log = logging.getLogger(__name__)
 #: Of its own: an application may have seeded the one that all share.
@@ -52,7 +51,7 @@ class _TimedLock:
 class CurrentPlan:
     """The serving plan as this process knows it, never used when it is older than its maximum age.
 
-    A thread asks again three times within that age and reports how long searches take, and now and then what they found. Another
+    A thread asks again three times within that age and reports how long searches take. Another
     one loads what an announced plan needs; until that is there this client serves, and is waited for, by the plan in force.
     """
 
@@ -64,10 +63,9 @@ class CurrentPlan:
         prepare: Callable[[ServingPlan], None],
         name: str,
         latency: Latency,
-        traffic: TrafficCounter,
     ) -> None:
         self._gallery, self._registry, self._prepare, self._name = gallery, registry, prepare, name
-        self._latency, self._traffic = latency, traffic
+        self._latency = latency
         self._process = os.getpid()
         self._ready, self._trouble = 0, ""
         #: The gallery's number that only rises, as the registry said last.
@@ -147,7 +145,7 @@ class CurrentPlan:
         return self._held[0]
 
     def close(self) -> None:
-        """Stop asking, and tell the registry that nobody need wait for this client, and what was found last."""
+        """Stop asking, and tell the registry that nobody need wait for this client."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -159,8 +157,6 @@ class CurrentPlan:
             self._registry.leave(self._name)
         except errors.RmvdbError:  # nor would it hear anything else
             log.info("The registry did not hear that client %s left; it will notice by itself", self._name)
-        else:
-            self._tell_found(self._traffic.take())
 
     def _ask(self, holds: int) -> tuple[ServingPlan, float]:
         asked, gaps = uptime(), self._registry.gaps  # a plan's age counts from before the question: the answer can only be newer
@@ -229,7 +225,6 @@ class CurrentPlan:
                 self.refresh()
             except Exception as exc:  # noqa: BLE001 (without a heartbeat an upgrade would wait for this client, or not wait)
                 log.warning("The serving plan of %s could not be refreshed: %s", self._gallery, exc, extra={"action": "refresh"})
-            self._tell_found(self._traffic.due())  # here, where no search waits for it
             self._registry.let_go()  # a server has connections for some hundred processes, and clients ask seldom
 
     def _interval(self) -> float:
@@ -237,11 +232,3 @@ class CurrentPlan:
         age = min(self._held[0].max_age, WINDOW)
         share = min(max(self._clients / MANY_CLIENTS, 1.0), 2.0) / 3
         return age * share * _random.uniform(0.9, 1.0)
-
-    def _tell_found(self, found: Mapping[Id, int]) -> None:
-        if not found:
-            return
-        try:
-            self._registry.add_traffic(self._gallery, found)
-        except Exception as exc:  # noqa: BLE001 (it is a statistic, and nothing else may fail because of it)
-            log.info("What searches of %s found could not be counted: %s", self._gallery, exc, extra={"action": "traffic"})

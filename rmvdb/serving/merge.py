@@ -14,8 +14,6 @@ from rmvdb.types import Hit, Id
 
 #: Takes distances (n,), gives distances (n,) on the common scale, in the same order.
 Calibrate: TypeAlias = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
-#: The constant of reciprocal rank fusion, as in its paper.
-RRF_K = 60
 #: Calibrated distance, leg, distance before calibration, id: smaller ranks first, and no two are equal.
 _Key: TypeAlias = tuple[float, int, float, Id]
 
@@ -37,22 +35,6 @@ def merge(legs: Sequence[Sequence[Hit]], calibrations: Sequence[Calibrate | None
                 best[hit.id] = (key, hit)
     ranked = sorted(best.values(), key=lambda found: found[0])[offset : offset + limit]
     return [replace(hit, distance=key[0], raw=hit.distance, fields=first[hit.id].fields) for key, hit in ranked]
-
-
-def reciprocal_ranks(distances: npt.NDArray[np.float64], legs: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
-    """Rank fusion, to compare with: −Σ 1 / (k + rank) over the legs that found a record, (Q, G) to (Q, G), smaller is closer.
-
-    Each record is in one leg, whose number is in `legs` (G,), so that the sum has one term: its rank from 1 among the records
-    of that leg by `distances` (Q, G). Equal scores rank by leg, smaller numbers first, as in `merge`; infinity stays infinity.
-    Cormack, Clarke and Büttcher, SIGIR 2009, k = 60.
-    """
-    fused = np.full(distances.shape, np.inf)
-    for number in np.unique(legs).tolist():
-        held = np.flatnonzero(legs == number)
-        ranks = np.argsort(np.argsort(distances[:, held], axis=1, kind="stable"), axis=1, kind="stable") + 1
-        # Two ranks differ by far more than this, up to a million records.
-        fused[:, held] = 1e-15 * number - 1 / (RRF_K + ranks)
-    return np.where(np.isfinite(distances), fused, np.inf)
 
 
 def _calibrated(hits: Sequence[Hit], calibrate: Calibrate | None) -> list[float]:

@@ -63,8 +63,6 @@ def plan(context: UpgradeContext, question: Question, *, again: bool = False) ->
     """What the upgrade would do; changes nothing but the cache of plans and embeddings."""
     if question.side and question.method is None:
         raise errors.UsageError("Only the method fct uses side information, and auto does not try it; add --method fct")
-    if question.tune and question.method and not question.method.trains_reverse:
-        raise errors.UsageError(f"The method {question.method} has no settings to try; leave --tune out")
     _refuse_paper(question, [question.method])
     legs, to = _looked_at(context, question)
     for version in (to, context.registry.version(legs[0].model)) if question.instant_rollback else (to,):
@@ -176,5 +174,4 @@ def planner(context: UpgradeContext) -> Planner:
         source=context.services.source,
         cache=context.services.cache,
         folder=context.services.folder / "plans",
-        traffic=lambda: context.registry.traffic(context.gallery.id),
     )

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.planning.orders import ordered
 from rmvdb.planning.plan import Question
 from rmvdb.registry.codec import leg_from_json, unpack_ids
 from rmvdb.registry.tables import BatchRow, UpgradeRow
@@ -20,6 +19,7 @@ from rmvdb.types import BatchState, Id, Leg
 from rmvdb.upgrade import plan_step
 from rmvdb.upgrade.compare import hashes
 from rmvdb.upgrade.context import UpgradeContext
+from rmvdb.upgrade.sorted_ids import batches_in_order
 
 #: Batches put on the work list in one transaction.
 LISTED_AT_ONCE = 50
@@ -61,7 +61,7 @@ def _in_order(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[tuple[li
 
 
 def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[Id], *, batch: int) -> Iterator[list[Id]]:
-    question = Question(**upgrade.plan["question"])
+    question = Question.of_upgrade(upgrade.plan["question"])
     classifier = context.services.classifier(context.registry.version(leg.model))
     name, order = plan_step.planner(context).order(question, leg, classifier)
     context.say(f"listing the records of {leg.collection} in {name} order")
@@ -76,7 +76,7 @@ def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[
             far = {"collection": leg.collection, "done": done, "total": total}
             context.registry.set_upgrade(upgrade.id, listing=far, leader_token=context.leader_token)
 
-    return ordered(
+    return batches_in_order(
         context.store,
         leg.collection,
         order,

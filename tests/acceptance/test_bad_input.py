@@ -101,7 +101,7 @@ def test_two_commands_do_not_conduct_the_same_upgrade(project: Project) -> None:
 def test_an_upgrade_that_goes_on_is_not_said_to_be_what_it_was_not_begun_as(project: Project) -> None:
     begun = tuple(word for word in NAIVE if word not in ("--labels", "label"))
     project.ask(*begun, "--until", "0.5")
-    for option in (("--instant-rollback",), ("--labels", "label"), ("--tune",)):
+    for option in (("--instant-rollback",), ("--labels", "label"), ("--paper",)):
         refused(project, *begun, *option, code=2, saying=f"Upgrade 1 was begun without {option[0]}; leave it out to go on")
     for option in (("--sample", "70"), ("--seed", "3")):
         refused(project, *begun, *option, code=2, saying=f"Upgrade 1 was begun with another {option[0]}; leave it out to go on")

@@ -52,6 +52,8 @@ def test_logged_queries_that_are_measured_are_not_trained_on(project: Project) -
     assert (told["logged"], told["relevance"], told["evaluated"]) == (14, "answers", 20)
     plan = project.json(*PLAN[:5], "--queries", str(file), "--sample", "2000")["prediction"]
     assert (plan["logged"], plan["evaluated"]) == (14, 20)
+    said = project.ask(*PLAN[:5], "--queries", str(file), "--sample", "2000").stdout
+    assert "held out (20 queries, their known answers)" in " ".join(said.split())
     assert plan["method"] == project.json(*SIMULATE[:5], "--queries", str(file))["recommended"]["method"]
 
 
@@ -63,5 +65,5 @@ def test_a_log_that_cannot_be_used_is_refused_with_the_way_out(project: Project)
     models = project.folder / "models.py"
     models.write_text(models.read_text().replace('Embedder("v1", 8, 16)', 'Embedder("v1", 7, 16)'))
     done = project.run(*PLAN, "--queries", str(file), code=1)
-    assert "have to be embedded by v1, too" in done.stderr
+    assert "v1 must embed the queries, too" in done.stderr
     assert "or leave --queries out" in done.stderr

@@ -27,7 +27,10 @@ from torch import Tensor, nn
 from rmvdb.learning import calibration, geometry, training
 from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import simulate
-from rmvdb.planning.orders import Centroid, ClassificationScore, Cluster, Random
+from rmvdb.planning.orders.centroid import Centroid
+from rmvdb.planning.orders.classification_score import ClassificationScore
+from rmvdb.planning.orders.cluster import Cluster
+from rmvdb.planning.orders.random import Random
 from rmvdb.planning.simulate import UNCALIBRATED
 from rmvdb.types import Metric, Record
 

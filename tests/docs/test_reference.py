@@ -11,6 +11,7 @@ import rmvdb
 from docs import generate
 from rmvdb import cli
 from rmvdb.app import settings
+from rmvdb.planning.orders.table import ORDERS
 from tests.docs.blocks import PAGES, README, WRITTEN
 
 COMMANDS = dict(generate.leaves(cli.main))
@@ -88,3 +89,10 @@ def test_figures_of_readme_stand_on_their_pages() -> None:
     for _, measured, command in re.findall(r"^\| (.+?) \| (.+?) \| `(.+?)` \|$", table, re.MULTILINE):
         assert command in told
         assert all(figure in told for figure in re.findall(r"\d[\d,.]*\d|\d", measured)), measured
+
+
+def test_the_page_on_choosing_has_the_orders_of_the_table() -> None:
+    part = PAGES["choosing.md"].split("\n## Orders\n")[1].split("\n## ")[0]
+    head, *rows = re.findall(r"^\| `(.+?)` \| (.+?) \| (.+?) \|$", part, re.MULTILINE)
+    assert head[0] == "--order"
+    assert rows == [(order.name, order.confidence, order.needs) for order in ORDERS.values()]

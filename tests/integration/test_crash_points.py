@@ -529,7 +529,6 @@ NOT_IN_A_STORY = {
     "registry.hand_back": "a claim that was lost; without it the claim runs out",
     "registry.extend_intents": "a write that waits for long; without it nobody waits for that write, which ends in an error",
     "registry.release": "a quarantined record that somebody deleted; done again at the next look",
-    "registry.add_traffic": "what searches found, counted for an order",
     "registry.add_artifact": "what was trained, before an upgrade that names it is registered; the same again changes nothing",
     "registry.add_version": "as that",
     "registry.allow_removal": "--execute, before the upgrade is registered",

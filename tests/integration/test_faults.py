@@ -35,7 +35,6 @@ from rmvdb.serving.client import Client
 from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
 from rmvdb.serving.loaded_models import Chain, LoadedModels
-from rmvdb.serving.traffic import TrafficCounter
 from rmvdb.storage.archive import ArchiveFile, EmbeddingCache
 from rmvdb.timing import uptime
 from rmvdb.types import BatchState, Id, Leg, Metric, Phase, Record, ServingPlan
@@ -570,9 +569,7 @@ def test_of_many_searches_that_find_their_plan_too_old_one_asks_and_all_hear_the
     planned: Gallery, monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
     registry, asked = planned.registry, []
-    plans = CurrentPlan(
-        "texts", registry=registry, prepare=lambda _: None, name="one", latency=Latency(), traffic=TrafficCounter(0)
-    )
+    plans = CurrentPlan("texts", registry=registry, prepare=lambda _: None, name="one", latency=Latency())
     silent(plans)
     plans._lock = Counted()  # type: ignore[assignment]
     plans._held = replace(plans.current(), max_age=60.0), -math.inf
@@ -910,7 +907,7 @@ def test_a_plan_that_cannot_be_loaded_puts_off_no_later_one(hasty: Gallery) -> N
             raise errors.ModelError("no room for it")
 
     registry = hasty.registry
-    plans = CurrentPlan("texts", registry=registry, prepare=prepare, name="one", latency=Latency(), traffic=TrafficCounter(0))
+    plans = CurrentPlan("texts", registry=registry, prepare=prepare, name="one", latency=Latency())
     assert registry.announce("texts", plans.current().legs, hasty.times | {"staleness": 1.0}) == 2
     wait_until(lambda: plans._failed == 2)
     plans._again_at = math.inf  # as far away as after many tries

@@ -41,7 +41,6 @@ def left_behind(gallery: Gallery) -> None:
     registry = gallery.registry
     registry.refresh("texts", client="killed", ready=1, trouble="")
     registry.renew("killed", gallery.upgrade.id, lease=1.0)
-    registry.add_traffic("texts", {1: 3, 2: 1})
     for name in ("cache/embeddings/texts-v2-0/a.parquet", f"artifacts/{'a' * 64}.safetensors"):
         path = gallery.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +63,6 @@ def test_after_the_last_clean_up_what_is_left_behind_goes_and_another_upgrade_ru
         "clients that ended without a word": 1,
         "workers that ended without a word": 1,
         "dropped collections": 1,
-        "counts of what searches found": 2,
     }
     assert collector(gallery).run(remove=True).rows == said.rows
     assert files(gallery) == set()

@@ -22,7 +22,6 @@ from rmvdb.registry.registry import Registry
 from rmvdb.serving.announced_writes import Writes
 from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
-from rmvdb.serving.traffic import TrafficCounter
 from tests.support.clocks import DatabaseClock
 from tests.support.inprocess import make
 from tests.support.photos import OLD, TIMES, add_gallery
@@ -74,9 +73,7 @@ def test_a_search_goes_by_the_plan_that_it_has_until_that_is_too_old_and_then_sa
     hanging: Registry, stoppable_postgres: Postgres, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rmvdb.serving.current_plan.WAITS", 2.0)
-    plans = CurrentPlan(
-        "photos", registry=hanging, prepare=lambda _: None, name="one", latency=Latency(), traffic=TrafficCounter(0)
-    )
+    plans = CurrentPlan("photos", registry=hanging, prepare=lambda _: None, name="one", latency=Latency())
     age = plans.current().max_age
     with locked(hanging) if how == "locked" else suspended(stoppable_postgres):
         began = time.monotonic()
@@ -197,9 +194,7 @@ def test_a_standby_is_no_registry(postgres: Postgres, postgres_url: str) -> None
 
 def test_who_runs_while_another_takes_the_schema_further_ends_at_the_next_call(registry: Registry) -> None:
     add_gallery(registry)
-    plans = CurrentPlan(
-        "photos", registry=registry, prepare=lambda _: None, name="one", latency=Latency(), traffic=TrafficCounter(0)
-    )
+    plans = CurrentPlan("photos", registry=registry, prepare=lambda _: None, name="one", latency=Latency())
     with registry.engine.begin() as connection:
         connection.execute(text(f"UPDATE {schema.REVISION_TABLE} SET version_num = '9999'"))
     calls: list[Callable[[], object]] = [
@@ -225,9 +220,7 @@ def test_a_client_that_does_nothing_keeps_no_connection(postgres: Postgres, post
     schema.upgrade(postgres_url)
     registry = Registry(postgres_url)
     add_gallery(registry)
-    plans = CurrentPlan(
-        "photos", registry=registry, prepare=lambda _: None, name="one", latency=Latency(), traffic=TrafficCounter(0)
-    )
+    plans = CurrentPlan("photos", registry=registry, prepare=lambda _: None, name="one", latency=Latency())
     held = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'test'"
     wait_until(lambda: postgres.run(held) == [(0,)], seconds=30)
     plans.close()
@@ -267,9 +260,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pyt
 
 def test_a_plan_from_before_a_pause_that_only_the_databases_clock_shows_is_asked_for_again(registry: Registry) -> None:
     add_gallery(registry)
-    plans = CurrentPlan(
-        "photos", registry=registry, prepare=lambda _: None, name="one", latency=Latency(), traffic=TrafficCounter(0)
-    )
+    plans = CurrentPlan("photos", registry=registry, prepare=lambda _: None, name="one", latency=Latency())
     clock = DatabaseClock(registry)
     plans._held = plans._held[0].__class__(**{**_fields(plans), "max_age": 600.0}), plans._held[1]
     before = plans.current()

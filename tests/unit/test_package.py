@@ -46,7 +46,7 @@ def test_help_comes_at_once() -> None:
     assert min(seconds() for _ in range(5)) < 0.5
 
 
-@pytest.mark.parametrize("module", ["rmvdb", "rmvdb.cli", "rmvdb.app.config", "rmvdb.errors"])
+@pytest.mark.parametrize("module", ["rmvdb", "rmvdb.cli", "rmvdb.app.config", "rmvdb.errors", "rmvdb.planning.orders.table"])
 def test_the_door_opens_without_tensors_engines_or_databases(module: str) -> None:
     heavy = {
         "torch",

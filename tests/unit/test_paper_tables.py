@@ -441,7 +441,7 @@ OTHERS = {
         *("mcl, no labels", *(f"mcl, no labels: {part}" for part in PARTS)),
         *("rm, no labels", "rm, as printed"),
     ],
-    "cifar100-orders": ["old", "new", *(f"rm, {name}" for name in ("classification-score", *ORDERS, "traffic"))],
+    "cifar100-orders": ["old", "new", *(f"rm, {name}" for name in ("classification-score", *ORDERS))],
 }
 
 

@@ -25,12 +25,8 @@ TABLES = {
 #: What the text says by a table, with the Gain and its spread in place of a method's name.
 SAID = [
     ("cifar100-extended-class-wider", "`rm` gains {rm} %"),
-    ("cifar100-orders", "a Gain of {rm, traffic} %, {rm, random} in random order"),
     ("cifar100-orders", "`rm` gains {rm, random} % in random order, {rm, cluster} by cluster"),
-    (
-        "cifar100-orders",
-        "{rm, classification-score} by classification score, {rm, centroid} by centroid, {rm, traffic} by traffic",
-    ),
+    ("cifar100-orders", "{rm, classification-score} by classification score, {rm, centroid} by centroid"),
     ("cifar100-ablation", "`rm` is at {rm} % with a regression of weight 1"),
     ("cifar100-ablation", "no regression {rm: no pull}, one of weight 3 {rm: pull 3}, no mining {rm: no mining}"),
     (

@@ -25,7 +25,7 @@ def kept(registry: Registry) -> list[Contents]:
 
 
 def test_every_table_is_kept_or_made_again() -> None:
-    made_again = {"batches", "intents", "quarantined", "clients", "workers", "traffic", "clock", "traces"}
+    made_again = {"batches", "intents", "quarantined", "clients", "workers", "clock", "traces"}
 
     assert {table.__tablename__ for table in MANIFEST_TABLES} | made_again == set(Table.metadata.tables)
     assert {table.__tablename__ for table in MANIFEST_TABLES} & made_again == set()
@@ -76,7 +76,6 @@ def test_a_gallery_that_is_removed_is_handed_over_no_more_and_leaves_the_others_
     registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
     set_aside(registry, upgrade, {3: "broken"})
     registry.close_intents(opened(registry, [1]))
-    registry.add_traffic("photos", {1: 2})
     add_gallery(registry, "texts", schema=shape("texts_1"))
     others = registry.contents()
     with pytest.raises(UpgradeRunning, match=r"Gallery 'photos' is in upgrade 1 from v1 to v2 \(serving both\); end it first"):

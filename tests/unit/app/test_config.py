@@ -204,7 +204,7 @@ def test_addresses_with_a_scheme_are_left_as_they_are(folder: Path) -> None:
         (
             "[search]\ngrace = 5",
             "there is no setting 'search.grace'; there are: 'search.plan_max_age', 'search.longest_search', "
-            "'search.consistency', 'search.traffic'; parameters of Milvus' index, such as ef or nlist, go into index.params or "
+            "'search.consistency'; parameters of Milvus' index, such as ef or nlist, go into index.params or "
             "index.search, and the index of one gallery into [indexes.<gallery>]",
         ),
         (
@@ -326,7 +326,7 @@ def test_reading_settings_loads_nothing_heavy() -> None:
             '[models]\n# of ours\nallow = [\n  "a",\n  "x",\n]\n[backfill]\n',
             '[models]\n# of ours\nallow = ["a", "b.c"]\n[backfill]\n',
         ),
-        ("[search]\ntraffic = 0\n[models]\n\n[indexes.allow]\ntype = 'FLAT'\n", None),
+        ("[search]\nplan_max_age = 9\n[models]\n\n[indexes.allow]\ntype = 'FLAT'\n", None),
     ],
 )
 def test_a_module_is_allowed_and_all_else_in_the_file_stays(folder: Path, before: str, after: str | None) -> None:

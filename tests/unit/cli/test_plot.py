@@ -39,14 +39,15 @@ def test_every_curve_is_drawn_and_can_be_told_from_the_others(tmp_path: Path, mo
 
     figures: list[Any] = []
     monkeypatch.setattr(pyplot, "close", figures.append)
-    names = [*map(str, Method), "rrf", "procrustes", "ridge"]
-    rows = [row("old", None), row("new", None), *map(row, names), row("rqt", switch=0.6, height=0.7)]
+    names, scheduled = [*map(str, Method)], ("cl-s", "mcl", "rm", "rqt")
+    schedules = [row(name, switch=0.6, height=0.7) for name in scheduled]
+    rows = [row("old", None), row("new", None), *map(row, names), *schedules]
     plot.draw({"rows": rows, "evaluated": 9, "recommended": {"method": "rqt", "switch": 0.6}}, tmp_path / "curves.png")
     monkeypatch.undo()
     (figure,) = figures
     lines = [line for line in figure.axes[0].lines if not line.get_label().endswith("alone")]
     labels = [line.get_label() for line in lines]
-    assert labels == [*(f"{name} (random)" for name in names), "rqt from t = 0.6 (random)"]
+    assert labels == [*(f"{name} (random)" for name in names), *(f"{name} from t = 0.6 (random)" for name in scheduled)]
     assert len({(line.get_color(), line.get_marker()) for line in lines}) == len(lines) == 12
     assert [line.get_label() for line in lines if line.get_linewidth() > 2] == ["rqt from t = 0.6 (random)"]
     assert set(lines[-1].get_ydata()) == {70.0}

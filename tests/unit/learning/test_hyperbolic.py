@@ -12,7 +12,7 @@ from rmvdb.learning import bridges, hyperbolic
 from rmvdb.learning.losses import lorentz, rank_merge
 from rmvdb.learning.training import Method, Pairs, Space, TrainingSettings, fit
 from rmvdb.learning.transforms import Transform
-from rmvdb.planning.orders import make_order
+from rmvdb.planning.orders.table import Known, make_order
 from rmvdb.types import Hit, Metric, Record
 
 CURVATURES = [0.5, 1.0, 2.0]
@@ -132,17 +132,17 @@ def test_space_is_measured_by_its_curvature():
 
 def test_what_lies_near_the_origin_is_backfilled_first():
     some = [Record(id=at, vector=each) for at, each in enumerate(points(spread=1.0))]
-    confidence = make_order("uncertainty", some, metric=Metric.LORENTZ).confidence(some)
+    confidence = make_order("uncertainty", some, Known(metric=Metric.LORENTZ)).confidence(some)
     expected = [math.tanh(math.asinh(float(np.linalg.norm(each.vector[1:])))) for each in some]
     np.testing.assert_allclose(confidence, expected, rtol=1e-4)
     with pytest.raises(ConfigError, match="choose cluster"):
-        make_order("uncertainty", some, metric=Metric.COSINE)
+        make_order("uncertainty", some, Known(metric=Metric.COSINE))
 
 
 @pytest.mark.parametrize("name", ["cluster", "centroid"])
 def test_other_orders_go_by_distance_on_the_hyperboloid(name):
     some = [Record(id=at, vector=each, fields={"kind": at % 3}) for at, each in enumerate(points(60))]
-    confidence = make_order(name, some, metric=Metric.LORENTZ, label_field="kind").confidence(some)
+    confidence = make_order(name, some, Known(metric=Metric.LORENTZ, label_field="kind")).confidence(some)
     assert confidence.shape == (60,)
     assert (confidence <= 0).all()
     assert np.isfinite(confidence).all()

@@ -1,41 +1,20 @@
-"""Least sure first, every record once, in bounded memory."""
-
-import os
-from dataclasses import dataclass, field
+"""Each order gives a confidence by which the least sure records go first."""
 
 import numpy as np
 import pytest
 
-from rmvdb.errors import ArtifactError, ConfigError, DiskFull, PlanRefused, UnknownName
-from rmvdb.planning import orders
-from rmvdb.planning.orders import (
-    ORDERS,
-    ByTraffic,
-    Centroid,
-    ClassificationScore,
-    Cluster,
-    Random,
-    Uncertainty,
-    make_order,
-    ordered,
-)
+from rmvdb.errors import ConfigError, PlanRefused, UnknownName
+from rmvdb.planning.orders import cluster
+from rmvdb.planning.orders.centroid import Centroid
+from rmvdb.planning.orders.classification_score import ClassificationScore
+from rmvdb.planning.orders.cluster import Cluster
+from rmvdb.planning.orders.random import Random
+from rmvdb.planning.orders.table import ORDERS, Known, make_order
+from rmvdb.planning.orders.uncertainty import Uncertainty
 from rmvdb.types import Metric, Record
 
-
-@dataclass
-class Shelf:
-    """A store of one collection that can be scanned and counted; it remembers which fields were asked for."""
-
-    records: list[Record]
-    asked: list[tuple[str, ...]] = field(default_factory=list)
-
-    def scan(self, collection, *, vector=False, fields=(), page=7, **_):
-        self.asked.append(tuple(fields))
-        for start in range(0, len(self.records), page):
-            yield self.records[start : start + page]
-
-    def count(self, collection, **_):
-        return len(self.records)
+#: Of a collection without classifier and labels.
+NOTHING = Known(metric=Metric.COSINE)
 
 
 class Softmax:
@@ -54,10 +33,6 @@ def records(n=50, dim=4, seed=0, *, words=False):
         vector = (np.eye(dim)[label] * 3 + rng.normal(size=dim)).astype(np.float32)
         made.append(Record(id=f"r\n{number:04}" if words else number, vector=vector, fields={"kind": label}))
     return made
-
-
-def nobody(ids):
-    return set()
 
 
 def test_the_classification_score_is_the_highest_class_probability():
@@ -100,10 +75,10 @@ def test_a_record_at_a_cluster_centre_is_surer_than_one_between_them(metric):
 
 
 def test_clusters_are_learned_from_a_bounded_even_sample(monkeypatch):
-    monkeypatch.setattr(orders, "MOST_LEARNED", 100)
+    monkeypatch.setattr(cluster, "MOST_LEARNED", 100)
     order = Cluster.learned(iter(records(1000)))
     assert len(order.centroids) == 10
-    kept = [record.id for record in orders._reservoir(iter(records(1000)), 0)]
+    kept = [record.id for record in cluster._reservoir(iter(records(1000)), 0)]
     assert len(set(kept)) == 100
     assert 350 < np.mean(kept) < 650
 
@@ -118,151 +93,23 @@ def test_random_is_the_same_for_an_id_wherever_it_is_asked():
     assert (Random().confidence([Record(id=1)]) != Random().confidence([Record(id="1")])).all()
 
 
-class Wild:
-    """Confidences as far down as they go: of nothing known, of no number, and of distances in a wide space."""
-
-    def confidence(self, records):
-        far = [-np.inf, np.nan, -1e12, 3.0, np.inf, -np.finfo(np.float32).max]
-        return np.array([far[record.id % len(far)] for record in records], np.float32)
-
-
-def test_what_searches_find_goes_first_most_found_earliest_and_the_others_by_their_own_order(tmp_path):
-    some, found = records(50), {"7": 1.0, "31": 250.0, "8": 3.5, "gone": 9.0}
-    for others in (Random(seed=1), Wild()):
-        order = ByTraffic.learned(found, others)
-        ids = [id for batch in ordered(Shelf(some), "old", order, batch=8, folder=tmp_path, leave_out=nobody) for id in batch]
-        rest = [record for record in some if str(record.id) not in found]
-        without = [
-            id for batch in ordered(Shelf(rest), "old", others, batch=8, folder=tmp_path, leave_out=nobody) for id in batch
-        ]
-        assert ids[:3] == [31, 8, 7]
-        if isinstance(others, Random):
-            assert ids[3:] == without
-        else:  # the least that is known and what is not known come down to the same
-            kinds = [{0: "none", 1: "none", 5: "none"}.get(id % 6, str(id % 6)) for id in ids[3:]]
-            assert kinds == sorted(kinds, key=["none", "2", "3", "4"].index)
-        assert order.confidence(some).dtype == np.float32
-
-
-def test_a_hundred_thousand_counts_keep_their_order():
-    found = {str(id): 1.0 + 1e-9 * id for id in range(100_000)}
-    confidence = ByTraffic.learned(found, Random()).confidence([Record(id=id) for id in range(100_000)])
-    assert (np.diff(confidence) < 0).all()
-    assert np.isfinite(confidence).all()
-
-
-def test_where_nothing_was_found_the_order_is_the_other_one():
-    some = records(50)
-    np.testing.assert_array_equal(ByTraffic.learned({}, Random()).confidence(some), Random().confidence(some))
-
-
 def test_every_name_makes_its_order_and_others_are_refused():
     kinds = [
-        type(make_order(name, records(), classifier=Softmax(), label_field="kind", metric=Metric.COSINE, seed=1))
+        type(make_order(name, records(), Known(metric=Metric.COSINE, classifier=Softmax(), label_field="kind", seed=1)))
         for name in ORDERS
         if name != "uncertainty"
     ]
     assert kinds == [ClassificationScore, Centroid, Cluster, Random]
-    assert isinstance(make_order("uncertainty", records(), metric=Metric.LORENTZ), Uncertainty)
+    assert isinstance(make_order("uncertainty", records(), Known(metric=Metric.LORENTZ)), Uncertainty)
     with pytest.raises(UnknownName, match="'cluster'"):
-        make_order("clusters", records())
+        make_order("clusters", records(), NOTHING)
 
 
 def test_an_order_that_lacks_what_it_needs_says_so():
     for name, message in (("classification-score", "classifier"), ("centroid", "field")):
         with pytest.raises(ConfigError, match=message):
-            make_order(name, records())
+            make_order(name, records(), NOTHING)
     with pytest.raises(PlanRefused, match="'colour'"):
-        make_order("centroid", records(), label_field="colour")
+        make_order("centroid", records(), Known(metric=Metric.COSINE, label_field="colour"))
     with pytest.raises(PlanRefused, match="No record"):
-        make_order("cluster", [])
-
-
-@pytest.mark.parametrize("words", [False, True], ids=["int ids", "str ids"])
-@pytest.mark.parametrize(("run", "most_open"), [(1000, 8), (9, 256), (3, 2)], ids=["in memory", "one merge", "several merges"])
-def test_batches_hold_every_record_once_in_ascending_confidence(tmp_path, monkeypatch, words, run, most_open):
-    monkeypatch.setattr(orders, "RUN", run)
-    monkeypatch.setattr(orders, "MOST_OPEN", most_open)
-    some, order = records(50, words=words), Random(seed=1)
-    out = {some[3].id, some[40].id}
-    batches = list(ordered(Shelf(some), "old", order, batch=8, folder=tmp_path, leave_out=lambda ids: out & set(ids)))
-    confidence = dict(zip((record.id for record in some), order.confidence(some).tolist(), strict=True))
-    assert [id for batch in batches for id in batch] == sorted(confidence.keys() - out, key=lambda id: (confidence[id], id))
-    assert [len(batch) for batch in batches] == [8] * 6
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_equal_confidences_go_by_id_and_unknown_ones_first(tmp_path):
-    class Odd:
-        def confidence(self, records):
-            return np.array([np.nan if record.id == 4 else -np.inf if record.id == 2 else 0.5 for record in records], np.float32)
-
-    assert list(ordered(Shelf(records(6)), "old", Odd(), batch=10, folder=tmp_path, leave_out=nobody)) == [[2, 4, 0, 1, 3, 5]]
-
-
-def test_an_iterator_that_is_closed_early_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(orders, "RUN", 10)
-    batches = ordered(Shelf(records(50)), "old", Random(), batch=5, folder=tmp_path, leave_out=nobody)
-    next(batches)
-    assert len(list(tmp_path.iterdir())) == 1
-    batches.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_process_that_was_killed_left_is_removed_and_nothing_that_is_in_use(tmp_path, monkeypatch):
-    monkeypatch.setattr(orders, "RUN", 5)
-    left, fresh = tmp_path / "order-killed", tmp_path / "order-fresh"
-    for place in (left, fresh):
-        place.mkdir()
-        (place / "0.jsonl").touch()
-    in_use = ordered(Shelf(records()), "c", Random(), batch=7, folder=tmp_path, leave_out=nobody)
-    first = next(in_use)
-    for place in set(tmp_path.iterdir()) - {fresh}:
-        os.utime(place, (0, 0))
-    again = list(ordered(Shelf(records()), "c", Random(), batch=7, folder=tmp_path, leave_out=nobody))
-    assert not left.exists()
-    assert (fresh / "0.jsonl").exists()
-    assert [first, *in_use] == again
-
-
-@pytest.mark.parametrize("alter", [lambda text: text.replace("0.", "0.9", 1), lambda text: text[: text.index("\n") + 1]])
-def test_a_sort_file_that_was_altered_is_not_used(tmp_path, monkeypatch, alter):
-    monkeypatch.setattr(orders, "RUN", 10)
-    confident = orders._confident
-
-    def meanwhile(*args):
-        for row in confident(*args):
-            yield row
-            for path in tmp_path.glob("*/0.jsonl"):
-                path.write_text(alter(path.read_text()))
-
-    monkeypatch.setattr(orders, "_confident", meanwhile)
-    with pytest.raises(ArtifactError, match=r"0\.jsonl is not as it was written.*run the command again"):
-        list(ordered(Shelf(records(50)), "old", Random(), batch=5, folder=tmp_path, leave_out=nobody))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_it_reads_the_fields_that_the_order_needs_and_reports_how_far_it_is(tmp_path):
-    shelf, seen = Shelf(records(20)), []
-    order = Centroid.learned(shelf.records, label_field="kind")
-    options = {"batch": 5, "folder": tmp_path, "leave_out": nobody, "fields": ["kind"]}
-    list(ordered(shelf, "old", order, progress=lambda done, total: seen.append((done, total)), **options))
-    assert shelf.asked == [("kind",)]
-    assert seen == [(7, 20), (14, 20), (20, 20)]
-
-
-def test_a_gallery_with_nothing_left_has_no_batches(tmp_path):
-    some = records(5)
-    assert list(ordered(Shelf([]), "old", Random(), batch=5, folder=tmp_path, leave_out=nobody)) == []
-    assert list(ordered(Shelf(some), "old", Random(), batch=5, folder=tmp_path, leave_out=set)) == []
-
-
-def test_a_full_disk_is_said_in_a_sentence(tmp_path, monkeypatch):
-    def full(rows, path):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(orders, "RUN", 10)
-    monkeypatch.setattr(orders, "_written", full)
-    with pytest.raises(DiskFull, match="free some"):
-        list(ordered(Shelf(records(50)), "old", Random(), batch=5, folder=tmp_path, leave_out=nobody))
-    assert list(tmp_path.iterdir()) == []
+        make_order("cluster", [], NOTHING)

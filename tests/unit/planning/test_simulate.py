@@ -10,8 +10,9 @@ from rmvdb.errors import PlanRefused
 from rmvdb.learning import calibration, geometry
 from rmvdb.learning.method import Method, Pairs, TrainingSettings
 from rmvdb.planning import quality, simulate
-from rmvdb.planning.predict import Prediction, Trial, _verdict
+from rmvdb.planning.predict import Prediction, Trial
 from rmvdb.planning.simulate import TS, UNCALIBRATED, Curve, OlderCollection, Part, curve, split
+from rmvdb.planning.verdict import verdict_of
 from rmvdb.types import Metric
 
 QUICK = TrainingSettings(epochs=1, least_steps=120, batch=128, lr=3e-3, pull=0.0)
@@ -181,7 +182,7 @@ def test_a_dip_of_cmc_beyond_the_noise_is_warned_of_though_map_rises(lost, verdi
     top1[4:6, :lost] = 0
     dipping = Curve(ts=TS, precision=rising, top1=top1, top5=top1, recall=rising)
     nothing = np.zeros(200)
-    found = _verdict(Method.RQT, dipping, nothing, nothing, without="", before="the old model", seed=0)
+    found = verdict_of(Method.RQT, dipping, nothing, nothing, without="", before="the old model", seed=0)
     assert (found[0], saying in found[1]) == (verdict, True)
 
 
@@ -328,7 +329,7 @@ def test_the_whole_gallery_as_it_is_served_now_is_what_a_start_is_compared_with(
     far = replace(sample, new=np.random.default_rng(0).normal(size=sample.new.shape).astype(np.float32))
     prediction = predict(far, method=Method.RQT, settings=QUICK, behind=[behind(sample)], **COSINE)
     assert (prediction.verdict, prediction.start[1] < 0) == ("refuse", True)
-    assert "would start below what is served now" in prediction.reason
+    assert "would start below the present quality" in prediction.reason
     alone = predict(sample, method=Method.NAIVE, settings=QUICK, **COSINE)
     mixed = predict(sample, method=Method.NAIVE, settings=QUICK, behind=[behind(sample, vectors=np.ones((800, 5)))], **COSINE)
     assert mixed.map_old < alone.map_old  # what is behind counts

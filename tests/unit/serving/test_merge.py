@@ -5,12 +5,11 @@ import sys
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmvdb.learning.calibration import Calibration
-from rmvdb.serving.merge import merge, reciprocal_ranks
+from rmvdb.serving.merge import merge
 from rmvdb.types import Hit
 
 
@@ -93,28 +92,3 @@ def test_a_distance_that_is_no_number_ranks_last():
 def test_it_imports_without_torch():
     code = "import sys, rmvdb.serving.merge, rmvdb.types; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-# --- rank fusion, to compare with -------------------------------------------------------------------------------------
-
-
-def test_rank_fusion_is_its_formula() -> None:
-    rng = np.random.default_rng(0)
-    distances, legs = rng.random((7, 40)), rng.integers(0, 3, 40)
-    distances[2, 5] = distances[4, 9] = np.inf
-    fused = reciprocal_ranks(distances, legs)
-    for query, row in enumerate(distances):
-        for record, distance in enumerate(row):
-            score = 0.0
-            for leg in range(3):
-                ranked = sorted((row[other], other) for other in range(40) if legs[other] == leg)
-                for rank, (_, other) in enumerate(ranked, start=1):
-                    score += 1 / (60 + rank) if other == record else 0
-            expected = -score if np.isfinite(distance) else np.inf
-            assert fused[query, record] == pytest.approx(expected, abs=1e-12)
-
-
-def test_rank_fusion_takes_from_every_leg_in_turn_the_newest_first() -> None:
-    distances = np.array([[0.9, 0.1, 0.2, 0.8, 0.3]])  # the leg 0 holds the far ones
-    legs = np.array([0, 1, 1, 0, 1])
-    assert np.argsort(reciprocal_ranks(distances, legs)[0]).tolist() == [3, 1, 0, 2, 4]

@@ -1,0 +1,124 @@
+"""The parts of a sample that are not trained on: to tune and calibrate on, to choose by, and to measure on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from rmvdb.errors import PlanRefused, UsageError
+from rmvdb.learning import geometry
+from rmvdb.learning.method import Fitted, Pairs
+from rmvdb.planning import quality
+from rmvdb.planning.simulate import TS, Calibrations, Curve, Part, Queries
+from rmvdb.text import counted
+from rmvdb.types import Metric
+
+#: Fewer queries are too few to measure on.
+LEAST_QUERIES = 10
+#: With fewer records or queries to choose by, the difference between methods is mostly chance.
+LEAST_TO_CHOOSE = 40
+#: Queries whose cosine distance is at most this are the same query: an item's vector differs a little from batch to batch.
+SAME = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutParts:
+    """The parts that are not trained on, in one backfill order."""
+
+    check: Part
+    halves: tuple[Part, Part]
+    judge: Part
+    #: The measured records with other queries, to choose by; empty where there are none.
+    choosers: tuple[Part, ...] = ()
+
+    @classmethod
+    def of(cls, check: Part, judge: Part, asked: Sequence[Queries]) -> HeldOutParts:
+        """Split the parts. Of the `asked` queries, the last set measures and those before it choose."""
+        rows = np.arange(len(check.pairs))
+        halves = check.take(rows[::2]), check.take(rows[1::2])
+        if not asked:
+            return cls(check=check, halves=halves, judge=judge)
+        *choosers, measured = (replace(judge, queries=each) for each in asked)
+        return cls(check=check, halves=halves, judge=measured, choosers=tuple(choosers))
+
+    def unasked(self, logged: Pairs) -> Pairs | None:
+        """Return the logged queries that nothing is tuned, chosen or measured by, judged by their new vectors."""
+        metric = self.judge.new_metric
+        asked = [part.query_set.new for part in (self.check, self.judge, *self.choosers)]
+        here, new = geometry.comparable(np.concatenate(asked), metric), geometry.comparable(logged.new, metric)  # (q, d), (n, d)
+        some = (new[start : start + quality.CHUNK] for start in range(0, len(new), quality.CHUNK))
+        nearest = [geometry.distances(each, here, metric=Metric.COSINE).min(axis=1) for each in some]
+        fresh = np.flatnonzero(np.concatenate([*nearest, np.empty(0)]) > SAME)
+        return logged.take(fresh) if len(fresh) else None
+
+    def tuned(self, fitted: Fitted, *, calibrate: bool) -> tuple[Calibrations, list[Curve]]:
+        """Return the calibrations that pay, and their curves. There is no curve if the pairs are too few.
+
+        Fitted on one half, a calibration must raise the curve on the other, unless the metrics differ: such distances cannot be
+        compared without one. The odds of relevance need labels, because the new model's neighbours would confirm themselves.
+        Lifted vectors share a collection with embedded ones and are served as one leg, so nothing is calibrated.
+        """
+        if fitted.lift is None and (calibrate or self.check.mixed(fitted)):
+            calibrations, curves = self._calibrated(fitted)
+        else:
+            calibrations, curves = self.check.uncalibrated, self._raw(fitted)
+        return calibrations, [each.curve(fitted, calibrations) for each in self.choosers] or curves
+
+    def _calibrated(self, fitted: Fitted) -> tuple[Calibrations, list[Curve]]:
+        found = [] if self.check.mixed(fitted) else [(self.check.uncalibrated, self._raw(fitted))]
+        for fit in (Part.matched, Part.calibrations)[: 1 if self.check.pairs.labels is None else 2]:
+            with contextlib.suppress(PlanRefused):  # too few pairs to calibrate on
+                others = zip(self.halves, self.halves[::-1], strict=True)
+                curves = [half.curve(fitted, fit(other, fitted)) for half, other in others]
+                found.append((fit(self.check, fitted), curves))
+        return max(found, key=lambda each: merit(each[1])) if found else (self.check.matched(fitted), [])
+
+    def _raw(self, fitted: Fitted) -> list[Curve]:
+        return [half.curve(fitted) for half in self.halves]
+
+
+def parts_by_order(
+    sample: Part,
+    rows: Sequence[npt.NDArray[np.intp]],
+    confidences: Mapping[str, npt.NDArray[np.floating]],
+    seed: int,
+) -> dict[str, HeldOutParts]:
+    """Make the held-out parts of each backfill order. `rows`: the rows to tune on, and the rows to measure on."""
+    check, judge = (replace(sample, queries=None).take(each) for each in rows)
+    asked = [] if sample.queries is None else _asked(sample.queries.among(rows[1]), seed)
+    return {
+        name: HeldOutParts.of(_in_order(check, keys[rows[0]]), _in_order(judge, keys[rows[1]]), asked)
+        for name, keys in confidences.items()
+    }
+
+
+def _in_order(part: Part, confidence: npt.NDArray[np.floating]) -> Part:
+    return replace(part, confidence=np.asarray(confidence, dtype=np.float64))
+
+
+def _asked(queries: Queries, seed: int) -> list[Queries]:
+    """Split the queries that have something to find, at random: one half chooses, the other measures.
+
+    If they are so few that records choose better, all of them measure.
+    """
+    known = np.random.default_rng(seed).permutation(np.flatnonzero(queries.relevance.any(axis=1)))
+    if len(known) < LEAST_QUERIES:
+        few = counted(len(known), "query with an answer in the sample is", "queries with an answer in the sample are")
+        raise UsageError(f"{few} too few to measure by; give {LEAST_QUERIES} or more, or leave --queries out")
+    if len(known) < 2 * LEAST_TO_CHOOSE:
+        return [queries.take(known)]
+    return [queries.take(known[::2]), queries.take(known[1::2])]
+
+
+def merit(curves: Sequence[Curve]) -> float:
+    """Return the areas of mAP and CMC@1 less their falls: a curve that only rises is worth more than one that dips."""
+    return sum(quality.area(TS, values) - quality.largest_fall(values) for values in (_mean(curves, "map"), _mean(curves, "cmc")))
+
+
+def _mean(curves: Sequence[Curve], name: str) -> list[float]:
+    means: list[float] = np.mean([getattr(one, name) for one in curves], axis=0).tolist()
+    return means

@@ -1,0 +1,1 @@
+"""The backfill orders: one file each, and one row each in `table`."""
