@@ -82,6 +82,7 @@ class CurrentPlan:
         #: The plan, and when it was asked for; in one, since another thread may be replacing them.
         self._gaps, self._clients = registry.gaps, 1
         self._held = self._ask(0)
+        registry.let_go()
         self._thread = threading.Thread(target=self._keep_asking, name=f"rmvdb-plans-{gallery}", daemon=True)
         self._thread.start()
 
