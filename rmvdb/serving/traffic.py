@@ -1,4 +1,4 @@
-"""What real searches find: counted by clients, for the backfill order that puts it first."""
+"""Counts of the records that searches find, for the backfill order `traffic`, which moves those first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rmvdb.types import Hit, Id
 
 #: The name of the order.
 TRAFFIC = "traffic"
-#: Of one leg's answer to one query so many hits count: what lies further down is hardly ever shown.
+#: Hits that count of one leg's answer to one query. Applications hardly ever show those further down.
 CANDIDATES = 100
-#: Seconds for which a client counts before it tells the registry.
+#: Seconds between two reports of a client to the registry.
 PERIOD = 60.0
 
 
@@ -21,29 +21,29 @@ class TrafficCounter:
     """How often one client's searches found each record. Safe to share between threads."""
 
     def __init__(self, most: int) -> None:
-        """It remembers at most so many records: whenever there are more, the rarer half is forgotten. 0 counts nothing."""
+        """Count at most `most` records. If there are more, forget the rarer half. 0 counts nothing."""
         self._most = most
         self._found: Counter[Id] = Counter()
         self._since = time.monotonic()
         self._lock = threading.Lock()
 
     def count(self, answers: Iterable[Sequence[Hit]]) -> None:
-        """Count the candidates of a search, a list of each leg and query."""
+        """Count the candidates of a search: one list for each leg and query."""
         if not self._most:
             return
         ids = [hit.id for hits in answers for hit in hits[:CANDIDATES]]
         with self._lock:
             self._found.update(ids)
             if len(self._found) > self._most:
-                kept = sorted(self._found, key=self._found.__getitem__)[len(self._found) - self._most // 2 :]
-                self._found = Counter({id: self._found[id] for id in kept})
+                frequent = sorted(self._found, key=self._found.__getitem__)[len(self._found) - self._most // 2 :]
+                self._found = Counter({id: self._found[id] for id in frequent})
 
     def due(self) -> dict[Id, int]:
-        """What `take` gives, where a period is over, and nothing before."""
+        """Return the counts as `take` does, if a period is over, else nothing."""
         return self.take() if time.monotonic() - self._since >= PERIOD else {}
 
     def take(self) -> dict[Id, int]:
-        """How often each record was found since the last time, which begins anew."""
+        """Return how often each record was found since the last call. Start counting again."""
         with self._lock:
             found, self._found, self._since = self._found, Counter(), time.monotonic()
         return dict(found)

@@ -84,7 +84,7 @@ def test_a_search_goes_by_the_plan_that_it_has_until_that_is_too_old_and_then_sa
         time.sleep(age + 0.5)
         for _ in range(2):
             began = time.monotonic()
-            with pytest.raises(errors.StalePlan, match=r"searching on could miss records: The registry .*answer"):
+            with pytest.raises(errors.StalePlan, match=r"a search by it could miss records: The registry .*answer"):
                 plans.current()
             assert time.monotonic() - began < age + 15.0
     wait_until(lambda: _served(plans), seconds=90)
