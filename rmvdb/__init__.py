@@ -48,7 +48,11 @@ def connect(config: str | Path | None = None, *, gallery: str | None = None, tru
     from rmvdb.app import wiring
 
     opened = wiring.load(Path(config) if config else None, trust=trust)
-    return opened.client(gallery, closing=opened.close)
+    try:
+        return opened.client(gallery, closing=opened.close)
+    except BaseException:
+        opened.close()
+        raise
 
 
 def __getattr__(name: str) -> Any:

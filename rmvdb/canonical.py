@@ -2,8 +2,8 @@
 
 Every value from outside passes here once. After that, an id is an int or a str, a field has its declared type in plain Python,
 and a vector can be ranked. Engines check differently: Milvus Lite 2.5 writes 128 into an INT8 as -128, and gives a record without
-a value the value of its neighbour. Every engine stores NaN in a JSON as null. So rmvdb decides here, alike for all engines, before
-it sends anything. `EngineLimits` holds the differences between engines.
+a value the value of its neighbour. Every engine stores NaN in a JSON as null. So rmvdb decides here, alike for all engines and
+before it sends anything. `EngineLimits` holds the differences between engines.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Segments:
     exact: int = 0
 
     @property
-    def found(self) -> bool:
+    def searchable(self) -> bool:
         """Whether searches find every row. If many rows wait, a search with a filter misses some."""
         return self.waiting <= self.exact
 

@@ -182,7 +182,7 @@ def _let_go(s: Session, mine: ColumnElement[bool]) -> None:
     extends that lease."""
     s.execute(update(BatchRow).where(mine, _UNWRITTEN).values(state=BatchState.PENDING))
     unwritten = BatchRow.state.in_((BatchState.PENDING, BatchState.CLAIMED, BatchState.COPIED))
-    # With a new token, calls that still run in a process that was told to end change nothing.
+    # With a new token, calls that still run in a process that ends change nothing.
     ended = {"worker": None, "token": BatchRow.token + 1}
     s.execute(update(BatchRow).where(mine).values(**ended, lease_until=case((unwritten, None), else_=BatchRow.lease_until)))
 

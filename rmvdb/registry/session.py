@@ -75,14 +75,14 @@ def _attempts(call: waiting.Call) -> Retrying:
     )
 
 
-def outdated(shown_url: str, found: str | None) -> str:
+def outdated(shown_url: str, revision: str | None) -> str:
     """Say that the schema is not the one that this code needs, and what to do."""
-    if found is None:
+    if revision is None:
         return f"The registry at {shown_url} has no tables yet; run: rmvdb db upgrade"
-    if found < REVISION:
-        return f"The registry at {shown_url} is at revision {found}, but this rmvdb needs {REVISION}; run: rmvdb db upgrade"
+    if revision < REVISION:
+        return f"The registry at {shown_url} is at revision {revision}, but this rmvdb needs {REVISION}; run: rmvdb db upgrade"
     return (
-        f"The registry at {shown_url} is at revision {found}, which this rmvdb does not know (it knows up to {REVISION}); "
+        f"The registry at {shown_url} is at revision {revision}, which this rmvdb does not know (it knows up to {REVISION}); "
         "install the newer release that upgraded it"
     )
 

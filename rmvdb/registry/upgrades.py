@@ -274,7 +274,7 @@ def _new_upgrade(s: Session, values: Mapping[str, Any], details: Details) -> Upg
 def _end(s: Session, ended: Sequence[int], *, note: str, resume: int | None) -> None:
     """End the first of these upgrades. The others ended before."""
     if resume is not None:
-        # The writes meanwhile went into another collection, so their sketches do not fit the records of this one.
+        # The writes meanwhile went into another collection, and another program wrote the records put back here: no sketch fits.
         theirs = IntentRow.upgrade_id.in_([*ended, resume])
         s.execute(update(IntentRow).where(theirs).values(upgrade_id=resume, sketch=None))
     shared_queries.forget_work(s, ended)

@@ -23,7 +23,7 @@ class TrafficCounter:
     def __init__(self, most: int) -> None:
         """Count at most `most` records. If there are more, forget the rarer half. 0 counts nothing."""
         self._most = most
-        self._found: Counter[Id] = Counter()
+        self._counts: Counter[Id] = Counter()
         self._since = time.monotonic()
         self._lock = threading.Lock()
 
@@ -33,10 +33,10 @@ class TrafficCounter:
             return
         ids = [hit.id for hits in answers for hit in hits[:CANDIDATES]]
         with self._lock:
-            self._found.update(ids)
-            if len(self._found) > self._most:
-                frequent = sorted(self._found, key=self._found.__getitem__)[len(self._found) - self._most // 2 :]
-                self._found = Counter({id: self._found[id] for id in frequent})
+            self._counts.update(ids)
+            if len(self._counts) > self._most:
+                frequent = sorted(self._counts, key=self._counts.__getitem__)[len(self._counts) - self._most // 2 :]
+                self._counts = Counter({id: self._counts[id] for id in frequent})
 
     def due(self) -> dict[Id, int]:
         """Return the counts as `take` does, if a period is over, else nothing."""
@@ -45,5 +45,5 @@ class TrafficCounter:
     def take(self) -> dict[Id, int]:
         """Return how often each record was found since the last call. Start counting again."""
         with self._lock:
-            found, self._found, self._since = self._found, Counter(), time.monotonic()
-        return dict(found)
+            counts, self._counts, self._since = self._counts, Counter(), time.monotonic()
+        return dict(counts)

@@ -38,7 +38,7 @@ def test_whatever_is_found_only_so_many_records_are_remembered_and_the_frequent_
     for _ in range(2000):
         ids = [*rng.integers(0, 20, 5).tolist(), *rng.integers(100, 1_000_000, 5).tolist()]
         found.count([hits(*ids)])
-        most = max(most, len(found._found))
+        most = max(most, len(found._counts))
     counted = found.take()
 
     assert most <= 200
