@@ -53,16 +53,9 @@ class Claims(Database):
         upgrade = s.get_one(UpgradeRow, upgrade_id)
         if shared_queries.closing(s, gallery) or upgrade.phase == Phase.ENDED:
             return None
-        free = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until < clock())
-        due = and_(BatchRow.state == BatchState.COPIED, BatchRow.copied_at + grace <= clock(), free)
-        if settled is not None:
-            due = and_(due, BatchRow.copied_at <= settled)
-        work = [due, and_(BatchRow.state.in_(shared_queries.BEGUN), free)]
-        if copy and not upgrade.paused:
-            work.append(BatchRow.state == BatchState.PENDING)
         chosen = (
             select(BatchRow)
-            .where(BatchRow.upgrade_id == upgrade_id, or_(*work))
+            .where(BatchRow.upgrade_id == upgrade_id, _has_work(grace, settled, pending=copy and not upgrade.paused))
             .order_by(BatchRow.state != BatchState.REMOVING, BatchRow.state != BatchState.COPIED, BatchRow.priority)
             .limit(1)
             .with_for_update(skip_locked=True)
@@ -157,6 +150,17 @@ class Claims(Database):
             begun = {"state": BatchState.CLAIMED, "copied_at": batch.copied_at, "archive": batch.archive, "left": batch.left}
             begun |= {"root": batch.root or batch.id, "restore": batch.restore}
             s.add(shared_queries.new_batch(batch.upgrade_id, batch.priority, requeue, batch.origin, **begun))
+
+
+def _has_work(grace: float, settled: float | None, *, pending: bool) -> ColumnElement[bool]:
+    free = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until < clock())
+    due = and_(BatchRow.state == BatchState.COPIED, BatchRow.copied_at + grace <= clock(), free)
+    if settled is not None:
+        due = and_(due, BatchRow.copied_at <= settled)
+    work = [due, and_(BatchRow.state.in_(shared_queries.BEGUN), free)]
+    if pending:
+        work.append(BatchRow.state == BatchState.PENDING)
+    return or_(*work)
 
 
 def _has_ended(s: Session, batch: BatchRow, state: BatchState) -> bool:

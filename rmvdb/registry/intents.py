@@ -49,14 +49,7 @@ class Intents(Database):
         Raises:
             Mismatch: PostgreSQL could not store an id.
         """
-        if (bad := next((id for id in ids if "\0" in key(id)), None)) is not None:
-            raise Mismatch(
-                f"The id {bad!r} cannot be stored: it contains NUL, which PostgreSQL refuses in a text; rename the record"
-            )
-        if (long := next((id for id in ids if len(key(id).encode()) > LONGEST_ID), None)) is not None:
-            raise Mismatch(
-                f"The id {long!r:.60}… has more than {LONGEST_ID:,} bytes, which PostgreSQL cannot index; rename the record"
-            )
+        _refuse_unstorable(ids)
         # Locked until the commit, so that others see two writes of one record in the order of their ids.
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock=shared_queries.FOR_CHANGE)
         if shared_queries.closing(s, row) or s.scalar(_behind(s, row)):
@@ -187,6 +180,15 @@ class Intents(Database):
         unended = and_(IntentRow.gallery_id == row.id, IntentRow.upgrade_id.is_(None), ~IntentRow.done)
         keys = s.scalars(select(IntentRow.record).where(unended, IntentRow.deadline <= clock()).distinct())
         return [int(each) if row.id_type == IdType.INT64 else each for each in keys]
+
+
+def _refuse_unstorable(ids: Sequence[Id]) -> None:
+    if (bad := next((id for id in ids if "\0" in key(id)), None)) is not None:
+        raise Mismatch(f"The id {bad!r} cannot be stored: it contains NUL, which PostgreSQL refuses in a text; rename the record")
+    if (long := next((id for id in ids if len(key(id).encode()) > LONGEST_ID), None)) is not None:
+        raise Mismatch(
+            f"The id {long!r:.60}… has more than {LONGEST_ID:,} bytes, which PostgreSQL cannot index; rename the record"
+        )
 
 
 def _of(opened: Opened) -> ColumnElement[bool]:
