@@ -281,7 +281,7 @@ class Owner:
     def _gone_back(self, gallery: str, mark: Mark, number: int) -> errors.NotOwner:
         """Make the error, and record it: the next steps of this registry would hide that it has gone back."""
         error = errors.NotOwner(
-            f"The registry at {self._registry.shown_url} has gone back, or is a copy: it knows step {number} of gallery "
+            f"The registry at {self._registry.shown_url} has gone back, or is a copy: it knows of step {number} of gallery "
             f"{gallery!r}, and step {mark.number} was written beside the data by {mark.where}; put the newer database back, "
             f"empty this one and run rmvdb registry rebuild, or continue with this one for good: {TAKE.format(gallery=gallery)}"
         )

@@ -142,7 +142,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("words", "ab", "is 'ab', and takes a list"),
     ("reals", [1e39], "has an element that is 1e\\+39, which is too large for FLOAT"),
     ("flags", [1], "has an element that is 1"),
-    ("doc", {"a": math.nan}, "holds nan, which JSON has no number for"),
+    ("doc", {"a": math.nan}, "holds nan, which JSON cannot express"),
     ("doc", {"a": [{"b": -math.inf}]}, "holds -inf"),
     ("doc", {"a": np.float32("nan")}, "holds nan"),
     ("doc", {"a": 2**64}, "more than 64 bits"),
