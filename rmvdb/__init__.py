@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Client", "Hit", "Record", "RmvdbError", "TorchEmbedder", "connect", "errors", "read_image"]
 
-#: Where each public name lives; loaded when it is asked for, so that `rmvdb --help` does not wait for numpy.
+#: The module of each public name. Python imports it on first use, so that `rmvdb --help` does not wait for numpy.
 _HOMES = {
     "Client": "rmvdb.serving.client",
     "Hit": "rmvdb.types",
@@ -34,16 +34,25 @@ _HOMES = {
 
 
 def connect(config: str | Path | None = None, *, gallery: str | None = None, trust: bool = False) -> Client:
-    """A client of a gallery (its name may be left out where there is only one).
+    """Connect to a gallery. If there is only one, you may leave out its name.
 
-    `config` is an rmvdb.toml or its folder; without it RMVDB_CONFIG, then the nearest rmvdb.toml upwards of the current folder.
-    One that other users may change is refused, unless you `trust` it: it names code that runs here.
-    Raises ConfigError, UnknownName, RegistryUnavailable, EngineUnavailable.
+    `config` is an rmvdb.toml or its folder. The default is RMVDB_CONFIG, then the nearest rmvdb.toml in the current folder or
+    above it. rmvdb refuses a file that other users may change, because it names code that runs here, unless you `trust` it.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        UnknownName: there is no such gallery.
+        RegistryUnavailable: the database cannot be reached.
+        EngineUnavailable: the vector engine cannot be reached.
     """
     from rmvdb.app import wiring
 
     opened = wiring.load(Path(config) if config else None, trust=trust)
-    return opened.client(gallery, closing=opened.close)
+    try:
+        return opened.client(gallery, closing=opened.close)
+    except BaseException:
+        opened.close()
+        raise
 
 
 def __getattr__(name: str) -> Any:

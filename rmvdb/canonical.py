@@ -1,9 +1,9 @@
-"""Ids, fields and vectors as they are kept, or a refusal that names the record, the field, the value and the way out.
+"""The one door for ids, fields and vectors: each becomes canonical, or is refused with its record, field, value and remedy.
 
-Whatever comes from outside passes here once. Behind it an id is an int or a str, a field has its declared type in plain Python,
-and a vector can be ranked. Engines differ in what they check: Milvus Lite 2.5 writes 128 into an INT8 as -128 and gives a record
-without a value its neighbour's, and each of them keeps NaN in a JSON as null. So the answer is given here, alike for all of
-them, before anything is sent. What only some engines can hold is in `Limits`.
+Every value from outside passes here once. After that, an id is an int or a str, a field has its declared type in plain Python,
+and a vector can be ranked. Engines check differently: Milvus Lite 2.5 writes 128 into an INT8 as -128, and gives a record without
+a value the value of its neighbour. Every engine stores NaN in a JSON as null. So rmvdb decides here, alike for all engines and
+before it sends anything. `EngineLimits` holds the differences between engines.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import numpy.typing as npt
 from rmvdb.errors import Mismatch, Unwritable, UsageError
 from rmvdb.types import Field, Id, IdType, Metric, Record, Schema, Vectors
 
-#: Ids strictly between these are served: Milvus 2.3 cannot write the smallest INT64 down, and hides a record of the largest.
+#: rmvdb serves ids strictly between these: Milvus 2.3 cannot write the smallest INT64, and hides a record with the largest.
 INT64_BOUNDS = (-(2**63), 2**63 - 1)
-#: Whole numbers that a JSON keeps on every engine; beyond them it becomes a float.
+#: The whole numbers that a JSON keeps on every engine. Others become floats.
 _JSON_BOUNDS = (-(2**63), 2**64 - 1)
-#: Levels of lists and objects in one value. Every engine takes hundreds, Python's own recursion ends there.
+#: The deepest nesting of one value. Every engine takes hundreds of levels, but Python's recursion ends there.
 _DEEPEST = 100
 _BITS = {"INT8": 8, "INT16": 16, "INT32": 32, "INT64": 64}
-#: Squared lengths of vectors that every engine ranks. Below, COSINE divides by what float32 cannot tell from 0 (measured from
-#: 1e-22 on); above, a squared distance may be infinite, and the record is found by no search.
+#: The squared lengths of vectors that every engine ranks. Below, COSINE divides by a number that is 0 in float32 (measured from
+#: 1e-22 on). Above, a squared distance may be infinite, and no search finds the record.
 _SHORTEST, _LONGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max) / 4
 
 _short = reprlib.Repr()
@@ -38,77 +38,90 @@ _short.maxstring = _short.maxother = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """What an engine cannot hold, though the schema allows it."""
+class EngineLimits:
+    """The limits of an engine on values that the schema allows."""
 
     engine: str = "this engine"
-    #: Types that a JSON field can be as a whole.
+    #: The types of a whole JSON field.
     json: tuple[type, ...] = (dict, list, str, bool, int, float, type(None))
-    #: Bytes of one JSON field, and of all undeclared fields of a record together; None where there is no bound.
+    #: The most bytes of one JSON field, and of all undeclared fields of a record together. None if there is no limit.
     json_bytes: int | None = None
-    #: Characters that an id may not contain.
+    #: The characters that an id must not contain.
     not_in_ids: str = ""
 
 
 class _ProblemError(Exception):
-    """What is wrong with a value and the way out, to follow the name of its field."""
+    """The problem of a value and its remedy, as the end of a sentence that begins with the field."""
 
 
 # --- ids --------------------------------------------------------------------------------------------------------------
 
 
 def id_of(value: object) -> Id:
-    """The id as an int or a str: numpy's and torch's whole numbers and enums become these. Mismatch for anything else."""
-    found = _id(value)
-    if found is None:
+    """Return the id as an int or a str. Whole numbers and enums of numpy and torch become these.
+
+    Raises:
+        Mismatch: it is something else.
+    """
+    id = _id(value)
+    if id is None:
         raise Mismatch(f"An id is a whole number or a text, not {_short.repr(value)}, a {type(value).__name__}; convert it")
-    return found
+    return id
 
 
 def ids_of(values: object) -> list[Id]:
-    """The ids that a caller gave: one, or several in a list, a set, an array, a generator …"""
-    found = _plain(values)
-    if isinstance(found, str) or not isinstance(found, Iterable) or isinstance(found, (bytes, bytearray, memoryview)):
-        return [id_of(found)]
-    if isinstance(found, Mapping):
+    """Return the ids of an argument: one id, or several in a list, a set, an array, a generator …"""
+    plain = _plain(values)
+    if isinstance(plain, str) or not isinstance(plain, Iterable) or isinstance(plain, (bytes, bytearray, memoryview)):
+        return [id_of(plain)]
+    if isinstance(plain, Mapping):
         raise Mismatch(f"Ids come one by one or in a list, not in a {type(values).__name__}; give its keys or its values")
-    return [id_of(each) for each in found]
+    return [id_of(each) for each in plain]
 
 
 def _id(value: object) -> Id | None:
-    found = _plain(value)
-    if isinstance(found, str):
-        if not _is_unicode(found):
-            raise Mismatch(f"The id {_short.repr(found)} is no text that can be stored: it has a lone surrogate; correct it")
-        return str.__str__(found)
-    return operator.index(found) if isinstance(found, SupportsIndex) and not isinstance(found, bool) else None
+    plain = _plain(value)
+    if isinstance(plain, str):
+        if not _is_unicode(plain):
+            raise Mismatch(f"The id {_short.repr(plain)} cannot be stored as a text: it has a lone surrogate; correct it")
+        return str.__str__(plain)
+    return operator.index(plain) if isinstance(plain, SupportsIndex) and not isinstance(plain, bool) else None
 
 
 def checked_id(value: object, schema: Schema) -> Id:
-    """The id as the collection keeps it; Mismatch for one that it cannot hold or that no filter could name."""
+    """Return the id as the collection stores it.
+
+    Raises:
+        Mismatch: the collection cannot hold it, or no filter could name it.
+    """
     id = _id(value)
     if id is None or isinstance(id, str) is not (schema.id_type is IdType.VARCHAR):
-        raise Mismatch(f"Collection {schema.collection!r} has ids of type {schema.id_type.value}; {_short.repr(value)} is none")
+        raise Mismatch(f"Collection {schema.collection!r} has ids of type {schema.id_type.value}, not {_short.repr(value)}")
     low, high = INT64_BOUNDS
     if isinstance(id, int) and not low < id < high:
         raise Mismatch(f"The id {id} cannot be served: Milvus misreads or hides the ids {low} and {high}; take one between them")
     return id
 
 
-def checked_ids(values: Iterable[object], schema: Schema, limits: Limits | None = None) -> list[Id]:
-    """The ids, each once; with `limits` only if the engine can write and delete them, else Unwritable."""
-    found = list(dict.fromkeys(checked_id(value, schema) for value in values))
+def checked_ids(values: Iterable[object], schema: Schema, limits: EngineLimits | None = None) -> list[Id]:
+    """Return the ids, each once.
+
+    Raises:
+        Mismatch: as `checked_id`.
+        Unwritable: with `limits`, if the engine cannot write or delete an id.
+    """
+    ids = list(dict.fromkeys(checked_id(value, schema) for value in values))
     banned = set(limits.not_in_ids) if limits else set()
-    if banned and (bad := next((id for id in found if isinstance(id, str) and banned & set(id)), None)) is not None:
+    if banned and (bad := next((id for id in ids if isinstance(id, str) and banned & set(id)), None)) is not None:
         raise Unwritable(
             f"{limits and limits.engine} cannot write or delete the id {bad!r}: quotes, line breaks and NUL break its SQL; "
             "use a Milvus server or rename the id"
         )
-    return found
+    return ids
 
 
 def _check_length(id: Id, schema: Schema) -> None:
-    """Unwritable for an id that is longer than its collection takes; Milvus Lite 2.5 would not count."""
+    """Raise Unwritable if an id is longer than its collection takes. Milvus Lite 2.5 does not check that."""
     if isinstance(id, str) and (size := len(id.encode())) > schema.id_max_length:
         raise Unwritable(
             f"The id {_short.repr(id)} has {size} bytes, and collection {schema.collection!r} takes {schema.id_max_length}; "
@@ -119,42 +132,53 @@ def _check_length(id: Id, schema: Schema) -> None:
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
-def record_of(schema: Schema, record: Record, limits: Limits, *, as_read: bool = False) -> Record:
-    """The record as the collection keeps it, its vector included; `as_read`: as a collection of this engine held it already."""
+def record_of(schema: Schema, record: Record, limits: EngineLimits, *, as_read: bool = False) -> Record:
+    """Return the record as the collection stores it, with its vector. `as_read`: a collection of this engine held it already."""
     [id] = checked_ids([record.id], schema, limits)
     if not as_read:
         _check_length(id, schema)
     vector = vector_of(schema, record, as_read=as_read)
     fields = fields_as_read(schema, id, record.fields) if as_read else fields_of(schema, id, record.fields, limits)
     if id is record.id and vector is record.vector and fields is record.fields:
-        return record  # as most that are copied: a batch is in memory once
+        return record  # like most copied records, so that a batch is in memory once
     return Record(id=id, vector=vector, fields=fields)
 
 
-def without_vectors(schema: Schema, records: Sequence[Record], limits: Limits) -> list[Record]:
-    """These records, vectors left out, as the collection would keep them; Mismatch or Unwritable for the first that it cannot."""
+def without_vectors(schema: Schema, records: Sequence[Record], limits: EngineLimits) -> list[Record]:
+    """Return the records as the collection would store them, without vectors.
+
+    Raises:
+        Mismatch: the collection cannot hold an id.
+        Unwritable: it cannot hold a field or an id of that length.
+    """
     ids = [checked_ids([record.id], schema, limits)[0] for record in records]
     for id in ids:
         _check_length(id, schema)
     return [Record(id=id, fields=fields_of(schema, id, record.fields, limits)) for id, record in zip(ids, records, strict=True)]
 
 
-def fields_of(schema: Schema, id: Id, given: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    """The fields of a record as they are kept, defaults filled in; Unwritable, with id, field and value, for what cannot be."""
+def fields_of(schema: Schema, id: Id, given: Mapping[str, Any], limits: EngineLimits) -> dict[str, Any]:
+    """Return a record's fields as the collection stores them, with defaults.
+
+    Raises:
+        Unwritable: it cannot store a field. The message names id, field and value.
+    """
     declared = {field.name: field for field in schema.fields}
     _check_names(schema, id, given, declared)
-    kept = {name: _declared(schema, id, field, given, limits) for name, field in declared.items()}
-    extra = {name: _tried(id, name, lambda value: _json(value, _DEEPEST), given[name]) for name in given if name not in declared}
+    stored = {name: _declared(schema, id, field, given, limits) for name, field in declared.items()}
+    extra = {
+        name: _converted(id, name, lambda value: _json(value, _DEEPEST), given[name]) for name in given if name not in declared
+    }
     if extra and limits.json_bytes is not None and (size := _size(extra)) > limits.json_bytes:
         raise Unwritable(
             f"Record {id!r} cannot be written: its undeclared fields have {size:,} bytes as JSON, and {limits.engine} takes "
             f"{limits.json_bytes:,}; shorten {max(extra, key=lambda name: _size(extra[name]))!r}"
         )
-    return kept | {str.__str__(name): value for name, value in extra.items()}
+    return stored | {str.__str__(name): value for name, value in extra.items()}
 
 
 def fields_as_read(schema: Schema, id: Id, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of a record that a collection of these fields holds already: believed, but for a value that is not there."""
+    """Return the fields of a record that a collection with these fields holds already. Only missing values are filled in."""
     absent = {field.name: _absent(schema, id, field, given) for field in schema.fields if given.get(field.name) is None}
     return {**given, **absent} if absent else given
 
@@ -172,100 +196,103 @@ def _check_names(schema: Schema, id: Id, given: Mapping[str, Any], declared: Map
             raise Unwritable(f"Collection {schema.collection!r} has no field {name!r}, which record {id!r} has; leave it out")
 
 
-def _declared(schema: Schema, id: Id, field: Field, given: Mapping[str, Any], limits: Limits) -> Any:
+def _declared(schema: Schema, id: Id, field: Field, given: Mapping[str, Any], limits: EngineLimits) -> Any:
     value = given.get(field.name)
     if value is None:
         value = _absent(schema, id, field, given)
     if value is None and field.params.get("nullable"):
         return None
 
-    def kept(value: Any) -> Any:
-        found = _OF_TYPE.get(field.type, _as_it_is)(value, field)
+    def convert(value: Any) -> Any:
+        converted = _OF_TYPE.get(field.type, _as_it_is)(value, field)
         if field.type == "JSON":
-            _check_json(found, limits)
-        return found
+            _check_json(converted, limits)
+        return converted
 
-    return _tried(id, field.name, kept, value)
+    return _converted(id, field.name, convert, value)
 
 
 def _absent(schema: Schema, id: Id, field: Field, given: Mapping[str, Any]) -> Any:
-    """What stands for a value that was not given: the default, null where the field takes it, else there must be one.
+    """Return the value for a missing one: the default, or null if the field takes it.
 
-    Engines would fill in the default themselves; Milvus Lite 2.5 takes the values of the records behind it instead.
+    Engines would fill in the default themselves, but Milvus Lite 2.5 takes the values of the records after it instead.
+
+    Raises:
+        Unwritable: the field has neither.
     """
     if (default := field.params.get("default_value")) is not None:
         return default
     if field.params.get("nullable") or (field.type == "JSON" and field.name in given):
         return None
-    problem = "is None, which it has no null for" if field.name in given else "is missing"
+    problem = "is None, and takes no null" if field.name in given else "is missing"
     raise Unwritable(
         f"Record {id!r} cannot be written: its field {field.name!r} {problem}; collection {schema.collection!r} needs "
         f"{'an' if field.type[0] in 'AI' else 'a'} {field.type} in every record"
     )
 
 
-def _tried(id: Id, name: str, kept: Callable[[Any], Any], value: Any) -> Any:
+def _converted(id: Id, name: str, convert: Callable[[Any], Any], value: Any) -> Any:
     try:
-        return kept(value)
+        return convert(value)
     except _ProblemError as exc:
         raise Unwritable(f"Record {id!r} cannot be written: its field {name!r} {exc}") from None
 
 
 def _boolean(value: Any, field: Field) -> bool:
-    found = _plain(value)
-    if not isinstance(found, bool):
+    plain = _plain(value)
+    if not isinstance(plain, bool):
         raise _ProblemError(f"is {_short.repr(value)}, and takes True or False; convert it")
-    return found
+    return plain
 
 
 def _integer(value: Any, field: Field) -> int:
-    found = _plain(value)
-    if isinstance(found, bool) or not isinstance(found, int):
+    plain = _plain(value)
+    if isinstance(plain, bool) or not isinstance(plain, int):
         raise _ProblemError(f"is {_short.repr(value)}, and takes whole numbers ({field.type}); convert it")
     most = 2 ** (_BITS[field.type] - 1)
-    if not -most <= found < most:
-        raise _ProblemError(f"is {_short.repr(found)}, and {field.type} goes from {-most} to {most - 1}; correct it")
-    return int(found)
+    if not -most <= plain < most:
+        raise _ProblemError(f"is {_short.repr(plain)}, and {field.type} goes from {-most} to {most - 1}; correct it")
+    return int(plain)
 
 
 def _real(value: Any, field: Field) -> float:
-    """A float as its type keeps it; infinity and NaN are values of it, too."""
-    found = _plain(value)
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    """Return a float in the precision of its type. Infinity and NaN are valid."""
+    plain = _plain(value)
+    if isinstance(plain, bool) or not isinstance(plain, int | float):
         raise _ProblemError(f"is {_short.repr(value)}, and takes numbers ({field.type}); convert it")
     try:
-        number = float(found)
+        number = float(plain)
     except OverflowError:
         number = math.inf
     with np.errstate(over="ignore"):
-        kept = float(np.float32(number)) if field.type == "FLOAT" else number
-    if math.isinf(kept) and not (isinstance(found, float) and math.isinf(found)):
-        raise _ProblemError(f"is {_short.repr(found)}, which is too large for {field.type}; correct it")
-    return kept
+        rounded = float(np.float32(number)) if field.type == "FLOAT" else number
+    if math.isinf(rounded) and not (isinstance(plain, float) and math.isinf(plain)):
+        raise _ProblemError(f"is {_short.repr(plain)}, which is too large for {field.type}; correct it")
+    return rounded
 
 
 def _text(value: Any, field: Field) -> str:
-    found = _plain(value)
-    if not isinstance(found, str) or not _is_unicode(found):
-        problem = "has a lone surrogate, which is no text" if isinstance(found, str) else "takes a text"
+    plain = _plain(value)
+    if not isinstance(plain, str) or not _is_unicode(plain):
+        problem = "has a lone surrogate, which no text may have" if isinstance(plain, str) else "takes a text"
         raise _ProblemError(f"is {_short.repr(value)}, and {problem}; convert it")
     longest = field.params.get("max_length")
-    if longest is not None and (size := len(found.encode())) > int(longest):
-        raise _ProblemError(f"is {_short.repr(found)}, {size} bytes long, and takes {longest}; shorten it")
-    return str.__str__(found)
+    if longest is not None and (size := len(plain.encode())) > int(longest):
+        raise _ProblemError(f"is {_short.repr(plain)}, {size} bytes long, and takes {longest}; shorten it")
+    return str.__str__(plain)
 
 
 def _array(value: Any, field: Field) -> list[Any]:
-    found = _plain(value)
-    if not isinstance(found, list | tuple):
+    plain = _plain(value)
+    if not isinstance(plain, list | tuple):
         raise _ProblemError(f"is {_short.repr(value)}, and takes a list; convert it")
     most = field.params.get("max_capacity")
-    if most is not None and len(found) > int(most):
-        raise _ProblemError(f"has {len(found)} elements, and takes {most}; shorten it")
+    if most is not None and len(plain) > int(most):
+        raise _ProblemError(f"has {len(plain)} elements, and takes {most}; shorten it")
     element = replace(field, type=str(field.params.get("element_type", "")))
-    kept = _OF_TYPE.get(element.type, _as_it_is)
+    convert = _OF_TYPE.get(element.type, _as_it_is)
     try:
-        return [kept(each, element) for each in found]
+        return [convert(each, element) for each in plain]
     except _ProblemError as exc:
         raise _ProblemError(f"has an element that {exc}") from None
 
@@ -274,7 +301,7 @@ def _as_it_is(value: Any, field: Field) -> Any:
     return value
 
 
-#: The value of a declared field, by its type; other types are left to the engine.
+#: Converts the value of a declared field, by type. The engine checks other types.
 _OF_TYPE: dict[str, Callable[[Any, Field], Any]] = {
     "BOOL": _boolean,
     **dict.fromkeys(_BITS, _integer),
@@ -287,7 +314,7 @@ _OF_TYPE: dict[str, Callable[[Any, Field], Any]] = {
 
 
 def _json(value: Any, levels: int) -> Any:
-    """The value in JSON's own types, as every engine gives it back."""
+    """Return the value in JSON's own types, as every engine returns it."""
     if levels < 0:
         raise _ProblemError(f"is nested deeper than {_DEEPEST} levels; flatten it")
     value = _plain(value)
@@ -309,11 +336,11 @@ def _json(value: Any, levels: int) -> Any:
 def _json_scalar(value: float | str) -> Any:
     if isinstance(value, str):
         if not _is_unicode(value):
-            raise _ProblemError(f"holds {_short.repr(value)}, which has a lone surrogate and is no text; correct it")
+            raise _ProblemError(f"holds {_short.repr(value)}, which has a lone surrogate; correct it")
         return str.__str__(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise _ProblemError(f"holds {float(value)}, which JSON has no number for; leave it out, or give None")
+            raise _ProblemError(f"holds {float(value)}, which JSON cannot express; leave it out, or give None")
         return float(value)
     low, high = _JSON_BOUNDS
     if not low <= value <= high:
@@ -321,7 +348,7 @@ def _json_scalar(value: float | str) -> Any:
     return int(value)
 
 
-def _check_json(value: Any, limits: Limits) -> None:
+def _check_json(value: Any, limits: EngineLimits) -> None:
     if not isinstance(value, limits.json):
         raise _ProblemError(
             f"is {_short.repr(value)}, and {limits.engine} has no JSON field that is "
@@ -332,7 +359,7 @@ def _check_json(value: Any, limits: Limits) -> None:
 
 
 def json_source(value: Any) -> str:
-    """A JSON value as it is sent: pymilvus takes a text for the source of one, so that it is given the source of each."""
+    """Return the JSON text of a value. pymilvus takes a string for such a text, so rmvdb sends every value as one."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -349,7 +376,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """What numpy and torch hold, as Python's own: a number of one that has no dimension, else lists."""
+    """Return values of numpy and torch as Python's own: a number if there is no dimension, else lists."""
     if type(value) in (int, str, float, bool, dict, list):
         return value
     as_list: Any = getattr(value, "tolist", None)
@@ -360,11 +387,12 @@ def _plain(value: Any) -> Any:
 
 
 def vector_of(schema: Schema, record: Record, *, as_read: bool) -> Vectors:
-    """The record's vector (dim,), float32; Mismatch for one that the collection cannot hold or its metric cannot rank.
+    """Return the record's vector (dim,), float32. A vector that was read from a collection may be unrankable there, too.
 
-    One that was read from a collection is held as it was there, whether it was ever found by a search or not.
+    Raises:
+        Mismatch: the collection cannot hold it, or its metric cannot rank it.
     """
-    with np.errstate(over="ignore"):  # what is too large becomes infinity
+    with np.errstate(over="ignore"):  # too large a value becomes infinity
         vector = np.asarray([] if record.vector is None else record.vector, dtype=np.float32)
     name, dim = schema.collection, schema.dim
     if vector.shape != (dim,) or not np.isfinite(vector).all():
@@ -376,7 +404,11 @@ def vector_of(schema: Schema, record: Record, *, as_read: bool) -> Vectors:
 
 
 def queries_of(schema: Schema, vectors: Vectors) -> Vectors:
-    """Query vectors (n, dim), float32; Mismatch for those of another dimension or that the metric cannot rank by."""
+    """Return query vectors (n, dim), float32.
+
+    Raises:
+        Mismatch: they have another dimension, or the metric cannot rank by them.
+    """
     with np.errstate(over="ignore"):
         queries = np.ascontiguousarray(vectors, dtype=np.float32)
     if queries.ndim != 2 or queries.shape[1] != schema.dim:
@@ -389,7 +421,7 @@ def queries_of(schema: Schema, vectors: Vectors) -> Vectors:
 
 
 def unrankable(vectors: npt.NDArray[np.floating[Any]], metric: Metric) -> dict[int, str]:
-    """By row of `vectors` (n, dim), why the metric cannot rank it by its distance."""
+    """Return, by row of `vectors` (n, dim), why the metric cannot rank it."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.square(vectors.astype(np.float64)).sum(axis=1)  # (n,)
     shortest = _SHORTEST if metric is Metric.COSINE else 0.0
@@ -409,21 +441,29 @@ def _why_unrankable(square: float, metric: Metric) -> str:
 
 
 def names_of(fields: object) -> tuple[str, ...] | None:
-    """The fields that a caller asks for, None for all of them ("*"); a text is one name. UsageError for anything else."""
+    """Return the names in `output_fields`, None for all fields ("*"). A text is one name.
+
+    Raises:
+        UsageError: it is something else.
+    """
     names = (fields,) if isinstance(fields, str) else fields
     if not isinstance(names, Iterable) or isinstance(names, Mapping):
         raise UsageError(f'output_fields is a list of names, or ["*"] for all, not {_short.repr(fields)}')
-    found = tuple(names)
-    if bad := [name for name in found if not isinstance(name, str)]:
+    checked = tuple(names)
+    if bad := [name for name in checked if not isinstance(name, str)]:
         raise UsageError(f"output_fields has {_short.repr(bad[0])}, and the name of a field is a text")
-    return None if "*" in found else found
+    return None if "*" in checked else checked
 
 
 def whole(name: str, value: object, *, least: int) -> int:
-    """A whole number of at least `least`; UsageError, by the name of the argument, for anything else."""
-    found = _plain(value)
-    if not isinstance(found, SupportsIndex) or isinstance(found, bool):
+    """Return a whole number of at least `least`.
+
+    Raises:
+        UsageError: it is something else. The message has the argument's name.
+    """
+    plain = _plain(value)
+    if not isinstance(plain, SupportsIndex) or isinstance(plain, bool):
         raise UsageError(f"{name} is a whole number, not {_short.repr(value)}")
-    if (number := operator.index(found)) < least:
+    if (number := operator.index(plain)) < least:
         raise UsageError(f"{name} must be at least {least}, not {number}")
     return number

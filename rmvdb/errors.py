@@ -56,7 +56,7 @@ def offer(name: str, known: Iterable[str], *, hint: str = "") -> str:
     return hint or "there is none yet"
 
 
-def told(exc: BaseException) -> str:
+def message_of(exc: BaseException) -> str:
     """Return the message of an exception. If it isn't one of rmvdb's, the message starts with its class."""
     return str(exc) if isinstance(exc, RmvdbError) else f"{type(exc).__name__}: {exc}"
 

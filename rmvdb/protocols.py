@@ -1,4 +1,4 @@
-"""The seams: what a room asks of the services it is given. A protocol stands here only where two real implementations exist."""
+"""The protocols of the services that rooms receive. Each has at least two real implementations."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ import numpy.typing as npt
 
 from rmvdb.types import Hit, Id, Index, Item, Record, Schema, Segments, Vectors
 
-#: Asked before every attempt of a write leaves for the engine; what it raises ends the call (a lease or a deadline that is over).
+#: Called before each attempt to send a write to the engine. An exception ends the write: its lease or deadline is over.
 Permit: TypeAlias = Callable[[], None]
 
 
 def always() -> None:
-    """The permit of a write that may leave at any time."""
+    """Permit a write at any time."""
 
 
 class VectorStore(Protocol):
     """Named collections of records in one engine.
 
-    Every write is idempotent: repeated, it changes nothing more. Distances are smaller-is-closer at this seam whatever the
-    engine says. `strong` shows every write that returned before the call; without it a call may lag by `staleness` seconds.
-    Raises EngineUnavailable when the engine cannot be reached (after retries with back-off), CollectionMissing for a
-    collection that is not there, FilterError for a filter it cannot understand, EngineError for any other refusal.
+    Every write is idempotent: a repeated call changes nothing. Smaller distances are closer, whatever the engine returns. A
+    `strong` call shows every write that returned before it. Other calls may lag by `staleness` seconds.
+
+    Raises:
+        EngineUnavailable: the engine cannot be reached, after retries with back-off.
+        CollectionMissing: there is no such collection.
+        FilterError: rmvdb cannot understand the filter.
+        EngineError: the engine refuses a call for another reason.
     """
 
     @property
@@ -33,39 +37,47 @@ class VectorStore(Protocol):
         ...
 
     def version(self) -> str:
-        """The engine and its version, such as "milvus 2.3.5"; raises EngineUnavailable if it does not answer."""
+        """Return the engine and its version, such as "milvus 2.3.5"."""
         ...
 
     def create(self, schema: Schema, index: Index) -> None:
-        """Make the collection with its index, loaded; does nothing where it exists with that schema, else AlreadyExists."""
+        """Create the collection with its index, and load it. Does nothing if it exists with that schema.
+
+        Raises:
+            AlreadyExists: it exists with another schema.
+        """
         ...
 
     def describe(self, collection: str) -> Schema:
-        """Read the schema; raises CannotAdopt, naming the feature and the way out, for what rmvdb cannot serve."""
+        """Read the schema.
+
+        Raises:
+            CannotAdopt: rmvdb cannot serve the collection. The message names the feature and the remedy.
+        """
         ...
 
     def index(self, collection: str) -> Index:
-        """The index on the vectors as it was built, as far as the engine tells; it has no search parameters."""
+        """Return the index on the vectors, as far as the engine reports it, without search parameters."""
         ...
 
     def exists(self, collection: str) -> bool:
-        """Whether there is a collection of that name."""
+        """Return whether there is a collection of that name."""
         ...
 
     def field_names(self, collection: str) -> list[str]:
-        """The names of its fields as they are now, also of a collection that is only half made."""
+        """Return the names of its fields, even if the collection is only half made."""
         ...
 
     def collection_names(self) -> list[str]:
-        """Every collection that there is."""
+        """Return the names of all collections."""
         ...
 
     def drop(self, collection: str) -> None:
-        """Remove the collection and its records; does nothing where there is none."""
+        """Remove the collection and its records. Does nothing if there is none."""
         ...
 
     def move_aliases(self, collection: str, target: str) -> list[str]:
-        """Let every other name of the collection stand for the target; tells them, none where the engine has no aliases."""
+        """Move every alias of the collection to the target. Return them, none if the engine has no aliases."""
         ...
 
     def search(
@@ -79,7 +91,7 @@ class VectorStore(Protocol):
         search: Mapping[str, object] | None = None,
         strong: bool = False,
     ) -> list[list[Hit]]:
-        """The nearest `limit` distinct records of each query (n, dim), nearest first; `fields=None` gives all of them."""
+        """Return the nearest `limit` distinct records of each query (n, dim), nearest first. `fields=None` returns all fields."""
         ...
 
     def get(
@@ -92,7 +104,7 @@ class VectorStore(Protocol):
         vector: bool = False,
         strong: bool = True,
     ) -> list[Record]:
-        """The records of these ids that exist and match, each once, in the order asked; `fields=None` gives all of them."""
+        """Return the records of these ids that exist and match, each once, in that order. `fields=None` returns all fields."""
         ...
 
     def scan(
@@ -106,33 +118,39 @@ class VectorStore(Protocol):
         upto: Id | None = None,
         page: int = 1000,
     ) -> Iterator[list[Record]]:
-        """Every record in ascending id order, each once, in pages, with `after < id <= upto`; strong; bounded by the page."""
+        """Yield pages of every record with `after < id <= upto`, each once, by ascending id, strong. Memory holds one page."""
         ...
 
     def fields_of(self, collection: str, records: Sequence[Record]) -> list[Record]:
-        """These records, vectors left out, as the collection would keep them; Mismatch or Unwritable for the first that it
-        cannot."""
+        """Return these records as the collection would store them, without vectors.
+
+        Raises:
+            Mismatch, Unwritable: the collection cannot store one of them.
+        """
         ...
 
     def upsert(self, collection: str, records: Sequence[Record], *, as_read: bool = False, permit: Permit = always) -> None:
-        """Write records (vectors required), replacing those of the same id at one stroke: no search finds neither version.
+        """Write records with vectors. Each replaces the record of its id atomically: every search finds one of the two versions.
 
-        Mismatch or Unwritable, with nothing written, for a record that the collection cannot keep as it is. `as_read`: the fields
-        were read from a collection of this engine that has the same ones, and are believed; so is the length of a vector.
+        `as_read`: the fields were read from a collection of this engine with the same fields, so neither they nor the lengths of
+        the vectors are checked.
+
+        Raises:
+            Mismatch, Unwritable: the collection cannot store a record as it is. Nothing was written.
         """
         ...
 
     def delete(self, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
-        """Remove the records of these ids; ids that are not there are no error."""
+        """Remove the records of these ids. Ignore ids that do not exist."""
         ...
 
     def count(self, collection: str, *, filter: str | None = "") -> int:
-        """How many distinct ids match, at strong consistency."""
+        """Return how many distinct ids match, at strong consistency."""
         ...
 
     @property
     def settles_at_once(self) -> bool:
-        """Whether every search finds what was written without `settle`."""
+        """Whether every search finds all writes without `settle`."""
         ...
 
     def settle(
@@ -143,12 +161,15 @@ class VectorStore(Protocol):
         missed: bool = False,
         report: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
-        """Wait until searches, filtered ones too, find all that was written before, and will once so many more records are
-        `coming`; `missed`: a search has missed some; `report` hears rows done, of all."""
+        """Wait until all searches, filtered ones too, find every earlier write.
+
+        `coming`: the number of records still to come, which searches must find, too. `missed`: a search has missed some.
+        `report` takes the rows done, and all rows.
+        """
         ...
 
     def segments(self, collection: str) -> Segments:
-        """How far the engine is with what was written."""
+        """Return how far the engine has indexed the rows."""
         ...
 
 
@@ -156,15 +177,15 @@ class Embedder(Protocol):
     """Turns items into vectors."""
 
     def embed(self, items: Sequence[Item]) -> Vectors:
-        """Vectors of shape (n, dim) for n items, in order; deterministic; raises for items it cannot read."""
+        """Return vectors (n, dim) for n items, in order, and the same each time. Raise an error for items it cannot read."""
         ...
 
 
 class Classifier(Protocol):
-    """The classification head that a model was trained with; it reads that model's own vectors."""
+    """The classification head that a model was trained with. It reads that model's own vectors."""
 
     def scores(self, vectors: Vectors) -> npt.NDArray[np.float32]:
-        """Class probabilities (n, classes) of vectors (n, dim)."""
+        """Return class probabilities (n, classes) of vectors (n, dim)."""
         ...
 
 
@@ -172,7 +193,11 @@ class Source(Protocol):
     """Gives the item of a record."""
 
     def load(self, records: Sequence[Record]) -> Mapping[Id, Item]:
-        """Items by id; ids it does not know are left out; raises SourceError when it cannot answer at all."""
+        """Return items by id, without ids that it does not know.
+
+        Raises:
+            SourceError: it cannot answer at all.
+        """
         ...
 
 
@@ -180,5 +205,5 @@ class Order(Protocol):
     """Which records are backfilled first."""
 
     def confidence(self, records: Sequence[Record]) -> npt.NDArray[np.float32]:
-        """One value per record (n,), from its old vector and fields; the lowest go first."""
+        """Return one value per record (n,), from its old vector and fields. Records of the lowest values go first."""
         ...

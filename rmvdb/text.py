@@ -1,4 +1,4 @@
-"""Sentences for people: how many of something, what can be kept of a text, and the URL of a database without its password."""
+"""Texts for people: counted nouns, storable texts, and the URL of a database without its password."""
 
 from __future__ import annotations
 
@@ -8,40 +8,43 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-#: What a command says that was stopped.
+#: The last line of a command that was stopped.
 RESUMABLE = "Stopped. Run the same command to resume."
 #: The names of parameters that hold a secret.
 _TELLING = r"(?:\w*passw(?:or)?d|\w*passphrase|\w*token|\w*secret|pwd)"
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """`1 record`, `2 records`; `many` where an s does not make it: `counted(2, "batch is", "batches are")`."""
+    """Return `1 record` or `2 records`. `many` is the plural that an s does not make: `counted(2, "batch is", "batches are")`."""
     return f"{count} {one if count == 1 else many or f'{one}s'}"
 
 
 def storable(text: str) -> str:
-    """The text without what no database and no log keeps in it: NUL, and half a surrogate pair."""
+    """Replace the characters that no database and no log stores: NUL, and half a surrogate pair."""
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 def database_url(url: str) -> str:
-    """The URL with the driver that rmvdb uses: plain `postgresql://` and `postgres://` become `postgresql+psycopg://`."""
+    """Add the driver that rmvdb uses: plain `postgresql://` and `postgres://` become `postgresql+psycopg://`."""
     return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
 
 
 def parsed(url: str) -> URL | None:
-    """The URL of a database in its parts, or None; none, too, where an @ ends the password before its end: what comes after it
-    would be read, and told by whoever looks for it, as the host or the database."""
+    """Parse the URL of a database. Return None if it cannot be parsed.
+
+    Return None, too, if the password holds an @ that is not escaped: the rest of the password would be taken for the host or the
+    database, and would appear in messages.
+    """
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
     if re.search(r"://[^:/]*:[^@?]*@[^?]*(\?[^=]*)?@", url):
         return None
     try:
-        found = make_url(url)
+        result = make_url(url)
     except (ArgumentError, ValueError):
         return None
-    return None if "@" in (found.host or "") else found
+    return None if "@" in (result.host or "") else result
 
 
 def has_password(url: str) -> bool:

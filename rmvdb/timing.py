@@ -1,4 +1,4 @@
-"""How much time passed by this machine's clocks, of which only differences say anything; and calls that are under way."""
+"""Elapsed time by this machine's clocks, of which only differences mean anything, and the calls under way."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-#: Seconds for which a write may go on after it was announced; here, so that reading settings waits for nothing.
+#: Seconds that a write may take after its announcement. Defined here, so that reading settings needs no slow import.
 WRITE_LASTS = 30.0
 
 
 def counted() -> float:
-    """Seconds by a clock that nobody sets: at least so much time passed. Sleep counts, a pause by a hypervisor does not."""
-    # A monotonic clock of Linux stands still while a laptop sleeps, or a virtual machine is suspended.
+    """Return the seconds by a clock that is never set. It counts sleep, but not a hypervisor's pause, so more time may pass."""
+    # The monotonic clock of Linux stops while a laptop sleeps or a virtual machine is suspended.
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class Uptime:
-    """Seconds that may have passed, by whichever clock counted more: leases, deadlines and plans grow old meanwhile.
+    """Seconds that may have passed, by the clock that counted more. Leases, deadlines and plans age by it.
 
-    After a machine was paused by its hypervisor its own count stands where it stood, and the time of day, once it is set, does
-    not. Where an administrator sets the time of day forward, a plan is asked for again and a batch is done again.
+    After a hypervisor's pause, the machine's count continues where it stopped, but the time of day, once it is set again, does
+    not. If an administrator sets the time of day forward, a client asks for its plan again, and a worker does a batch again.
     """
 
-    #: Seconds by which the time of day may run ahead of the count at one reading: it is slowed down and sped up all the time.
+    #: Seconds by which the time of day may be ahead of the count at one reading, because its speed is adjusted all the time.
     STEP = 0.1
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Uptime:
         self._shown = time.time()
 
     def __call__(self) -> float:
-        """Now."""
+        """Return the seconds until now."""
         with self._lock:
             now, shown = counted(), time.time()
             by_count, by_day = now - self._counted, shown - self._shown
@@ -44,22 +44,22 @@ class Uptime:
             return self._passed
 
 
-#: Of this process.
+#: The uptime of this process.
 uptime = Uptime()
 
 
-# --- calls to registry and engine that are under way, so that a command line can say what it waits for -----------------
+# --- calls to registry and engine under way, so that the command line can say what it waits for ------------------------
 
 
 @dataclass(slots=True)
 class Wait:
-    """One call that has not ended."""
+    """One call under way."""
 
-    #: Registry or engine, with its address.
+    #: The registry or engine, with its address.
     what: str
-    #: Seconds for which it is tried again.
+    #: Seconds for which rmvdb tries it again.
     patience: float
-    #: Whether it may take long by itself, so that it is worth a word only once a try failed.
+    #: Whether it may be slow by nature. Then the command line reports it only after a failed try.
     slow: bool
     failed: bool = False
     since: float = field(default_factory=time.monotonic)
@@ -72,7 +72,7 @@ _mine = threading.local()
 
 @contextmanager
 def under_way(what: str, patience: float, *, slow: bool = False) -> Iterator[None]:
-    """Note a call of this thread for as long as the block runs."""
+    """Note a call of this thread while the block runs."""
     number, outer, wait = next(_numbers), getattr(_mine, "wait", None), Wait(what, patience, slow)
     _under_way[number] = _mine.wait = wait
     try:
@@ -83,15 +83,15 @@ def under_way(what: str, patience: float, *, slow: bool = False) -> Iterator[Non
 
 
 def tried_in_vain() -> None:
-    """Note that a try of this thread's call failed, and another one follows."""
+    """Note that a try of this thread's call failed, and another follows."""
     if (wait := getattr(_mine, "wait", None)) is not None:
         wait.failed = True
 
 
 def longer_than(seconds: float) -> dict[str, Wait]:
-    """The oldest call to each of those that have kept a call waiting for longer."""
-    before, found = time.monotonic() - seconds, dict[str, Wait]()
+    """Return the oldest call under way for over so many seconds, by registry or engine."""
+    before, oldest = time.monotonic() - seconds, dict[str, Wait]()
     for wait in list(_under_way.values()):
         if wait.since < before and (wait.failed or not wait.slow):
-            found.setdefault(wait.what, wait)
-    return found
+            oldest.setdefault(wait.what, wait)
+    return oldest

@@ -1,4 +1,4 @@
-"""What every room speaks of, as values: frozen, keyword-only, numpy at the borders."""
+"""The values that all rooms share: frozen, keyword-only, numpy at the borders."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ import numpy.typing as npt
 
 #: A record's id: INT64 or VARCHAR, one kind per gallery.
 Id: TypeAlias = int | str
-#: What a record or a query is made from: a path, bytes, a PIL image, an array, a text.
+#: The input that a record or a query is made from: a path, bytes, a PIL image, an array, a text.
 Item: TypeAlias = Any
 #: float32, shape (n, dim) unless a docstring says otherwise.
 Vectors: TypeAlias = npt.NDArray[np.float32]
-#: Called with what is being done, how much of it is done, and how much there is.
+#: Takes the name of the work, how much of it is done, and how much there is.
 ReportProgress: TypeAlias = Callable[[str, int, int], None]
 
 
-#: How the name of a collection begins that says whose another one is (`rmvdb.owner`): it is no gallery's.
+#: The prefix of the name of a mark (`rmvdb.registry.mark`), a collection that belongs to no gallery.
 MARK_PREFIX = "rmvdb_owner_of_"
 
 
 class Metric(StrEnum):
-    """How two vectors of one space are compared."""
+    """How vectors of one space are compared."""
 
     COSINE = "COSINE"
     IP = "IP"
     L2 = "L2"
-    #: Distance on the hyperboloid of points (time, space); `hyperbolic` says how an engine that does not know it is asked.
+    #: The distance on the hyperboloid of points (time, space). `learning.hyperbolic` asks engines, which do not know it.
     LORENTZ = "LORENTZ"
 
     @property
     def stored(self) -> Metric:
-        """The metric of the collection."""
+        """The metric of the collection in the engine."""
         return Metric.IP if self is Metric.LORENTZ else self
 
 
 class IdType(StrEnum):
-    """What ids a gallery has."""
+    """The type of a gallery's ids."""
 
     INT64 = "INT64"
     VARCHAR = "VARCHAR"
@@ -52,23 +52,23 @@ class Phase(StrEnum):
     PLANNED = "planned"
     SERVING_BOTH = "serving both"
     CUT_OVER = "cut over"
-    #: The old collection and the archive are being dropped: there is no way back any more.
+    #: rmvdb drops the old collection and the archive. There is no way back any more.
     CLEANING_UP = "cleaning up"
     ENDED = "ended"
 
 
 class BatchState(StrEnum):
-    """Where a batch stands; it only ever moves down this list."""
+    """Where a batch stands. It only moves down this list."""
 
-    #: Nobody has begun it, nothing was written.
+    #: No worker has begun it, and nothing was written.
     PENDING = "pending"
-    #: A worker reads, loads and embeds it, or should go on with it where it was left.
+    #: A worker reads, loads and embeds it, or should continue it.
     CLAIMED = "claimed"
-    #: A worker writes it; a client's write of one of its ids waits.
+    #: A worker writes it. A client's write of one of its ids waits.
     WRITING = "writing"
-    #: Every id is in both collections; it waits for one grace.
+    #: Every id is in both collections. The batch waits for one grace.
     COPIED = "copied"
-    #: What leaves the old collection is decided and written down; a rerun removes just that.
+    #: The worker has decided and recorded which ids leave the old collection. A rerun removes the same ids.
     REMOVING = "removing"
     #: Every id is in the new collection and out of the old one.
     RETIRED = "retired"
@@ -79,9 +79,9 @@ class Record:
     """One gallery entry."""
 
     id: Id
-    #: Shape (dim,), or None where the caller did not ask for it.
+    #: Shape (dim,), or None if the caller did not ask for it.
     vector: Vectors | None = None
-    #: Scalar and dynamic fields by name, the id and the vector left out.
+    #: Scalar and dynamic fields by name, without the id and the vector.
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -90,10 +90,10 @@ class Hit:
     """One result of a search."""
 
     id: Id
-    #: Smaller is closer, whatever the metric: 1 − cos, −⟨q, g⟩, squared L2 or d_L; after a merge the calibrated distance.
+    #: Smaller is closer with every metric: 1 − cos, −⟨q, g⟩, squared L2 or d_L. After a merge, the calibrated distance.
     distance: float
     fields: Mapping[str, Any] = field(default_factory=dict)
-    #: The collection that it was found in.
+    #: The collection that gave it.
     leg: str = ""
     #: The distance before calibration.
     raw: float = float("nan")
@@ -101,10 +101,10 @@ class Hit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """Something to search for."""
+    """A query of a sample."""
 
     item: Item
-    #: The records that it should find; none where nobody has judged that.
+    #: The records that it should find. Empty if they are unknown.
     answers: tuple[Id, ...] = ()
 
 
@@ -121,7 +121,7 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schema:
-    """What a collection holds."""
+    """The schema of a collection."""
 
     collection: str
     dim: int
@@ -139,7 +139,7 @@ class Schema:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Index:
-    """An index and how it is searched, in Milvus' terms; index.py checks both before anything is created."""
+    """An index and its search parameters, in Milvus' terms. `index_rules` checks both before rmvdb creates anything."""
 
     type: str = "AUTOINDEX"
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -148,20 +148,20 @@ class Index:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segments:
-    """How far an engine is with what was written into a collection; nothing where it needs no time for that."""
+    """How far an engine has indexed a collection's rows. All zero if it needs no time for that."""
 
-    #: Rows that were flushed.
+    #: Rows that are flushed.
     rows: int = 0
-    #: Those of them that wait for their index.
+    #: Flushed rows that wait for their index.
     waiting: int = 0
-    #: Those of them in segments that are too small for an index and too large to be searched one by one.
+    #: Flushed rows in segments that are too small for an index and too large for a search of row by row.
     partly: int = 0
-    #: Rows without an index that searches read one by one all the same.
+    #: Rows without an index that searches read row by row.
     exact: int = 0
 
     @property
-    def found(self) -> bool:
-        """Whether searches find every row; a search with a filter misses some of many that wait."""
+    def searchable(self) -> bool:
+        """Whether searches find every row. If many rows wait, a search with a filter misses some."""
         return self.waiting <= self.exact
 
 
@@ -177,15 +177,15 @@ class Leg:
     embedder: str
     #: SHA-256 of the transforms applied to the embedder's output, in order: ρ, then ψ …
     transforms: tuple[str, ...] = ()
-    #: SHA-256 of the calibration of its distances; None leaves them as they are.
+    #: SHA-256 of the calibration of its distances. None leaves them as they are.
     calibration: str | None = None
-    #: The model version that makes what is written there, where the query's chain would not give its own vectors (a roll back).
+    #: The model version whose vectors are written there, if the query's chain gives other vectors (a roll back).
     write_with: str | None = None
-    #: False for a mirror: it gets every write and is not searched.
+    #: False for a mirror: it gets every write, and no search.
     searched: bool = True
 
     def transforms_after(self, other: Leg) -> tuple[str, ...] | None:
-        """The transforms that lead on from where the queries of `other` are; None where this leg's do not pass there."""
+        """Return the transforms from the queries of `other` to those of this leg, None if this leg's chain has another start."""
         passed = len(other.transforms)
         if self.embedder != other.embedder or self.transforms[:passed] != other.transforms:
             return None
@@ -194,20 +194,20 @@ class Leg:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingPlan:
-    """The legs in force, newest first; the first one's collection is written to."""
+    """The legs in force, newest first. Writes go to the first one's collection."""
 
     gallery: str
     epoch: int
     legs: tuple[Leg, ...]
-    #: Collections that are kept current and not searched, for an instant roll back.
+    #: Collections that get every write and no search, for an instant roll back.
     mirrors: tuple[Leg, ...] = ()
     #: Seconds for which a client may use a plan without asking again.
     max_age: float
-    #: Seconds after which a search is repeated rather than trusted.
+    #: Seconds after which a search is repeated instead of trusted.
     longest_search: float
     #: Seconds within which the engine shows every write to every search.
     staleness: float
-    #: The grace of the plan before it, by which clients may still search.
+    #: The grace of the plan before, by which clients may still search.
     grace_before: float = 0.0
 
     @property
@@ -217,12 +217,12 @@ class ServingPlan:
 
     @property
     def own_grace(self) -> float:
-        """What its own clients need, in seconds."""
+        """The grace for its own clients, in seconds."""
         return self.max_age + self.longest_search + self.staleness
 
     @property
     def write_targets(self) -> tuple[Leg, ...]:
-        """What a write may change, in the order in which it does: mirrors, then legs."""
+        """The legs that a write may change, in the order of the writes: mirrors, then legs."""
         return (*self.mirrors, *self.legs)
 
     @property
@@ -233,30 +233,30 @@ class ServingPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far an upgrade is."""
+    """The progress of an upgrade."""
 
-    #: Records found in the new collection, of `total`.
+    #: Records in the new collection, of `total`.
     done: int
     total: int
-    #: Records that some worker is copying, or was when it was lost.
+    #: Records that a worker is copying, or was copying when it died.
     begun: int = 0
     quarantined: int = 0
-    #: Records a second over the last minute; None where nothing was moved in it.
+    #: Records a second over the last minute. None if no record moved.
     rate: float | None = None
 
     @property
     def t(self) -> float:
-        """The share that is re-embedded, 0 to 1."""
+        """The share that is re-embedded, from 0 to 1."""
         return self.done / self.total if self.total else 1.0
 
     @property
     def left(self) -> int:
-        """How many records no batch has copied yet."""
+        """How many records are not copied yet."""
         return self.total - self.quarantined - self.done
 
     @property
     def eta(self) -> float | None:
-        """Seconds until the last record is copied; None below 1 % or without a rate."""
+        """Seconds until the last record is copied. None below 1 %, or without a rate."""
         if self.t < 0.01 or not self.rate:
             return None
         return (self.total - self.done) / self.rate

@@ -215,7 +215,7 @@ class Scheduler:
         return say
 
     def _complain(self, exc: Exception, about: str = "") -> None:
-        if (told := errors.told(exc)) != self._last.get(about):  # once, not once a second
+        if (told := errors.message_of(exc)) != self._last.get(about):  # once, not once a second
             self._last[about] = told
             self._warn(told)
             if not isinstance(exc, errors.RmvdbError):

@@ -119,7 +119,7 @@ def _new_index(app: App, engine: str) -> str:
 
 def _collection(app: App, row: CollectionRow) -> str:
     found, segments = catalog.check_unchanged(app.store, row), app.store.segments(row.name)
-    if not segments.found:
+    if not segments.searchable:
         raise errors.EngineError(
             f"{segments.waiting} of {counted(segments.rows, 'row')} wait for their index, and searches with a filter may miss "
             "them until they have it; if that lasts for longer than minutes, look at Milvus' index nodes"

@@ -27,7 +27,7 @@ _Test: TypeAlias = Callable[[Mapping[str, Any]], bool]
 #: As many hits as Milvus gives.
 _MOST = 16_384
 #: None: it holds whatever a schema allows.
-_LIMITS = canonical.Limits(engine="the store in this process")
+_LIMITS = canonical.EngineLimits(engine="the store in this process")
 
 
 class FaissStore:

@@ -1,9 +1,9 @@
-"""The model-version registry and the work list, in SQL (SQLite or PostgreSQL). Nowhere else is a statement written.
+"""The model-version registry and the work list, in SQL (SQLite or PostgreSQL). No other room writes SQL.
 
-Every method is one transaction, repeated with back-off while the database is away. Times are the registry's (`clock`). Rows come
-back detached: they are what was true then.
+Each method is one transaction. rmvdb repeats it with back-off while the database is away. Times are the registry's (`clock`).
+Rows come back detached: they show the state at that time.
 
-A file here is a subject, and its class a part of `registry.Registry`: look for a method in the file of what it is about. What
-several of them ask is in `shared_queries`; how a transaction goes, and what is handed to the manifest before it ends, in
-`session` and `manifest_rows`. `tables` has the rows, `schema` the migrations, `mark` the registry's mark beside the data.
+Each file is a subject, and its class a part of `registry.Registry`: a method is in the file of its subject. `shared_queries` has
+the queries of several subjects. `session` and `manifest_rows` run a transaction and hand its changes to the manifest before the
+commit. `tables` has the rows, `schema` the migrations, `mark` the registry's mark beside the data.
 """

@@ -1,4 +1,4 @@
-"""The work list of an upgrade, and how far it is."""
+"""The work list of an upgrade, and its progress."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import BatchRow, QuarantineRow
 from rmvdb.types import BatchState, Id, Progress
 
-#: Batches whose records are found in the new collection.
+#: Batches whose records are in the new collection.
 MOVED = (BatchState.COPIED, BatchState.REMOVING, BatchState.RETIRED)
 
 
 class Batches(Database):
-    """The batches of an upgrade in their order."""
+    """The batches of an upgrade, by priority."""
 
     @transaction
     def add_batches(
@@ -33,37 +33,48 @@ class Batches(Database):
         first: int,
         leader_token: int | None = None,
     ) -> None:
-        """Append batches (ids, origin) to the work list, priorities counting from `first`; none is added twice.
+        """Append batches (ids, origin) to the work list, with priorities from `first` on. A repeated call adds nothing.
 
-        WrongPhase where the upgrade has ended, UpgradeRunning where another one has the leadership by now: whoever makes its list
-        does not know yet.
+        Raises:
+            WrongPhase: the upgrade has ended.
+            UpgradeRunning: another process leads the upgrade by now.
         """
         shared_queries.refuse_ended(s, upgrade_id)
         shared_queries.refuse_overtaken(s, upgrade_id, leader_token)
         for priority, (ids, origin) in enumerate(batches, start=first):
-            there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
-            if s.scalar(there) is None:
+            existing = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
+            if s.scalar(existing) is None:
                 s.add(shared_queries.new_batch(upgrade_id, priority, ids, origin))
 
     @transaction
     def add_late(self, s: Session, /, upgrade_id: int, ids: Sequence[Id]) -> None:
-        """Put records behind every batch, but for those that a batch holds which is not retired, and those set aside: in two
-        batches at once, one would find them gone because of the other. WrongPhase where the upgrade has ended."""
+        """Append records as a last batch. Leave out records that are quarantined or in a batch that is not retired.
+
+        If a record were in two batches at once, one batch would miss it because the other moved it.
+
+        Raises:
+            WrongPhase: the upgrade has ended.
+        """
         shared_queries.refuse_ended(s, upgrade_id)
         shared_queries.lock_list(s, upgrade_id)
-        held = set(ids).intersection(shared_queries.listed(s, upgrade_id))
+        listed = set(ids).intersection(shared_queries.listed(s, upgrade_id))
         aside = shared_queries.set_aside(s, upgrade_id, ids)
-        if late := [id for id in ids if id not in held and key(id) not in aside]:
+        if late := [id for id in ids if id not in listed and key(id) not in aside]:
             s.add(shared_queries.new_batch(upgrade_id, shared_queries.last_priority(s, upgrade_id) + 1, late, None))
 
     @transaction
     def put_back(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, of: int) -> None:
-        """Put records that were moved by a batch and are lost since behind every other batch, to be made again from the archive;
-        not those that a batch holds which is not retired. WrongPhase where the upgrade has ended."""
+        """Append records that batch `of` moved and that are lost since. Their new batch restores them from the archive.
+
+        Leave out records that are in a batch that is not retired.
+
+        Raises:
+            WrongPhase: the upgrade has ended.
+        """
         shared_queries.refuse_ended(s, upgrade_id)
         shared_queries.lock_list(s, upgrade_id)
-        row, held = s.get_one(BatchRow, of), set(ids).intersection(shared_queries.listed(s, upgrade_id))
-        if lost := [id for id in ids if id not in held]:
+        row, listed = s.get_one(BatchRow, of), set(ids).intersection(shared_queries.listed(s, upgrade_id))
+        if lost := [id for id in ids if id not in listed]:
             begun = {"state": BatchState.CLAIMED, "archive": row.archive, "restore": True}
             s.add(
                 shared_queries.new_batch(upgrade_id, shared_queries.last_priority(s, upgrade_id) + 1, lost, row.origin, **begun)
@@ -71,18 +82,22 @@ class Batches(Database):
 
     @transaction
     def discard_list(self, s: Session, /, upgrade_id: int, *, leader_token: int | None = None) -> None:
-        """Forget the batches nobody has begun, so that the list can be made again; UpgradeRunning as in `add_batches`."""
+        """Delete the pending batches, so that the list can be made again.
+
+        Raises:
+            UpgradeRunning: another process leads the upgrade by now.
+        """
         shared_queries.refuse_overtaken(s, upgrade_id, leader_token)
         s.execute(delete(BatchRow).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state == BatchState.PENDING))
 
     @transaction
     def next_priority(self, s: Session, /, upgrade_id: int) -> int:
-        """The first priority that is behind every batch."""
+        """Return the priority after that of the last batch."""
         return shared_queries.last_priority(s, upgrade_id) + 1
 
     @transaction
     def listed_ids(self, s: Session, /, upgrade_id: int) -> set[Id]:
-        """The ids of every batch that is not retired."""
+        """Return the ids of every batch that is not retired."""
         return set(shared_queries.listed(s, upgrade_id))
 
     @transaction
@@ -97,7 +112,7 @@ class Batches(Database):
         limit: int = 200,
         state: BatchState | None = None,
     ) -> Sequence[BatchRow]:
-        """Batches by row id, a page at a time; those `before` a number from there downwards."""
+        """Return one page of batches by row id: upwards from `after`, or downwards from `before` if it is given."""
         page = select(BatchRow).where(BatchRow.upgrade_id == upgrade_id).limit(limit)
         if before is None:
             page = page.where(BatchRow.id > after).order_by(BatchRow.id)
@@ -107,7 +122,7 @@ class Batches(Database):
 
     @transaction
     def counts(self, s: Session, /, upgrade_id: int) -> dict[BatchState, tuple[int, int]]:
-        """Batches and records by state."""
+        """Return how many batches and records there are, by state."""
         grouped = (
             select(BatchRow.state, func.count(), func.sum(BatchRow.count))
             .where(BatchRow.upgrade_id == upgrade_id)

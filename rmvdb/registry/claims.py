@@ -1,4 +1,4 @@
-"""Which worker is at which batch, and what it makes of it."""
+"""The claims of workers on batches, and how a claim ends."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import BatchRow, GalleryRow, QuarantineRow, UpgradeRow, WorkerRow
 from rmvdb.types import BatchState, Id, Phase
 
-#: The next token lies at most so far beyond the last one.
+#: The largest step from one token to the next.
 _GAP = 1_000_000
-#: A claim: the batch, and the token that tells it from every other claim on that batch.
+#: A claim: the batch, and the token that no other claim on that batch has.
 Claim = tuple[int, int]
 
-#: A claim under which nothing was written, nor under one before it.
+#: Whether neither this claim nor an earlier one wrote anything.
 _UNWRITTEN = and_(BatchRow.state == BatchState.CLAIMED, BatchRow.archive.is_(None), BatchRow.copied_at.is_(None))
 
 
@@ -42,26 +42,20 @@ class Claims(Database):
         copy: bool,
         settled: float | None = None,
     ) -> BatchRow | None:
-        """Take the first batch that has work: its grace is over, it was begun and left, or (`copy`) it is fresh; a pause lets no
-        fresh one begin. None while an epoch changes.
+        """Claim the first batch that has work. Return None if there is none, or while an epoch changes.
 
-        `settled`: only what was copied before that time may retire, since searches may not find the rest yet.
+        A batch has work if its grace is over, if a worker began and left it, or, with `copy`, if it is pending. During a pause no
+        pending batch begins. `settled`: only batches that were copied before that time may retire, because searches may not find
+        the others yet.
         """
-        # Locked first, so that no upgrade ends and no epoch changes between a look and the claim.
+        # Locked first, so that no upgrade ends and no epoch changes between the look and the claim.
         gallery = s.scalars(shared_queries.gallery_of(upgrade_id).with_for_update(read=True, of=GalleryRow)).one()
         upgrade = s.get_one(UpgradeRow, upgrade_id)
         if shared_queries.closing(s, gallery) or upgrade.phase == Phase.ENDED:
             return None
-        free = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until < clock())
-        due = and_(BatchRow.state == BatchState.COPIED, BatchRow.copied_at + grace <= clock(), free)
-        if settled is not None:
-            due = and_(due, BatchRow.copied_at <= settled)
-        work = [due, and_(BatchRow.state.in_(shared_queries.BEGUN), free)]
-        if copy and not upgrade.paused:
-            work.append(BatchRow.state == BatchState.PENDING)
         chosen = (
             select(BatchRow)
-            .where(BatchRow.upgrade_id == upgrade_id, or_(*work))
+            .where(BatchRow.upgrade_id == upgrade_id, _has_work(grace, settled, pending=copy and not upgrade.paused))
             .order_by(BatchRow.state != BatchState.REMOVING, BatchRow.state != BatchState.COPIED, BatchRow.priority)
             .limit(1)
             .with_for_update(skip_locked=True)
@@ -69,7 +63,7 @@ class Claims(Database):
         row = s.scalar(chosen)
         if row is not None:
             at = now(s)
-            # Beyond every token that a registry which was lost since can have given, and none that one which has gone back gave.
+            # Larger than every token of a registry that was lost, and different from every token of one that has gone back.
             token = max(row.token + 1, int(at)) + secrets.randbelow(_GAP)
             row.worker, row.token, row.lease_until = worker, token, at + lease
             if row.state in (BatchState.PENDING, BatchState.WRITING):
@@ -80,40 +74,45 @@ class Claims(Database):
     def renew(
         self, s: Session, /, worker: str, upgrade_id: int | None, claims: Collection[Claim] = (), *, lease: float, note: str = ""
     ) -> set[Claim]:
-        """A worker's heartbeat: it lives, and so do these claims of its own, which come back; one whose lease has run out stays
-        lost.
+        """Record a worker's heartbeat and extend the leases of its claims. Return the extended claims.
 
-        RegistryError where the upgrade is not known: a registry that was lost must let the claims of its workers run out.
+        A claim whose lease has run out stays lost.
+
+        Raises:
+            RegistryError: the registry does not know the upgrade. It may have been lost, so the claims must run out.
         """
         if upgrade_id is not None and s.get(UpgradeRow, upgrade_id) is None:
             raise errors.RegistryError(f"The registry at {self.shown_url} has no upgrade {upgrade_id}; rmvdb registry rebuild")
         live = and_(BatchRow.worker == worker, BatchRow.lease_until > clock())
         mine = tuple_(BatchRow.id, BatchRow.token).in_(claims)
         renewed = update(BatchRow).where(live, mine).values(lease_until=clock() + lease).returning(BatchRow.id, BatchRow.token)
-        held = {(id, token) for id, token in s.execute(renewed)}
+        extended = {(id, token) for id, token in s.execute(renewed)}
         values = {"upgrade_id": upgrade_id, "note": note, "seen_at": clock(), "heard_at": day(s)}
         if not s.execute(update(WorkerRow).where(WorkerRow.id == worker).values(**values)).rowcount:  # type: ignore[attr-defined]
             shared_queries.forget_silent(s, WorkerRow, true())
             s.execute(insert(WorkerRow).values(id=worker, **values))
-        return held
+        return extended
 
     @transaction
     def retire_worker(self, s: Session, /, worker: str) -> None:
-        """A worker that ends leaves, and its claims with it."""
+        """Remove a worker that ends, and release its claims."""
         _let_go(s, BatchRow.worker == worker)
         s.execute(delete(WorkerRow).where(WorkerRow.id == worker))
 
     @transaction
     def workers(self, s: Session, /, upgrade_id: int, *, within: float) -> Sequence[WorkerRow]:
-        """The workers at this upgrade that gave a heartbeat within so many seconds, by the database's clock."""
+        """Return the workers of this upgrade with a heartbeat in the last `within` seconds, by the database's clock."""
         heard = WorkerRow.heard_at > day(s) - within
         return s.scalars(select(WorkerRow).where(WorkerRow.upgrade_id == upgrade_id, heard)).all()
 
     @transaction
     def advance(self, s: Session, /, batch: BatchRow, state: BatchState, **values: Any) -> int:
-        """Move a claimed batch on within its claim; LeaseLost when somebody else has it by now.
+        """Change the state of a batch within its claim.
 
-        Once records may leave a collection, the gallery's trace rises in the same transaction: its number, else 0.
+        Before records may leave a collection, raise the gallery's trace in the same transaction and return its number, else 0.
+
+        Raises:
+            LeaseLost: the claim has ended.
         """
         _move(s, batch, state, **values)
         if state != BatchState.REMOVING:
@@ -124,7 +123,10 @@ class Claims(Database):
 
     @transaction
     def copied(self, s: Session, /, batch: BatchRow, *, requeue: Sequence[Id], aside: Mapping[Id, str]) -> None:
-        """End the claim on a batch, which waits for its grace: `requeue` was left to a client, `aside` goes to quarantine."""
+        """End the claim on a copied batch, which waits for its grace.
+
+        `requeue`: ids that a client is writing. `aside`: ids to quarantine, with the reason.
+        """
         if _has_ended(s, batch, BatchState.COPIED):
             return
         left = [id for id in unpack_ids(batch.ids) if id not in aside]
@@ -134,35 +136,48 @@ class Claims(Database):
 
     @transaction
     def hand_back(self, s: Session, /, batch: BatchRow) -> None:
-        """Give up a claim; does nothing where somebody else has it by now."""
+        """Release a claim. Does nothing if the claim has ended."""
         _let_go(s, and_(BatchRow.id == batch.id, BatchRow.token == batch.token))
 
     @transaction
     def retire(self, s: Session, /, batch: BatchRow, *, moved: int, requeue: Sequence[Id]) -> None:
-        """End a batch; the ids in `requeue` become a batch of their own at the same place in the order, begun already."""
+        """End a batch. The ids in `requeue` become a new batch of the same priority."""
         if _has_ended(s, batch, BatchState.RETIRED):
             return
         _move(s, batch, BatchState.RETIRED, count=moved, lease_until=None, worker=None)
         if requeue:
-            # Not a fresh one: what it holds is in the new collection, too, and not what it is in the old one.
+            # It isn't pending: its records are in the new collection, too, and differ from those in the old one.
             begun = {"state": BatchState.CLAIMED, "copied_at": batch.copied_at, "archive": batch.archive, "left": batch.left}
             begun |= {"root": batch.root or batch.id, "restore": batch.restore}
             s.add(shared_queries.new_batch(batch.upgrade_id, batch.priority, requeue, batch.origin, **begun))
 
 
+def _has_work(grace: float, settled: float | None, *, pending: bool) -> ColumnElement[bool]:
+    free = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until < clock())
+    due = and_(BatchRow.state == BatchState.COPIED, BatchRow.copied_at + grace <= clock(), free)
+    if settled is not None:
+        due = and_(due, BatchRow.copied_at <= settled)
+    work = [due, and_(BatchRow.state.in_(shared_queries.BEGUN), free)]
+    if pending:
+        work.append(BatchRow.state == BatchState.PENDING)
+    return or_(*work)
+
+
 def _has_ended(s: Session, batch: BatchRow, state: BatchState) -> bool:
-    """Whether this claim has ended in that state: the step is repeated, because the answer to the first try was lost."""
+    """Return whether this claim ended in that state. Then the call is a repetition, because the first answer was lost."""
     mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token, BatchRow.lease_until.is_(None))
     return s.scalar(select(BatchRow.state).where(mine)) == state
 
 
 def _move(s: Session, batch: BatchRow, state: BatchState, **values: Any) -> None:
-    """Change a claimed batch under its fencing token, while its lease runs: a roll back waits no longer before it lists what the
-    upgrade moved."""
+    """Change a claimed batch under its fencing token, while its lease runs.
+
+    A roll back waits until the lease ends, then lists the records that the upgrade moved.
+    """
     mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token, BatchRow.lease_until > clock())
     if not s.execute(update(BatchRow).where(mine).values(state=state, **values)).rowcount:  # type: ignore[attr-defined]
         raise errors.LeaseLost(
-            f"The lease on batch {batch.id} ran out, or another worker has taken it over; nothing of it was changed here since"
+            f"The lease on batch {batch.id} ran out, or another worker has taken it over; this worker changed nothing since"
         )
 
 
@@ -171,7 +186,7 @@ def _let_go(s: Session, mine: ColumnElement[bool]) -> None:
     extends that lease."""
     s.execute(update(BatchRow).where(mine, _UNWRITTEN).values(state=BatchState.PENDING))
     unwritten = BatchRow.state.in_((BatchState.PENDING, BatchState.CLAIMED, BatchState.COPIED))
-    # Another token: what still runs in a process that was told to end changes nothing more.
+    # With a new token, calls that still run in a process that ends change nothing.
     ended = {"worker": None, "token": BatchRow.token + 1}
     s.execute(update(BatchRow).where(mine).values(**ended, lease_until=case((unwritten, None), else_=BatchRow.lease_until)))
 

@@ -1,4 +1,4 @@
-"""Who searches a gallery, and by which plan."""
+"""The clients of a gallery, and the plans that they serve by."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import ClientRow, GalleryRow, PlanRow, TraceRow
 from rmvdb.types import ServingPlan
 
-#: Seconds within which a client counts as one of those that ask.
+#: Seconds for which a call counts a client as one of those that ask for the plan.
 RECENT = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
-    """What a client learns when it asks: the plan in force, and the one that is announced."""
+    """The answer to a client that asks: the plan in force, and the announced one."""
 
     plan: ServingPlan
     next: ServingPlan | None
-    #: How many clients ask as this one does.
+    #: How many clients of this gallery ask.
     clients: int = 1
-    #: The gallery's number that only rises, by this registry.
+    #: The gallery's trace, a number that only rises.
     trace: int = 0
 
 
 class Clients(Database):
-    """Clients: what they serve by and can serve, and how their searches fare."""
+    """Clients: the epoch that each serves by, the newest that it can serve, and how long its searches take."""
 
     @transaction
     def refresh(
@@ -47,19 +47,22 @@ class Clients(Database):
         searches: int = 0,
         p99_ms: float = 0.0,
     ) -> Serving:
-        """Tell which epoch this client serves by (0 for none yet) and can serve, and how its searches fare; learn the plan in
-        force and the one that is announced."""
-        # Locked, so that no epoch changes before everybody can read what this client was told.
+        """Record a client's heartbeat and return the plan in force and the announced one.
+
+        `holds`: the epoch that it serves by, 0 for none yet. `ready`: the newest epoch that it can serve. `trouble`: why it can't
+        serve the announced one. `searches`, `p99_ms`: how many searches count, and how long they take.
+        """
+        # Locked, so that no epoch changes before every reader sees the epoch that this client gets.
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock={"read": True})
-        told = {"epoch": holds or row.epoch, "ready": ready, "trouble": trouble, "searches": searches, "p99_ms": p99_ms}
-        values = {"gallery_id": row.id, "seen_at": clock(), **told}
+        reported = {"epoch": holds or row.epoch, "ready": ready, "trouble": trouble, "searches": searches, "p99_ms": p99_ms}
+        values = {"gallery_id": row.id, "seen_at": clock(), **reported}
         if not s.execute(update(ClientRow).where(ClientRow.id == client).values(**values)).rowcount:  # type: ignore[attr-defined]
             mine = PlanRow.gallery_id == row.id
-            longest_age = select(func.max(PlanRow.max_age)).where(mine).scalar_subquery()  # nobody waits for one after that
+            longest_age = select(func.max(PlanRow.max_age)).where(mine).scalar_subquery()  # an epoch waits no longer than that
             shared_queries.forget_silent(s, ClientRow, ClientRow.gallery_id == row.id, longer=longest_age)
             s.execute(insert(ClientRow).values(id=client, **values))
         trace = s.get(TraceRow, row.id)
-        if holds > max(row.epoch, trace.reported if trace else 0):  # of that one this registry, which went back, knows nothing
+        if holds > max(row.epoch, trace.reported if trace else 0):  # this registry has gone back: it doesn't know that epoch
             s.add(trace := trace or TraceRow(gallery_id=row.id, number=0))
             trace.reported = holds
         upcoming = shared_queries.plan(s, row, row.next_epoch) if row.next_epoch else None
@@ -69,18 +72,18 @@ class Clients(Database):
 
     @transaction
     def leave(self, s: Session, /, client: str) -> None:
-        """A client that ends well says so, and nobody waits for it."""
+        """Forget a client that ends well, so that no epoch waits for it."""
         s.execute(delete(ClientRow).where(ClientRow.id == client))
 
     @transaction
     def clients(self, s: Session, /, gallery_id: int) -> Sequence[ClientRow]:
-        """The clients seen within their plan's maximum age."""
+        """Return the clients that asked within their plan's maximum age."""
         return s.scalars(shared_queries.live_clients(s, s.get_one(GalleryRow, gallery_id))).all()
 
     @transaction
     def slowest_client(self, s: Session, /, gallery: str, *, enough: int, within: float) -> ClientRow | None:
-        """The client with the worst p99, of those seen within so many seconds whose p99 is one of `enough` searches."""
+        """Return the client with the worst p99 of those that asked in the last `within` seconds and have `enough` searches."""
         mine = ClientRow.gallery_id == shared_queries.named(s, GalleryRow, "gallery", gallery).id
-        # Not only those seen within their plan's maximum age: where searches are slow, heartbeats come late, too.
+        # The plan's maximum age doesn't count here: if searches are slow, heartbeats are late, too.
         judged = select(ClientRow).where(mine, ClientRow.searches >= enough, ClientRow.seen_at > clock() - within)
         return s.scalar(judged.order_by(ClientRow.p99_ms.desc()).limit(1))

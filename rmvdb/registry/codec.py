@@ -1,4 +1,4 @@
-"""How ids, schemas and legs are written in a row."""
+"""Ids, schemas and legs as a row holds them."""
 
 from __future__ import annotations
 
@@ -12,39 +12,43 @@ from rmvdb.types import Id, IdType, Leg, Metric, Schema
 
 
 def key(id: Id) -> str:
-    """How a record's id is written in a row of its own; TypeError for one that `canonical` has not seen."""
+    """Return a record's id as a row of its own holds it.
+
+    Raises:
+        TypeError: `rmvdb.canonical` has not checked the id.
+    """
     if type(id) is not int and type(id) is not str:
-        raise TypeError(f"{id!r} is no id, but a {type(id).__name__}")
+        raise TypeError(f"{id!r} is a {type(id).__name__}, not an id")
     return str(id)
 
 
 def pack_ids(ids: Iterable[Id]) -> bytes:
-    """Ids of one kind as bytes, in order; about four bytes an INT64 id."""
+    """Pack ids of one type as bytes, in order. An INT64 id takes about four bytes."""
     return zlib.compress(json.dumps(list(ids), ensure_ascii=False).encode())
 
 
 def unpack_ids(packed: bytes | None) -> list[Id]:
-    """The inverse of `pack_ids`; nothing for None."""
+    """Undo `pack_ids`. None gives an empty list."""
     return list(json.loads(zlib.decompress(packed))) if packed else []
 
 
 def schema_to_json(schema: Schema) -> dict[str, Any]:
-    """A schema as JSON values."""
+    """Return a schema as JSON values."""
     plain = {name: getattr(schema, name) for name in Schema.__slots__}
     return plain | {"fields": [{"name": each.name, "type": each.type, "params": dict(each.params)} for each in schema.fields]}
 
 
 def schema_from_json(value: Mapping[str, Any]) -> Schema:
-    """The inverse of `schema_to_json`."""
+    """Undo `schema_to_json`."""
     fields = tuple(SchemaField(**each) for each in value["fields"])
     return Schema(**{**value, "fields": fields, "metric": Metric(value["metric"]), "id_type": IdType(value["id_type"])})
 
 
 def leg_to_json(leg: Leg) -> dict[str, Any]:
-    """A leg as JSON values."""
+    """Return a leg as JSON values."""
     return {name: getattr(leg, name) for name in Leg.__slots__} | {"transforms": list(leg.transforms)}
 
 
 def leg_from_json(value: Mapping[str, Any]) -> Leg:
-    """The inverse of `leg_to_json`."""
+    """Undo `leg_to_json`."""
     return Leg(**{**value, "metric": Metric(value["metric"]), "transforms": tuple(value["transforms"])})

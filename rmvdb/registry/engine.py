@@ -1,4 +1,4 @@
-"""How SQLite and PostgreSQL are connected to, and what their failures mean."""
+"""Connections to SQLite and PostgreSQL, and what their failures mean."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rmvdb.registry import waiting
 from rmvdb.storage import files
 from rmvdb.text import parsed, without_password
 
-#: A server that vanished without a word is noticed within seconds.
+#: rmvdb notices within seconds that a server has vanished.
 _POSTGRES = {
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,
@@ -25,13 +25,13 @@ _POSTGRES = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
 }
-#: Milliseconds after which PostgreSQL ends a transaction of a process that is suspended in it, and holds rows that others want.
+#: Milliseconds after which PostgreSQL ends an idle transaction: its process may be suspended while it locks rows.
 _SUSPENDED = 10_000
-#: Milliseconds for which one statement may wait for locks, and run; it is tried again.
+#: Milliseconds for which one statement may wait for locks, and run. rmvdb tries it again.
 _LOCKED, _RUNS = 5_000, 30_000
-#: The same for SQLite, which has one lock.
+#: Milliseconds for which a statement waits for the one lock of SQLite.
 _BUSY = 2_000
-#: What SQLite calls a file that is busy, locked, unreadable or not to be opened just now.
+#: The error codes of SQLite for a file that it cannot lock, read or open right now.
 _SQLITE_AWAY = (
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
@@ -39,30 +39,48 @@ _SQLITE_AWAY = (
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PROTOCOL,
 )
-#: What PostgreSQL calls a server that only reads since another one took over, and a transaction that it ended for being idle.
+#: The SQLSTATEs of PostgreSQL for a server that is read-only since another took over, and for an idle transaction that it ended.
 _DEMOTED = ("25006", "25P03")
-#: What PostgreSQL says when it has as many connections as it may.
+#: Words of PostgreSQL if all its connections are in use (SQLSTATE 53300, which psycopg does not give for a failed connect).
 _FULL = ("too many clients", "too many connections", "remaining connection slots")
-#: What PostgreSQL says when another try cannot help.
+#: Words of PostgreSQL if another try cannot help.
 _REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry")
 
 
 class Away(Exception):
-    """The database cannot be reached, or is locked; worth another try."""
+    """The database cannot be reached, or is locked. Another try may help."""
+
+    #: The sentence that ends the message, if no try helped.
+    remedy = "Start it, or correct registry.url, then run the same command again."
+
+
+class Full(Away):
+    """All connections of PostgreSQL are in use. One may be free a moment later."""
+
+    def __init__(self, words: str, most: str) -> None:
+        super().__init__(words)
+        self.remedy = (
+            f"All {most}connections that max_connections allows are in use. Raise max_connections in postgresql.conf, use "
+            "PgBouncer, or let rmvdb try for longer with backfill.retry_for."
+        )
 
 
 def parsed_url(url: str) -> URL:
-    """The database's URL in its parts; ConfigError, without its password, for one that has none."""
-    if (found := parsed(url)) is None:
+    """Parse the database's URL.
+
+    Raises:
+        ConfigError: the URL cannot be read. The message hides the password.
+    """
+    if (result := parsed(url)) is None:
         raise errors.ConfigError(
             f"registry.url = {without_password(url)!r} cannot be read; write postgresql://user:password@host:5432/database, with "
             "%40, %3A and %2F for @, : and / in the password"
         )
-    return found
+    return result
 
 
 def make_engine(url: str) -> Engine:
-    """How every connection to this database is made, and its failures translated."""
+    """Make the engine that opens every connection to this database and translates its failures."""
     facts: dict[str, str] = {}
     if make_url(url).get_backend_name() != "sqlite":
         try:
@@ -75,7 +93,7 @@ def make_engine(url: str) -> Engine:
         engine = create_engine(url, connect_args={"timeout": _BUSY / 1000})
         if (database := make_url(url).database) and database != ":memory:":
             files.make_folder(Path(database).parent, "home, or registry.url,")
-            # SQLite gives the files beside it, -wal and -shm, the rights of this one.
+            # SQLite gives the files -wal and -shm the rights of this one.
             event.listen(engine, "do_connect", lambda *_: files.make_private(Path(database)))
             event.listen(engine, "connect", lambda _, record: record.info.update(file=_file_at(database)))
             event.listen(engine, "checkout", functools.partial(_leave_removed_file, database))
@@ -86,8 +104,10 @@ def make_engine(url: str) -> Engine:
 
 
 def safe_settings() -> dict[str, str]:
-    """What a transaction of PostgreSQL needs, whatever its user or its database is set to: what was acknowledged is kept, and
-    nobody is waited for without end."""
+    """Return the settings that each transaction of PostgreSQL needs, whatever its user's or its database's defaults are.
+
+    They keep every change that was acknowledged, and bound every wait.
+    """
     return {
         "synchronous_commit": "on",
         "idle_in_transaction_session_timeout": str(_SUSPENDED),
@@ -97,36 +117,36 @@ def safe_settings() -> dict[str, str]:
 
 
 def _prepare_postgres(facts: dict[str, str], connection: Any, _: Any) -> None:
-    # Not options of the connection: poolers between refuse those that they do not know.
+    # Not as options of the connection: poolers refuse options that they do not know.
     settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in safe_settings().items())
     with connection.cursor() as cursor:
-        found = cursor.execute(f"SELECT current_setting('max_connections'), {settings}").fetchone()
+        row = cursor.execute(f"SELECT current_setting('max_connections'), {settings}").fetchone()
     connection.commit()
-    facts["max_connections"] = found[0]
+    facts["max_connections"] = row[0]
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # SQLAlchemy says BEGIN itself, below
+    connection.isolation_level = None  # SQLAlchemy sends BEGIN itself, below
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={_BUSY}"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _leave_removed_file(database: str, _: Any, record: Any, __: Any) -> None:
-    # SQLite would go on reading and writing a file that has no name any more, while others have made a new one.
+    # If the file was removed, SQLite would still read and write it, while other processes use a new file of that name.
     if record.info["file"] != _file_at(database):
         raise DisconnectionError(f"{database} is not the file that was opened")  # the pool opens it again
 
 
 def _file_at(database: str) -> tuple[int, int] | None:
     try:
-        found = Path(database).stat()
+        status = Path(database).stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _begin_immediate(connection: Connection) -> None:
-    # SQLite's stand-in for row locks: whoever begins holds the database, so a read and the write that follows see one state.
+    # Replaces row locks in SQLite: a transaction locks the database as it begins, so its reads and writes see one state.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
@@ -146,13 +166,10 @@ def _translate(facts: Mapping[str, str], context: Any) -> Exception | None:
         return errors.DiskFull("The disk that holds the registry is full; free some space, then run the same command again")
     if getattr(failure, "sqlstate", "") in _DEMOTED:
         context.is_disconnect = True  # so that the pool looks for the server that took over
-    if any(word in words for word in _FULL):
-        most = facts.get("max_connections", "its")
-        words = f"{words}; all of {most} connections are in use: raise max_connections in postgresql.conf, or use PgBouncer"
     if isinstance(failure, sqlite3.Error) and context.engine is not None and (refusal := unwritable(context.engine.url)):
         return refusal
     if _is_away(context, words):
-        away = Away(words)
+        away = Full(words, _number(facts)) if any(word in words for word in _FULL) else Away(words)
         away.__cause__ = failure
         return away
     if "InsufficientPrivilege" in type(failure).__name__:
@@ -163,8 +180,13 @@ def _translate(facts: Mapping[str, str], context: Any) -> Exception | None:
         context.sqlalchemy_exception, IntegrityError
     )
     if type(failure) is sqlite3.DatabaseError or refused:
-        return errors.RegistryError(f"The registry refused: {words}; mend registry.url or the database it names")
+        return errors.RegistryError(f"The registry refused: {words}; correct registry.url or the database it names")
     return None
+
+
+def _number(facts: Mapping[str, str]) -> str:
+    """Return how many connections the server allows, if an earlier connection of this process has read it."""
+    return f"{facts['max_connections']} " if "max_connections" in facts else ""
 
 
 def unwritable(url: URL) -> errors.RegistryError | None:

@@ -44,7 +44,11 @@ class Galleries(Database):
         search: Mapping[str, Any],
         times: Mapping[str, float],
     ) -> GalleryRow:
-        """Register a gallery of one collection, which alone serves it at epoch 1; AlreadyExists if a name is taken."""
+        """Register a gallery of one collection, which alone serves it at epoch 1.
+
+        Raises:
+            AlreadyExists: the gallery's name or the collection is taken.
+        """
         if s.scalar(select(GalleryRow).where(GalleryRow.name == name)):
             raise errors.AlreadyExists(f"Gallery {name!r} exists; see it with: rmvdb gallery show {name}")
         if holder := s.scalar(select(CollectionRow).where(CollectionRow.name == schema.collection)):
@@ -68,27 +72,36 @@ class Galleries(Database):
 
     @transaction
     def gallery(self, s: Session, /, name: str) -> GalleryRow:
-        """One gallery; UnknownName offers the nearest."""
+        """Return one gallery.
+
+        Raises:
+            UnknownName: there is none. The message offers the nearest name.
+        """
         return shared_queries.named(s, GalleryRow, "gallery", name, hint="make one: rmvdb gallery add NAME --model VERSION")
 
     @transaction
     def set_source(self, s: Session, /, gallery: str, source: str) -> None:
-        """Change where a gallery's items come from."""
+        """Change the source of a gallery's items."""
         shared_queries.named(s, GalleryRow, "gallery", gallery).source = source
 
     @transaction
     def galleries(self, s: Session, /) -> Sequence[GalleryRow]:
-        """All galleries, oldest first."""
+        """Return all galleries, oldest first."""
         return s.scalars(select(GalleryRow).order_by(GalleryRow.id)).all()
 
     @transaction
     def refuse_used(self, s: Session, /, gallery: str) -> None:
-        """UpgradeRunning where the gallery is in an upgrade, UsageError where a client serves it."""
+        """Refuse a gallery that is in use.
+
+        Raises:
+            UpgradeRunning: it has an upgrade that has not ended.
+            UsageError: a client serves it.
+        """
         _refuse_used(s, shared_queries.named(s, GalleryRow, "gallery", gallery))
 
     @transaction
     def remove_gallery(self, s: Session, /, gallery: str) -> None:
-        """Forget a gallery with its plans, upgrades and history; raises what `refuse_used` does."""
+        """Delete a gallery with its plans, upgrades and history. Raises the errors of `refuse_used`."""
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock=shared_queries.FOR_CHANGE)
         _refuse_used(s, row)
         upgrades = s.scalars(select(UpgradeRow.id).where(UpgradeRow.gallery_id == row.id)).all()
@@ -100,28 +113,28 @@ class Galleries(Database):
 
     @transaction
     def add_collection(self, s: Session, /, gallery_id: int, *, model: str, schema: Schema, search: Mapping[str, Any]) -> None:
-        """Register a collection that rmvdb made; the same again is no error."""
+        """Register a collection that rmvdb made. A repeated call changes nothing."""
         if s.scalar(select(CollectionRow).where(CollectionRow.name == schema.collection)) is None:
             s.add(_collection(s.get_one(GalleryRow, gallery_id), model, schema, search, adopted=False, at=day(s)))
 
     @transaction
     def collection(self, s: Session, /, name: str) -> CollectionRow:
-        """One collection's row."""
+        """Return one collection's row."""
         return shared_queries.named(s, CollectionRow, "collection", name)
 
     @transaction
     def collections(self, s: Session, /, gallery_id: int) -> Sequence[CollectionRow]:
-        """The collections of a gallery, dropped ones too, oldest first."""
+        """Return the collections of a gallery, oldest first, including dropped ones."""
         return s.scalars(select(CollectionRow).where(CollectionRow.gallery_id == gallery_id).order_by(CollectionRow.id)).all()
 
     @transaction
     def allow_removal(self, s: Session, /, name: str) -> None:
-        """Note that its owner agreed to removals from an adopted collection."""
+        """Record that you agreed to removals from an adopted collection."""
         s.execute(update(CollectionRow).where(CollectionRow.name == name).values(removal_allowed=True))
 
     @transaction
     def mark_dropped(self, s: Session, /, name: str) -> None:
-        """Note that a collection is gone."""
+        """Record that a collection was dropped."""
         s.execute(update(CollectionRow).where(CollectionRow.name == name).values(dropped_at=day(s)))
 
 

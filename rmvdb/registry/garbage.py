@@ -1,4 +1,4 @@
-"""What is left in the registry that no upgrade, worker or client needs any more."""
+"""Rows of the registry that no upgrade, worker or client needs any more."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from rmvdb.registry.tables import (
 )
 from rmvdb.types import Phase
 
-#: The name of an artifact, wherever it stands.
+#: The name of an artifact inside any text.
 SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 class Garbage(Database):
-    """Rows that may go."""
+    """Rows that rmvdb may delete."""
 
     @transaction
     def needed_upgrades(self, s: Session, /) -> set[int]:
-        """Upgrades that have not ended, and those that one of them would go back to or go on from."""
+        """Return the upgrades that have not ended, and those that they undo or supersede."""
         return _needed(s)
 
     @transaction
     def artifacts_in_use(self, s: Session, /) -> set[str]:
-        """SHA-256 of every artifact that a serving plan, a model version or an upgrade refers to, ended ones too."""
+        """Return the SHA-256 of each artifact that a serving plan, a model version or an upgrade, ended or not, refers to."""
         return _in_use(s)
 
     @transaction
     def collect(self, s: Session, /, *, older: float, spared: set[str], remove: bool) -> dict[str, int]:
-        """Count the rows of each kind that nothing needs and that are `older` than so many seconds; take them out if `remove`.
+        """Count the rows of each kind that nothing needs and that are over `older` seconds old. Delete them if `remove`.
 
         `spared`: artifacts that something outside the registry refers to.
         """
@@ -63,11 +63,11 @@ class Garbage(Database):
 
 
 def _kinds(s: Session, older: float, spared: set[str]) -> dict[str, tuple[type[Table], ColumnElement[bool]]]:
-    before, dated = clock() - older, day(s) - older  # the registry's time stands still while no process is at work
+    before, dated = clock() - older, day(s) - older  # the registry's time stops while no process works
     needed = _needed(s)
     on = select(UpgradeRow.gallery_id).where(UpgradeRow.phase != Phase.ENDED)
     ended = select(UpgradeRow.id).where(UpgradeRow.ended_at < dated, UpgradeRow.id.not_in(needed))
-    # A plan may let a client be silent for longer.
+    # A plan may allow a client a longer silence.
     longest = s.scalar(select(func.max(PlanRow.max_age))) or 0.0
     free = and_(IntentRow.upgrade_id.is_(None), IntentRow.gallery_id.not_in(on), IntentRow.deadline < before)
     return {
@@ -98,14 +98,14 @@ def _needed(s: Session) -> set[int]:
 
 
 def _collections(s: Session, needed: set[int]) -> set[str]:
-    """Collections that a plan in force or announced searches or writes to, or that an upgrade which is needed works on."""
-    found = set[str]()
+    """Return the collections that a plan, in force or announced, searches or writes to, or that a needed upgrade works on."""
+    names = set[str]()
     for gallery in s.scalars(select(GalleryRow)):
         for epoch in filter(None, (gallery.epoch, gallery.next_epoch)):
-            found |= {leg.collection for leg in shared_queries.plan(s, gallery, epoch).write_targets}
+            names |= {leg.collection for leg in shared_queries.plan(s, gallery, epoch).write_targets}
     for row in s.scalars(select(UpgradeRow).where(UpgradeRow.id.in_(needed))):
-        found |= {*row.old_collections, *row.made, row.new_collection, *filter(None, [row.original])}
-    return found
+        names |= {*row.old_collections, *row.made, row.new_collection, *filter(None, [row.original])}
+    return names
 
 
 def _in_use(s: Session) -> set[str]:

@@ -1,4 +1,4 @@
-"""Writes of clients: announced record by record before they are made, done or given up after."""
+"""Intents: a client announces a write of a record before it makes it, and marks it done or withdraws it afterwards."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import BatchRow, ClientRow, GalleryRow, IntentRow, UpgradeRow
 from rmvdb.types import BatchState, Id, IdType, Phase, ServingPlan
 
-#: How the name begins under which a conductor writes. That of a client begins with its host's, which has no blanks.
+#: The prefix of a conductor's name as a writer. A client's name begins with its host's, which has no blanks.
 CONDUCTOR = "upgrade "
-#: Bytes of an id: an entry of an index of PostgreSQL has about 2,700.
+#: The most bytes of an id. An index entry of PostgreSQL has about 2,700.
 LONGEST_ID = 2500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """A client's intents, and the plan that they were made under."""
+    """A client's open intents, and the plan that the write must follow."""
 
     plan: ServingPlan
     intents: tuple[int, ...]
@@ -35,29 +35,26 @@ class Opened:
 
 
 class Intents(Database):
-    """Intents, and what they say to workers and to other writers."""
+    """Intents, for the client that writes, for other writers and for workers."""
 
     @transaction
     def open_intents(
         self, s: Session, /, gallery: str, kind: str, ids: Sequence[Id], *, client: str, lasting: float
     ) -> Opened | None:
-        """Register a write of these records and read the plan it must follow in one transaction; None while an epoch changes,
-        and until every live client serves by it: one that searches by the plan before would miss what is written.
+        """Announce a write of these records, and read the plan that it must follow, in one transaction.
 
-        `client` names this one write of a client, so that the same call again takes the place of the first. Mismatch for an id
-        that PostgreSQL could not keep.
+        Return None while an epoch changes, and until every live client serves by the new plan: a client that searches by the
+        plan before would miss the write. `client` names this one write of a client, so that a repeated call replaces the first.
+
+        Raises:
+            Mismatch: PostgreSQL could not store an id.
         """
-        if (bad := next((id for id in ids if "\0" in key(id)), None)) is not None:
-            raise Mismatch(f"The id {bad!r} cannot be kept: it contains NUL, which PostgreSQL has in no text; rename the record")
-        if (long := next((id for id in ids if len(key(id).encode()) > LONGEST_ID), None)) is not None:
-            raise Mismatch(
-                f"The id {long!r:.60}… has more than {LONGEST_ID:,} bytes, which PostgreSQL cannot index; rename the record"
-            )
-        # Locked until the commit, so that of two writes of one record the one with the smaller id is also seen first.
+        _refuse_unstorable(ids)
+        # Locked until the commit, so that others see two writes of one record in the order of their ids.
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock=shared_queries.FOR_CHANGE)
         if shared_queries.closing(s, row) or s.scalar(_behind(s, row)):
             return None
-        # Repeated because the first answer was lost, or an epoch was changing: this write must not wait for itself.
+        # A repetition, because the first answer was lost or an epoch was changing, must not wait for its own first try.
         mine = and_(IntentRow.record.in_([key(id) for id in ids]), IntentRow.client == client)
         s.execute(delete(IntentRow).where(IntentRow.gallery_id == row.id, or_(mine, _forgotten(row))))
         plan = shared_queries.plan(s, row, row.epoch)
@@ -82,9 +79,10 @@ class Intents(Database):
 
     @transaction
     def close_intents(self, s: Session, /, opened: Opened, sketches: Mapping[int, bytes] | None = None) -> bool:
-        """Mark a write as done, unless it is past its deadline; outside an upgrade nobody asks for it again.
+        """Mark a write as done, and return True. Return False if its deadline is over.
 
-        `sketches`: by intent, of the vectors that were written into the collection that the upgrade fills.
+        Outside an upgrade the intents are deleted, because nothing reads them again. `sketches`: by intent, the sketch of the
+        vector that was written into the collection that the upgrade fills.
         """
         mine = _of(opened)
         in_time = and_(mine, ~IntentRow.done, IntentRow.deadline > clock())
@@ -92,28 +90,28 @@ class Intents(Database):
             s.execute(delete(IntentRow).where(in_time))
         else:
             s.execute(update(IntentRow).where(in_time).values(done=True, done_at=clock()))
-            if sketches:  # of an intent that clean-up has forgotten meanwhile nothing is kept
+            if sketches:  # clean-up may have deleted the intent meanwhile: then the update changes nothing
                 table = IntentRow.metadata.tables[IntentRow.__tablename__]
                 this = and_(table.c.id == bindparam("intent"), table.c.client == opened.client)
-                kept = update(table).where(this).values(sketch=bindparam("of_it"))
-                s.execute(kept, [{"intent": intent, "of_it": sketch} for intent, sketch in sketches.items()])
+                store = update(table).where(this).values(sketch=bindparam("of_it"))
+                s.execute(store, [{"intent": intent, "of_it": sketch} for intent, sketch in sketches.items()])
         return s.scalar(select(IntentRow.id).where(mine, ~IntentRow.done).limit(1)) is None
 
     @transaction
     def extend_intents(self, s: Session, /, opened: Opened, *, lasting: float) -> bool:
-        """Announce a write that still waits anew; False where its deadline has made everybody believe that it was never made."""
+        """Extend the deadline of a write that waits. Return False if it is over: then the write counts as never made."""
         in_time = and_(_of(opened), IntentRow.deadline > clock())
         extended = s.execute(update(IntentRow).where(in_time).values(deadline=clock() + lasting))
         return bool(extended.rowcount == len(opened.intents))  # type: ignore[attr-defined]
 
     @transaction
     def withdraw_intents(self, s: Session, /, opened: Opened) -> None:
-        """Forget a write that never began."""
+        """Delete the intents of a write that never began."""
         s.execute(delete(IntentRow).where(_of(opened)))
 
     @transaction
     def blocked(self, s: Session, /, opened: Opened, ids: Sequence[Id]) -> bool:
-        """Whether a live claim that holds one of these ids is *writing*, or an earlier write of one of them is still open."""
+        """Return whether a live claim on one of these ids is *writing*, or an earlier write of one of them is still open."""
         gallery_id = s.scalar(select(IntentRow.gallery_id).where(IntentRow.id == opened.intents[0]))
         keys = [key(id) for id in ids]
         earlier = and_(IntentRow.gallery_id == gallery_id, IntentRow.record.in_(keys), IntentRow.id < opened.intents[0])
@@ -121,13 +119,13 @@ class Intents(Database):
             return True
         live = and_(BatchRow.upgrade_id == opened.upgrade, BatchRow.lease_until > clock())
         writing = s.scalars(select(BatchRow.ids).where(live, BatchRow.state == BatchState.WRITING)).all()
-        undoing = s.scalars(select(BatchRow.gone).where(live, BatchRow.state == BatchState.REMOVING)).all()
+        removing = s.scalars(select(BatchRow.gone).where(live, BatchRow.state == BatchState.REMOVING)).all()
         wanted = set(ids)
-        return any(wanted.intersection(unpack_ids(packed)) for packed in (*writing, *undoing))
+        return any(wanted.intersection(unpack_ids(packed)) for packed in (*writing, *removing))
 
     @transaction
     def intents(self, s: Session, /, upgrade_id: int, ids: Collection[Id]) -> dict[str, IntentRow]:
-        """By key, the intent that decides for each of these records: one that is open within its deadline, else the last done."""
+        """Return, by key, the intent that decides for each record: an open one within its deadline, else the last done one."""
         valid = or_(IntentRow.done, IntentRow.deadline > clock())
         rows: dict[str, IntentRow] = {}
         for row in _intents_of(s, upgrade_id, ids, valid):
@@ -137,66 +135,81 @@ class Intents(Database):
 
     @transaction
     def announced(self, s: Session, /, upgrade_id: int, ids: Collection[Id]) -> dict[str, IntentRow]:
-        """By key, the last intent of each of these records, in whatever state: its writer may have been killed before or after
-        the write reached the engine."""
+        """Return, by key, the last intent of each record, in any state.
+
+        Its writer may have been killed before or after the write reached the engine.
+        """
         return {row.record: row for row in _intents_of(s, upgrade_id, ids, true())}
 
     @transaction
     def last_done(self, s: Session, /, upgrade_id: int, ids: Collection[Id]) -> dict[str, str]:
-        """By key, `upsert` or `delete`: what the last write by a client that was done of each of these records was."""
+        """Return, by key, the kind (`upsert` or `delete`) of the last done write of each record by a client."""
         by_client = and_(IntentRow.done, ~IntentRow.client.startswith(CONDUCTOR))
         return {row.record: row.kind for row in _intents_of(s, upgrade_id, ids, by_client)}
 
     @transaction
     def last_intent(self, s: Session, /) -> int:
-        """The number of the last one; those to come are larger."""
+        """Return the number of the last intent. Later intents have larger numbers."""
         return s.scalar(select(func.max(IntentRow.id))) or 0
 
     @transaction
     def forget_done(self, s: Session, /, upgrade_id: int, ids: Collection[Id], *, upto: int) -> None:
-        """What was written of these records, up to that intent, counts no more: another program has put them where they are."""
+        """Delete the done intents of these records up to that number: another program has put the records where they are."""
         mine = and_(IntentRow.upgrade_id == upgrade_id, IntentRow.record.in_([key(id) for id in ids]))
         s.execute(delete(IntentRow).where(mine, IntentRow.done, IntentRow.id <= upto))
 
     @transaction
     def written(self, s: Session, /, upgrade_id: int, *, after: int = 0, limit: int = 1000) -> Sequence[IntentRow]:
-        """The intents of an upgrade, in whatever state, by row id, a page at a time."""
+        """Return one page of an upgrade's intents, in any state, by row id."""
         rows = select(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.id > after)
         return s.scalars(rows.order_by(IntentRow.id).limit(limit)).all()
 
     @transaction
     def open_writes(self, s: Session, /, gallery_id: int) -> set[int]:
-        """The intents of writes that are under way, one a record."""
+        """Return the intents of the writes under way, one for each record."""
         mine = and_(IntentRow.gallery_id == gallery_id, ~IntentRow.done, IntentRow.deadline > clock())
         return set(s.scalars(select(IntentRow.id).where(mine)))
 
     @transaction
     def expired_writes(self, s: Session, /, gallery: str) -> list[Id]:
-        """The records of writes that were begun outside an upgrade, or while one copied, and never ended: in part they may be
-        made."""
+        """Return the records of writes that never ended and began outside an upgrade, or while one copied.
+
+        Such a write may be made in part.
+        """
         row = shared_queries.named(s, GalleryRow, "gallery", gallery)
-        never = and_(IntentRow.gallery_id == row.id, IntentRow.upgrade_id.is_(None), ~IntentRow.done)
-        keys = s.scalars(select(IntentRow.record).where(never, IntentRow.deadline <= clock()).distinct())
+        unended = and_(IntentRow.gallery_id == row.id, IntentRow.upgrade_id.is_(None), ~IntentRow.done)
+        keys = s.scalars(select(IntentRow.record).where(unended, IntentRow.deadline <= clock()).distinct())
         return [int(each) if row.id_type == IdType.INT64 else each for each in keys]
 
 
+def _refuse_unstorable(ids: Sequence[Id]) -> None:
+    if (bad := next((id for id in ids if "\0" in key(id)), None)) is not None:
+        raise Mismatch(f"The id {bad!r} cannot be stored: it contains NUL, which PostgreSQL refuses in a text; rename the record")
+    if (long := next((id for id in ids if len(key(id).encode()) > LONGEST_ID), None)) is not None:
+        raise Mismatch(
+            f"The id {long!r:.60}… has more than {LONGEST_ID:,} bytes, which PostgreSQL cannot index; rename the record"
+        )
+
+
 def _of(opened: Opened) -> ColumnElement[bool]:
-    """A registry that was lost and rebuilt may have given these numbers to another write."""
+    """Match the intents of this write. A registry that was rebuilt may have given their numbers to another write."""
     return and_(IntentRow.id.in_(opened.intents), IntentRow.client == opened.client)
 
 
 def _forgotten(gallery: GalleryRow) -> ColumnElement[bool]:
-    """Intents past their deadline while there is no upgrade: one that comes begins with what they left. (`expired_writes` gives
-    those from while a copy was made.)"""
+    """Match intents past their deadline while there is no upgrade: the next upgrade begins with what they left.
+
+    `expired_writes` returns those from the time of a copy.
+    """
     on = select(UpgradeRow.id).where(UpgradeRow.gallery_id == gallery.id, UpgradeRow.phase != Phase.ENDED)
     return and_(IntentRow.upgrade_id.is_(None), ~IntentRow.done, IntentRow.deadline <= clock(), ~on.exists())
 
 
 def _writing_for(s: Session, gallery: GalleryRow, plan: ServingPlan) -> int | None:
-    """The upgrade that must know of a write made under this plan: the one that fills the collection written to.
+    """Return the upgrade that must know of a write under this plan: the one that fills the plan's first collection.
 
-    Not simply the active one: while an upgrade is planned its writes still go to the old collection alone, or belong to the
-    upgrade whose place it takes.
+    This may not be the active one: while an upgrade is planned, writes still go to the old collection alone, or belong to the
+    upgrade that it supersedes.
     """
     active = s.scalar(select(UpgradeRow).where(UpgradeRow.gallery_id == gallery.id, UpgradeRow.phase != Phase.ENDED))
     if active is None:
@@ -212,5 +225,5 @@ def _behind(s: Session, gallery: GalleryRow) -> Any:
 
 def _intents_of(s: Session, upgrade_id: int, ids: Collection[Id], which: ColumnElement[bool]) -> Iterable[IntentRow]:
     for some in shared_queries.chunks([key(id) for id in ids], 500):
-        found = select(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.record.in_(some), which)
-        yield from s.scalars(found.order_by(IntentRow.id))
+        rows = select(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.record.in_(some), which)
+        yield from s.scalars(rows.order_by(IntentRow.id))

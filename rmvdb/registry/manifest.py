@@ -1,7 +1,7 @@
-"""What the registry cannot be without, in a file beside the archive, for the day on which the database is lost.
+"""The manifest: a file beside the archive from which rmvdb rebuilds the registry if the database is lost.
 
-The registry hands its contents over within every transaction that changes them, before it is committed: the file is never behind
-the database, and at most one change ahead of it, which is one that the same command makes again.
+The registry hands over its contents in each transaction that changes them, before the commit. So the file is never behind the
+database. It is at most one change ahead, and the same command makes that change again.
 """
 
 from __future__ import annotations
@@ -14,51 +14,60 @@ from rmvdb.errors import ArtifactError, RegistryError, SchemaOutdated
 from rmvdb.registry.manifest_rows import Contents
 from rmvdb.storage import files
 
-#: Grows when an older rmvdb could not read what this one writes.
+#: Grows if an older rmvdb could not read this file.
 FORMAT = 1
 
 
 class Manifest:
-    """One file, whole or not there at all, that knows its own SHA-256."""
+    """One file with its own SHA-256. It is whole, or it does not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def write(self, contents: Contents) -> None:
-        """Keep these contents; nothing is written where the file has them already.
+        """Write these contents, unless the file has them already.
 
-        Raises RegistryError where the file holds the galleries of another registry: one that was lost must not be forgotten
-        because somebody begins anew; and where it is ahead, but for one change that was not committed: an older copy of the
-        registry must not take its place. Raises DiskFull and ArtifactError where it cannot be written.
+        Raises:
+            RegistryError: the file holds the galleries of another registry, which may be lost, or is more than one uncommitted
+                change ahead, so that this registry is an older copy.
+            DiskFull: the disk has no room.
+            ArtifactError: the file cannot be written.
         """
         known = self._known()
         if known == contents:
             return
         if known and known["galleries"] and not _versions(known) & _versions(contents):
             raise self._lost(known)
-        if known and (kept := _changes(known)) > (own := _changes(contents)):
+        if known and (newer := _changes(known)) > (own := _changes(contents)):
             raise RegistryError(
-                f"The registry is an older copy: {self.path} holds its change {kept}, and this is change {own}; put the newer "
-                "database back, or empty this one and run rmvdb registry rebuild; to go on with the older one, move that file "
+                f"The registry is an older copy: {self.path} holds its change {newer}, and this is change {own}; put the newer "
+                "database back, or empty this one and run rmvdb registry rebuild; to continue with the older one, move that file "
                 "away"
             )
         whole = {"rmvdb": FORMAT, "sha256": _digest(contents), "tables": contents}
         files.durable_write(self.path, json.dumps(whole, indent=1, ensure_ascii=False).encode())
 
     def read(self) -> Contents:
-        """The contents; ArtifactError where the file is missing or altered, SchemaOutdated where a newer rmvdb wrote it."""
+        """Return the contents.
+
+        Raises:
+            ArtifactError: the file is missing or was altered.
+            SchemaOutdated: a newer rmvdb wrote it.
+        """
         try:
             whole = json.loads(self.path.read_bytes())
         except FileNotFoundError as exc:
             raise ArtifactError(f"{self.path} is missing; put it back from a backup of that folder") from exc
         except OSError as exc:
-            raise ArtifactError(f"{self.path} cannot be read ({exc.strerror}); mend that and run the step again") from exc
+            raise ArtifactError(
+                f"{self.path} cannot be read ({exc.strerror}); fix that, then run the same command again"
+            ) from exc
         except ValueError:
             whole = None
         return self._checked(whole)
 
     def check_forgotten(self) -> None:
-        """RegistryError where the file holds galleries; for a registry that has none."""
+        """Raise RegistryError if the file holds galleries. Call this for a registry that has none."""
         known = self._known()
         if known and known["galleries"]:
             raise self._lost(known)
@@ -67,7 +76,7 @@ class Manifest:
         names = ", ".join(row["name"] for row in contents["galleries"])
         return RegistryError(
             f"The registry does not know gallery {names}, which {self.path} holds: was it lost? rmvdb registry rebuild brings it "
-            "back; to begin anew, move that file away"
+            "back; to start again without it, move that file away"
         )
 
     def _checked(self, whole: Any) -> Contents:
@@ -81,11 +90,11 @@ class Manifest:
         except (TypeError, KeyError):
             intact = False
         if not intact:
-            raise ArtifactError(f"{self.path} was altered: it is not what its SHA-256 says; put it back from a backup")
+            raise ArtifactError(f"{self.path} was altered: its SHA-256 does not match; put it back from a backup")
         return contents
 
     def _known(self) -> Contents | None:
-        """What the file holds; nothing where it is missing or damaged, which the next write mends."""
+        """Return the contents, or None if the file is missing or damaged. The next write repairs it."""
         try:
             return self.read()
         except ArtifactError:
@@ -93,12 +102,12 @@ class Manifest:
 
 
 def _versions(contents: Contents) -> set[tuple[str, float]]:
-    """What a registry is known by: no change takes the model versions of all its galleries out of it."""
+    """Return the model versions, which identify a registry: no change removes all of those that its galleries use."""
     return {(row["name"], row["created_at"]) for row in contents["model_versions"]}
 
 
 def _changes(contents: Contents) -> int:
-    """How many changes led to these contents."""
+    """Return how many changes led to these contents."""
     return max((row["number"] for row in contents.get("changes", ())), default=0)
 
 

@@ -1,4 +1,4 @@
-"""What of the registry the manifest keeps: rows as JSON values and back, and whether a transaction changed any."""
+"""The registry's rows in the manifest: as JSON values and back, and whether a transaction changed any."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sqlalchemy.orm import ORMExecuteState, Session
 
 from rmvdb.registry.tables import MANIFEST_TABLES, TRANSIENT_COLUMNS, ChangesRow, Table
 
-#: What the manifest holds: rows as JSON values, by table.
+#: The manifest's rows as JSON values, by table.
 Contents: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 class WatchedSession(Session):
-    """A session that knows whether it changed what the manifest holds, however it was changed."""
+    """A session that knows whether it changed a row of the manifest, by an object or by a statement."""
 
     changed = False
 
@@ -28,7 +28,7 @@ def _flushed(session: WatchedSession, _: object) -> None:
 
 
 def _is_changed(row: object) -> bool:
-    """In any other column than those that the manifest leaves out."""
+    """Return whether a column that the manifest holds was changed."""
     return any(column.history.has_changes() for column in inspect(row).attrs if column.key not in TRANSIENT_COLUMNS)
 
 
@@ -45,17 +45,17 @@ def _executed(state: ORMExecuteState) -> None:
 
 
 def count_change(s: Session) -> None:
-    """One more change of what is kept."""
+    """Count one more change of the manifest's rows."""
     if not s.execute(update(ChangesRow).values(number=ChangesRow.number + 1)).rowcount:  # type: ignore[attr-defined]
         s.execute(insert(ChangesRow).values(number=1))
 
 
 def contents(s: Session) -> Contents:
-    """Every kept row, without the columns that hold for seconds only."""
-    return {table.__tablename__: [_to_json(row) for row in s.execute(_kept(table)).mappings()] for table in MANIFEST_TABLES}
+    """Return every row of the manifest, without the columns that are valid for seconds only."""
+    return {table.__tablename__: [_to_json(row) for row in s.execute(_rows(table)).mappings()] for table in MANIFEST_TABLES}
 
 
-def _kept(table: type[Table]) -> Select[Any]:
+def _rows(table: type[Table]) -> Select[Any]:
     columns = [column for column in table.__table__.columns if column.name not in TRANSIENT_COLUMNS]
     return select(*columns).order_by(*table.__mapper__.primary_key)
 
@@ -65,11 +65,11 @@ def _to_json(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def put_back(s: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Fill an empty table with rows as `contents` gave them; those that come after are numbered on from there."""
+    """Fill an empty table with rows that `contents` returned. Later rows get larger numbers."""
     packed = {column.name for column in table.__table__.columns if isinstance(column.type, LargeBinary)}
     values = [{name: base64.b64decode(v) if v and name in packed else v for name, v in row.items()} for row in rows]
     if values:
         s.execute(insert(table), values)
-    if s.get_bind().dialect.name == "postgresql" and "id" in table.__table__.columns:  # SQLite goes on from the last row
+    if s.get_bind().dialect.name == "postgresql" and "id" in table.__table__.columns:  # SQLite continues from the last row
         sequence = func.pg_get_serial_sequence(table.__tablename__, "id")
         s.execute(select(func.setval(sequence, select(func.max(table.__table__.c.id)).scalar_subquery())))

@@ -1,4 +1,4 @@
-"""Serving plans, and how the next one comes into force."""
+"""Serving plans: announced, then put in force."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import BatchRow, GalleryRow, IntentRow, PlanRow, UpgradeRow
 from rmvdb.types import Leg, ServingPlan
 
-#: Seconds for which new writes and claims wait while an epoch changes; renewed by every try, so a dead conductor holds nobody up.
+#: Seconds for which new writes and claims wait while an epoch changes. Each try renews it, so a dead conductor blocks nothing.
 CLOSING = 5.0
-#: Seconds after which a write counts as long, and for which an epoch lets others write on while it waits for the long ones.
+#: Seconds after which a write counts as long, and for which other writes go on while an epoch waits for the long ones.
 LONG, LINGER = 1.0, 60.0
 
 
@@ -26,7 +26,7 @@ class Plans(Database):
 
     @transaction
     def plan(self, s: Session, /, gallery: str) -> ServingPlan:
-        """The serving plan in force."""
+        """Return the serving plan in force."""
         row = shared_queries.named(s, GalleryRow, "gallery", gallery)
         return shared_queries.plan(s, row, row.epoch)
 
@@ -45,11 +45,15 @@ class Plans(Database):
         unless: str | None = None,
         after: int | None = None,
     ) -> int:
-        """Write the next plan and let the clients prepare for it; the epoch it will have. The same plan again: the same.
+        """Write the next plan, so that clients prepare for it. Return its epoch; a repeated call returns the same one.
 
-        `upgrade` is the one that asks, in that `phase`: WrongPhase where it has left it, UpgradeRunning where another has taken
-        the leadership, for somebody else decides what is served by now. WrongPhase, too, where the collection `unless` is served
-        first already, or another epoch than `after` is in force. Paused if the gallery's upgrade is.
+        `upgrade` asks for the change, in that `phase`.
+
+        Raises:
+            WrongPhase: the upgrade has left that phase, the collection `unless` is the plan's first one already, or another epoch
+                than `after` is in force.
+            UpgradeRunning: another process leads the upgrade, and decides what is served.
+            Paused: the gallery's upgrade is paused.
         """
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock=shared_queries.FOR_CHANGE)
         shared_queries.refuse_gone_on(s, upgrade, phase, leader_token)
@@ -71,7 +75,7 @@ class Plans(Database):
 
     @transaction
     def unready(self, s: Session, /, gallery: str, epoch: int) -> list[str]:
-        """Live clients that cannot serve the plan of that epoch yet, a sentence each."""
+        """Return a sentence for each live client that cannot serve the plan of that epoch yet."""
         return _unready(s, shared_queries.named(s, GalleryRow, "gallery", gallery), epoch)
 
     @transaction
@@ -87,9 +91,11 @@ class Plans(Database):
         phase: str | None = None,
         leader_token: int | None = None,
     ) -> list[str]:
-        """Put the announced plan in force, or say who is not ready: an epoch changes only when older writes and claims have ended
-        and every live client can serve the next plan (`force` leaves the clients out); where only its times are others, claims
-        go on. Refuses what `announce` does."""
+        """Put the announced plan in force, and return []. If it must wait, return a sentence for each reason.
+
+        An epoch changes only when older writes and claims have ended and every live client can serve the next plan. `force` does
+        not wait for the clients. If only the times of the plan change, claims go on. Raises the errors of `announce`.
+        """
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock=shared_queries.FOR_CHANGE)
         shared_queries.refuse_gone_on(s, upgrade, phase, leader_token)
         if row.epoch == epoch:
@@ -105,7 +111,7 @@ class Plans(Database):
         moved = shared_queries.row_of_plan(s, row, epoch).legs != shared_queries.row_of_plan(s, row, row.epoch).legs
         if waiting := (_claimed(s, row) if moved else []) or _lingering(s, row, epoch):
             return waiting
-        # From here on new writes and claims wait, so that the open ones come to an end under steady load.
+        # New writes and claims wait from here on, so that the open ones end under steady load, too.
         row.closing_until = now(s) + CLOSING
         if waiting := _writing(s, row):
             return waiting
@@ -115,7 +121,7 @@ class Plans(Database):
 
 
 def _same(s: Session, gallery: GalleryRow, epoch: int, legs: Sequence[Leg], times: Mapping[str, float]) -> bool:
-    """Whether these legs and mirrors, and times, were announced for that epoch."""
+    """Return whether the plan of that epoch has these legs, mirrors and times."""
     plan = shared_queries.row_of_plan(s, gallery, epoch)
     return [leg_from_json(leg) for leg in plan.legs] == list(legs) and all(getattr(plan, name) == times[name] for name in times)
 
@@ -145,9 +151,9 @@ def _writing(s: Session, gallery: GalleryRow, *, before: float | None = None) ->
 
 
 def _lingering(s: Session, gallery: GalleryRow, epoch: int) -> list[str]:
-    """Writes that take long, as those of a killed client do until their deadline: nobody else's write waits for them.
+    """Return the long writes, such as those of a killed client until their deadline. Other writes go on meanwhile.
 
-    But not for ever: where every write takes long, an epoch would never change.
+    This ends after `LINGER` seconds: if every write took long, an epoch would never change.
     """
     announced = s.scalar(select(PlanRow.created_at).where(PlanRow.gallery_id == gallery.id, PlanRow.epoch == epoch)) or 0.0
     at = now(s)

@@ -15,25 +15,28 @@ from rmvdb.types import Id
 
 
 class Quarantine(Database):
-    """Records that were set aside."""
+    """Records in quarantine."""
 
     @transaction
     def quarantined(self, s: Session, /, upgrade_id: int) -> Sequence[QuarantineRow]:
-        """The records set aside, oldest first."""
+        """Return the quarantined records, oldest first."""
         return s.scalars(select(QuarantineRow).where(QuarantineRow.upgrade_id == upgrade_id).order_by(QuarantineRow.id)).all()
 
     @transaction
     def release(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, requeue: bool) -> None:
-        """Take records out of quarantine; with `requeue` those that were there become a batch each in the same transaction,
-        except those that an unretired batch holds: see `add_late`."""
+        """Take records out of quarantine.
+
+        With `requeue`, each becomes a batch in the same transaction, unless a batch that is not retired has it (see
+        `Batches.add_late`).
+        """
         shared_queries.lock_list(s, upgrade_id)
-        there: set[str] = set()
+        removed: set[str] = set()
         for some in shared_queries.chunks(list(ids), 500):
             mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record.in_([key(id) for id in some]))
-            there.update(s.scalars(delete(QuarantineRow).where(mine).returning(QuarantineRow.record)))
+            removed.update(s.scalars(delete(QuarantineRow).where(mine).returning(QuarantineRow.record)))
         if requeue:
             first = shared_queries.last_priority(s, upgrade_id) + 1
-            # One batch each: a batch that fails as a whole stops the upgrade, and these may well fail again.
-            held = set(ids).intersection(shared_queries.listed(s, upgrade_id))
-            released = [id for id in ids if key(id) in there and id not in held]
+            # One batch each: a batch that fails as a whole stops the upgrade, and these records may fail again.
+            listed = set(ids).intersection(shared_queries.listed(s, upgrade_id))
+            released = [id for id in ids if key(id) in removed and id not in listed]
             s.add_all([shared_queries.new_batch(upgrade_id, first + at, [id], None) for at, id in enumerate(released)])

@@ -1,4 +1,4 @@
-"""Everything that is asked of the registry and changed in it."""
+"""The registry: one class with the methods of every subject."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ from rmvdb.registry.versions import Versions
 
 
 class Registry(Versions, Galleries, Owners, Clients, Plans, Upgrades, Batches, Claims, Quarantine, Intents, Restoring, Garbage):
-    """One database, with everything that is asked of it and changed in it; `session.Database` says what opens it."""
+    """One database with the methods of every subject. See `session.Database` for its arguments."""

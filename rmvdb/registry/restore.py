@@ -1,4 +1,4 @@
-"""The contents handed out, and a registry that was lost made again from them."""
+"""The manifest's contents, and a lost registry restored from them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from rmvdb.types import BatchState, Id, Phase
 
 
 class Restoring(Database):
-    """What the manifest holds, and a lost registry made again from it."""
+    """The manifest's contents, and how a lost registry is restored from them."""
 
     @transaction
     def contents(self, s: Session, /) -> Contents:
-        """What the manifest holds; `restore` takes it back."""
+        """Return the manifest's contents, which `restore` takes."""
         return manifest_rows.contents(s)
 
     @transaction
     def restore(self, s: Session, /, contents: Contents) -> None:
-        """Fill an empty registry, AlreadyExists for another one; every gallery is `rebuilding` until `rebuilt` is called.
+        """Fill an empty registry. Every gallery is `rebuilding` until `rebuilt` is called.
 
-        Each gallery is served by the plan that was in force, at an epoch after every one that a client may have seen.
+        Each gallery is served by the plan that was in force, at an epoch above every epoch that a client may have seen.
+
+        Raises:
+            AlreadyExists: the registry is not empty.
         """
         if any(s.execute(select(table).limit(1)).first() for table in MANIFEST_TABLES if table is not IdentityRow):
             raise errors.AlreadyExists(
                 f"The registry at {self.shown_url} is not empty; remove its file, or drop its tables, to have it rebuilt"
             )
-        if contents.get(IdentityRow.__tablename__):  # the lost one's, by which its collections are marked
+        if contents.get(IdentityRow.__tablename__):  # the lost registry's identity, which marks its collections
             s.execute(delete(IdentityRow))
         for table in MANIFEST_TABLES:
             manifest_rows.put_back(s, table, contents.get(table.__tablename__, ()))
@@ -49,7 +52,7 @@ class Restoring(Database):
 
     @transaction
     def put_forward(self, s: Session, /, upgrade_id: int, phase: Phase, which: str, *, note: str) -> None:
-        """The collections tell that an upgrade got further than the manifest knows: that phase, and that plan of it in force."""
+        """Set an upgrade to a later phase than the manifest has, and serve by its plan `which`, as its collections show."""
         upgrade, gallery = s.get_one(UpgradeRow, upgrade_id), s.scalars(shared_queries.gallery_of(upgrade_id)).one()
         shared_queries.serve_after(s, gallery, upgrade.plan[which])
         upgrade.phase, upgrade.listed = phase, phase == Phase.CUT_OVER
@@ -68,12 +71,12 @@ class Restoring(Database):
         priority: int,
         left: Sequence[Id] = (),
     ) -> None:
-        """Note a batch that was copied, now, or `retired` too, and the file with what its records were; none is noted twice.
+        """Add a batch that was copied, or `retired`, with the archive of its old records. A repeated call adds nothing.
 
-        `left`: those that a roll back left as they are.
+        `left`: ids that a roll back left as they are.
         """
-        there = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
-        if s.scalar(there) is None:
+        existing = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
+        if s.scalar(existing) is None:
             row = shared_queries.new_batch(upgrade_id, priority, ids, None)
             row.archive, row.copied_at, row.left = dict(archive), None if retired else now(s), pack_ids(left)
             row.state, row.remove = (BatchState.RETIRED, row.ids) if retired else (BatchState.COPIED, None)
@@ -81,7 +84,7 @@ class Restoring(Database):
 
     @transaction
     def add_written(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, kind: str = "upsert") -> None:
-        """Note that clients wrote, or deleted, these records in the upgrade, as done intents that end now."""
+        """Add a done intent for each record that clients wrote or deleted during the upgrade."""
         gallery, at = s.scalars(shared_queries.gallery_of(upgrade_id)).one(), now(s)
         same = {"gallery_id": gallery.id, "upgrade_id": upgrade_id, "kind": kind, "done": True, "epoch": gallery.epoch}
         same |= {"client": "rebuilt", "opened_at": at, "deadline": at, "done_at": at}
@@ -90,10 +93,10 @@ class Restoring(Database):
 
     @transaction
     def forget_work(self, s: Session, /, upgrade_id: int) -> None:
-        """Forget the work list, intents and quarantine of an upgrade, so that they can be made again."""
+        """Delete the work list, intents and quarantine of an upgrade, so that they can be made again."""
         shared_queries.forget_work(s, [upgrade_id])
 
     @transaction
     def rebuilt(self, s: Session, /, gallery_id: int) -> None:
-        """The work of a gallery is whole again: writes, claims and conductors go on."""
+        """Let writes, claims and conductors of a gallery continue, since its work is whole again."""
         s.get_one(GalleryRow, gallery_id).rebuilding = False

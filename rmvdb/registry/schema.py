@@ -1,6 +1,6 @@
-"""Which schema the registry's database has, and the ways up and down.
+"""The schema of the registry's database: its revision, and how to upgrade or downgrade it.
 
-Alembic is slow to import: import this room where it is used.
+Alembic is slow to import, so import this module only in the function that uses it.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from rmvdb.text import without_password
 
 log = logging.getLogger(__name__)
 
-#: What a database without any table of ours is at, in Alembic's words.
+#: Alembic's name for a database without our tables.
 BASE = "base"
-#: Whoever changes the schema of a PostgreSQL database holds this advisory lock ("rmvdb" as a number).
+#: The advisory lock of PostgreSQL for a change of the schema ("rmvdb" as a number).
 LOCK = 0x726D766462
-#: Alembic keeps the migration that it is in for the whole process.
+#: Alembic has one current migration for the whole process.
 _ONE_AT_A_TIME = threading.Lock()
 
 
 def upgrade(url: str) -> None:
-    """Bring the database to this code's schema; does nothing where it is there. Safe while others do the same."""
+    """Upgrade the database to this code's schema. Does nothing if it has it. Safe while others do the same."""
     with _ONE_AT_A_TIME, _Opened(url) as registry:
         _upgrade(registry)
 
 
 def downgrade(url: str, revision: str) -> None:
-    """Take the database back to a revision ("base": no tables); what the dropped tables held is lost."""
+    """Downgrade the database to a revision ("base": no tables). The contents of dropped tables are lost."""
     if revision not in _known():
         raise UnknownName("schema revision", revision, _known())
     with _ONE_AT_A_TIME, _Opened(url) as registry:
@@ -48,16 +48,16 @@ def downgrade(url: str, revision: str) -> None:
 
 
 def current(url: str) -> str | None:
-    """The revision that the database is at; None before the first `upgrade`."""
+    """Return the database's revision, None before the first `upgrade`."""
     parsed = parsed_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists():
-        return None  # asking must not make an empty file
+        return None  # connecting would make an empty file
     with _Opened(url) as registry:
         return _current(registry)
 
 
 def head() -> str:
-    """The revision that this code needs."""
+    """Return the revision that this code needs."""
     return _known()[-1]
 
 
@@ -83,30 +83,30 @@ def _current(_: Registry, s: Session, /) -> str | None:
 
 @transaction
 def _upgrade(registry: Registry, s: Session, /) -> None:
-    found = _locked_revision(registry, s)
-    if found != head():
+    before = _locked_revision(registry, s)
+    if before != head():
         command.upgrade(_config(s), head())
-        _say("upgraded", found, head())
+        _say("upgraded", before, head())
 
 
 @transaction
 def _downgrade(registry: Registry, s: Session, /, revision: str) -> None:
-    found = _locked_revision(registry, s)
-    if _known().index(found) < _known().index(revision):
-        raise UsageError(f"The registry is at revision {found}, older than {revision}; run: rmvdb db upgrade")
-    if found != revision:
+    before = _locked_revision(registry, s)
+    if _known().index(before) < _known().index(revision):
+        raise UsageError(f"The registry is at revision {before}, older than {revision}; run: rmvdb db upgrade")
+    if before != revision:
         command.downgrade(_config(s), revision)
-        _say("downgraded", found, revision)
+        _say("downgraded", before, revision)
 
 
 def _locked_revision(registry: Registry, s: Session) -> str:
-    """The revision, which nobody else changes before this transaction ends."""
-    if s.get_bind().dialect.name == "postgresql":  # in SQLite the transaction, which began IMMEDIATE, is the lock
+    """Return the revision, and lock it until this transaction ends."""
+    if s.get_bind().dialect.name == "postgresql":  # in SQLite, BEGIN IMMEDIATE is the lock
         s.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-    found = _revision(s) or BASE
-    if found not in _known():
-        raise SchemaOutdated(outdated(registry.shown_url, found))
-    return found
+    revision = _revision(s) or BASE
+    if revision not in _known():
+        raise SchemaOutdated(outdated(registry.shown_url, revision))
+    return revision
 
 
 def _revision(s: Session) -> str | None:
@@ -118,7 +118,7 @@ def _say(verb: str, before: str, after: str) -> None:
 
 
 class _Opened(Registry):
-    """A registry for the length of a `with`, on whose connections SQLite may make a table again that others refer to."""
+    """A registry for a `with` block. On its connections SQLite may replace a table that other tables refer to."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -126,7 +126,7 @@ class _Opened(Registry):
             event.listen(self.engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys=OFF"))
 
     def _begin(self, s: Session) -> None:
-        """What is asked here is asked of any schema, and may take its time."""
+        """Begin a transaction on any schema, without a limit of time."""
         if self.engine.dialect.name == "postgresql":
             s.execute(text("SET LOCAL statement_timeout = 0"))
 
@@ -148,17 +148,17 @@ def _config(s: Session | None = None) -> Config:
 
 
 def _folder() -> Path:
-    # In a wheel they are packed into the package; in a checkout they are a folder of their own.
+    # A wheel has them inside the package, a checkout beside it.
     package = Path(__file__).parents[1]
     packed = package / "migrations"
     return packed if packed.is_dir() else package.parent / "migrations"
 
 
 def _known() -> list[str]:
-    """This code's revisions, oldest first, from "base" on."""
+    """Return this code's revisions from "base" on, oldest first."""
     newest_first = ScriptDirectory.from_config(_config()).walk_revisions()
     return [BASE, *reversed([script.revision for script in newest_first])]
 
 
-# Alembic tells every step at INFO; one sentence of ours is enough.
+# Alembic logs every step at INFO. One sentence of ours is enough.
 logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""One transaction a call, again while the database is away; what it changed is handed on before it is committed."""
+"""Each call is one transaction: repeated while the database is away, and its changes handed to the manifest before the commit."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from rmvdb.timing import counted
 P = ParamSpec("P")
 R = TypeVar("R")
 D = TypeVar("D", bound="Database")
-#: In PostgreSQL, whoever hands on the contents holds this advisory lock, so that the last one to do so has seen all others.
+#: The advisory lock of PostgreSQL under which a transaction hands the contents on. The last one to do so has seen all others.
 KEEPING = 0x726D766463
-#: Seconds for which a clock that was set is told of.
+#: Seconds for which rmvdb reports that the database's clock was set.
 LATELY = 3600.0
 _REVISION = select(column("version_num")).select_from(table(REVISION_TABLE)).scalar_subquery()
 
 
 def transaction(method: Callable[Concatenate[D, Session, P], R]) -> Callable[Concatenate[D, P], R]:
-    """Run the method in one transaction, again with back-off while the database is away, its errors translated."""
+    """Run the method in one transaction. Repeat it with back-off while the database is away. Translate its errors."""
 
     @functools.wraps(method)
     def run(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -45,10 +45,10 @@ def transaction(method: Callable[Concatenate[D, Session, P], R]) -> Callable[Con
                     self._keep(session)
                     session.commit()
                     return result
-        except (Away, PoolTimeout) as away:  # or all connections were in use all the while
+        except (Away, PoolTimeout) as away:  # PoolTimeout: other threads used all connections of this process
             raise errors.RegistryUnavailable(
-                f"The registry at {self.shown_url} did not answer for {max(call.ends - call.began, 0.0):.3g} s ({away}); "
-                "start it or mend registry.url, then run the same command again"
+                f"The registry at {self.shown_url} did not answer for {max(call.ends - call.began, 0.0):.3g} s ({away}). "
+                f"{getattr(away, 'remedy', Away.remedy)}"
             ) from away.__cause__
         raise AssertionError("tenacity ends in a result or an exception")
 
@@ -62,7 +62,7 @@ def transaction(method: Callable[Concatenate[D, Session, P], R]) -> Callable[Con
 
 def _worth_another_try(attempt: RetryCallState) -> bool:
     failure = attempt.outcome.exception() if attempt.outcome else None
-    # Two that register the same name at once both find it free; the second one finds the first one's row when it looks again.
+    # If two callers register one name at once, both find it free. The second finds the row of the first when it looks again.
     return isinstance(failure, Away) or (isinstance(failure, IntegrityError) and attempt.attempt_number < 3)
 
 
@@ -75,23 +75,24 @@ def _attempts(call: waiting.Call) -> Retrying:
     )
 
 
-def outdated(shown_url: str, found: str | None) -> str:
-    """That the schema is another one than this code's, and the way out."""
-    if found is None:
+def outdated(shown_url: str, revision: str | None) -> str:
+    """Say that the schema is not the one that this code needs, and what to do."""
+    if revision is None:
         return f"The registry at {shown_url} has no tables yet; run: rmvdb db upgrade"
-    if found < REVISION:
-        return f"The registry at {shown_url} is at revision {found}, but this rmvdb needs {REVISION}; run: rmvdb db upgrade"
+    if revision < REVISION:
+        return f"The registry at {shown_url} is at revision {revision}, but this rmvdb needs {REVISION}; run: rmvdb db upgrade"
     return (
-        f"The registry at {shown_url} is at revision {found}, which this rmvdb does not know (it knows up to {REVISION}); "
+        f"The registry at {shown_url} is at revision {revision}, which this rmvdb does not know (it knows up to {REVISION}); "
         "install the newer release that upgraded it"
     )
 
 
 class Database:
-    """One database. `patience`: seconds for which a call keeps trying while the database is away.
+    """One database.
 
-    `keep` is given the contents within every transaction that changed them, before it is committed: what it keeps is never
-    behind the registry, and what it raises undoes the change.
+    `patience`: seconds for which a call tries again while the database is away. `keep` receives the contents within every
+    transaction that changed them, before the commit. So its copy is never behind the registry, and an exception of `keep` undoes
+    the change.
     """
 
     def __init__(self, url: str, *, patience: float = 20.0, keep: Callable[[Contents], None] | None = None) -> None:
@@ -104,40 +105,40 @@ class Database:
         self._time = Timekeeper(*self._columns())
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self.engine.dispose()
 
     @property
     def gaps(self) -> int:
-        """How often the database's clock was found to be far ahead of this process's: what was read before may be old."""
+        """How often the database's clock was far ahead of this process's clock. Values that were read before may be old."""
         return self._time.gaps
 
     def let_go(self) -> None:
-        """Close connections to a server that nothing is asked on just now."""
+        """Close the idle connections to a server: it has room for some hundred, and applications call it seldom."""
         if self.engine.dialect.name != "sqlite":
             self.engine.pool.dispose()
 
     def _columns(self) -> list[ColumnElement[Any]]:
-        """What `_begin` looks at, and on PostgreSQL the settings that it makes."""
+        """Return the columns that `_begin` reads. On PostgreSQL they also change the settings."""
         if self.engine.dialect.name != "postgresql":
             return [_REVISION]
-        # Within the transaction: a pooler may give each one another connection.
+        # Within the transaction: a pooler may give each transaction another connection.
         return [_REVISION, func.pg_is_in_recovery(), *(func.set_config(*each, True) for each in safe_settings().items())]
 
     def _begin(self, s: Session) -> None:
-        """Begin a transaction that the protocol can rest on: of this code's schema, durable, and at a known time."""
-        revision, *found = self._time.begin(s)
+        """Begin a transaction that the protocol can rely on: with this code's schema, durable, and at a known time."""
+        revision, *server = self._time.begin(s)
         if revision != REVISION:
             raise errors.SchemaOutdated(outdated(self.shown_url, revision))
-        if not found:  # SQLite
+        if not server:  # SQLite
             return
-        standby, kept, *_ = found
+        standby, commit, *_ = server
         if standby:
             raise Away("it is a standby, which only reads; registry.url must name the primary")
-        if kept != "on":
+        if commit != "on":
             raise errors.RegistryError(
-                f"The registry at {self.shown_url} may lose what it acknowledges: synchronous_commit is {kept!r} though it "
-                "was set to on; use a PostgreSQL that keeps it"
+                f"The registry at {self.shown_url} may lose changes that it acknowledged: synchronous_commit is {commit!r} "
+                "though rmvdb set it to on; use a PostgreSQL that keeps the setting"
             )
 
     def _keep(self, s: manifest_rows.WatchedSession) -> None:
@@ -145,30 +146,30 @@ class Database:
             return
         s.flush()
         if s.changed:
-            if s.get_bind().dialect.name == "postgresql":  # in SQLite the transaction, which began IMMEDIATE, is the lock
+            if s.get_bind().dialect.name == "postgresql":  # in SQLite, BEGIN IMMEDIATE is the lock
                 s.execute(select(func.pg_advisory_xact_lock(KEEPING)))
             manifest_rows.count_change(s)
             self._keeper(manifest_rows.contents(s))
 
     @transaction
     def concerns(self, s: Session, /) -> list[str]:
-        """What its administrator should know: a clock that was set lately, and settings that may lose what was acknowledged."""
+        """Return warnings for the administrator: a clock that was set lately, and settings that may lose acknowledged changes."""
         unsafe = self.engine.dialect.name == "postgresql" and s.scalar(select(func.current_setting("fsync"))) == "off"
-        return [*(["fsync is off: after a power cut what it acknowledged may be lost"] if unsafe else []), *_jumps(s)]
+        return [*(["fsync is off: a power cut may lose changes that it acknowledged"] if unsafe else []), *_jumps(s)]
 
     @transaction
     def jumps(self, s: Session, /) -> list[str]:
-        """That the database's clock was set lately, in words."""
+        """Return a sentence if the database's clock was set lately."""
         return _jumps(s)
 
     @transaction
     def now(self, s: Session, /) -> float:
-        """The registry's time."""
+        """Return the registry's time."""
         return now(s)
 
     @transaction
     def today(self, s: Session, /) -> float:
-        """Seconds since 1970 by the database's clock, for people: no wait may depend on it."""
+        """Return the seconds since 1970 by the database's clock, for people. No wait may depend on it."""
         return day(s)
 
 

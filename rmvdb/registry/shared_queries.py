@@ -1,4 +1,4 @@
-"""What several rooms ask of a row, write into one, or refuse."""
+"""Queries, changes and refusals that several subjects of the registry share."""
 
 from __future__ import annotations
 
@@ -28,57 +28,64 @@ from rmvdb.types import BatchState, Id, Leg, Phase, ServingPlan
 
 T = TypeVar("T")
 Named = TypeVar("Named", VersionRow, GalleryRow, CollectionRow)
-#: Batches that a worker is copying, or has left at it: another one goes on.
+#: Batches that a worker is copying, or left while copying. Another worker continues them.
 COPYING = (BatchState.CLAIMED, BatchState.WRITING)
-#: Batches that a worker is at, or has left.
+#: Batches that a worker works on, or left.
 BEGUN = (*COPYING, BatchState.REMOVING)
-#: Seconds after which a client or a worker that ended without a word is forgotten, and how many at once: writes wait meanwhile.
+#: Seconds after which rmvdb forgets a silent client or worker, and how many it forgets at once, because writes wait meanwhile.
 FORGOTTEN, SOME = 86400.0, 1000
-#: Of a gallery's row, by whoever changes its epoch or begins a write; in the way of another one and of `{"read": True}`.
+#: The lock on a gallery's row for a change of its epoch or a new write. It excludes itself and `{"read": True}`.
 FOR_CHANGE = {"key_share": True}
 
 
 def named(
     s: Session, table: type[Named], kind: str, name: str, *, hint: str = "", lock: Mapping[str, Any] | None = None
 ) -> Named:
-    """The row of that name, locked where `lock` says how; UnknownName offers the nearest."""
-    found = select(table).where(table.name == name)
+    """Return the row of that name, locked as `lock` says.
+
+    Raises:
+        UnknownName: there is none. The message offers the nearest name.
+    """
+    query = select(table).where(table.name == name)
     if lock:
-        found = found.with_for_update(**lock)
-    row = s.scalar(found)
+        query = query.with_for_update(**lock)
+    row = s.scalar(query)
     if row is None:
         raise errors.UnknownName(kind, name, s.scalars(select(table.name)), hint=hint)
     return row
 
 
 def gallery_of(upgrade_id: int) -> Select[GalleryRow]:
-    """The gallery that an upgrade is of."""
+    """Select the gallery of an upgrade."""
     return select(GalleryRow).join(UpgradeRow, UpgradeRow.gallery_id == GalleryRow.id).where(UpgradeRow.id == upgrade_id)
 
 
 def closing(s: Session, gallery: GalleryRow) -> bool:
-    """Whether new writes and claims wait: an epoch changes, or the gallery's work is not whole yet."""
+    """Return whether new writes and claims wait, because the epoch is changing or the gallery is being rebuilt."""
     return gallery.rebuilding or (gallery.closing_until is not None and gallery.closing_until > now(s))
 
 
 def live_clients(s: Session, gallery: GalleryRow) -> Select[ClientRow]:
-    """A client seen longer ago than its plan's maximum age asks again before it searches, so nobody needs to wait for it."""
-    newest = plan(s, gallery, gallery.epoch).max_age  # what it was told last; until it says so it has the plan before
-    held = and_(PlanRow.gallery_id == ClientRow.gallery_id, PlanRow.epoch == ClientRow.epoch)
+    """Select the clients that may search by the plan they have.
+
+    A client that was silent for its plan's maximum age asks again before it searches, so an epoch need not wait for it.
+    """
+    newest = plan(s, gallery, gallery.epoch).max_age  # it may have received this plan, and still report the one before
+    served = and_(PlanRow.gallery_id == ClientRow.gallery_id, PlanRow.epoch == ClientRow.epoch)
     max_age = case((PlanRow.max_age > newest, PlanRow.max_age), else_=newest)
     seen = ClientRow.seen_at > clock() - max_age
-    return select(ClientRow).outerjoin(PlanRow, held).where(ClientRow.gallery_id == gallery.id, seen)
+    return select(ClientRow).outerjoin(PlanRow, served).where(ClientRow.gallery_id == gallery.id, seen)
 
 
 def forget_silent(s: Session, table: type[ClientRow] | type[WorkerRow], which: ColumnElement[bool], *, longer: Any = 0.0) -> None:
-    """Forget some of those that have not been heard of for a day, and for so much `longer`: each that is new makes room."""
+    """Delete some clients or workers that were silent for a day and `longer` seconds. Each new one calls this to make room."""
     silent = select(table.id).where(which, table.seen_at < clock() - FORGOTTEN - longer).limit(SOME)
     mine = table.id.in_(silent.with_for_update(skip_locked=True))
     s.execute(delete(table).where(mine).execution_options(synchronize_session=False))
 
 
 def plan(s: Session, gallery: GalleryRow, epoch: int) -> ServingPlan:
-    """The plan of that epoch, as clients serve by it."""
+    """Return the plan of that epoch, as clients use it."""
     row = row_of_plan(s, gallery, epoch)
     legs = [leg_from_json(leg) for leg in row.legs]
     return ServingPlan(
@@ -94,7 +101,7 @@ def plan(s: Session, gallery: GalleryRow, epoch: int) -> ServingPlan:
 
 
 def row_of_plan(s: Session, gallery: GalleryRow, epoch: int) -> PlanRow:
-    """The same as it is written, legs and mirrors in one list."""
+    """Return the row of that plan. It holds legs and mirrors in one list."""
     return s.scalars(select(PlanRow).where(PlanRow.gallery_id == gallery.id, PlanRow.epoch == epoch)).one()
 
 
@@ -107,13 +114,13 @@ def new_plan(
     at: float,
     grace_before: float = 0.0,
 ) -> PlanRow:
-    """A plan to be added, in the place of one whose clients need `grace_before`; `times` are its columns of seconds."""
-    written = [leg_to_json(leg) for leg in legs]
-    return PlanRow(gallery_id=gallery.id, epoch=epoch, legs=written, created_at=at, grace_before=grace_before, **times)
+    """Make the row of a new plan. Clients of the plan that it replaces need `grace_before`; `times`: its columns of seconds."""
+    packed = [leg_to_json(leg) for leg in legs]
+    return PlanRow(gallery_id=gallery.id, epoch=epoch, legs=packed, created_at=at, grace_before=grace_before, **times)
 
 
 def serve_after(s: Session, gallery: GalleryRow, legs: Sequence[Mapping[str, Any]], *, after: int = 0) -> None:
-    """By these legs, with the times of the plan in force, at an epoch after every other one, and after that one."""
+    """Serve by these legs from now on, at an epoch above every earlier one and `after`. The plan in force gives the times."""
     newest = s.scalar(select(func.max(PlanRow.epoch)).where(PlanRow.gallery_id == gallery.id)) or 0
     served, epoch = plan(s, gallery, gallery.epoch), max(newest, after) + 1
     times = {name: getattr(served, name) for name in ("max_age", "longest_search", "staleness")}
@@ -123,18 +130,18 @@ def serve_after(s: Session, gallery: GalleryRow, legs: Sequence[Mapping[str, Any
 
 
 def raise_trace(s: Session, gallery_id: int) -> int:
-    """One more; the number, which is given once."""
-    risen = (
+    """Raise the gallery's trace by one and return the number. Each number is given once."""
+    raised = (
         update(TraceRow).where(TraceRow.gallery_id == gallery_id).values(number=TraceRow.number + 1).returning(TraceRow.number)
     )
-    if (number := s.scalar(risen)) is None:
+    if (number := s.scalar(raised)) is None:
         s.add(TraceRow(gallery_id=gallery_id, number=(number := 1)))
         s.flush()
     return number
 
 
 def refuse_ended(s: Session, upgrade_id: int | None) -> None:
-    """Nobody goes on with an upgrade that somebody else has ended: WrongPhase."""
+    """Raise WrongPhase if the upgrade has ended."""
     if upgrade_id is not None and s.scalar(select(UpgradeRow.phase).where(UpgradeRow.id == upgrade_id)) == Phase.ENDED:
         raise errors.WrongPhase(f"Upgrade {upgrade_id} has ended; see what took its place: rmvdb history")
 
@@ -143,16 +150,16 @@ def refuse_paused(row: UpgradeRow | None) -> None:
     """Raise Paused if the upgrade is paused; the caller holds a lock that `Upgrades.pause` takes, too."""
     if row is not None and row.paused:
         way_out = "it makes way for another upgrade" if row.makes_way else "run rmvdb resume, then the same command again"
-        raise errors.Paused(f"Upgrade {row.id} is paused, and nothing of it goes on; {way_out}")
+        raise errors.Paused(f"Upgrade {row.id} is paused; {way_out}")
 
 
 def active_upgrade(s: Session, gallery_id: int) -> UpgradeRow | None:
-    """The upgrade of this gallery that has not ended."""
+    """Return the upgrade of this gallery that has not ended."""
     return s.scalar(select(UpgradeRow).where(UpgradeRow.gallery_id == gallery_id, UpgradeRow.phase != Phase.ENDED))
 
 
 def refuse_overtaken(s: Session, upgrade_id: int, leader_token: int | None) -> None:
-    """UpgradeRunning if another has taken the leadership. Locks the row, so that none takes it before the commit."""
+    """Raise UpgradeRunning if another process leads the upgrade. Lock the row, so that none takes over before the commit."""
     row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
     if leader_token not in (None, row.baton):
         raise errors.UpgradeRunning(
@@ -162,7 +169,12 @@ def refuse_overtaken(s: Session, upgrade_id: int, leader_token: int | None) -> N
 
 
 def refuse_gone_on(s: Session, upgrade_id: int | None, phase: str | None, leader_token: int | None) -> None:
-    """Nobody changes what is served for an upgrade that has left the `phase` in which that was decided: WrongPhase."""
+    """Refuse a change of the serving plan that an upgrade decided on in another `phase`.
+
+    Raises:
+        WrongPhase: the upgrade has ended, or left that phase.
+        UpgradeRunning: another process leads the upgrade.
+    """
     if upgrade_id is None:
         return
     refuse_ended(s, upgrade_id)
@@ -172,13 +184,13 @@ def refuse_gone_on(s: Session, upgrade_id: int | None, phase: str | None, leader
 
 
 def forget_work(s: Session, upgrades: Sequence[int]) -> None:
-    """Their work lists, intents and quarantine."""
+    """Delete the work lists, intents and quarantine of these upgrades."""
     for table in (BatchRow, IntentRow, QuarantineRow):
         s.execute(delete(table).where(table.upgrade_id.in_(upgrades)))
 
 
 def new_batch(upgrade_id: int, priority: int, ids: Sequence[Id], origin: Mapping[str, Any] | None, **begun: Any) -> BatchRow:
-    """A batch to be added, fresh but for what `begun` says of it."""
+    """Make the row of a batch: a pending one, except for the columns in `begun`."""
     return BatchRow(
         upgrade_id=upgrade_id,
         priority=priority,
@@ -190,27 +202,30 @@ def new_batch(upgrade_id: int, priority: int, ids: Sequence[Id], origin: Mapping
 
 
 def lock_list(s: Session, upgrade_id: int) -> None:
-    """From here to the end of this transaction nobody else puts single records on the upgrade's work list."""
+    """Let no other transaction add single records to the upgrade's work list until this one ends."""
     s.execute(select(UpgradeRow.id).where(UpgradeRow.id == upgrade_id).with_for_update(key_share=True))
 
 
 def listed(s: Session, upgrade_id: int) -> Iterator[Id]:
-    """The ids of every batch that is not retired."""
+    """Yield the ids of every batch that is not retired."""
     rows = s.scalars(select(BatchRow.ids).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state != BatchState.RETIRED))
     return (id for packed in rows for id in unpack_ids(packed))
 
 
 def set_aside(s: Session, upgrade_id: int, ids: Sequence[Id]) -> set[str]:
-    """Keys of those records that are quarantined; what leaves a batch for that is found in either, if batches are read first."""
+    """Return the keys of the records among these that are quarantined.
+
+    If you read the batches first, you find each record that moves from a batch to the quarantine in at least one of them.
+    """
     mine = [and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record.in_(map(key, some))) for some in chunks(ids, 500)]
     return {record for each in mine for record in s.scalars(select(QuarantineRow.record).where(each))}
 
 
 def last_priority(s: Session, upgrade_id: int) -> int:
-    """Of the batch behind every other one; 0 where there is none."""
+    """Return the priority of the last batch, 0 if there is none."""
     return s.scalar(select(func.max(BatchRow.priority)).where(BatchRow.upgrade_id == upgrade_id)) or 0
 
 
 def chunks(values: Sequence[T], size: int) -> Iterable[Sequence[T]]:
-    """In order, so many at a time: no database takes a statement of any length."""
+    """Yield `size` values at a time, in order, because every database limits the length of a statement."""
     return (values[start : start + size] for start in range(0, len(values), size))

@@ -1,6 +1,6 @@
-"""The registry's tables; ids of records are packed, one batch a row.
+"""The registry's tables. Ids of records are packed, one batch in each row.
 
-Times that something waits for are the registry's (`registry.clock`), others are seconds since 1970 by the database's clock.
+Times that a process waits for are the registry's (`registry.clock`). Other times are seconds since 1970 by the database's clock.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ REVISION = "0003"
 #: Where the database's is: a name of our own, since it may be shared with an application that uses Alembic too.
 REVISION_TABLE = "rmvdb_revision"
 
-#: SQLite numbers a row by itself only where the key is a plain INTEGER.
+#: SQLite numbers rows by itself only if the key is a plain INTEGER.
 Serial = BigInteger().with_variant(Integer(), "sqlite")
 
 
 class Words(TypeDecorator[str]):
-    """What user code, an engine or a command said: what no database keeps in it (NUL, half a surrogate pair) is replaced."""
+    """A text of user code, an engine or a command. Characters that databases refuse (NUL, half a surrogate pair) are replaced."""
 
     impl, cache_ok = Text, True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """As it is stored, 2,000 characters at most."""
+        """Return the text to store, 2,000 characters at most."""
         return value and storable(value[:2000])
 
 
 class Table(DeclarativeBase):
-    """Base of all tables; names of constraints are fixed so that every migration can name them."""
+    """Base of all tables. The names of constraints are fixed, so that every migration can name them."""
 
     metadata = MetaData(
         naming_convention={
@@ -74,7 +74,7 @@ class Table(DeclarativeBase):
 
 
 class ArtifactRow(Table):
-    """A file that rmvdb made and reads back: a transform, a calibration."""
+    """A file that rmvdb made and reads again: a transform or a calibration."""
 
     __tablename__ = "artifacts"
 
@@ -86,58 +86,58 @@ class ArtifactRow(Table):
 
 
 class VersionRow(Table):
-    """A model version: immutable once registered."""
+    """A model version. It never changes after it is registered."""
 
     __tablename__ = "model_versions"
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
-    #: package.module:object, and the keyword arguments that it is called with.
+    #: package.module:object, and the keyword arguments for it.
     embedder: Mapped[str] = mapped_column(Text)
     options: Mapped[dict[str, Any]] = mapped_column(default=dict)
     classifier: Mapped[str | None] = mapped_column(Text)
     dim: Mapped[int]
     metric: Mapped[str] = mapped_column(String(16))
-    #: SHA-256 over the weights, where the embedder has any.
+    #: SHA-256 over the weights, if the embedder has any.
     fingerprint: Mapped[str | None] = mapped_column(String(64))
-    #: float32 embeddings of the fixed probe items, shape (probes, dim), and the kind of the items.
+    #: float32 embeddings of the fixed probe items, shape (probes, dim), and the items' kind.
     probes: Mapped[bytes | None]
     probe_kind: Mapped[str | None] = mapped_column(String(16))
     #: The version that this one adds a head (ρ) to, and the head.
     base: Mapped[str | None] = mapped_column(ForeignKey("model_versions.name"))
     head: Mapped[str | None] = mapped_column(ForeignKey("artifacts.sha256"))
-    #: The version whose vectors its own were trained to be comparable with, as whoever registered it said.
+    #: The version with which its vectors were trained to be comparable, as the user said at registration.
     compatible_with: Mapped[str | None] = mapped_column(ForeignKey("model_versions.name"))
     created_at: Mapped[float]
 
     @property
     def digest(self) -> str:
-        """SHA-256 over what was registered: forgotten and registered anew, a version of the same name may be another one."""
+        """SHA-256 over the registered values. A version that is removed and registered again may differ under the same name."""
         names = [column.name for column in self.__table__.columns if column.name not in ("id", "created_at")]
-        told = json.dumps({name: getattr(self, name) for name in names}, sort_keys=True, default=bytes.hex)
-        return hashlib.sha256(told.encode()).hexdigest()
+        values = json.dumps({name: getattr(self, name) for name in names}, sort_keys=True, default=bytes.hex)
+        return hashlib.sha256(values.encode()).hexdigest()
 
 
 class ClockRow(Table):
-    """The registry's time, in one row; see `registry.clock`."""
+    """The anchor of the registry's time, in one row; see `registry.clock`."""
 
     __tablename__ = "clock"
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
-    #: What it was when the database's clock showed `shown`.
+    #: The registry's time when the database's clock showed `shown`.
     time: Mapped[float]
     shown: Mapped[float]
-    #: What the database's clock was set back by in all, and how many processes have begun to look at it: who compared it with
-    #: its own before that can't tell what passed since.
+    #: The seconds by which the database's clock was set back in all, and how many processes have started: a process that compared
+    #: the clocks before another started cannot tell what passed since.
     back: Mapped[float] = mapped_column(default=0.0)
     starts: Mapped[int] = mapped_column(BigInteger, default=0)
-    #: By how many seconds the database's clock was set last, and what it showed then.
+    #: The last jump of the database's clock in seconds, and what it showed then.
     jump: Mapped[float] = mapped_column(default=0.0)
     jumped_at: Mapped[float] = mapped_column(default=0.0)
 
 
 class IdentityRow(Table):
-    """Which registry this is, in one row: the collections that it owns are marked by this name."""
+    """The registry's identity, in one row. The marks of its collections carry this name."""
 
     __tablename__ = "identity"
 
@@ -146,7 +146,7 @@ class IdentityRow(Table):
 
 
 class ChangesRow(Table):
-    """How often what the manifest holds was changed, in one row: of two copies of a registry it tells the newer one."""
+    """How often the manifest's rows were changed, in one row. It shows the newer of two copies of a registry."""
 
     __tablename__ = "changes"
 
@@ -155,7 +155,7 @@ class ChangesRow(Table):
 
 
 class GalleryRow(Table):
-    """All records that can be found together."""
+    """All records that can be found together, in however many collections."""
 
     __tablename__ = "galleries"
 
@@ -166,17 +166,17 @@ class GalleryRow(Table):
     #: The serving plan in force, and the one announced to the clients.
     epoch: Mapped[int]
     next_epoch: Mapped[int | None]
-    #: Until then new writes wait, so that those begun under the old plan can end.
+    #: Until then new writes wait, so that writes under the old plan can end.
     closing_until: Mapped[float | None]
-    #: Since when the plan in force is.
+    #: When the plan in force began.
     served_since: Mapped[float | None]
-    #: The registry was lost and the work is being made again: writes, claims and conductors wait.
+    #: Whether the registry was lost and its work is being made again: writes, claims and conductors wait.
     rebuilding: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[float]
 
 
 class CollectionRow(Table):
-    """A collection of a gallery, as it looked when it was registered."""
+    """A collection of a gallery, as it was at registration."""
 
     __tablename__ = "collections"
 
@@ -186,7 +186,7 @@ class CollectionRow(Table):
     model: Mapped[str] = mapped_column(ForeignKey("model_versions.name"))
     schema: Mapped[dict[str, Any]]
     search: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    #: Made by somebody else: the first removal needs consent.
+    #: Whether another program made it. Then the first removal needs your consent.
     adopted: Mapped[bool]
     removal_allowed: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[float]
@@ -194,7 +194,7 @@ class CollectionRow(Table):
 
 
 class PlanRow(Table):
-    """A serving plan; never changed after it was written."""
+    """A serving plan. It never changes."""
 
     __tablename__ = "serving_plans"
     __table_args__ = (UniqueConstraint("gallery_id", "epoch"),)
@@ -206,13 +206,13 @@ class PlanRow(Table):
     max_age: Mapped[float]
     longest_search: Mapped[float]
     staleness: Mapped[float]
-    #: The grace of the plan that it takes the place of, by which clients go on for as long.
+    #: The grace of the plan before it, which clients may still use for so long.
     grace_before: Mapped[float]
     created_at: Mapped[float]
 
 
 class UpgradeRow(Table):
-    """One change of model of one gallery. At most one per gallery has not ended: a unique partial index, not an `if`."""
+    """One change of model of one gallery. At most one per gallery has not ended: a unique partial index ensures it."""
 
     __tablename__ = "upgrades"
     __table_args__ = (
@@ -223,7 +223,7 @@ class UpgradeRow(Table):
             sqlite_where=text("phase <> 'ended'"),
             postgresql_where=text("phase <> 'ended'"),
         ),
-        # No number is given twice, though a gallery was removed: collections are named after it.
+        # A number is never reused, even if a gallery was removed: collections are named after it.
         {"sqlite_autoincrement": True},
     )
 
@@ -232,70 +232,70 @@ class UpgradeRow(Table):
     #: The version in the newest old collection, and the one in the new (ρ included).
     from_version: Mapped[str] = mapped_column(ForeignKey("model_versions.name"))
     to_version: Mapped[str] = mapped_column(ForeignKey("model_versions.name"))
-    #: Those that are emptied, newest first: more than one where it began while another upgrade was on. A lifted copy is no other
-    #: than the new one: its vectors are replaced.
+    #: The collections to empty, newest first: more than one if it began during another upgrade. A lifted copy is the new
+    #: collection itself, whose vectors are replaced.
     old_collections: Mapped[list[Any]]
     new_collection: Mapped[str]
     #: For a roll back: the upgrade whose archive gives the vectors.
     undoes: Mapped[int | None] = mapped_column(ForeignKey("upgrades.id"))
-    #: The unfinished upgrade whose place it took; a roll back lets that one go on.
+    #: The unfinished upgrade that it superseded. A roll back lets that one continue.
     supersedes: Mapped[int | None] = mapped_column(ForeignKey("upgrades.id"))
     phase: Mapped[str] = mapped_column(String(16))
     method: Mapped[str] = mapped_column(String(16))
     order: Mapped[str] = mapped_column(String(32))
-    #: Everything else that was asked for and found: sample, labels, until, prediction …
+    #: The rest of the question and of the plan: sample, labels, until, prediction …
     plan: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    #: Nothing of it goes on but what is in hand.
+    #: Whether it is paused. Batches in work continue.
     paused: Mapped[bool] = mapped_column(default=False)
-    #: Since when that is so by command; none where it only makes way for another upgrade.
+    #: When a command paused it. None if it only makes way for another upgrade.
     paused_at: Mapped[float | None]
-    #: The limits of `throttle.Limits` that were asked for: none where each worker's own settings count, 0 where one was lifted.
+    #: The `throttle.Limits` that a command set. None: each worker's own settings count. 0: no limit.
     rate: Mapped[float | None]
     nice: Mapped[float | None]
     p99_ms: Mapped[float | None]
-    #: Why work on it stands still, in words; empty while it goes on.
+    #: A sentence that says why it makes no progress, empty while it does.
     reason: Mapped[str] = mapped_column(Words, default="")
-    #: How far the copy of the original is, a `copy_collection.CopyPosition`, and the epoch in which that counts: what is
-    #: written in another one does not reach the copy.
+    #: The position of the copy of the original, a `copy_collection.CopyPosition`, and its epoch: writes in another epoch do not
+    #: reach the copy.
     copying: Mapped[dict[str, Any] | None]
-    #: How far the comparison before cut-over is, a `compare.VerifyPosition`.
+    #: The position of the comparison before cut-over, a `compare.VerifyPosition`.
     verifying: Mapped[dict[str, Any] | None]
-    #: How far the making of the work list is: the collection that is read, and how many of its records were.
+    #: The position of the work list: the collection being read, and how many of its records were.
     listing: Mapped[dict[str, Any] | None]
-    #: The work list is complete.
+    #: Whether the work list is complete.
     listed: Mapped[bool] = mapped_column(default=False)
-    #: The process that makes batches and changes phases, and how long it may.
+    #: The process that makes batches and changes phases, and until when it may.
     conductor: Mapped[str | None]
     conductor_until: Mapped[float | None]
-    #: Grows with every conductor: one that was overtaken fails on it.
+    #: The leader token. It grows with every conductor, so a conductor that was replaced fails on it.
     baton: Mapped[int] = mapped_column(BigInteger, default=0)
     created_at: Mapped[float]
     ended_at: Mapped[float | None]
 
     @property
     def makes_way(self) -> bool:
-        """Whether it is paused by the command that puts another upgrade in its place, not by `rmvdb pause`."""
+        """Whether the command that supersedes it paused it, not `rmvdb pause`."""
         return self.paused and self.paused_at is None
 
     @property
     def original(self) -> str | None:
-        """The collection that is kept whole for an instant roll back; a copy of it is emptied."""
+        """The collection that is kept whole for an instant roll back, while a copy of it is emptied."""
         legs = self.plan.get("original")
         return str(legs[0]["collection"]) if legs else None
 
     @property
     def lift(self) -> str | None:
-        """SHA-256 of h, where the copy holds the original's vectors lifted into the new space, and is re-embedded in place."""
+        """SHA-256 of h, if the copy holds the original's vectors lifted into the new space, and is re-embedded in place."""
         return self.plan.get("lift")
 
     @property
     def in_place(self) -> bool:
-        """Whether what is filled is what its records lie in already."""
+        """Whether the collection that is filled holds the records already."""
         return self.new_collection in self.old_collections
 
     @property
     def made(self) -> list[str]:
-        """The collections that are made for it: the copy of an original that is kept, too; none for a roll back."""
+        """The collections that are made for it, including the copy of a kept original. None for a roll back."""
         if self.undoes is not None:
             return []
         return list(dict.fromkeys([self.new_collection, *(self.old_collections if self.original else [])]))
@@ -308,7 +308,7 @@ class UpgradeRow(Table):
 
 
 class PhaseRow(Table):
-    """What happened to an upgrade, and when."""
+    """One event of an upgrade."""
 
     __tablename__ = "phase_history"
 
@@ -327,47 +327,47 @@ class BatchRow(Table):
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     upgrade_id: Mapped[int] = mapped_column(ForeignKey("upgrades.id"))
-    #: The lowest goes first.
+    #: The lowest is first.
     priority: Mapped[int] = mapped_column(BigInteger)
-    #: Packed by `registry.pack_ids`.
+    #: Packed by `codec.pack_ids`.
     ids: Mapped[bytes]
     count: Mapped[int]
     state: Mapped[str] = mapped_column(String(16))
     worker: Mapped[str | None]
-    #: Grows with every claim: a worker that lost its lease fails on it.
+    #: The fencing token. It grows with every claim, so a worker that lost its lease fails on it.
     token: Mapped[int] = mapped_column(BigInteger, default=0)
     lease_until: Mapped[float | None]
     copied_at: Mapped[float | None]
-    #: The batch from which it came again, by however many others; none for one that was listed.
+    #: The listed batch from which its records were requeued, at any depth. None for a listed batch.
     root: Mapped[int | None] = mapped_column(BigInteger)
-    #: Its records were moved and are lost since: what is in no old collection is put back from the archive.
+    #: Whether its records were moved and are lost since. Those in no old collection are restored from the archive.
     restore: Mapped[bool] = mapped_column(default=False, server_default=false())
-    #: What was read, by old collection: path, SHA-256 and count of a Parquet file.
+    #: The archive of the old records, by collection: path, SHA-256 and count of a Parquet file.
     archive: Mapped[dict[str, Any] | None]
-    #: For a roll back: the files that hold the vectors to write, by the collection that they go back to; none where nobody had
-    #: decided that the records leave it.
+    #: For a roll back: the files with the vectors to write, by the collection that they return to. None if no batch had decided
+    #: to remove the records from it.
     origin: Mapped[dict[str, Any] | None]
-    #: For a roll back: ids that are left as they are where they go back to; decided before anything is written.
+    #: For a roll back: ids that stay as they are in the collection they return to. Decided before anything is written.
     left: Mapped[bytes | None]
-    #: Decided before anything is removed, so that a rerun does the same: ids to take out of every old collection, out of the new
-    #: one (gone from old behind our back), and to move again (changed or being written).
+    #: Decided before anything is removed, so that a rerun does the same: ids to remove from every old collection, to remove from
+    #: the new one (another program deleted them from the old one), and to requeue (changed, or being written).
     remove: Mapped[bytes | None]
     gone: Mapped[bytes | None]
     again: Mapped[bytes | None]
 
 
 class IntentRow(Table):
-    """A client's registered write of one record."""
+    """A client's announced write of one record."""
 
     __tablename__ = "intents"
-    # No id is given twice: a write that is marked done late must not mark another one.
+    # An id is never reused: a write that is marked done late must not mark another one.
     __table_args__ = (Index("ix_intents_record", "gallery_id", "record"), {"sqlite_autoincrement": True})
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"))
-    #: The upgrade that it must outlive; none outside one.
+    #: The upgrade that needs it until the clean-up. None outside an upgrade.
     upgrade_id: Mapped[int | None] = mapped_column(ForeignKey("upgrades.id"), index=True)
-    #: `registry.key(id)`.
+    #: `codec.key(id)`.
     record: Mapped[str] = mapped_column(Text)
     kind: Mapped[str] = mapped_column(String(8))
     done: Mapped[bool] = mapped_column(default=False)
@@ -381,7 +381,7 @@ class IntentRow(Table):
 
 
 class QuarantineRow(Table):
-    """A record that could not be re-embedded; it stays findable in the old collection."""
+    """A record that could not be re-embedded. Searches still find it in the old collection."""
 
     __tablename__ = "quarantined"
     __table_args__ = (UniqueConstraint("upgrade_id", "record"),)
@@ -394,7 +394,7 @@ class QuarantineRow(Table):
 
 
 class ClientRow(Table):
-    """A process that searches: alive while seen within its plan's maximum age."""
+    """A process that searches. It is alive if it asked within its plan's maximum age."""
 
     __tablename__ = "clients"
 
@@ -404,22 +404,22 @@ class ClientRow(Table):
     #: The newest epoch that it can serve, and why it can't serve the next one.
     ready: Mapped[int]
     trouble: Mapped[str] = mapped_column(Words, default="")
-    #: How many of its latest searches count, and the milliseconds within which 99 % of them ended.
+    #: How many of its latest searches count, and the milliseconds in which 99 % of them ended.
     searches: Mapped[int]
     p99_ms: Mapped[float]
     seen_at: Mapped[float]
 
 
 class TraceRow(Table):
-    """A number of a gallery that only rises. It is written beside the data, too: a registry behind that has gone back."""
+    """A gallery's trace, a number that only rises. The mark beside the data has it, too: a registry behind it has gone back."""
 
     __tablename__ = "traces"
 
     gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"), primary_key=True, autoincrement=False)
     number: Mapped[int] = mapped_column(BigInteger, default=0)
-    #: The largest epoch that a client served by and this registry did not know.
+    #: The largest epoch that a client served by and this registry doesn't know.
     reported: Mapped[int] = mapped_column(default=0)
-    #: How it was found that this registry has gone back; empty while it has not.
+    #: The evidence that this registry has gone back, empty if there is none.
     trouble: Mapped[str] = mapped_column(Words, default="")
 
 
@@ -430,15 +430,15 @@ class WorkerRow(Table):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     upgrade_id: Mapped[int | None]
-    #: What holds it back, in words; empty where nothing does.
+    #: A sentence that says what it waits for, empty if it waits for nothing.
     note: Mapped[str] = mapped_column(Words, default="")
     seen_at: Mapped[float]
-    #: The same by the database's clock, for people: the registry's time stands still while no process is at work.
+    #: The same by the database's clock, for people: the registry's time stops while no process works.
     heard_at: Mapped[float]
 
 
-#: What the manifest holds, each table after those that it refers to. The work (batches, intents, quarantine) is made again from
-#: the collections and the archive, clients and workers tell of themselves, and what is found is counted anew.
+#: The tables in the manifest, each after those that it refers to. rmvdb makes the work (batches, intents, quarantine) again from
+#: the collections and the archive. Clients and workers report again, and finds are counted again.
 MANIFEST_TABLES: tuple[type[Table], ...] = (
     IdentityRow,
     ChangesRow,
@@ -450,7 +450,7 @@ MANIFEST_TABLES: tuple[type[Table], ...] = (
     UpgradeRow,
     PhaseRow,
 )
-#: Columns of these tables that hold for seconds only, or without which a step begins anew.
+#: Columns of these tables that are valid for seconds only, or without which a step starts again.
 TRANSIENT_COLUMNS = frozenset(
     {"closing_until", "served_since", "rebuilding", "conductor", "conductor_until", "copying", "listing", "verifying"}
 )

@@ -1,4 +1,4 @@
-"""Upgrades, their history, and who conducts them."""
+"""Upgrades, their history, and their conductors."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import BatchRow, GalleryRow, IntentRow, PhaseRow, UpgradeRow
 from rmvdb.types import BatchState, Phase
 
-#: How the note begins of an upgrade that goes on once another that had taken its place has ended.
+#: The beginning of the note of an upgrade that continues after the end of another that superseded it.
 GOES_ON = "goes on after upgrade"
-#: Gives those columns of a new upgrade that depend on its number.
+#: Returns the columns of a new upgrade that depend on its number.
 Details: TypeAlias = Callable[[int], Mapping[str, Any]]
 
 
 class Upgrades(Database):
-    """Upgrades, their history, and the leadership of each: who conducts it."""
+    """Upgrades, their history, and the leadership of each."""
 
     @transaction
     def add_upgrade(self, s: Session, /, details: Details = lambda _: {}, **values: Any) -> UpgradeRow:
-        """Register an upgrade; UpgradeRunning while the gallery has one that has not ended."""
+        """Register an upgrade.
+
+        Raises:
+            UpgradeRunning: the gallery has an upgrade that has not ended.
+        """
         try:
             row = _new_upgrade(s, values, details)
         except IntegrityError as exc:
@@ -42,17 +46,18 @@ class Upgrades(Database):
     def supersede(
         self, s: Session, /, ended: int, details: Details = lambda _: {}, *, epoch: int, note: str, **values: Any
     ) -> UpgradeRow:
-        """End one upgrade and register the one that takes its place, in one transaction; what it announced is taken back.
+        """End one upgrade, withdraw its announced plan, and register the upgrade that takes its place, in one transaction.
 
-        WrongPhase where it has ended or is being cleaned up, or where another plan is in force than that of `epoch`: what was
-        decided is out of date.
+        Raises:
+            WrongPhase: it has ended or is being cleaned up, or another epoch than `epoch` is in force, so the decision is out of
+                date.
         """
-        # Locked before anything is looked at: whoever conducts the upgrade that ends may be about to change the plan.
+        # Locked before anything is read: the conductor of the upgrade that ends may be about to change the plan.
         gallery = s.scalars(shared_queries.gallery_of(ended).with_for_update(key_share=True, of=GalleryRow)).one()
         before = s.get_one(UpgradeRow, ended, with_for_update=True)
         heir = and_(or_(UpgradeRow.undoes == ended, UpgradeRow.supersedes == ended), UpgradeRow.phase != Phase.ENDED)
-        if there := s.scalar(select(UpgradeRow).where(heir, UpgradeRow.to_version == values["to_version"])):
-            return there  # repeated, because the answer of the first try was lost
+        if row := s.scalar(select(UpgradeRow).where(heir, UpgradeRow.to_version == values["to_version"])):
+            return row  # a repetition, because the first answer was lost
         shared_queries.refuse_ended(s, ended)
         if not before.makes_way:
             shared_queries.refuse_paused(before)
@@ -75,17 +80,17 @@ class Upgrades(Database):
 
     @transaction
     def active_upgrade(self, s: Session, /, gallery_id: int) -> UpgradeRow | None:
-        """The upgrade of this gallery that has not ended."""
+        """Return the upgrade of this gallery that has not ended."""
         return shared_queries.active_upgrade(s, gallery_id)
 
     @transaction
     def upgrade(self, s: Session, /, upgrade_id: int) -> UpgradeRow:
-        """One upgrade as it is now."""
+        """Return one upgrade as it is now."""
         return s.get_one(UpgradeRow, upgrade_id)
 
     @transaction
     def upgrades(self, s: Session, /, gallery_id: int | None = None) -> Sequence[UpgradeRow]:
-        """Upgrades, ended ones too, oldest first."""
+        """Return the upgrades, oldest first, including ended ones."""
         every = select(UpgradeRow).order_by(UpgradeRow.id)
         return s.scalars(every if gallery_id is None else every.where(UpgradeRow.gallery_id == gallery_id)).all()
 
@@ -101,10 +106,13 @@ class Upgrades(Database):
         leader_token: int | None = None,
         **values: Any,
     ) -> None:
-        """Change attributes; a changed phase or a note goes into the history. WrongPhase for the phase of one that has ended.
+        """Change columns. A changed phase or a note goes into the history.
 
-        Nothing changes where `was` is given and the upgrade is in another phase: somebody else was faster. UpgradeRunning where
-        another has taken the leadership since that token was given.
+        If the upgrade is not in the phase `was`, change nothing: another process was faster.
+
+        Raises:
+            WrongPhase: the phase would change, and the upgrade has ended.
+            UpgradeRunning: another process leads the upgrade since that token was given.
         """
         row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
         shared_queries.refuse_overtaken(s, upgrade_id, leader_token)
@@ -122,7 +130,7 @@ class Upgrades(Database):
 
     @transaction
     def pause(self, s: Session, /, upgrade_id: int, *, note: str = "paused") -> None:
-        """Let nothing of an upgrade go on but what is in hand: once this returns, no batch begins and no epoch changes.
+        """Pause an upgrade: once this returns, no batch begins and no epoch changes. Batches in work continue.
 
         Raises:
             WrongPhase: the upgrade has ended.
@@ -132,11 +140,11 @@ class Upgrades(Database):
         if row.paused_at is None:
             row.paused, row.paused_at = True, now(s)
             s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note=note))
-        gallery.closing_until = None  # a change of epoch that cannot come holds up no write
+        gallery.closing_until = None  # no epoch changes, so no write waits
 
     @transaction
     def resume(self, s: Session, /, upgrade_id: int, *, note: str = "no longer paused") -> None:
-        """Let an upgrade go on after a pause; a comparison that the pause interrupted goes on from where it was."""
+        """End the pause of an upgrade. A comparison that the pause interrupted continues from its position."""
         _, row = _locked(s, upgrade_id)
         if row.verifying and row.paused_at is not None and "at" in row.verifying:
             row.verifying = row.verifying | {"at": row.verifying["at"] + now(s) - max(row.paused_at, row.verifying["at"])}
@@ -145,14 +153,14 @@ class Upgrades(Database):
 
     @transaction
     def make_way(self, s: Session, /, upgrade_id: int, *, paused: bool, note: str) -> None:
-        """Pause an upgrade while another takes its place, or let it go on if none did; a pause by command stays."""
+        """Pause an upgrade while another takes its place, or let it continue if none did. A pause by command stays."""
         _, row = _locked(s, upgrade_id)
         row.paused = paused or row.paused_at is not None
         s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note=note))
 
     @transaction
     def since_given_up(self, s: Session, /, gallery_id: int) -> bool:
-        """Whether the upgrade that is on has got any further since one that had taken its place was given up, if one was."""
+        """Return whether the active upgrade has a newer event than the end of an upgrade that superseded it, if one did."""
         row = s.scalar(select(UpgradeRow).where(UpgradeRow.gallery_id == gallery_id, UpgradeRow.phase != Phase.ENDED))
         if row is None:
             return False
@@ -161,12 +169,16 @@ class Upgrades(Database):
 
     @transaction
     def refuse_ended(self, s: Session, /, upgrade_id: int) -> None:
-        """WrongPhase where the upgrade has ended: another has taken its place, or undone it."""
+        """Raise WrongPhase if the upgrade has ended, because another took its place or undid it."""
         shared_queries.refuse_ended(s, upgrade_id)
 
     @transaction
     def begin_clean_up(self, s: Session, /, upgrade_id: int) -> None:
-        """From here on there is no way back; WrongPhase where the upgrade is not cut over, or what would go is in service."""
+        """Set the phase to *cleaning up*, from which there is no way back.
+
+        Raises:
+            WrongPhase: the upgrade is not cut over, or a collection that would be dropped is in service.
+        """
         gallery = s.scalars(shared_queries.gallery_of(upgrade_id).with_for_update(key_share=True, of=GalleryRow)).one()
         row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
         shared_queries.refuse_ended(s, upgrade_id)
@@ -181,15 +193,15 @@ class Upgrades(Database):
 
     @transaction
     def abandon(self, s: Session, /, upgrade_id: int, *, note: str) -> bool:
-        """End an upgrade that nothing is served by, and take back what it announced; the one that it superseded goes on.
+        """End an upgrade before it serves searches, and withdraw its announced plan. The one that it superseded continues.
 
-        True where it was given up with this `note` before; False where it is served already, or ended in another way.
+        Return True, also if a call with this `note` ended it before. Return False if it serves searches, or ended in another way.
         """
         gallery = s.scalars(shared_queries.gallery_of(upgrade_id).with_for_update(of=GalleryRow)).one()
         upgrade = s.get_one(UpgradeRow, upgrade_id)
         ended = select(PhaseRow.id).where(PhaseRow.upgrade_id == upgrade_id, PhaseRow.phase == Phase.ENDED, PhaseRow.note == note)
         if s.scalar(ended):
-            return True  # by another one at once, or by a first try whose answer was lost
+            return True  # another process did it at once, or the first answer was lost
         shared_queries.refuse_paused(upgrade)
         if (
             upgrade.phase != Phase.PLANNED
@@ -202,20 +214,20 @@ class Upgrades(Database):
 
     @transaction
     def end(self, s: Session, /, upgrade_id: int, *others: int, note: str, resume: int | None = None) -> None:
-        """End an upgrade for good. Its work list and intents go, and those of the `others` that ended before; histories stay.
+        """End an upgrade for good. Delete its work list and intents, and those of the `others` that ended before. Histories stay.
 
-        `resume`: the upgrade that goes on from where it was superseded; the writes announced since are its own from here on.
+        `resume`: the superseded upgrade that continues. The writes announced since belong to it from now on.
         """
         _end(s, (upgrade_id, *others), note=note, resume=resume)
 
     @transaction
     def history(self, s: Session, /, upgrade_id: int) -> Sequence[PhaseRow]:
-        """What happened to an upgrade, in order."""
+        """Return the events of an upgrade, oldest first."""
         return s.scalars(select(PhaseRow).where(PhaseRow.upgrade_id == upgrade_id).order_by(PhaseRow.id)).all()
 
     @transaction
     def lead(self, s: Session, /, upgrade_id: int, worker: str, seconds: float) -> int | None:
-        """Become the one process that makes batches and changes phases; its fencing token, None while another has it."""
+        """Take the leadership: one process makes batches and changes phases. Return its fencing token, None if another leads."""
         free = or_(UpgradeRow.conductor.is_(None), UpgradeRow.conductor == worker, UpgradeRow.conductor_until < clock())
         row = s.scalar(select(UpgradeRow).where(UpgradeRow.id == upgrade_id, free).with_for_update())
         if row is None:
@@ -225,7 +237,7 @@ class Upgrades(Database):
 
     @transaction
     def keep_leading(self, s: Session, /, upgrade_id: int, leader_token: int, seconds: float) -> bool:
-        """Hold the leadership for longer; `seconds=0` hands it back. False if another has it by now."""
+        """Keep the leadership for so many seconds more. 0 hands it back. Return False if another process leads by now."""
         row = s.get(UpgradeRow, upgrade_id, with_for_update=True)
         if row is None or row.baton != leader_token:
             return False
@@ -234,18 +246,18 @@ class Upgrades(Database):
 
     @transaction
     def refuse_overtaken(self, s: Session, /, upgrade_id: int, leader_token: int | None) -> None:
-        """UpgradeRunning if another has taken the leadership."""
+        """Raise UpgradeRunning if another process leads the upgrade."""
         shared_queries.refuse_overtaken(s, upgrade_id, leader_token)
 
 
 def _locked(s: Session, upgrade_id: int) -> tuple[GalleryRow, UpgradeRow]:
-    """The gallery and the upgrade, locked against every claim and every change of epoch."""
+    """Return the gallery and the upgrade. Lock them against every claim and every change of epoch."""
     gallery = s.scalars(shared_queries.gallery_of(upgrade_id).with_for_update(of=GalleryRow)).one()
     return gallery, s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
 
 
 def _in_service(s: Session, gallery: GalleryRow, upgrade: UpgradeRow) -> set[str]:
-    """What the plan in force searches or keeps current, but for an original that is kept: clean-up takes it out itself."""
+    """Return the collections of the plan in force, except an original that is kept: clean-up takes it out itself."""
     kept = upgrade.original if upgrade.undoes is None else None
     return {leg.collection for leg in shared_queries.plan(s, gallery, gallery.epoch).write_targets if leg.collection != kept}
 
@@ -260,20 +272,20 @@ def _new_upgrade(s: Session, values: Mapping[str, Any], details: Details) -> Upg
 
 
 def _end(s: Session, ended: Sequence[int], *, note: str, resume: int | None) -> None:
-    """The first of these ends now, the others ended before it."""
+    """End the first of these upgrades. The others ended before."""
     if resume is not None:
-        # What was written meanwhile went into another collection, and what was put back here is another program's, too.
+        # The writes meanwhile went into another collection, and another program wrote the records put back here: no sketch fits.
         theirs = IntentRow.upgrade_id.in_([*ended, resume])
         s.execute(update(IntentRow).where(theirs).values(upgrade_id=resume, sketch=None))
     shared_queries.forget_work(s, ended)
     row = s.get_one(UpgradeRow, ended[0])
     if row.phase == Phase.ENDED:
-        return  # repeated, because the answer of the first try was lost
+        return  # a repetition, because the first answer was lost
     row.phase, row.ended_at = Phase.ENDED, day(s)
     s.add(PhaseRow(upgrade_id=row.id, at=day(s), phase=Phase.ENDED, note=note))
     s.flush()  # one active upgrade per gallery: this one ends first
     if resume is not None:
-        again = s.get_one(UpgradeRow, resume)
-        again.phase, again.ended_at, again.verifying = Phase.SERVING_BOTH, None, None
-        again.paused, again.paused_at = False, None
-        s.add(PhaseRow(upgrade_id=resume, at=day(s), phase=again.phase, note=f"{GOES_ON} {row.id}"))
+        resumed = s.get_one(UpgradeRow, resume)
+        resumed.phase, resumed.ended_at, resumed.verifying = Phase.SERVING_BOTH, None, None
+        resumed.paused, resumed.paused_at = False, None
+        s.add(PhaseRow(upgrade_id=resume, at=day(s), phase=resumed.phase, note=f"{GOES_ON} {row.id}"))

@@ -1,4 +1,4 @@
-"""Model versions, and the files that rmvdb made for them."""
+"""Model versions, and the artifacts that rmvdb made for them."""
 
 from __future__ import annotations
 
@@ -20,33 +20,45 @@ class Versions(Database):
 
     @transaction
     def add_version(self, s: Session, /, **values: Any) -> VersionRow:
-        """Register a model version; the same again is no error, another one of that name is AlreadyExists."""
-        there = s.scalar(select(VersionRow).where(VersionRow.name == values["name"]))
-        if there is None:
-            there = VersionRow(**values, created_at=day(s))
-            s.add(there)
+        """Register a model version. A repeated call changes nothing.
+
+        Raises:
+            AlreadyExists: another version has that name.
+        """
+        row = s.scalar(select(VersionRow).where(VersionRow.name == values["name"]))
+        if row is None:
+            row = VersionRow(**values, created_at=day(s))
+            s.add(row)
             s.flush()
-        elif differing := [name for name in values if name != "probes" and getattr(there, name) != values[name]]:
+        elif differing := [name for name in values if name != "probes" and getattr(row, name) != values[name]]:
             raise errors.AlreadyExists(
-                f"Model version {there.name!r} is registered with another {differing[0]}; choose another name"
+                f"Model version {row.name!r} is registered with another {differing[0]}; choose another name"
             )
-        return there
+        return row
 
     @transaction
     def version(self, s: Session, /, name: str) -> VersionRow:
-        """One model version; UnknownName offers the nearest."""
+        """Return one model version.
+
+        Raises:
+            UnknownName: there is none. The message offers the nearest name.
+        """
         return shared_queries.named(
             s, VersionRow, "model version", name, hint="register one: rmvdb model add NAME --embedder package.module:object"
         )
 
     @transaction
     def versions(self, s: Session, /) -> Sequence[VersionRow]:
-        """All model versions, oldest first."""
+        """Return all model versions, oldest first."""
         return s.scalars(select(VersionRow).order_by(VersionRow.id)).all()
 
     @transaction
     def remove_version(self, s: Session, /, name: str) -> None:
-        """Forget a model version; UsageError where a gallery, its history, or another version has need of it."""
+        """Delete a model version.
+
+        Raises:
+            UsageError: a gallery, its history or another version needs it.
+        """
         row = shared_queries.named(s, VersionRow, "model version", name)
         if gallery := s.scalar(_galleries_with(name)):
             raise errors.UsageError(
@@ -60,13 +72,17 @@ class Versions(Database):
 
     @transaction
     def add_artifact(self, s: Session, /, *, sha256: str, kind: str, suffix: str, size: int) -> None:
-        """Register a file; the same again is no error."""
+        """Register a file. A repeated call changes nothing."""
         if s.get(ArtifactRow, sha256) is None:
             s.add(ArtifactRow(sha256=sha256, kind=kind, suffix=suffix, size=size, created_at=day(s)))
 
     @transaction
     def artifact(self, s: Session, /, sha256: str) -> ArtifactRow:
-        """One artifact's row."""
+        """Return one artifact's row.
+
+        Raises:
+            ArtifactError: the registry doesn't have it.
+        """
         row = s.get(ArtifactRow, sha256)
         if row is None:
             raise errors.ArtifactError(f"Artifact {sha256} is not in the registry; restore the registry from its backup")
@@ -74,6 +90,6 @@ class Versions(Database):
 
 
 def _galleries_with(version: str) -> Select[str]:
-    held = select(CollectionRow.gallery_id).where(CollectionRow.model == version)
+    owning = select(CollectionRow.gallery_id).where(CollectionRow.model == version)
     upgraded = select(UpgradeRow.gallery_id).where(or_(UpgradeRow.from_version == version, UpgradeRow.to_version == version))
-    return select(GalleryRow.name).where(or_(GalleryRow.id.in_(held), GalleryRow.id.in_(upgraded))).limit(1)
+    return select(GalleryRow.name).where(or_(GalleryRow.id.in_(owning), GalleryRow.id.in_(upgraded))).limit(1)

@@ -1,7 +1,7 @@
 """How long a call waits for a database that does not answer.
 
-A suspended server, and one whose table is locked, refuses nothing: its kernel takes what is sent. So whoever waits looks at the
-clock, ten times a second, and gives the connection up.
+A suspended server, or one with a locked table, refuses nothing: its kernel accepts all data. So a call that waits looks at the
+clock ten times a second, and closes the connection when its time is over.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Any
 
 from rmvdb.timing import counted
 
-#: Seconds of silence after which a connection is given up: longer than the server lets a statement run.
+#: Seconds of silence after which a call closes its connection: longer than the server lets a statement run.
 SILENT = 40.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of a registry: when it began, and when it must have ended."""
+    """One call of a registry: when it began, and when it must end."""
 
     began: float
     ends: float
 
 
-#: Until when the calls of this thread must have ended.
+#: When the calls of this thread must end.
 _ENDS: ContextVar[float] = ContextVar("ends", default=float("inf"))
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Let no call of this thread wait for longer than what is left of so many seconds."""
+    """Limit the calls of this thread to so many seconds together."""
     before = _ENDS.set(min(_ENDS.get(), counted() + seconds))
     try:
         yield
@@ -41,27 +41,31 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def call(patience: float) -> Call:
-    """One that begins now, and is tried again for so many seconds."""
+    """Begin a call that is tried again for so many seconds."""
     began = counted()
     return Call(began=began, ends=min(began + patience, _ENDS.get()))
 
 
 def connect(_: Any, __: Any, arguments: Any, options: Any) -> Any:
-    """A connection to PostgreSQL that does not wait without end."""
+    """Connect to PostgreSQL, with a limit on each wait."""
     import psycopg
 
     class Connection(psycopg.Connection[Any]):
-        """Gives up a server that is silent."""
+        """A connection that gives up a silent server."""
 
         def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
-            """As psycopg's, which comes back from each wait ten times a second."""
+            """Wait as psycopg does, which looks up ten times a second."""
             return super().wait(_watched(self, gen), *args, **kwargs)
 
     return Connection.connect(*arguments, **options)
 
 
 def _watched(connection: Any, steps: Generator[Any, int, Any]) -> Generator[Any, int, Any]:
-    """The steps of one exchange with the server, ended by OperationalError where it is silent for too long."""
+    """Yield the steps of one exchange with the server.
+
+    Raises:
+        OperationalError: the server is silent for too long.
+    """
     from psycopg import OperationalError
 
     began = counted()

@@ -1,1 +1,1 @@
-"""Searches and writes of applications: the client, the serving plan that it holds, loaded models, the merge of legs."""
+"""Searches and writes of applications: the client, its serving plan, the loaded models, the merge of legs."""

@@ -1,6 +1,6 @@
-"""Writes as others see them: announced, waited for, made under a deadline, marked done.
+"""Announced writes: an intent, a wait for others at the records, the write within a deadline, and the mark that it is done.
 
-Both sides announce, then look: a worker that comes later sees the intent, and one that came before is waited for.
+Both sides announce, then look. A worker that comes later sees the intent. For a worker that came before, the write waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmvdb.text import counted
 from rmvdb.timing import WRITE_LASTS, uptime
 from rmvdb.types import Id, ServingPlan
 
-#: Seconds for which a write waits for others at the same records.
+#: Seconds for which a write waits for other writers and workers at the same records.
 WRITE_WAITS = 3 * WRITE_LASTS
 
 
@@ -41,12 +41,14 @@ class Writes:
         only: Callable[[ServingPlan], Collection[Id]] | None = None,
         sketches: Mapping[Id, bytes] = MappingProxyType({}),
     ) -> Iterator[tuple[ServingPlan, Permit]]:
-        """The plan to write by, and the permit of each call, once nobody else is at these records; marked done at the end.
+        """Yield the plan to write by and the permit of each call, once no one else is at these records. Then mark the write done.
 
-        `only`, asked then, says which of them are written after all; `sketches`, looked at in the end, are of the vectors
-        that were written into the newest collection. A write that the engine refused before it did anything was never there. One
-        that fails half-way stays announced until its deadline, since it is unknown what reached the engine; of one by which the
-        engine ends the records that end it were never there, and the others are done.
+        `only`, called once the records are free, selects those to write after all. `sketches`, read at the end: the sketches of
+        the vectors written into the newest collection.
+
+        If the engine refuses the first call and does nothing, the intents are withdrawn. If the write fails half-way, it stays
+        announced until its deadline, because some calls may have reached the engine. If records kill the engine, their intents
+        are withdrawn and the others marked done.
         """
         with self._alone_at(kind, ids) as (opened, permit):
             if only is not None:
@@ -60,15 +62,15 @@ class Writes:
             self._close(opened, ids, sketches)
 
     def _close(self, opened: Opened, ids: Sequence[Id], sketches: Mapping[Id, bytes]) -> None:
-        of = dict(zip(ids, opened.intents, strict=True)) if sketches else {}
+        intents = dict(zip(ids, opened.intents, strict=True)) if sketches else {}
         with within(WRITE_LASTS):
-            in_time = self._registry.close_intents(opened, {of[id]: made for id, made in sketches.items()})
+            in_time = self._registry.close_intents(opened, {intents[id]: one for id, one in sketches.items()})
         if not in_time:
             raise self._too_late(ids)
 
     @contextmanager
     def alone_at(self, ids: Sequence[Id]) -> Iterator[tuple[ServingPlan, Permit]]:
-        """As `announced`, for who changes nothing that a search shows: afterwards it was never there."""
+        """Hold these records as `announced` does, for a change that no search shows. Withdraw the intents at the end."""
         with self._alone_at("upsert", ids) as (opened, permit):
             yield opened.plan, permit
             self._registry.withdraw_intents(opened)
@@ -93,20 +95,20 @@ class Writes:
         try:
             yield opened, in_time
         except BaseException as exc:
-            # Nothing has left, or the first call was refused before anything was done: no other write needs to wait for it.
+            # No call was sent, or the engine refused the first and did nothing: no other write needs to wait.
             if not calls or (calls == 1 and isinstance(exc, errors.Refused)):
                 self._withdraw(opened)
             raise
 
     def _withdraw(self, opened: Opened) -> None:
-        """Take back a write that failed; a registry that is away learns it from the deadline."""
+        """Withdraw a write that failed. If the registry is away, the deadline ends it."""
         with suppress(errors.RegistryUnavailable), within(WRITE_LASTS / 3):
             self._registry.withdraw_intents(opened)
 
     def _withdraw_all_but(self, opened: Opened, ids: Sequence[Id], kept: Collection[Id]) -> Opened:
-        meant, of = set(kept), list(zip(opened.intents, ids, strict=True))  # an id may be there twice
-        self._registry.withdraw_intents(replace(opened, intents=tuple(intent for intent, id in of if id not in meant)))
-        return replace(opened, intents=tuple(intent for intent, id in of if id in meant))
+        keep, pairs = set(kept), list(zip(opened.intents, ids, strict=True))  # an id may come twice
+        self._registry.withdraw_intents(replace(opened, intents=tuple(intent for intent, id in pairs if id not in keep)))
+        return replace(opened, intents=tuple(intent for intent, id in pairs if id in keep))
 
     def _too_late(self, ids: Sequence[Id]) -> errors.EngineError:
         return errors.EngineError(
@@ -114,7 +116,7 @@ class Writes:
         )
 
     def _wait(self, opened: Opened, ids: Sequence[Id], announced: float) -> float:
-        """Until nobody else is at these records; when the write was announced last, since a deadline must not pass meanwhile."""
+        """Wait until no one else is at these records, and extend the deadline meanwhile. Return when it was last announced."""
         began = uptime()
         while self._blocked(opened, ids, announced):
             if uptime() - began > WRITE_WAITS:
@@ -146,7 +148,7 @@ class Writes:
                 return opened, started
             if started - began > WRITE_WAITS:
                 raise errors.EngineError(
-                    f"Writes of {self._gallery!r} have waited for over {WRITE_WAITS:g} s for clients to hear of a new serving "
-                    "plan, or for rmvdb registry rebuild (rmvdb status says what is under way); repeat the write"
+                    f"Writes of {self._gallery!r} have waited for over {WRITE_WAITS:g} s for clients to load a new serving "
+                    "plan, or for rmvdb registry rebuild (see rmvdb status); repeat the write"
                 )
-            time.sleep(0.02)  # an epoch is changing: it waits for open writes to end, and new ones wait for it
+            time.sleep(0.02)  # an epoch is changing: it waits for open writes, and new writes wait for it

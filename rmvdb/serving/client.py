@@ -1,4 +1,4 @@
-"""What application code calls: one gallery, searched and written as if no upgrade were on."""
+"""The door for application code: search and write one gallery as if no upgrade were running."""
 
 from __future__ import annotations
 
@@ -7,88 +7,35 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeVar, overload
+from typing import Any, ClassVar, Literal, overload
 
 import numpy as np
 
 from rmvdb import canonical, errors
 from rmvdb.engines.filters import given
-from rmvdb.items.embedders import item_digest
-from rmvdb.learning.hyperbolic import as_queries, measured
-from rmvdb.protocols import Permit, VectorStore
+from rmvdb.protocols import VectorStore
 from rmvdb.registry.codec import schema_from_json
 from rmvdb.registry.mark import Owner
 from rmvdb.registry.registry import Registry
-from rmvdb.serving import sketch
 from rmvdb.serving.announced_writes import Writes
 from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
 from rmvdb.serving.loaded_models import LoadedModels
-from rmvdb.serving.merge import merge
-from rmvdb.timing import uptime
-from rmvdb.types import Hit, Id, Item, Leg, Metric, Record, ServingPlan, Vectors
+from rmvdb.serving.search import Encode, Reader
+from rmvdb.serving.writes import Writer
+from rmvdb.types import Hit, Id, Item, Record, ServingPlan, Vectors
 
 log = logging.getLogger(__name__)
 
-R = TypeVar("R")
-#: Which of these records are meant after all, by the plan that is in force.
-ConfirmIds = Callable[[ServingPlan, Sequence[Id]], Iterable[Id]]
-
-#: How often a search that took longer than allowed is repeated before it fails.
-ATTEMPTS = 5
-#: Records written under one announcement.
-WRITE_BATCH = 500
-
-
-class _Ended:
-    """The records by which the engine ended, in the collections that a write goes to; the others go on."""
-
-    def __init__(self) -> None:
-        self._first: errors.EngineKilled | None = None
-        self._later: errors.EngineKilled | None = None
-        self._calls = 0
-        self._ids: set[Id] = set()
-
-    def others(self, records: Sequence[Record]) -> list[Record]:
-        """Those of these records that are still to be written."""
-        return [record for record in records if record.id not in self._ids]
-
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        """One call of the store."""
-        self._calls += 1
-        try:
-            yield
-        except errors.EngineKilled as exc:
-            if not exc.ids:
-                raise
-            self._ids.update(exc.ids)
-            self._first, self._later = (exc, None) if self._calls == 1 else (self._first, self._later or exc)
-
-    def tell(self) -> None:
-        """EngineKilled, if there was one; its ids are those that no collection has."""
-        if self._first:
-            raise self._first
-        if self._later:
-            raise errors.EngineKilled(f"In part: {self._later}") from self._later
-
 
 class Client:
-    """Search, read and write one gallery; make one with `rmvdb.connect`. Safe to share between threads.
+    """Search, read and write one gallery. Make one with `rmvdb.connect`. Safe to share between threads.
 
-    A query is embedded once (twice with method `naive`), its legs are searched at the same time, their hits merged by calibrated
-    distance. During an upgrade every answer is what the whole gallery gives: nothing missed, nothing found twice.
+    A query is embedded once (twice with method `naive`). Its legs are searched at the same time, and their hits are merged by
+    calibrated distance. During an upgrade every answer covers the whole gallery, and shows each record once.
     """
 
-    #: What a write changes outside this process, in order. Tests kill it before and after each of these calls.
-    CALLS: ClassVar = {
-        "upsert": ("registry.open_intents", "store.upsert new", "store.upsert old", "registry.close_intents"),
-        "delete": ("registry.open_intents", "store.delete new", "store.delete old", "registry.close_intents"),
-    }
+    CALLS: ClassVar = Writer.CALLS
 
     def __init__(
         self,
@@ -102,19 +49,14 @@ class Client:
         item_field: str = "",
         closing: Callable[[], None] = lambda: None,
     ) -> None:
-        """`item_field`: the field that holds a record's item, if one does. `consistency`: of searches that don't name theirs.
-        `closing` is called at the end of `close`, to give back what was opened for this client alone."""
+        """`item_field`: the field that holds a record's item, if one does. `consistency`: the default of a search. `close`
+        calls `closing` last, to close what was opened for this client."""
         self.gallery = gallery
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        self._registry, self._store, self._loaded_models = registry, store, loaded_models
-        self._consistency, self._item_field = consistency, item_field
-        self._engine_timeout, self._closing = engine_timeout, closing
-        self._wrote = float("-inf")
-        self._writes = Writes(gallery, registry=registry, name=self.name, engine_timeout=engine_timeout)
-        self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="rmvdb-leg")
+        self._store, self._loaded_models = store, loaded_models
+        self._consistency, self._item_field, self._closing = consistency, item_field, closing
         collections = registry.collections(registry.gallery(gallery).id)
-        self._search_params = {row.name: row.search for row in collections}
-        #: Of one of its collections: its ids are those of all.
+        #: The schema of one of its collections. All have the same type of ids.
         self._schema = schema_from_json(collections[0].schema)
         _expect_owned(gallery, registry, store)
         self._latency = Latency()
@@ -125,6 +67,22 @@ class Client:
             name=self.name,
             latency=self._latency,
         )
+        self._reader = Reader(
+            gallery,
+            registry=registry,
+            store=store,
+            loaded_models=loaded_models,
+            current_plan=self._current_plan,
+            engine_timeout=engine_timeout,
+            search_params={row.name: row.search for row in collections},
+        )
+        self._writer = Writer(
+            store=store,
+            loaded_models=loaded_models,
+            current_plan=self._current_plan,
+            writes=Writes(gallery, registry=registry, name=self.name, engine_timeout=engine_timeout),
+            reader=self._reader,
+        )
 
     def __enter__(self) -> Client:
         return self
@@ -133,11 +91,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Leave: the next change of epoch need not wait for this client."""
+        """Leave, so that the next change of epoch need not wait for this client."""
         if self._current_plan.forked:
-            return  # connections and threads are the other process's
+            return  # the connections and threads belong to the process that forked this one
         self._current_plan.close()
-        self._pool.shutdown()
+        self._reader.close()
         self._closing()
 
     @property
@@ -186,285 +144,103 @@ class Client:
         output_fields: Sequence[str] = (),
         consistency: Literal["", "Bounded", "Strong"] = "",
     ) -> list[Hit] | list[list[Hit]]:
-        """The nearest records of an item (a list of items gives a list of answers), nearest first.
+        """Return the nearest records of an item, nearest first. A list of items gives a list of answers.
 
-        `vector` with `model` searches with a ready vector (dim,) or several (n, dim) instead. `output_fields=["*"]` gives every
-        field. `consistency="Strong"` sees every write that returned before; with "Bounded" writes of other clients show within
-        the plan's staleness, this client's own at once; without either it is as the client's own. Raises UsageError for arguments
-        that don't fit, EngineError, StalePlan.
+        `vector` with `model` searches with one vector (dim,) or several (n, dim) instead. `output_fields=["*"]` returns every
+        field. `consistency="Strong"` shows every write that returned before the search. With "Bounded", this client's own writes
+        show at once, and other clients' writes within the plan's staleness. The default is the client's own setting.
 
-        `filter` is a Milvus expression; raises FilterError if it cannot be understood. `offset` leaves out that many hits.
-        Records of equal distance have no order, so that pages can skip or repeat one: ask for a longer list and cut it.
+        `filter` is a Milvus expression. `offset` leaves out that many hits. Records of equal distance have no fixed order, so
+        pages can skip or repeat one. Ask for a longer list and cut it instead.
+
+        Raises:
+            UsageError: the arguments do not fit.
+            FilterError: rmvdb cannot understand the filter.
+            EngineError: the engine refuses the search, or is too slow.
+            StalePlan: the registry does not answer, so this client cannot search safely.
         """
         limit, offset = canonical.whole("limit", limit, least=1), canonical.whole("offset", offset, least=0)
         encode, several = self._question(item, vector, model)
         fields = canonical.names_of(output_fields)
-        if (asked := consistency or self._consistency) not in ("Bounded", "Strong"):
-            raise errors.UsageError(f'consistency is "Bounded" or "Strong", not {asked!r}')
-        strong = asked == "Strong"
+        if (level := consistency or self._consistency) not in ("Bounded", "Strong"):
+            raise errors.UsageError(f'consistency is "Bounded" or "Strong", not {level!r}')
         with self._latency.measured():
-            answers = self._search(encode, limit=limit, offset=offset, filter=filter, fields=fields, strong=strong)
+            answers = self._reader.search(
+                encode, limit=limit, offset=offset, filter=filter, fields=fields, strong=level == "Strong"
+            )
         return answers if several else answers[0]
 
-    def _question(self, item: Item, vector: Any, model: str | None) -> tuple[Callable[[ServingPlan], dict[str, Vectors]], bool]:
+    def _question(self, item: Item, vector: Any, model: str | None) -> tuple[Encode, bool]:
         if (item is None) == (vector is None):
             raise errors.UsageError("search takes an item, a list of items, or vector= with model=; give one of them")
         if vector is None:
             items = item if isinstance(item, list) else [item]
-            embedded: dict[str, Vectors] = {}  # survives a repetition: an item is embedded once
+            embedded: dict[str, Vectors] = {}  # kept for a repetition: an item is embedded once
             return lambda plan: self._loaded_models.queries(plan, items, embedded), isinstance(item, list)
         if model is None:
             raise errors.UsageError('A raw vector names the model that made it: search(vector=…, model="v2")')
         try:
-            with np.errstate(over="ignore"):  # what is too large becomes infinity, and is refused
+            with np.errstate(over="ignore"):  # too large a value becomes infinity, and is refused later
                 vectors = np.asarray(vector, dtype=np.float32)
         except (TypeError, ValueError) as exc:
             raise errors.Mismatch(f"vector= takes numbers, (dim,) or (n, dim): {exc}") from exc
         rows = np.atleast_2d(vectors)
         return lambda plan: self._loaded_models.vectors(plan, rows, model), vectors.ndim == 2
 
-    def _search(self, encode: Callable[[ServingPlan], dict[str, Vectors]], **options: Any) -> list[list[Hit]]:
-        encoded: dict[int, dict[str, Vectors]] = {}  # by epoch: a repetition has its query ready
-
-        def ask(plan: ServingPlan) -> list[list[Hit]]:
-            if plan.epoch not in encoded:
-                encoded[plan.epoch] = encode(plan)
-            return self._merged(plan, encoded[plan.epoch], **options)
-
-        return self._timely(ask)
-
-    def _timely(self, ask: Callable[[ServingPlan], R]) -> R:
-        """The answer to a question, asked again where so much time passed that it may have missed a record on its move."""
-        for _ in range(ATTEMPTS):
-            started, gaps = uptime(), self._registry.gaps  # before the plan's age is looked at
-            plan = self._current_plan.current()
-            try:
-                answer = ask(plan)
-            except errors.CollectionMissing:  # dropped by a clean-up, where it took so long that another plan is in force
-                if self._current_plan.refresh().epoch == plan.epoch:
-                    raise
-                continue
-            timely = uptime() - started <= plan.longest_search and self._registry.gaps == gaps
-            if timely or self._alone_since(plan):
-                return answer
-        raise errors.EngineError(
-            f"A search of {self.gallery!r} took longer than {plan.longest_search:g} s {ATTEMPTS} times; "
-            "look at the engine's load, or raise search.longest_search, then repeat rmvdb upgrade, or restart its worker"
-        )
-
-    def _alone_since(self, plan: ServingPlan) -> bool:
-        """Whether that plan's only collection has been the only one all the while, so that nothing left it."""
-        return len(plan.legs) == 1 and self._current_plan.refresh().epoch == plan.epoch
-
-    def _merged(
-        self,
-        plan: ServingPlan,
-        queries: Mapping[str, Vectors],
-        *,
-        limit: int,
-        offset: int,
-        filter: str | None,
-        fields: Any,
-        strong: bool,
-    ) -> list[list[Hit]]:
-        strong = strong or uptime() - self._wrote < plan.staleness + self._engine_timeout
-
-        def leg(each: Leg) -> list[list[Hit]]:
-            asked, hyperbolic = queries[each.collection], each.metric is Metric.LORENTZ
-            found = self._store.search(
-                each.collection,
-                as_queries(asked) if hyperbolic else asked,
-                limit=limit + offset,
-                filter=filter,
-                fields=fields,
-                search=self._params(each.collection),
-                strong=strong,
-            )
-            return measured(found, asked) if hyperbolic else found
-
-        try:
-            others = [self._pool.submit(leg, each) for each in plan.legs[1:]]
-        except RuntimeError:
-            self._current_plan.current()  # says so where this client was closed meanwhile
-            raise
-        found = [leg(plan.legs[0]), *(other.result() for other in others)]
-        scales = [calibration.apply if (calibration := self._loaded_models.calibration(each)) else None for each in plan.legs]
-        return [merge(lists, scales, limit=limit, offset=offset) for lists in zip(*found, strict=True)]
-
-    def _params(self, collection: str) -> Mapping[str, object]:
-        if collection not in self._search_params:
-            self._search_params[collection] = self._registry.collection(collection).search
-        return self._search_params[collection]
-
     # --- read ---------------------------------------------------------------------------------------------------------
 
     def get(self, ids: Id | Iterable[Id], *, output_fields: Sequence[str] = ("*",)) -> list[Record]:
-        """The records of these ids that exist, each once, in the order asked, as every write before left them."""
-        asked, fields = self._ids(ids), canonical.names_of(output_fields)
-
-        def ask(plan: ServingPlan) -> dict[Id, Record]:
-            # Oldest first, one after the other: a record that moves meanwhile is in the next one before it leaves this one.
-            legs = [self._store.get(leg.collection, asked, fields=fields) for leg in reversed(plan.legs)]
-            return {record.id: record for some in legs for record in some}
-
-        found = self._timely(ask)
-        return [found[id] for id in asked if id in found]
+        """Return the records of these ids that exist, each once, in the order of the ids, as the last write left them."""
+        wanted = self._ids(ids)
+        records = self._reader.get(wanted, canonical.names_of(output_fields))
+        return [records[id] for id in wanted if id in records]
 
     def _ids(self, ids: Id | Iterable[Id]) -> list[Id]:
-        """The ids that a caller means, each once; Mismatch for what is none of this gallery's."""
         return canonical.checked_ids(canonical.ids_of(ids), self._schema)
 
     def query(
         self, filter: str | None = "", *, limit: int = 100, offset: int = 0, output_fields: Sequence[str] = ("*",)
     ) -> list[Record]:
-        """Records that match a filter, in ascending id order."""
+        """Return records that match a filter, in ascending id order."""
         limit, offset = canonical.whole("limit", limit, least=0), canonical.whole("offset", offset, least=0)
         fields = canonical.names_of(output_fields)
-        found: list[Record] = []
-        for page in self._pages(filter, fields, page=min(limit + offset, 1000) or 1):
-            found += page
-            if len(found) >= limit + offset:
+        records: list[Record] = []
+        for page in self._reader.pages(filter, fields, page=min(limit + offset, 1000) or 1):
+            records += page
+            if len(records) >= limit + offset:
                 break
-        return found[offset : offset + limit]
+        return records[offset : offset + limit]
 
     def count(self, filter: str | None = "") -> int:
-        """How many records match, each counted once in however many collections it is."""
-
-        def ask(plan: ServingPlan) -> int | None:
-            return self._store.count(plan.legs[0].collection, filter=filter) if len(plan.legs) == 1 else None
-
-        alone = self._timely(ask)
-        return sum(len(page) for page in self._pages(filter, (), page=5000)) if alone is None else alone
-
-    def _pages(self, filter: str | None, fields: Sequence[str] | None, *, page: int) -> Iterator[list[Record]]:
-        after: Id | None = None
-
-        def ask(plan: ServingPlan) -> list[list[Record]]:
-            legs = reversed(plan.legs)  # oldest first again
-            return [
-                next(self._store.scan(leg.collection, filter=filter, fields=fields, after=after, page=page), []) for leg in legs
-            ]
-
-        while True:
-            pages = self._timely(ask)
-            # Only as far as every collection has answered.
-            ends: list[Any] = [each[-1].id for each in pages if len(each) >= page]
-            before, after = after, min(ends) if ends else None
-            if before is not None and after is not None and not before < after:
-                raise errors.EngineError(
-                    f"A page after the id {before!r} of {self.gallery!r} ended at {after!r}; look at the engine's log"
-                )
-            found = {each.id: each for some in pages for each in some if after is None or each.id <= after}
-            yield sorted(found.values(), key=lambda record: record.id)
-            if after is None:
-                return
+        """Return how many records match. A record in several collections counts once."""
+        return self._reader.count(filter)
 
     # --- write --------------------------------------------------------------------------------------------------------
 
     def upsert(self, records: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> int:
-        """Write a record `{"id": …, "item": …, field: value, …}`, or several, in place of those with the same ids; how many.
+        """Write a record `{"id": …, "item": …, field: value, …}`, or several. They replace records of the same ids.
 
-        The item is embedded here. If the gallery's source is a field (`--source field:text`), that field is the item, and
-        "item" may be left out. After it returned every search of this client shows the records and nothing they replaced.
+        rmvdb embeds the item. If the gallery's source is a field (`--source field:text`), that field is the item, and you may
+        leave out "item". Return how many ids were written. After that, every search of this client shows the new records and
+        nothing that they replaced.
         """
-        asked = list(_each(records, self._item_field))
-        # Ids and fields of all of them before anything of any is written.
-        kept = self._store.fields_of(self._current_plan.current().legs[0].collection, [record for record, _ in asked])
-        distinct = list({record.id: (record, item) for record, (_, item) in zip(kept, asked, strict=True)}.values())
-        for start in range(0, len(distinct), WRITE_BATCH):
-            some = distinct[start : start + WRITE_BATCH]
-            self._upsert([record for record, _ in some], [item for _, item in some])
-        return len(distinct)
-
-    def _upsert(self, records: Sequence[Record], items: Sequence[Item]) -> None:
-        ids = [record.id for record in records]
-        embedded: dict[str, Vectors] = {}
-        told = {id: item_digest(item) for id, item in zip(ids, items, strict=True)}  # before it is read: it may change
-        for leg in self._current_plan.current().write_targets:  # the slow part, before anybody has to wait for this write
-            _check_vectors(ids, self._loaded_models.stored(leg, items, embedded), leg)
-
-        def rows(leg: Leg) -> list[Record]:
-            vectors = self._loaded_models.stored(leg, items, embedded)
-            return [replace(record, vector=vector) for record, vector in zip(records, vectors, strict=True)]
-
-        sketches: dict[Id, bytes] = {}
-        with self._writing("upsert", ids, sketches=sketches) as (plan, in_time):
-            ended = _Ended()
-            for mirror in plan.mirrors:  # first: what a killed client wrote shows nowhere yet
-                with ended.noted():
-                    self._store.upsert(mirror.collection, ended.others(rows(mirror)), permit=in_time)
-            newest, *older = plan.legs
-            with ended.noted():
-                self._store.upsert(newest.collection, ended.others(rows(newest)), permit=in_time)
-            written = ended.others(rows(newest))
-            sketches |= {row.id: sketch.of(row.vector, item=told[row.id]) for row in written if row.vector is not None}
-            # Where an older collection still has the record it must not show what was replaced. Only workers remove from there.
-            for leg in older:
-                stale = {record.id for record in self._store.get(leg.collection, ids, fields=())}
-                if stale:
-                    with ended.noted():
-                        self._store.upsert(
-                            leg.collection, [row for row in ended.others(rows(leg)) if row.id in stale], permit=in_time
-                        )
-            ended.tell()
+        pairs = list(_each(records, self._item_field))
+        return self._writer.upsert([record for record, _ in pairs], [item for _, item in pairs])
 
     def delete(self, ids: Id | Iterable[Id] | None = None, *, filter: str | None = "") -> int:
-        """Remove records by id, or all that match a filter; how many ids were asked for or matched."""
+        """Remove records by id, or all that match a filter. Return how many ids you gave, or how many records matched."""
         filter = given(filter)
         if (ids is None) == (not filter):
             raise errors.UsageError("delete takes ids, or filter=…; give one of them")
-        if ids is not None:
-            return len(self._delete(self._ids(ids)))
+        return len(self._writer.delete(self._ids(ids))) if ids is not None else self._writer.delete_matching(filter)
 
-        def matching(plan: ServingPlan, some: Sequence[Id]) -> Iterable[Id]:
-            found = (self._store.get(leg.collection, some, filter=filter, fields=()) for leg in reversed(plan.legs))
-            return {record.id: None for each in found for record in each}
-
-        pages = self._pages(filter, (), page=WRITE_BATCH)
-        return sum(len(self._delete([record.id for record in page], matching)) for page in pages)
-
-    def delete_those(self, ids: Sequence[Id], still: Callable[[Sequence[Id]], Iterable[Id]]) -> list[Id]:
-        """Remove those of these records that `still` names, asked once nobody else is at them; their ids."""
-        return self._delete(self._ids(ids), lambda _, some: still(some))
-
-    def _delete(self, ids: Sequence[Id], still: ConfirmIds | None = None) -> list[Id]:
-        parts = (ids[start : start + WRITE_BATCH] for start in range(0, len(ids), WRITE_BATCH))
-        return [id for part in parts for id in self._delete_part(part, still)]
-
-    def _delete_part(self, ids: Sequence[Id], still: ConfirmIds | None) -> list[Id]:
-        going = list(ids)
-
-        def only(plan: ServingPlan) -> list[Id]:  # others may have written them since they were listed, and are done now
-            going[:] = still(plan, ids) if still else ids
-            return going
-
-        with self._writing("delete", ids, only=only if still else None) as (plan, in_time):
-            for leg in plan.write_targets:
-                self._store.delete(leg.collection, going, permit=in_time)
-        return going
-
-    @contextmanager
-    def _writing(
-        self,
-        kind: str,
-        ids: Sequence[Id],
-        *,
-        only: Callable[[ServingPlan], Sequence[Id]] | None = None,
-        sketches: Mapping[Id, bytes] = MappingProxyType({}),
-    ) -> Iterator[tuple[ServingPlan, Permit]]:
-        self._current_plan.current()
-        with self._writes.announced(kind, ids, only=only, sketches=sketches) as (plan, in_time):
-            if plan.epoch < self._current_plan.current().epoch:
-                raise self._current_plan.gone_back(plan.epoch)
-            if plan.epoch > self._current_plan.current().epoch:
-                # Else this client would search by the plan before, which may not know where this is written.
-                self._current_plan.refresh()
-            yield plan, in_time
-            self._wrote = uptime()
+    def delete_those(self, ids: Sequence[Id], confirm: Callable[[Sequence[Id]], Iterable[Id]]) -> list[Id]:
+        """Remove the records that `confirm` selects once no other writer is at them. Return their ids."""
+        return self._writer.delete(self._ids(ids), lambda _, some: confirm(some))
 
 
 def _each(records: Mapping[str, Any] | Iterable[Mapping[str, Any]], item_field: str) -> Iterator[tuple[Record, Item]]:
-    """The records that a caller gave, as records without vectors, each with its item."""
+    """Yield the caller's records as records without vectors, each with its item."""
     if not isinstance(records, Iterable):
         raise errors.UsageError(f"upsert takes a record or a list of records, each a dictionary, not a {type(records).__name__}")
     for record in [records] if isinstance(records, Mapping) else records:
@@ -476,14 +252,14 @@ def _each(records: Mapping[str, Any] | Iterable[Mapping[str, Any]], item_field: 
 
 
 def _item(record: Mapping[str, Any], field: str) -> Item:
-    """The item of a record that a caller gave, which its field may be."""
-    held = record.get(field) if field else None
+    """Return the item of a caller's record: its "item", or the field that holds it."""
+    stored = record.get(field) if field else None
     if "item" not in record:
-        if held is None:
+        if stored is None:
             needs = f"an item, or the field {field!r} that holds it" if field else "an item"
             raise errors.UsageError(f"A record to write needs an id and {needs}; this one has: {', '.join(map(str, record))}")
-        return held
-    if held is not None and not _same(held, record["item"]):
+        return stored
+    if stored is not None and not _same(stored, record["item"]):
         raise errors.UsageError(
             f"Record {record['id']!r} has one item and another {field!r}, which holds the items of this gallery; leave item out"
         )
@@ -497,14 +273,9 @@ def _same(one: Any, other: Any) -> bool:
         return np.array_equal(one, other)
 
 
-def _check_vectors(ids: Sequence[Id], vectors: Vectors, leg: Leg) -> None:
-    for at, why in canonical.unrankable(vectors, leg.metric).items():
-        raise errors.Mismatch(f"Record {ids[at]!r} cannot be written: its vector for {leg.collection} {why}; correct its item")
-
-
 def _expect_owned(gallery: str, registry: Registry, store: VectorStore) -> None:
-    """NotOwner where another registry has taken the gallery, or this one has gone back; an engine that is away says so later."""
+    """Raise NotOwner if another registry owns the gallery, or this one has gone back. If the engine is away, do nothing."""
     try:
         Owner(registry, store).expect(gallery)
     except errors.EngineError as exc:
-        log.info("Whose the collections of %s are could not be asked: %s", gallery, exc)
+        log.info("rmvdb could not check who owns the collections of %s: %s", gallery, exc)

@@ -1,4 +1,4 @@
-"""The serving plan as a client knows it: asked for again and again, and made ready before it is in force."""
+"""The serving plan of a client: refreshed all the time, and its models loaded before it is in force."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from rmvdb.timing import uptime
 from rmvdb.types import ServingPlan
 
 log = logging.getLogger(__name__)
-#: Of its own: an application may have seeded the one that all share.
+#: Its own generator: an application may have seeded the shared one.
 _random = random.Random()  # noqa: S311 (no secret)
 
-#: Seconds after which loading a plan's models is tried again, at most.
+#: The most seconds between two tries to load a plan's models.
 LONGEST_PAUSE = 60.0
-#: Seconds for which a search waits for a new plan where its own is too old, if plans may not be older than that.
+#: Seconds for which a search waits for a new plan if its own is too old and plans may not be older than that.
 WAITS = 15.0
-#: Seconds by which a call may end later than it should: who waits for its holder hears from it why it failed.
+#: Seconds by which a call may be late. A thread that waits so long for its lock gets the error of that call.
 LATE = 5.0
-#: Clients from which on each one asks less often.
+#: The number of clients above which each one asks less often.
 MANY_CLIENTS = 20
-#: Who asks for the plan also says that it serves by it: nobody would wait for a client that could only read.
+#: A client that asks for the plan also reports its epoch, so it needs to write: no epoch would wait for one that only reads.
 CANNOT_ASK = (errors.RegistryError, errors.DiskFull)
 
 
 class _TimedLock:
-    """A lock for which nobody waits longer than so many seconds: its holder may wait for a registry that hangs."""
+    """A lock with a limit on the wait, because its holder may wait for a registry that hangs."""
 
     def __init__(self, seconds: float) -> None:
         self._lock, self._seconds = threading.Lock(), seconds
@@ -49,10 +49,10 @@ class _TimedLock:
 
 
 class CurrentPlan:
-    """The serving plan as this process knows it, never used when it is older than its maximum age.
+    """The serving plan of this process. It is never used after its maximum age.
 
-    A thread asks again three times within that age and reports how long searches take. Another
-    one loads what an announced plan needs; until that is there this client serves, and is waited for, by the plan in force.
+    One thread asks for it three times within that age, and reports how long searches take. Another thread loads the models of an
+    announced plan. Meanwhile this client serves by the plan in force, and the next epoch waits for it.
     """
 
     def __init__(
@@ -68,62 +68,67 @@ class CurrentPlan:
         self._latency = latency
         self._process = os.getpid()
         self._ready, self._trouble = 0, ""
-        #: The gallery's number that only rises, as the registry said last.
+        #: The gallery's trace, as the registry last returned it.
         self._trace = 0
         self._lock = _TimedLock(WAITS + LATE)
         self._loading: threading.Thread | None = None
-        #: The epoch that could not be loaded last, when it is tried again, and how long after the last time that is.
+        #: The epoch that failed to load last, when to try it again, and the pause before that try.
         self._failed, self._again_at, self._pause = 0, 0.0, 0.0
         self._stop, self._wake = threading.Event(), threading.Event()
-        #: When the registry last could not be asked, and why.
+        #: When the registry last failed to answer, and its error.
         self._failure: tuple[float, errors.RmvdbError] | None = None
-        #: The plan, and when it was asked for; in one, since another thread may be replacing them.
         self._gaps, self._clients = registry.gaps, 1
+        #: The plan, and when it was asked for: one tuple, because another thread may replace them.
         self._held = self._ask(0)
+        # At once: 200 clients that connected together kept the 20 connections of a server busy for 33 s until their first
+        # heartbeats, and for 9 s since.
+        registry.let_go()
         self._thread = threading.Thread(target=self._keep_asking, name=f"rmvdb-plans-{gallery}", daemon=True)
         self._thread.start()
 
     def current(self) -> ServingPlan:
-        """The plan in force, at most `max_age` seconds old; StalePlan when the registry cannot be asked.
+        """Return the plan in force, at most `max_age` seconds old.
 
-        UsageError once it is closed, and in a process that was forked off since: two must not be one to the registry.
+        Raises:
+            StalePlan: the plan is too old, and the registry does not answer.
+            UsageError: this client is closed, or belongs to the process that forked this one.
         """
         if self._stop.is_set():
             raise errors.UsageError(f"This client of {self._gallery!r} is closed; connect again")
         if self.forked:
             raise errors.UsageError(
-                f"This client of {self._gallery!r} is another process's, which forked; connect in each process"
+                f"This client of {self._gallery!r} belongs to the process that forked this one; connect in each process"
             )
         if fresh := self._fresh():
             return fresh
         since = uptime()
         try:
-            with self._lock:  # of many searches that find it too old one asks, and all hear the answer
+            with self._lock:  # if many searches find the plan too old, one asks, and all get the answer
                 if self._failure and self._failure[0] >= since:
                     raise self._failure[1]
                 with within(max(WAITS, self._held[0].max_age)):
                     return self._fresh() or self._renewed()
-        except (*CANNOT_ASK, errors.UnknownName) as exc:  # or it lost the gallery
+        except (*CANNOT_ASK, errors.UnknownName) as exc:  # UnknownName: the registry has lost the gallery
             plan, asked = self._held
             raise errors.StalePlan(
                 f"The serving plan of {self._gallery!r} is {uptime() - asked:.0f} s old, {plan.max_age:g} s are allowed; "
-                f"searching on could miss records: {exc}"
+                f"a search by it could miss records: {exc}"
             ) from exc
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked off the one that connected."""
+        """Whether another process connected and forked this one."""
         return os.getpid() != self._process
 
     def refresh(self) -> ServingPlan:
-        """Ask the registry now."""
+        """Ask the registry now. Return the plan in force."""
         with self._lock, within(max(WAITS, self._held[0].max_age)):
             return self._renewed()
 
     def _fresh(self) -> ServingPlan | None:
         plan, asked = self._held
-        still = self._gaps == self._registry.gaps  # or the database's clock says that more time passed than was counted here
-        return plan if still and uptime() - asked <= plan.max_age else None
+        counted = self._gaps == self._registry.gaps  # else more time passed by the database's clock than this process counted
+        return plan if counted and uptime() - asked <= plan.max_age else None
 
     def _renewed(self) -> ServingPlan:
         before = self._held[0].epoch
@@ -141,32 +146,32 @@ class CurrentPlan:
                 extra={"action": "plan", "epoch": epoch},
             )
             with contextlib.suppress(*CANNOT_ASK):
-                self._held = self._ask(epoch)  # at once: writes wait to hear that this client serves by it
+                self._held = self._ask(epoch)  # at once: writes wait until this client reports the epoch
         return self._held[0]
 
     def close(self) -> None:
-        """Stop asking, and tell the registry that nobody need wait for this client."""
+        """Stop asking, and tell the registry that no epoch need wait for this client."""
         if self._stop.is_set():
             return
         self._stop.set()
         self._wake.set()
         for thread in (self._thread, self._loading):
             if thread is not None:
-                thread.join(timeout=5)  # no longer: it may be loading a model, or wait for an import that waits for this
+                thread.join(timeout=5)  # no longer: it may load a model, or wait for an import that waits for this
         try:
             self._registry.leave(self._name)
-        except errors.RmvdbError:  # nor would it hear anything else
-            log.info("The registry did not hear that client %s left; it will notice by itself", self._name)
+        except errors.RmvdbError:
+            log.info("Client %s could not tell the registry that it ends. The registry notices after a while.", self._name)
 
     def _ask(self, holds: int) -> tuple[ServingPlan, float]:
-        asked, gaps = uptime(), self._registry.gaps  # a plan's age counts from before the question: the answer can only be newer
-        serving = self._tell(holds)
+        asked, gaps = uptime(), self._registry.gaps  # the plan's age counts from before the call
+        serving = self._report(holds)
         self._gaps, self._clients = gaps, serving.clients
         if serving.next and self._ready < serving.next.epoch:
             self._load(serving.plan, serving.next)
         return serving.plan, asked
 
-    def _tell(self, holds: int) -> Serving:
+    def _report(self, holds: int) -> Serving:
         searches, p99_ms = self._latency.p99()
         serving = self._registry.refresh(
             self._gallery,
@@ -183,37 +188,41 @@ class CurrentPlan:
         return serving
 
     def gone_back(self, epoch: int) -> errors.StalePlan:
-        """What to say where the registry is at an epoch before the one that this client serves by: records have moved since."""
+        """Make the error for a registry at an epoch before the one that this client serves by: records have moved since."""
         return errors.StalePlan(
             f"The registry has gone back: it serves {self._gallery!r} by epoch {epoch}, and this client by {self._held[0].epoch} "
             "or a later step of it; put the newer database back, or empty this one and run rmvdb registry rebuild"
         )
 
     def _load(self, served: ServingPlan, plan: ServingPlan) -> None:
-        """Begin to load what that plan needs, where that is not under way: it may take minutes, and nothing waits for it here."""
+        """Start a thread that loads the models of that plan, unless one runs. Loading may take minutes, so this does not wait."""
         if plan.epoch != self._failed:
             self._again_at = self._pause = 0.0
         if (self._loading is None or not self._loading.is_alive()) and uptime() >= self._again_at:
-            self._trouble = self._trouble or "it is loading what that needs"
-            # No daemon: a process that ends in the middle of a library's loading dies of it.
+            self._trouble = self._trouble or "it is loading its models"
+            # Not a daemon: a process that ends while a library loads crashes.
             self._loading = threading.Thread(target=self._make_ready, args=(served, plan), name="rmvdb-loading")
             self._loading.start()
 
     def _make_ready(self, served: ServingPlan, plan: ServingPlan) -> None:
-        with contextlib.suppress(Exception):  # who searches hears of it
-            self._prepare(served)  # first: models are loaded one after the other, and searches wait for this one
+        with contextlib.suppress(Exception):  # a search raises it
+            self._prepare(served)  # first: models load one after the other, and searches wait for this one
         try:
             self._prepare(plan)
-        except BaseException as exc:  # noqa: BLE001 (user code may raise anything; it is reported, and this client serves on)
+        except BaseException as exc:  # noqa: BLE001 (user code may raise anything; this client reports it and continues)
             self._trouble = storable(f"{type(exc).__name__}: {exc}")
             self._pause = min(2 * self._pause or 1.0, LONGEST_PAUSE)
             self._failed, self._again_at = plan.epoch, uptime() + self._pause
             log.warning(
-                "Epoch %s of %s cannot be served here: %s", plan.epoch, self._gallery, self._trouble, extra={"action": "prepare"}
+                "This client cannot serve epoch %s of %s: %s",
+                plan.epoch,
+                self._gallery,
+                self._trouble,
+                extra={"action": "prepare"},
             )
             return
         self._ready, self._trouble, self._pause = plan.epoch, "", 0.0
-        self._wake.set()  # writes wait to hear it
+        self._wake.set()  # writes wait for this report
 
     def _keep_asking(self) -> None:
         while True:
@@ -223,12 +232,12 @@ class CurrentPlan:
                 return
             try:
                 self.refresh()
-            except Exception as exc:  # noqa: BLE001 (without a heartbeat an upgrade would wait for this client, or not wait)
+            except Exception as exc:  # noqa: BLE001 (the heartbeats must go on: upgrades wait for clients by them)
                 log.warning("The serving plan of %s could not be refreshed: %s", self._gallery, exc, extra={"action": "refresh"})
-            self._registry.let_go()  # a server has connections for some hundred processes, and clients ask seldom
+            self._registry.let_go()
 
     def _interval(self) -> float:
-        """Seconds until the plan is asked for again: more of its age where many clients ask, and not all at one moment."""
+        """Return the seconds until the next call: longer if there are many clients, and random, so that they spread out."""
         age = min(self._held[0].max_age, WINDOW)
         share = min(max(self._clients / MANY_CLIENTS, 1.0), 2.0) / 3
         return age * share * _random.uniform(0.9, 1.0)

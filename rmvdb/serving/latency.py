@@ -1,4 +1,4 @@
-"""How long searches take, as whoever asks for them sees it."""
+"""How long searches take, as their callers see it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from contextlib import contextmanager
 
 #: Seconds for which a search counts.
 WINDOW = 30.0
-#: Searches that a p99 is taken from at least. Where fewer ended in the window the last ones count, older ones too: searches that
-#: became very slow are few.
+#: The fewest searches for a p99. If fewer ended in the window, older ones count, too: very slow searches are few.
 ENOUGH = 20
-#: Searches that are remembered at most; where more ended in the window, the last ones count.
-KEPT = 10_000
+#: The most searches that are remembered. If more ended in the window, the last ones count.
+REMEMBERED = 10_000
 
 
 class Latency:
@@ -23,12 +22,12 @@ class Latency:
 
     def __init__(self) -> None:
         #: When each ended, and its milliseconds.
-        self._searches: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self._searches: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
         self._lock = threading.Lock()
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Count what the block does as one search, also where it fails: a search that is given up was waited for, too."""
+        """Count the block as one search, even if it fails: its caller waited, too."""
         began = time.monotonic()
         try:
             yield
@@ -38,7 +37,7 @@ class Latency:
                 self._searches.append((ended, 1000 * (ended - began)))
 
     def p99(self) -> tuple[int, float]:
-        """How many searches count, and the milliseconds within which 99 % of them ended; 0 and 0.0 after a window of silence."""
+        """Return how many searches count, and the milliseconds in which 99 % of them ended. 0 and 0.0 after a silent window."""
         with self._lock:
             self._forget(before=time.monotonic() - WINDOW)
             took = [milliseconds for _, milliseconds in self._searches]

@@ -1,4 +1,4 @@
-"""From items to vectors: each embedder runs once, each chain of transforms once."""
+"""Items to vectors. Each embedder and each chain of transforms runs once."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Libraries that load models are not made for several threads of a process at once.
+#: Libraries that load models are not safe for several threads at once.
 _one_model_at_a_time = threading.RLock()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
-    """How a model version's own vectors are made: its embedder, then its head where it has one."""
+    """How a model version makes its own vectors: its embedder, then its head if it has one."""
 
     #: The version whose embedder runs (the base of a version with a head).
     embedder: str
@@ -35,10 +35,10 @@ class Chain:
 
 
 class LoadedModels:
-    """Makes vectors for the legs of a plan. Loads what it needs once and keeps it; safe to share between threads.
+    """Makes vectors for the legs of a plan. Loads each model once and keeps it. Safe to share between threads.
 
-    `load_embedder` gives the embedder of a version name, whose module `import_embedder` imports first, `load_chain` how a
-    version's vectors are made, `load_artifact` the checked bytes of an artifact, `load_digests` what each version is, by name.
+    `load_embedder` returns a version's embedder, whose module `import_embedder` imports first. `load_chain` returns how a version
+    makes its vectors, `load_artifact` the checked bytes of an artifact, `load_digests` the digest of each version, by name.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class LoadedModels:
         self._load_chain = load_chain
         self._load_artifact, self._load_digests = load_artifact, load_digests
         self._digests: Mapping[str, str] = {}
-        self._kept: dict[tuple[str, str], object] = {}
+        self._loaded: dict[tuple[str, str], object] = {}
         self._loading: dict[tuple[str, str], threading.Lock] = {}
         self._lock = threading.Lock()
 
     def prepare(self, plan: ServingPlan) -> None:
-        """Load everything that the plan's queries and mirrors need; raises what loading raises."""
+        """Load the models and artifacts of the plan's queries and mirrors. Raises the errors of loading."""
         self.refresh()
         for leg in plan.write_targets:
             version, transforms = self._writes(leg)
@@ -70,35 +70,43 @@ class LoadedModels:
             self.calibration(leg)
 
     def refresh(self) -> None:
-        """Let go of what was loaded of a version that is forgotten by now, or that another one has the name of."""
+        """Drop the models of versions that were removed, or whose name another version has now."""
         before, self._digests = self._digests, self._load_digests()
-        others = {name for name, digest in before.items() if digest != self._digests.get(name)}
+        changed = {name for name, digest in before.items() if digest != self._digests.get(name)}
         with self._lock:
-            for kind, name in list(self._kept):
-                if kind in (Embedder.__name__, Chain.__name__) and name in others:
-                    del self._kept[kind, name]
+            for kind, name in list(self._loaded):
+                if kind in (Embedder.__name__, Chain.__name__) and name in changed:
+                    del self._loaded[kind, name]
 
     def _note(self, version: str) -> None:
-        """What a version is when something of it is first loaded."""
+        """Note a version's digest when one of its parts is first loaded."""
         if version not in self._digests:
             self._digests = {**self._load_digests(), **self._digests}
 
     def embed(self, version: str, items: Sequence[Item], *, confirm: bool = False) -> Vectors:
-        """Raw vectors (n, dim) of a version's embedder; ItemError where one item fails, ModelError where all do.
+        """Embed items with a version's embedder. Return its raw vectors (n, dim).
 
-        `confirm` embeds one of the items once more, to see that the rows are in the order of the items.
+        `confirm` embeds one of the items again, to check that the rows are in the order of the items.
+
+        Raises:
+            ItemError: one item fails.
+            ModelError: all items fail.
         """
         return checked(self.embedder(version), dim=self.chain(version).dim, confirm=confirm).embed(items)
 
     def queries(self, plan: ServingPlan, items: Sequence[Item], embedded: MutableMapping[str, Vectors]) -> dict[str, Vectors]:
-        """The query vectors (n, dim of the leg) of each leg, by collection; `embedded` keeps what each embedder gave."""
+        """Return the query vectors (n, dim of the leg) of each leg, by collection. `embedded` keeps each embedder's vectors."""
         for version in plan.embedders:
             if version not in embedded:
                 embedded[version] = self.embed(version, items)
         return self._chains(plan, {(leg.collection): (embedded[leg.embedder], leg.transforms) for leg in plan.legs})
 
     def vectors(self, plan: ServingPlan, vectors: Vectors, model: str) -> dict[str, Vectors]:
-        """The query vectors of each leg from vectors (n, dim) of a named model; Mismatch where no transform leads there."""
+        """Return the query vectors of each leg from vectors (n, dim) of a named model.
+
+        Raises:
+            Mismatch: the vectors do not fit the model, or no transform leads from it to a leg.
+        """
         starts = {leg.collection: (vectors, self._rest(plan, leg, model)) for leg in plan.legs}
         dim = self.chain(model).dim
         if vectors.ndim != 2 or vectors.shape[1] != dim:
@@ -106,44 +114,44 @@ class LoadedModels:
                 f"A vector of model {model!r} has dimension {dim}, not shape {vectors.shape}; name the model that made it"
             )
         if not np.isfinite(vectors).all():
-            raise errors.Mismatch("A vector to search with has values that are not finite; mend what made it")
+            raise errors.Mismatch("A vector to search with has values that are not finite; correct the code that made it")
         return self._chains(plan, starts)
 
     def stored(self, leg: Leg, items: Sequence[Item], embedded: MutableMapping[str, Vectors]) -> Vectors:
-        """What is written into a leg's collection for these items, (n, dim of the leg)."""
+        """Return the vectors (n, dim of the leg) to write into a leg's collection for these items."""
         version, transforms = self._writes(leg)
         if version not in embedded:
-            # The rows of a batch as small as the probes were compared when the model was loaded.
+            # A batch as small as the probes needs no check: loading the model compared its rows.
             embedded[version] = self.embed(version, items, confirm=len(items) > REQUIRED)
         return self.apply(transforms, embedded[version])
 
     def _writes(self, leg: Leg) -> tuple[str, tuple[str, ...]]:
-        """Whose embedder makes what is written into a leg's collection, and the transforms behind it."""
+        """Return the version that embeds for a write into a leg's collection, and the transforms after it."""
         if not leg.write_with:
             return leg.embedder, leg.transforms
         chain = self.chain(leg.write_with)
         return chain.embedder, (chain.head,) if chain.head else ()
 
     def apply_head(self, version: str, raw: Vectors) -> Vectors:
-        """A version's own vectors from what its embedder gave: its head applied where it has one."""
+        """Return a version's own vectors from its embedder's: its head applied, if it has one."""
         head = self.chain(version).head
         return self.apply((head,) if head else (), raw)
 
     def apply(self, transforms: Sequence[str], vectors: Vectors) -> Vectors:
-        """The transforms one after the other."""
+        """Apply the transforms, one after the other."""
         for sha256 in transforms:
             vectors = self._transform(sha256).apply(vectors)
         return vectors
 
     def lift(self, sha256: str, vectors: Vectors, known: Sequence[object]) -> Vectors:
-        """h of stored vectors, (n, d_old) to (n, d_new), each with its side information: a list of numbers, else zeros."""
+        """Apply h to stored vectors, (n, d_old) to (n, d_new), each with its side information: a list of numbers, else zeros."""
         transform = self._transform(sha256)
         width = transform.config.side
         side = [each if isinstance(each, list) and len(each) == width else [0.0] * width for each in known]
         return transform.apply(np.hstack([vectors, np.array(side, dtype=np.float32).reshape(len(vectors), width)]))
 
     def calibration(self, leg: Leg) -> Calibration | None:
-        """The map from this leg's distances to the common scale, where it has one."""
+        """Return the map from this leg's distances to the common scale, if it has one."""
         if leg.calibration is None:
             return None
         from rmvdb.learning.calibration import Calibration
@@ -166,7 +174,7 @@ class LoadedModels:
         )
 
     def _chains(self, plan: ServingPlan, starts: Mapping[str, tuple[Vectors, tuple[str, ...]]]) -> dict[str, Vectors]:
-        # ρ is a prefix of ψ∘ρ: what was computed for one leg is where the next one goes on.
+        # ρ is a prefix of ψ∘ρ, so the vectors of one leg are the start of the next.
         made: dict[tuple[int, tuple[str, ...]], Vectors] = {}
 
         def chain(vectors: Vectors, transforms: tuple[str, ...]) -> Vectors:
@@ -179,10 +187,14 @@ class LoadedModels:
         return {leg.collection: chain(*starts[leg.collection]) for leg in plan.legs}
 
     def embedder(self, version: str) -> Embedder:
-        """The embedder of a version, loaded once; ModelError where it cannot be loaded."""
+        """Return the embedder of a version, loaded once.
+
+        Raises:
+            ModelError: it cannot be loaded.
+        """
         self._note(version)
-        if ("Embedder", version) not in self._kept:
-            self._import_embedder(version)  # under no lock: whoever is importing it just now may be waiting for this embedder
+        if ("Embedder", version) not in self._loaded:
+            self._import_embedder(version)  # without a lock: a thread that imports it right now may wait for this embedder
 
         def load() -> Embedder:
             with _one_model_at_a_time:
@@ -191,7 +203,7 @@ class LoadedModels:
         return self._keep(Embedder, version, load)  # type: ignore[type-abstract]
 
     def chain(self, version: str) -> Chain:
-        """How a version's own vectors are made."""
+        """Return how a version makes its own vectors."""
         self._note(version)
         return self._keep(Chain, version, lambda: self._load_chain(version))
 
@@ -204,8 +216,8 @@ class LoadedModels:
         at = (kind.__name__, name)
         with self._lock:
             loading = self._loading.setdefault(at, threading.Lock())
-        with loading:  # of this one only: searches go on while the next model is loaded
-            found = self._kept.get(at)
-            if found is None:
-                found = self._kept[at] = load()
-            return found  # type: ignore[return-value]
+        with loading:  # only this model: searches go on while the next one loads
+            loaded = self._loaded.get(at)
+            if loaded is None:
+                loaded = self._loaded[at] = load()
+            return loaded  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Ranked lists to one, by calibrated distance. No I/O, no torch."""
+"""Merge ranked lists into one, by calibrated distance. No I/O, no torch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy.typing as npt
 
 from rmvdb.types import Hit, Id
 
-#: Takes distances (n,), gives distances (n,) on the common scale, in the same order.
+#: Maps distances (n,) to distances (n,) on the common scale, in the same order.
 Calibrate: TypeAlias = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 #: Calibrated distance, leg, distance before calibration, id: smaller ranks first, and no two are equal.
 _Key: TypeAlias = tuple[float, int, float, Id]
 
 
 def merge(legs: Sequence[Sequence[Hit]], calibrations: Sequence[Calibrate | None], *, limit: int, offset: int = 0) -> list[Hit]:
-    """The nearest hits of all legs, each record once, after leaving out the first `offset`.
+    """Return the nearest hits of all legs, each record once, without the first `offset`.
 
-    Legs are newest first, each asked for offset + limit. A hit gets its calibrated distance and keeps the other one as `raw`.
-    A record found twice has the smaller calibrated distance, with its raw one and its leg, and the fields of the first leg
-    that has it: the collection that is written to. Equal distances rank by leg, then by raw distance, then by id.
+    Legs are newest first, with offset + limit hits each. A hit gets its calibrated distance, and keeps the other as `raw`. If two
+    legs have a record, it gets the smaller calibrated distance with its raw distance and leg, and the fields of the newer leg,
+    whose collection is written to. Equal distances rank by leg, then by raw distance, then by id.
     """
     best: dict[Id, tuple[_Key, Hit]] = {}
     first: dict[Id, Hit] = {}
@@ -33,7 +33,7 @@ def merge(legs: Sequence[Sequence[Hit]], calibrations: Sequence[Calibrate | None
             key = (distance, number, _rankable(hit.distance), hit.id)
             if hit.id not in best or key < best[hit.id][0]:
                 best[hit.id] = (key, hit)
-    ranked = sorted(best.values(), key=lambda found: found[0])[offset : offset + limit]
+    ranked = sorted(best.values(), key=lambda each: each[0])[offset : offset + limit]
     return [replace(hit, distance=key[0], raw=hit.distance, fields=first[hit.id].fields) for key, hit in ranked]
 
 
@@ -44,5 +44,5 @@ def _calibrated(hits: Sequence[Hit], calibrate: Calibrate | None) -> list[float]
 
 
 def _rankable(distance: float) -> float:
-    # NaN compares with nothing, and would leave the whole list in no order.
+    # NaN compares with nothing, so the list would have no order.
     return math.inf if math.isnan(distance) else distance

@@ -1,4 +1,4 @@
-"""A few bytes of a vector, by which it is told from others though an engine has rounded it, or made it a unit long."""
+"""A sketch: a few bytes that tell a vector from others, even if an engine rounded it or gave it unit length."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ import numpy as np
 
 from rmvdb.types import Vectors
 
-#: How far the products of one vector may lie apart.
+#: The largest difference between the products of one vector.
 NEAR = 2e-2
 #: Bytes of the four products.
 _SIZE = 16
 
 
 def of(vector: Vectors, *, item: bytes | None = None) -> bytes:
-    """The products of its direction with four fixed ones, 16 bytes; those of two vectors of random directions are some tenths
-    apart, each. Behind them the digest of the `item` that it was made from, if that is known."""
+    """Return the products of its direction with four fixed directions, 16 bytes, and the digest of its `item`, if known.
+
+    The products of two vectors of random directions differ by some tenths each.
+    """
     unit = np.asarray(vector, dtype=np.float64)
     unit = unit / (np.linalg.norm(unit) or 1.0)
     return (_directions(len(unit)) @ unit).astype(np.float32).tobytes() + (item or b"")
 
 
 def item_of(one: bytes) -> bytes:
-    """The digest of the item that the vector was made from; empty if it is not known."""
+    """Return the digest of the item that the vector was made from, empty if it is not known."""
     return one[_SIZE:]
 
 
 def near(one: bytes, other: bytes) -> bool:
-    """Whether both may be of one vector."""
+    """Return whether both may be sketches of one vector."""
     first, second = (np.frombuffer(each[:_SIZE], dtype=np.float32) for each in (one, other))
     return bool(np.allclose(first, second, rtol=0.0, atol=NEAR))
 
 
 @functools.cache
 def _directions(dim: int) -> Vectors:
-    """(4, dim), without a generator of random numbers, which may give others in another version."""
+    """Return the four directions (4, dim). They are not random: a generator may give other numbers in another version."""
     return np.cos(np.sqrt([[2.0], [3.0], [5.0], [7.0]]) * np.arange(1, dim + 1))

@@ -31,7 +31,7 @@ def recording_failure(context: UpgradeContext, upgrade: UpgradeRow, worker: Work
             raise
         except Exception as exc:
             context.registry.refuse_ended(upgrade.id)  # whatever failed did so because another upgrade took the place
-            context.registry.set_upgrade(upgrade.id, reason=storable(errors.told(exc)), leader_token=context.leader_token)
+            context.registry.set_upgrade(upgrade.id, reason=storable(errors.message_of(exc)), leader_token=context.leader_token)
             raise
         context.registry.set_upgrade(upgrade.id, reason="")
 

@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 import rmvdb
 from rmvdb import cli, errors
+from rmvdb.engines.milvus.store import MilvusStore
 from rmvdb.items import objects
+from rmvdb.registry.registry import Registry
 from tests.acceptance.conftest import NAIVE
 from tests.support.postgres import Postgres
 from tests.support.project import Project
@@ -150,6 +152,17 @@ def test_of_several_galleries_status_tells_of_each_and_python_is_not_told_of_a_f
     assert len(texts.ask("status", "--json").stdout.splitlines()) == 2
     with pytest.raises(errors.UsageError, match=r"There are 2 galleries; name one with connect\(gallery=…\): notes, more"):
         rmvdb.connect(texts.folder)
+
+
+def test_a_connection_that_fails_leaves_nothing_open(texts: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    for part in (Registry, MilvusStore):
+        close = part.close
+        monkeypatch.setattr(part, "close", lambda self, close=close: (closed.append(type(self).__name__), close(self)))
+    monkeypatch.setattr("rmvdb.serving.client._expect_owned", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        rmvdb.connect(texts.folder)
+    assert sorted(closed) == ["MilvusStore", "Registry"]
 
 
 def test_after_a_lost_registry_whoever_looks_hears_of_the_manifest(texts: Project) -> None:

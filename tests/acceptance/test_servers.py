@@ -142,7 +142,7 @@ def test_a_gallery_of_hostile_ids_is_written_upgraded_and_rolled_back(
         with project.client() as client:
             models = project.models()
             client.upsert([{"id": id, "item": models.item(id), "label": 7} for id in ids[::3]])
-            with pytest.raises(errors.Mismatch, match=r"The id 'a\\x00b' cannot be kept: it contains NUL"):
+            with pytest.raises(errors.Mismatch, match=r"The id 'a\\x00b' cannot be stored: it contains NUL"):
                 client.upsert([{"id": "a\0b", "item": models.item("b"), "label": 1}])
         project.ask(*NAIVE)
         project.ask("rollback")

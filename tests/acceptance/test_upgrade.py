@@ -64,7 +64,7 @@ def searching(project: Project, ids: Sequence[Id]) -> Iterator[Watch]:
 
     with pytest.MonkeyPatch.context() as patch, project.client() as client:
         patch.setattr(
-            "rmvdb.serving.client.ATTEMPTS", 25
+            "rmvdb.serving.search.ATTEMPTS", 25
         )  # so slow that it has to be asked again is a search where the machine is
         thread = threading.Thread(target=go_on, args=(client,))
         thread.start()

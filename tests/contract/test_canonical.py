@@ -110,7 +110,7 @@ KEPT: list[tuple[str, Any, Any]] = [
 REFUSED: list[tuple[str, Any, str]] = [
     ("flag", 1, "is 1, and takes True or False"),
     ("flag", "true", "takes True or False"),
-    ("flag", None, "is None, which it has no null for"),
+    ("flag", None, "is None, and takes no null"),
     ("tiny", 128, r"is 128, and INT8 goes from -128 to 127"),
     ("tiny", -129, "INT8 goes from"),
     ("tiny", True, "is True, and takes whole numbers"),
@@ -142,7 +142,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("words", "ab", "is 'ab', and takes a list"),
     ("reals", [1e39], "has an element that is 1e\\+39, which is too large for FLOAT"),
     ("flags", [1], "has an element that is 1"),
-    ("doc", {"a": math.nan}, "holds nan, which JSON has no number for"),
+    ("doc", {"a": math.nan}, "holds nan, which JSON cannot express"),
     ("doc", {"a": [{"b": -math.inf}]}, "holds -inf"),
     ("doc", {"a": np.float32("nan")}, "holds nan"),
     ("doc", {"a": 2**64}, "more than 64 bits"),
@@ -235,7 +235,7 @@ def test_what_cannot_be_kept_is_refused_by_name_and_nothing_is_written(store: Ve
 def test_a_null_among_numbers_shifts_no_other_record(store: VectorStore, collection: str) -> None:
     made(store, collection, fields=(Field(name="price", type="INT64"),))
     prices = [100, None, 300, 400, 500]
-    with pytest.raises(Unwritable, match="Record 2 cannot be written: its field 'price' is None, which it has no null for"):
+    with pytest.raises(Unwritable, match="Record 2 cannot be written: its field 'price' is None, and takes no null"):
         store.upsert(
             collection, [Record(id=id, vector=UNIT, fields={"price": price}) for id, price in enumerate(prices, start=1)]
         )

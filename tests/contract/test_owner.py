@@ -162,7 +162,7 @@ def test_a_registry_behind_the_mark_is_refused_by_all_who_look(
 def test_numbers_of_several_workers_at_once_are_no_step_back(
     store: VectorStore, registries: Callable[[], Registry], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmvdb.registry.mark.KEPT", 8)
+    monkeypatch.setattr("rmvdb.registry.mark.NUMBERS", 8)
     registry = adopted(registries(), name)
     Owner(registry, store).settle("photos")
 

@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their searches may take a tenth of a second, since all graces count from that, and on a busy machine few take less."""
-    monkeypatch.setattr("rmvdb.serving.client.ATTEMPTS", 1000)
+    monkeypatch.setattr("rmvdb.serving.search.ATTEMPTS", 1000)

@@ -83,7 +83,7 @@ def test_pages_that_do_not_advance_end_in_an_error(gallery: Gallery, monkeypatch
     scan = gallery.store.scan
     monkeypatch.setattr(gallery.store, "scan", lambda *args, after=None, **options: scan(*args, **options))
     with gallery.client() as client, pytest.raises(errors.EngineError, match="A page after the id 4 of 'texts' ended at 4"):
-        list(client._pages("", (), page=4))
+        list(client._reader.pages("", (), page=4))
 
 
 @pytest.mark.parametrize("filter", [None, "", " ", "\n"])

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def test_a_search_goes_by_the_plan_that_it_has_until_that_is_too_old_and_then_sa
         time.sleep(age + 0.5)
         for _ in range(2):
             began = time.monotonic()
-            with pytest.raises(errors.StalePlan, match=r"searching on could miss records: The registry .*answer"):
+            with pytest.raises(errors.StalePlan, match=r"a search by it could miss records: The registry .*answer"):
                 plans.current()
             assert time.monotonic() - began < age + 15.0
     wait_until(lambda: _served(plans), seconds=90)
@@ -237,12 +238,48 @@ def test_a_server_without_a_free_connection_names_the_setting_and_how_many_there
         with contextlib.suppress(psycopg.OperationalError):
             while True:
                 held.append(psycopg.connect(address))
-        with pytest.raises(errors.RegistryUnavailable, match=r"all of 100 connections are in use: raise max_connections in"):
+        with pytest.raises(
+            errors.RegistryUnavailable, match=r"All 100 connections that max_connections allows are in use\. Raise"
+        ):
             impatient.galleries()
     finally:
         for each in held:
             each.close()
         impatient.close()
+
+
+@pytest.mark.postgres
+def test_two_hundred_clients_share_the_twenty_connections_of_a_server(hanging: Registry, stoppable_postgres: Postgres) -> None:
+    """Each needs one for a moment, gives it back once it is connected, and tries again while the server refuses it."""
+    stoppable_postgres.run("ALTER SYSTEM SET max_connections = 20")
+    stoppable_postgres.stop()
+    stoppable_postgres.start()
+    hanging.let_go()
+    url, clients = hanging.url.render_as_string(hide_password=False), list[tuple[CurrentPlan, Registry]]()
+
+    def connect(number: int) -> int:
+        registry = Registry(url, patience=5 * PATIENCE)
+        plans = CurrentPlan(
+            "photos",
+            registry=registry,
+            prepare=lambda _: None,
+            name=f"client {number}",
+            latency=Latency(),
+        )
+        clients.append((plans, registry))
+        return plans._held[0].epoch
+
+    def close(client: tuple[CurrentPlan, Registry]) -> None:
+        for each in client:
+            each.close()
+
+    with ThreadPoolExecutor(200) as pool:
+        try:
+            served = list(pool.map(connect, range(200)))
+        finally:
+            list(pool.map(close, clients))
+
+    assert served == [1] * 200
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -432,7 +432,7 @@ def test_a_cut_over_waits_for_its_clients_however_long_others_do(tmp_path: Path)
     gallery = make(tmp_path, records=20, times=TIMES | {"max_age": 60.0})
     gallery.worker().run(gallery.task, gallery.backfill)
     epoch = gallery.registry.plan("texts").epoch
-    gallery.registry.refresh("texts", client="web", ready=epoch, trouble="it is loading what that needs", holds=epoch)
+    gallery.registry.refresh("texts", client="web", ready=epoch, trouble="it is loading its models", holds=epoch)
     conductor, waited = gallery.conductor(), list[float]()
     conductor.patience = 0.0
 

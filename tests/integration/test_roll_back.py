@@ -129,7 +129,7 @@ def test_what_was_written_keeps_the_vector_of_psi_and_all_else_its_own(tmp_path:
     row = go_on(gallery, conductor.begin(question, conductor.plan(question), gallery.worker(), until=0.5, cutover=False))
     (psi,) = gallery.registry.plan("texts").legs[1].transforms
     gallery.loaded_models._load_embedder = without_v1
-    gallery.loaded_models._kept.pop(("Embedder", "v1"), None)
+    gallery.loaded_models._loaded.pop(("Embedder", "v1"), None)
     moved = next(iter(gallery.records(row.new_collection)))
     still = next(iter(gallery.records("texts_v1")))
     said = list[str]()
@@ -186,7 +186,7 @@ def test_psi_stands_in_for_nothing_that_only_an_archive_could_give_back(tmp_path
     for file in gallery.archive.folder.rglob("*.parquet"):
         file.write_bytes(file.read_bytes()[:-1] + b"x")
     gallery.loaded_models._load_embedder = without_v1
-    gallery.loaded_models._kept.clear()
+    gallery.loaded_models._loaded.clear()
     back = conductor.roll_back(row)
     assert back is not None
     with pytest.raises(errors.ArtifactError, match="was altered"):

@@ -2,7 +2,7 @@
 
 | step | code |
 |---|---|
-| writer: mirror | Client._upsert, Client._delete: plan.mirrors |
+| writer: mirror | Writer._upsert, Writer._delete: plan.mirrors |
 | conductor: deploy, copying, rest | deploy._copy_original: Registry.activate, Mirror.copy, one grace |
 | served, expired_writes | Conductor.deploy: Registry.activate; Registry.expired_writes, Mirror.finish |
 | agree | Conductor.complete: Mirror.agree |

@@ -12,10 +12,10 @@ A step is one call that leaves the process, in the order of the code; between tw
 | look_again, gone, remove, again | Backfill.retire: Registry.intents, store.delete(new), store.delete(old), Registry.retire |
 | lost, leave | Worker._work: Registry.hand_back; Worker.run: Registry.retire_worker |
 | writer: open, wait | Writes._announce: Registry.open_intents; Writes._alone_at: Registry.blocked, Registry.withdraw_intents |
-| write, there, older | Client._upsert: store.upsert(new), store.get(old), store.upsert(old); Client._delete: both |
-| mirror | Client._upsert, Client._delete: store.upsert(original) or store.delete(original); see mirror.py |
+| write, there, older | Writer._upsert: store.upsert(new), store.get(old), store.upsert(old); Writer._delete: both |
+| mirror | Writer._upsert, Writer._delete: store.upsert(original) or store.delete(original); see mirror.py |
 | close | Writes.announced: Registry.close_intents |
-| reader: asks, looks, ends | CurrentPlan.refresh: Registry.refresh; Client._merged: store.search of each leg; Client._timely |
+| reader: asks, looks, ends | CurrentPlan.refresh: Registry.refresh; Reader._merged: store.search of each leg; Reader._timely |
 | conductor: deploy, serve | Conductor.deploy, Conductor.cut_over: Registry.activate |
 | work, where it switches | Conductor._switch: Registry.activate |
 | work, found, quiet | Conductor.complete: complete._list_late: Registry.add_late; complete._outwait_writes |

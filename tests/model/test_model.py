@@ -242,7 +242,8 @@ def test_every_step_of_the_models_is_left_out_once() -> None:
 def test_the_tables_name_code_that_is_there() -> None:
     rooms = {
         "Registry": "registry.registry", "Backfill": "backfill.batches", "Worker": "backfill.worker",
-        "Client": "serving.client", "CurrentPlan": "serving.current_plan", "Writes": "serving.announced_writes",
+        "Reader": "serving.search", "Writer": "serving.writes", "Writes": "serving.announced_writes",
+        "CurrentPlan": "serving.current_plan",
         "Conductor": "upgrade.run", "Mirror": "upgrade.copy_collection", "Archive": "storage.archive",
         "Timekeeper": "registry.clock",
     }  # fmt: skip

@@ -293,7 +293,7 @@ class Run:
                 return True
             if refusal and refusal in err:
                 return False
-            if "is paused, and nothing of it goes on" in err:  # the way out is `rmvdb resume`, which this run calls in time
+            if " is paused; " in err:  # the way out is `rmvdb resume`, which this run calls in time
                 time.sleep(0.5)
                 continue
             killed = command.returncode == -signal.SIGKILL or "is at work on this upgrade" in err

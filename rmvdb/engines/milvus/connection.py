@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rmvdb.canonical import Limits
+from rmvdb.canonical import EngineLimits
 from rmvdb.engines.milvus.driver import ONCE, foreign_errors, pymilvus
 from rmvdb.engines.milvus.failures import status_of
 
@@ -36,16 +36,16 @@ class Engine(NamedTuple):
         return self.name == "milvus-lite" and not self.lite2
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> EngineLimits:
         """What it cannot hold, though a schema allows it."""
         if self.lite2:
             # It deletes, and so upserts, with SQL that it writes itself: a quote in an id would be read as SQL.
-            return Limits(engine="Milvus Lite 2.5", not_in_ids="'\0\n\r")
+            return EngineLimits(engine="Milvus Lite 2.5", not_in_ids="'\0\n\r")
         if self.lite3:
-            return Limits(engine="Milvus Lite 3", json=(dict, list))
+            return EngineLimits(engine="Milvus Lite 3", json=(dict, list))
         if self.name == "milvus" and self.version.startswith("2.3."):
-            return Limits(engine="Milvus 2.3", json=(dict, type(None)), json_bytes=65_536)
-        return Limits(engine=f"Milvus {self.version}")
+            return EngineLimits(engine="Milvus 2.3", json=(dict, type(None)), json_bytes=65_536)
+        return EngineLimits(engine=f"Milvus {self.version}")
 
     @property
     def partition_keys(self) -> bool:

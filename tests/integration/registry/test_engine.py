@@ -45,7 +45,7 @@ def test_a_wrong_address_is_refused_at_once(postgres_url: str, part: str) -> Non
     there = Registry(wrong.url.set(**change).render_as_string(hide_password=False))
     began = time.monotonic()
 
-    with pytest.raises(RegistryError, match=r'"(nowhere|nobody)" does not exist; mend registry.url'):
+    with pytest.raises(RegistryError, match=r'"(nowhere|nobody)" does not exist; correct registry.url'):
         there.galleries()
 
     assert time.monotonic() - began < 5

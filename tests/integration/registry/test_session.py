@@ -65,7 +65,8 @@ def test_a_server_that_takes_no_more_connections_is_named_with_its_setting(
         for _ in range(12):
             all_of_them.enter_context(psycopg.connect(address))
         with pytest.raises(
-            RegistryUnavailable, match=r"all of (12|its) connections are in use: raise max_connections .* or use PgBouncer"
+            RegistryUnavailable,
+            match=r"All (12 )?connections that max_connections allows are in use\. Raise max_connections .* backfill\.retry_for",
         ):
             other.galleries()
     assert len(other.galleries()) == 1  # once there is room

@@ -66,7 +66,7 @@ def test_every_altered_byte_is_found(manifest: Manifest) -> None:
     ):
         assert before in whole
         manifest.path.write_text(whole.replace(before, after))
-        with pytest.raises(ArtifactError, match="was altered: it is not what its SHA-256 says; put it back from a backup"):
+        with pytest.raises(ArtifactError, match="was altered: its SHA-256 does not match; put it back from a backup"):
             manifest.read()
 
 

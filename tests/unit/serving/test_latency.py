@@ -90,7 +90,7 @@ def test_a_window_of_silence_forgets_everything(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_only_so_many_searches_are_remembered(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setattr(latency, "KEPT", 50)
+    monkeypatch.setattr(latency, "REMEMBERED", 50)
     measure = Latency()
     search(measure, clock, times=60)
 

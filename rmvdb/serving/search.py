@@ -1,0 +1,181 @@
+"""Searches and reads of one gallery: each leg of the plan is asked, and the answers become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from rmvdb import errors
+from rmvdb.learning.hyperbolic import as_queries, measured
+from rmvdb.protocols import VectorStore
+from rmvdb.registry.registry import Registry
+from rmvdb.serving.current_plan import CurrentPlan
+from rmvdb.serving.loaded_models import LoadedModels
+from rmvdb.serving.merge import merge
+from rmvdb.timing import uptime
+from rmvdb.types import Hit, Id, Leg, Metric, Record, ServingPlan, Vectors
+
+R = TypeVar("R")
+#: Makes the query vectors of each leg, by collection.
+Encode = Callable[[ServingPlan], dict[str, Vectors]]
+
+#: How often rmvdb repeats a search that took longer than allowed before it fails.
+ATTEMPTS = 5
+#: Searches of legs that run at the same time.
+LEGS = 32
+
+
+class Reader:
+    """Searches and reads one gallery by the plan in force. Safe to share between threads.
+
+    An answer that took so long that a record may have moved meanwhile is asked for again.
+    """
+
+    def __init__(
+        self,
+        gallery: str,
+        *,
+        registry: Registry,
+        store: VectorStore,
+        loaded_models: LoadedModels,
+        current_plan: CurrentPlan,
+        engine_timeout: float,
+        search_params: Mapping[str, Mapping[str, object]],
+    ) -> None:
+        """`search_params`: the parameters of a search, by collection. Others are read from the registry."""
+        self._gallery, self._registry, self._store = gallery, registry, store
+        self._loaded_models, self._current_plan = loaded_models, current_plan
+        self._engine_timeout, self._search_params = engine_timeout, dict(search_params)
+        #: When this client's last write ended.
+        self.wrote = float("-inf")
+        self._pool = ThreadPoolExecutor(max_workers=LEGS, thread_name_prefix="rmvdb-leg")
+
+    def close(self) -> None:
+        """End the threads that search."""
+        self._pool.shutdown()
+
+    def search(self, encode: Encode, **options: Any) -> list[list[Hit]]:
+        """Return a list of hits for each query, nearest first. `options`: those of `_merged`."""
+        encoded: dict[int, dict[str, Vectors]] = {}  # by epoch: a repetition has its queries ready
+
+        def ask(plan: ServingPlan) -> list[list[Hit]]:
+            if plan.epoch not in encoded:
+                encoded[plan.epoch] = encode(plan)
+            return self._merged(plan, encoded[plan.epoch], **options)
+
+        return self._timely(ask)
+
+    def get(self, ids: Sequence[Id], fields: Sequence[str] | None) -> dict[Id, Record]:
+        """Return the records of these ids that exist, by id."""
+
+        def ask(plan: ServingPlan) -> dict[Id, Record]:
+            # Oldest first, one after the other: a record that moves meanwhile is in the next leg before it leaves this one.
+            legs = [self._store.get(leg.collection, ids, fields=fields) for leg in reversed(plan.legs)]
+            return {record.id: record for some in legs for record in some}
+
+        return self._timely(ask)
+
+    def count(self, filter: str | None) -> int:
+        """Return how many records match. A record in several collections counts once."""
+
+        def ask(plan: ServingPlan) -> int | None:
+            return self._store.count(plan.legs[0].collection, filter=filter) if len(plan.legs) == 1 else None
+
+        single = self._timely(ask)
+        return sum(len(page) for page in self.pages(filter, (), page=5000)) if single is None else single
+
+    def pages(self, filter: str | None, fields: Sequence[str] | None, *, page: int) -> Iterator[list[Record]]:
+        """Yield the records that match, each once, in ascending id order, in pages.
+
+        Raises:
+            EngineError: the engine gave a page that does not follow the one before.
+        """
+        after: Id | None = None
+
+        def ask(plan: ServingPlan) -> list[list[Record]]:
+            legs = reversed(plan.legs)  # oldest first, as in `get`
+            return [
+                next(self._store.scan(leg.collection, filter=filter, fields=fields, after=after, page=page), []) for leg in legs
+            ]
+
+        while True:
+            pages = self._timely(ask)
+            # A page ends at the smallest id up to which every collection has answered.
+            ends: list[Any] = [each[-1].id for each in pages if len(each) >= page]
+            before, after = after, min(ends) if ends else None
+            if before is not None and after is not None and not before < after:
+                raise errors.EngineError(
+                    f"A page after the id {before!r} of {self._gallery!r} ended at {after!r}; look at the engine's log"
+                )
+            records = {each.id: each for some in pages for each in some if after is None or each.id <= after}
+            yield sorted(records.values(), key=lambda record: record.id)
+            if after is None:
+                return
+
+    def _timely(self, ask: Callable[[ServingPlan], R]) -> R:
+        """Return the answer to a question. Ask again if it took so long that it may have missed a record that moved.
+
+        Raises:
+            EngineError: every attempt took too long.
+        """
+        for _ in range(ATTEMPTS):
+            started, gaps = uptime(), self._registry.gaps  # before the plan's age is checked
+            plan = self._current_plan.current()
+            try:
+                answer = ask(plan)
+            except errors.CollectionMissing:  # a clean-up may have dropped it, if another plan is in force by now
+                if self._current_plan.refresh().epoch == plan.epoch:
+                    raise
+                continue
+            timely = uptime() - started <= plan.longest_search and self._registry.gaps == gaps
+            if timely or self._single_since(plan):
+                return answer
+        raise errors.EngineError(
+            f"A search of {self._gallery!r} took longer than {plan.longest_search:g} s {ATTEMPTS} times; "
+            "look at the engine's load, or raise search.longest_search, then repeat rmvdb upgrade, or restart its worker"
+        )
+
+    def _single_since(self, plan: ServingPlan) -> bool:
+        """Return whether that plan has one collection and is still in force, so that no record left it meanwhile."""
+        return len(plan.legs) == 1 and self._current_plan.refresh().epoch == plan.epoch
+
+    def _merged(
+        self,
+        plan: ServingPlan,
+        queries: Mapping[str, Vectors],
+        *,
+        limit: int,
+        offset: int,
+        filter: str | None,
+        fields: Sequence[str] | None,
+        strong: bool,
+    ) -> list[list[Hit]]:
+        strong = strong or uptime() - self.wrote < plan.staleness + self._engine_timeout
+
+        def leg(each: Leg) -> list[list[Hit]]:
+            vectors, hyperbolic = queries[each.collection], each.metric is Metric.LORENTZ
+            answers = self._store.search(
+                each.collection,
+                as_queries(vectors) if hyperbolic else vectors,
+                limit=limit + offset,
+                filter=filter,
+                fields=fields,
+                search=self._params(each.collection),
+                strong=strong,
+            )
+            return measured(answers, vectors) if hyperbolic else answers
+
+        try:
+            older = [self._pool.submit(leg, each) for each in plan.legs[1:]]
+        except RuntimeError:
+            self._current_plan.current()  # raises UsageError if this client was closed meanwhile
+            raise
+        answers = [leg(plan.legs[0]), *(each.result() for each in older)]
+        scales = [calibration.apply if (calibration := self._loaded_models.calibration(each)) else None for each in plan.legs]
+        return [merge(lists, scales, limit=limit, offset=offset) for lists in zip(*answers, strict=True)]
+
+    def _params(self, collection: str) -> Mapping[str, object]:
+        if collection not in self._search_params:
+            self._search_params[collection] = self._registry.collection(collection).search
+        return self._search_params[collection]

@@ -1,0 +1,172 @@
+"""Writes of one gallery: into each collection of the plan, so that no search shows stale content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import MappingProxyType
+from typing import ClassVar
+
+from rmvdb import canonical, errors
+from rmvdb.items.embedders import item_digest
+from rmvdb.protocols import Permit, VectorStore
+from rmvdb.serving import sketch
+from rmvdb.serving.announced_writes import Writes
+from rmvdb.serving.current_plan import CurrentPlan
+from rmvdb.serving.loaded_models import LoadedModels
+from rmvdb.serving.search import Reader
+from rmvdb.timing import uptime
+from rmvdb.types import Id, Item, Leg, Record, ServingPlan, Vectors
+
+#: Selects, by the plan in force, the records to delete after all.
+ConfirmIds = Callable[[ServingPlan, Sequence[Id]], Iterable[Id]]
+
+#: Records in one announcement.
+WRITE_BATCH = 500
+
+
+class EngineKills:
+    """The records of one write that killed the engine, in any collection. The other records are still written."""
+
+    def __init__(self) -> None:
+        self._first: errors.EngineKilled | None = None
+        self._later: errors.EngineKilled | None = None
+        self._calls = 0
+        self._ids: set[Id] = set()
+
+    def others(self, records: Sequence[Record]) -> list[Record]:
+        """Return the records that are still to be written."""
+        return [record for record in records if record.id not in self._ids]
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Make one call of the store. Remember the records that kill the engine in it."""
+        self._calls += 1
+        try:
+            yield
+        except errors.EngineKilled as exc:
+            if not exc.ids:
+                raise
+            self._ids.update(exc.ids)
+            self._first, self._later = (exc, None) if self._calls == 1 else (self._first, self._later or exc)
+
+    def raise_first(self) -> None:
+        """Raise the EngineKilled of the first call if there was one. Its ids are in no collection.
+
+        Raises:
+            EngineKilled: without ids if only a later call killed the engine: an earlier one has written the records.
+        """
+        if self._first:
+            raise self._first
+        if self._later:
+            raise errors.EngineKilled(f"In part: {self._later}") from self._later
+
+
+class Writer:
+    """Writes one gallery by the plan in force. Safe to share between threads."""
+
+    #: The calls by which a write changes something outside this process, in order. Tests kill it before and after each one.
+    CALLS: ClassVar = {
+        "upsert": ("registry.open_intents", "store.upsert new", "store.upsert old", "registry.close_intents"),
+        "delete": ("registry.open_intents", "store.delete new", "store.delete old", "registry.close_intents"),
+    }
+
+    def __init__(
+        self, *, store: VectorStore, loaded_models: LoadedModels, current_plan: CurrentPlan, writes: Writes, reader: Reader
+    ) -> None:
+        self._store, self._loaded_models, self._current_plan = store, loaded_models, current_plan
+        self._writes, self._reader = writes, reader
+
+    def upsert(self, records: Sequence[Record], items: Sequence[Item]) -> int:
+        """Write records without vectors, each with its item. If an id comes twice, the last one counts. Return how many ids."""
+        # Checks the ids and fields of all records before any record is written.
+        checked = self._store.fields_of(self._current_plan.current().legs[0].collection, records)
+        distinct = list({record.id: (record, item) for record, item in zip(checked, items, strict=True)}.values())
+        for start in range(0, len(distinct), WRITE_BATCH):
+            some = distinct[start : start + WRITE_BATCH]
+            self._upsert([record for record, _ in some], [item for _, item in some])
+        return len(distinct)
+
+    def _upsert(self, records: Sequence[Record], items: Sequence[Item]) -> None:
+        ids = [record.id for record in records]
+        embedded: dict[str, Vectors] = {}
+        digests = {id: item_digest(item) for id, item in zip(ids, items, strict=True)}  # before the item is read: it may change
+        for leg in self._current_plan.current().write_targets:  # the slow part, before another writer must wait for this one
+            _check_vectors(ids, self._loaded_models.stored(leg, items, embedded), leg)
+
+        def rows(leg: Leg) -> list[Record]:
+            vectors = self._loaded_models.stored(leg, items, embedded)
+            return [replace(record, vector=vector) for record, vector in zip(records, vectors, strict=True)]
+
+        sketches: dict[Id, bytes] = {}
+        with self._writing("upsert", ids, sketches=sketches) as (plan, in_time):
+            kills = EngineKills()
+            for mirror in plan.mirrors:  # first: if the client is killed here, no search shows the write yet
+                with kills.noted():
+                    self._store.upsert(mirror.collection, kills.others(rows(mirror)), permit=in_time)
+            newest, *older = plan.legs
+            with kills.noted():
+                self._store.upsert(newest.collection, kills.others(rows(newest)), permit=in_time)
+            written = kills.others(rows(newest))
+            sketches |= {row.id: sketch.of(row.vector, item=digests[row.id]) for row in written if row.vector is not None}
+            # An older collection that still has the record must not show the replaced content. Only workers remove from it.
+            for leg in older:
+                stale = {record.id for record in self._store.get(leg.collection, ids, fields=())}
+                if stale:
+                    with kills.noted():
+                        self._store.upsert(
+                            leg.collection, [row for row in kills.others(rows(leg)) if row.id in stale], permit=in_time
+                        )
+            kills.raise_first()
+
+    def delete(self, ids: Sequence[Id], confirm: ConfirmIds | None = None) -> list[Id]:
+        """Remove records. With `confirm`, remove those that it selects once no other writer is at them. Return their ids."""
+        parts = (ids[start : start + WRITE_BATCH] for start in range(0, len(ids), WRITE_BATCH))
+        return [id for part in parts for id in self._delete(part, confirm)]
+
+    def delete_matching(self, filter: str) -> int:
+        """Remove the records that match. Return how many."""
+
+        def matching(plan: ServingPlan, some: Sequence[Id]) -> Iterable[Id]:
+            legs = (self._store.get(leg.collection, some, filter=filter, fields=()) for leg in reversed(plan.legs))
+            return {record.id: None for records in legs for record in records}
+
+        pages = self._reader.pages(filter, (), page=WRITE_BATCH)
+        return sum(len(self.delete([record.id for record in page], matching)) for page in pages)
+
+    def _delete(self, ids: Sequence[Id], confirm: ConfirmIds | None) -> list[Id]:
+        going = list(ids)
+
+        def only(plan: ServingPlan) -> list[Id]:  # since the ids were listed, another writer may have changed the records
+            going[:] = confirm(plan, ids) if confirm else ids
+            return going
+
+        with self._writing("delete", ids, only=only if confirm else None) as (plan, in_time):
+            for leg in plan.write_targets:
+                self._store.delete(leg.collection, going, permit=in_time)
+        return going
+
+    @contextmanager
+    def _writing(
+        self,
+        kind: str,
+        ids: Sequence[Id],
+        *,
+        only: Callable[[ServingPlan], Sequence[Id]] | None = None,
+        sketches: Mapping[Id, bytes] = MappingProxyType({}),
+    ) -> Iterator[tuple[ServingPlan, Permit]]:
+        self._current_plan.current()
+        with self._writes.announced(kind, ids, only=only, sketches=sketches) as (plan, in_time):
+            if plan.epoch < self._current_plan.current().epoch:
+                raise self._current_plan.gone_back(plan.epoch)
+            if plan.epoch > self._current_plan.current().epoch:
+                # Otherwise this client would search by the plan before, which may not have the collection that is written to.
+                self._current_plan.refresh()
+            yield plan, in_time
+            self._reader.wrote = uptime()
+
+
+def _check_vectors(ids: Sequence[Id], vectors: Vectors, leg: Leg) -> None:
+    for at, why in canonical.unrankable(vectors, leg.metric).items():
+        raise errors.Mismatch(f"Record {ids[at]!r} cannot be written: its vector for {leg.collection} {why}; correct its item")
