@@ -22,9 +22,9 @@ def task(context: UpgradeContext, upgrade: UpgradeRow) -> Task:
         grace=context.registry.plan(context.gallery.name).grace,
         removal_allowed=all(not each.adopted or each.removal_allowed for each in old),
         undoes=upgrade.undoes,
-        fallback_transforms=tuple(upgrade.plan.get("stand_in", ())),
+        fallback_transforms=upgrade.plan.stand_in or (),
         cache_vectors_from=upgrade.original if upgrade.lift else None,
-        missing=1.0 if upgrade.plan.get("accept_missing") else context.services.missing,
+        missing=1.0 if upgrade.plan.accept_missing else context.services.missing,
     )
 
 
@@ -48,8 +48,8 @@ def backfill(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker, *, un
     patient in a pause.
     """
     if until is None:
-        switch = upgrade.plan.get("switch")
-        until = upgrade.plan["until"] if switch is None else min(switch, upgrade.plan["until"])
+        switch, until = upgrade.plan.switch, upgrade.plan.until
+        until = until if switch is None else min(switch, until)
 
     def progress(now: Progress) -> None:
         context.report("backfilling", now.done, now.total)

@@ -9,8 +9,9 @@ from typing import Any
 from rmvdb import errors
 from rmvdb.catalog import catalog
 from rmvdb.engines import index_rules
-from rmvdb.registry.codec import leg_from_json, schema_from_json
+from rmvdb.registry.codec import schema_from_json
 from rmvdb.registry.tables import UpgradeRow, VersionRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.timing import uptime
 from rmvdb.types import Leg, Metric
 from rmvdb.upgrade.context import UpgradeContext
@@ -63,14 +64,26 @@ def is_ours(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> bo
         return False
 
 
-def serve(context: UpgradeContext, upgrade: UpgradeRow, which: str, *, force: bool = False, after: int | None = None) -> int:
-    """Put the serving plan of that name in the upgrade's plan in force, once everybody is ready for it; its epoch.
+def serve(
+    context: UpgradeContext, upgrade: UpgradeRow, which: EpochName, *, force: bool = False, expected_epoch: int | None = None
+) -> int:
+    """Put one serving plan of the upgrade in force, once every client can serve it; return its epoch.
 
-    WrongPhase where another epoch than `after` was in force, or the upgrade has left the phase that it is handed in.
+    Raises:
+        WrongPhase: another epoch than `expected_epoch` is in force, or the upgrade has left the phase that its row says.
     """
-    legs = [leg_from_json(leg) for leg in upgrade.plan[which]]
-    served = upgrade.new_collection if which == "copying" else None
-    return _put_in_force(context, upgrade, legs, context.services.times, force=force, unless=served, after=after)
+    legs = upgrade.plan.legs(which)
+    return _put_in_force(
+        context,
+        upgrade,
+        legs,
+        context.services.times,
+        force=force,
+        expected_epoch=expected_epoch,
+        must_not_serve=upgrade.new_collection if which == EpochName.COPYING else None,
+        # An epoch that serves one collection waits as long as it takes: hours of copying or comparing lie before it.
+        deferrable=which == EpochName.COPYING or _searches_several(legs),
+    )
 
 
 def prolong(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool = False) -> None:
@@ -80,20 +93,42 @@ def prolong(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool = False
     before = {name: float(getattr(plan, name)) for name in context.services.times}
     times = {name: max(before[name], seconds) for name, seconds in context.services.times.items()}
     if times != before:
-        _put_in_force(context, upgrade, [*plan.legs, *plan.mirrors], times, force=force, after=plan.epoch)
+        legs = [*plan.legs, *plan.mirrors]
+        deferrable = _searches_several(legs)
+        _put_in_force(context, upgrade, legs, times, force=force, expected_epoch=plan.epoch, deferrable=deferrable)
+
+
+def _searches_several(legs: Sequence[Leg]) -> bool:
+    """Whether the legs that are searched hold vectors of several models."""
+    return len({leg.model for leg in legs if leg.searched}) > 1
 
 
 def _put_in_force(
-    context: UpgradeContext, upgrade: UpgradeRow, legs: Sequence[Leg], times: Mapping[str, float], *, force: bool, **only: Any
+    context: UpgradeContext,
+    upgrade: UpgradeRow,
+    legs: Sequence[Leg],
+    times: Mapping[str, float],
+    *,
+    force: bool,
+    expected_epoch: int | None = None,
+    must_not_serve: str | None = None,
+    deferrable: bool,
 ) -> int:
+    """Announce a plan and put it in force; return its epoch.
+
+    `expected_epoch`: the epoch that must be in force. `must_not_serve`: the collection that must not be served first yet.
+    `deferrable`: give up after the context's patience.
+
+    Raises:
+        WrongPhase: one of these does not hold.
+        NotServed: a deferrable plan waited for too long.
+    """
     name = context.gallery.name
     asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": upgrade.phase, "leader_token": context.leader_token}
-    epoch = context.registry.announce(name, legs, times, **only, **asks)
+    epoch = context.registry.announce(name, legs, times, unless=must_not_serve, after=expected_epoch, **asks)
     if force:
         say_forced(context, epoch)
     told, noted, began = "", "", uptime()
-    # What serves a collection alone, after it was verified or copied for hours, waits here; the rest may be put off.
-    put_off = only.get("unless") is not None or len({leg.model for leg in legs if leg.searched}) > 1
     while waiting := context.registry.activate(name, epoch, force=force, **asks):
         if waiting[0] != told:
             told = waiting[0]
@@ -101,7 +136,7 @@ def _put_in_force(
         context.check_stop()
         waited = uptime() - began
         why = f"Epoch {epoch} waits: {told}; end whoever holds it up, or do not wait for clients: rmvdb upgrade --force"
-        if waited > context.patience and put_off:
+        if waited > context.patience and deferrable:
             raise errors.NotServed(why)
         if waited > USUAL and noted != told:
             context.registry.set_upgrade(upgrade.id, reason=why, leader_token=context.leader_token)

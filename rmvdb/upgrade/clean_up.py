@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rmvdb import errors
 from rmvdb.registry.tables import UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.text import counted
 from rmvdb.types import Phase
 from rmvdb.upgrade import change_epoch, keep_original
@@ -24,7 +25,7 @@ def clean_up(context: UpgradeContext, upgrade: UpgradeRow) -> None:
         _refuse_late(context, upgrade)
     context.registry.begin_clean_up(upgrade.id)
     if upgrade.original and upgrade.undoes is None:
-        change_epoch.serve(context, context.registry.upgrade(upgrade.id), "alone")
+        change_epoch.serve(context, context.registry.upgrade(upgrade.id), EpochName.ALONE)
     dropped, served = upgrade.leaving, context.registry.plan(context.gallery.name).legs[0].collection
     for collection in dropped:
         # A conductor that was suspended between its look and this call may have moved them back.

@@ -14,8 +14,8 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.text import counted
 from rmvdb.types import BatchState, Id, IdType
 from rmvdb.upgrade import backfill_step, keep_original, work_list
-from rmvdb.upgrade.compare import hashes
 from rmvdb.upgrade.context import UpgradeContext
+from rmvdb.upgrade.id_hashes import hashes
 
 #: Rounds of late records after which others must be writing into the old collection without end.
 ROUNDS = 20

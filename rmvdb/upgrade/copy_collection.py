@@ -16,6 +16,7 @@ import numpy as np
 
 from rmvdb.backfill.batches import same
 from rmvdb.protocols import VectorStore
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.serving.announced_writes import Writes
 from rmvdb.storage.archive import same_fields
 from rmvdb.types import Id, Leg, Record, ServingPlan, Vectors
@@ -38,20 +39,21 @@ ForgettingWrites = Callable[[Sequence[Id]], AbstractContextManager[None]]
 Lift = Callable[[Sequence[Record]], Vectors]
 
 
-def plans(before: Leg, copy: Leg, served: Mapping[str, Sequence[Leg]], kept: Leg) -> dict[str, Sequence[Leg]]:
-    """The legs and mirrors of each epoch: `copying`, those of `served`, `alone` from clean-up on, `original` after a roll back;
-    `untouched` where it is given up while the copy is made.
+def epochs_with_copy(
+    before: Leg, copy: Leg, served: Mapping[EpochName, Sequence[Leg]], kept: Leg
+) -> dict[EpochName, Sequence[Leg]]:
+    """Return the legs and mirrors of each epoch of an upgrade that keeps the original.
 
-    `before` is the leg in force, `served` are the epochs of an upgrade of the copy, of which `final` is the last; `kept` says how
-    the original is written from then on, and searched after a roll back.
+    `before` is the leg in force, `served` has the epochs of an upgrade of the copy, and `kept` says how the original is written
+    from then on and searched after a roll back.
     """
     mirror = replace(kept, searched=False)
     return {
-        "untouched": [before],
-        "copying": [before, replace(copy, searched=False)],
-        **{name: [*legs, mirror] for name, legs in served.items() if name != "before"},
-        "alone": served["final"],
-        "original": [kept],
+        EpochName.UNTOUCHED: [before],
+        EpochName.COPYING: [before, replace(copy, searched=False)],
+        **{name: [*legs, mirror] for name, legs in served.items() if name != EpochName.BEFORE},
+        EpochName.ALONE: served[EpochName.FINAL],
+        EpochName.ORIGINAL: [kept],
     }
 
 
@@ -150,6 +152,10 @@ class Mirror:
                 if gone := self._absent(gone, self._original):
                     changed += self._take_out(gone, legs)
         return changed
+
+    def take_in(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
+        """Bring these records of the original into the last leg, unless a leg holds them or a client deleted them; how many."""
+        return sum(self._take_in(page, legs) for page in self._pages(ids))
 
     def unknown(self, legs: Sequence[str]) -> Iterator[list[Id]]:
         """The records that only the original holds while nobody writes them, a page at a time."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 
 from rmvdb.registry.tables import UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.types import Phase
 from rmvdb.upgrade import change_epoch, keep_original
 from rmvdb.upgrade.context import UpgradeContext
@@ -27,7 +28,7 @@ def deploy(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool = False)
         copied = _copy_original(context, upgrade, force=force)
     if upgrade.undoes is None and not upgrade.in_place:  # again after a crash, which may have left it half made
         change_epoch.create(context, upgrade.new_collection, upgrade.to_version, like=upgrade.old_collections[0])
-    change_epoch.serve(context, upgrade, "serving", force=force, after=copied)
+    change_epoch.serve(context, upgrade, EpochName.SERVING, force=force, expected_epoch=copied)
     if upgrade.original:  # whoever wrote by the plan before has ended by now
         expired_writes = context.registry.expired_writes(context.gallery.name)
         may = functools.partial(
@@ -38,7 +39,7 @@ def deploy(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool = False)
     context.registry.set_upgrade(
         upgrade.id, phase=Phase.SERVING_BOTH, was=Phase.PLANNED, note=served, leader_token=context.leader_token
     )
-    by = dict.fromkeys(leg["embedder"] for leg in upgrade.plan["serving"] if leg.get("searched", True))
+    by = dict.fromkeys(leg.embedder for leg in upgrade.plan.legs(EpochName.SERVING) if leg.searched)
     context.say(f"{served}; queries are embedded by {' and '.join(by)} from now on")
 
 
@@ -49,7 +50,7 @@ def _copy_original(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool)
     """
     copy, original = upgrade.old_collections[0], str(upgrade.original)
     change_epoch.create(context, copy, upgrade.to_version if upgrade.lift else upgrade.from_version, like=original)
-    epoch = change_epoch.serve(context, upgrade, "copying", force=force)
+    epoch = change_epoch.serve(context, upgrade, EpochName.COPYING, force=force)
     what = f"{'lifting' if upgrade.lift else 'copying'} {original}"
     begun = _copied_to(context, upgrade.id, epoch)
     context.say(f"{what} into {copy}{', from where it stood' if begun else ''}")
@@ -85,7 +86,7 @@ def _copy_permit(context: UpgradeContext, upgrade: UpgradeRow, count: int) -> It
 
 def _serve_original(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool) -> None:
     """All of a roll back where the original was kept."""
-    change_epoch.serve(context, upgrade, "original", force=force)
+    change_epoch.serve(context, upgrade, EpochName.ORIGINAL, force=force)
     change_epoch.move_aliases(context, upgrade)
     served = searched(context.registry.plan(context.gallery.name), by_name=True)
     cut_over = {"phase": Phase.CUT_OVER, "listed": True}

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from rmvdb.planning.plan import Plan
-from rmvdb.registry.codec import leg_to_json
 from rmvdb.registry.tables import VersionRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.types import Leg, Metric
 
 
-def served(collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan) -> dict[str, Sequence[Leg]]:
-    """The legs of each epoch: `serving` until cut-over, `later` in its place from `switch` on, `final` at the end."""
+def served(collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan) -> dict[EpochName, Sequence[Leg]]:
+    """Return the legs of each epoch from deploy to the end."""
     new = leg_of(version, collection)
     if plan.lift:
-        return {"serving": [new], "final": [new]}
+        return {EpochName.SERVING: [new], EpochName.FINAL: [new]}
     reached = [with_new_queries(leg, old[0], new, plan.reverse) if plan.reverse else leg for leg in old]
     serving = _calibrated(new, reached, plan.calibrations)
     if plan.switch is None:
-        return {"serving": serving, "final": [new]}
-    return {"serving": _calibrated(new, old, plan.early), "later": serving, "final": [new]}
+        return {EpochName.SERVING: serving, EpochName.FINAL: [new]}
+    return {EpochName.SERVING: _calibrated(new, old, plan.early), EpochName.LATER: serving, EpochName.FINAL: [new]}
 
 
 def leg_of(version: VersionRow, collection: str) -> Leg:
@@ -45,8 +44,3 @@ def _calibrated(new: Leg, old: Sequence[Leg], calibrations: Sequence[str | None]
     """The new leg, then the old ones; the calibrations are in a plan's order, that of the new one last."""
     *scales, last = calibrations
     return [replace(leg, calibration=scale) for leg, scale in zip((new, *old), (last, *scales), strict=True)]
-
-
-def to_json(legs: Sequence[Leg]) -> list[dict[str, Any]]:
-    """As an upgrade's plan keeps them."""
-    return [leg_to_json(leg) for leg in legs]

@@ -32,7 +32,7 @@ def mirror(context: UpgradeContext, upgrade: UpgradeRow) -> Mirror:
     name = f"{CONDUCTOR}{upgrade.id}:{uuid.uuid4().hex[:8]}"
     writes = Writes(context.gallery.name, registry=context.registry, name=name, engine_timeout=context.services.engine_timeout)
     assert upgrade.original is not None  # noqa: S101 (the caller looked)
-    lift = functools.partial(_lifted, context, upgrade.lift, upgrade.plan["question"]["side"]) if upgrade.lift else None
+    lift = functools.partial(_lifted, context, upgrade.lift, upgrade.plan.question["side"]) if upgrade.lift else None
     done = functools.partial(last_done, context, upgrade)
     forgetting_writes = functools.partial(_forgetting_writes, context, upgrade)
     return Mirror(

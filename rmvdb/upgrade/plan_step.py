@@ -139,7 +139,7 @@ def _classifiers(context: UpgradeContext, legs: Sequence[Leg]) -> list[Classifie
 def _trained_on(context: UpgradeContext) -> set[Id]:
     """The records that any upgrade of this gallery was trained on."""
     plans = [row.plan for row in context.registry.upgrades(context.gallery.id)]
-    files = {plan["trained_on"] for plan in plans if plan.get("trained_on")}
+    files = {plan.trained_on for plan in plans if plan.trained_on}
     return {id for file in files for id in unpack_ids(context.services.artifacts.get(file))}
 
 

@@ -27,11 +27,12 @@ from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.mark import BEYOND, Owner
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import GalleryRow, UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.storage.archive import Archive, ArchiveFile
 from rmvdb.storage.files import file_name
 from rmvdb.text import RESUMABLE, counted
 from rmvdb.types import Id, Phase, ReportProgress
-from rmvdb.upgrade.compare import hashes
+from rmvdb.upgrade.id_hashes import hashes
 
 
 class Rebuild:
@@ -159,9 +160,9 @@ class Rebuild:
         if not early or not self._store.exists(new):
             return
         if not any(old):
-            phase, which, note = Phase.CUT_OVER, "final", f"only {new} is there"
+            phase, which, note = Phase.CUT_OVER, EpochName.FINAL, f"only {new} is there"
         elif upgrade.phase == Phase.PLANNED and all(old) and self._store.count(new):
-            phase, which, note = Phase.SERVING_BOTH, "serving", f"{new} holds records"
+            phase, which, note = Phase.SERVING_BOTH, EpochName.SERVING, f"{new} holds records"
         else:
             return
         shape, search = self._store.describe(new), self._search(gallery.name)

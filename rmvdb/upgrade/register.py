@@ -13,11 +13,12 @@ from rmvdb.backfill.worker import Worker
 from rmvdb.catalog import catalog
 from rmvdb.planning.plan import Plan, Question
 from rmvdb.registry.tables import UpgradeRow, VersionRow
+from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.types import MARK_PREFIX, Leg, Phase
 from rmvdb.upgrade import backfill_step, clean_up, plan_step
 from rmvdb.upgrade.context import UpgradeContext
-from rmvdb.upgrade.copy_collection import plans
-from rmvdb.upgrade.epoch_legs import leg_of, served, to_json
+from rmvdb.upgrade.copy_collection import epochs_with_copy
+from rmvdb.upgrade.epoch_legs import leg_of, served
 
 #: How Milvus lets a collection be called.
 _COLLECTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
@@ -57,7 +58,7 @@ def begin(
 
     def details(number: int) -> dict[str, Any]:
         made = _details(context.gallery.name, number, question, plan, legs, version, own=own, collection=collection)
-        return made | {"plan": made["plan"] | {"until": until, "cutover": cutover}}
+        return made | {"plan": replace(made["plan"], until=until, cutover=cutover)}
 
     values = {
         "gallery_id": context.gallery.id,
@@ -105,16 +106,20 @@ def _details(
     # What is listed, which is emptied, too, but for a lifted copy: confidence is read off vectors of the old model.
     listed = [replace(legs[0], collection=copy)] if question.instant_rollback and not plan.lift else legs
     old = [leg_of(version, collection)] if plan.lift else listed  # in place: its own vectors are replaced
-    epochs = {"before": listed, **served(collection, old, version, plan)}
+    epochs = {EpochName.BEFORE: listed, **served(collection, old, version, plan)}
     if question.instant_rollback:
-        kept = legs[0] if own else replace(epochs["serving"][-1], collection=legs[0].collection)
-        epochs |= plans(legs[0], old[0], epochs, replace(kept, calibration=None))
-    asked = {name: getattr(plan, name) for name in ("question", "prediction", "cost", "trained_on", "switch", "lift")}
-    return {
-        "new_collection": collection,
-        "old_collections": [leg.collection for leg in old],
-        "plan": asked | {name: to_json(some) for name, some in epochs.items()},
-    }
+        kept = legs[0] if own else replace(epochs[EpochName.SERVING][-1], collection=legs[0].collection)
+        epochs |= epochs_with_copy(legs[0], old[0], epochs, replace(kept, calibration=None))
+    kept_plan = UpgradePlan(
+        epochs={name: tuple(some) for name, some in epochs.items()},
+        question=plan.question,
+        prediction=plan.prediction,
+        cost=plan.cost,
+        trained_on=plan.trained_on,
+        switch=plan.switch,
+        lift=plan.lift,
+    )
+    return {"new_collection": collection, "old_collections": [leg.collection for leg in old], "plan": kept_plan}
 
 
 @contextmanager

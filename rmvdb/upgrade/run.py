@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 from rmvdb import errors
 from rmvdb.backfill.worker import Worker
 from rmvdb.registry.shared_queries import refuse_paused
 from rmvdb.registry.tables import UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.text import counted
 from rmvdb.types import Phase
 from rmvdb.upgrade import backfill_step, change_epoch, leadership, plan_step, register, work_list
 from rmvdb.upgrade import clean_up as cleaning_up
 from rmvdb.upgrade import complete as completing
 from rmvdb.upgrade import deploy as deploying
+from rmvdb.upgrade import lost as finding_lost
 from rmvdb.upgrade import repair as repairing
 from rmvdb.upgrade import roll_back as rolling_back
 from rmvdb.upgrade import verify as verifying
@@ -112,7 +115,7 @@ class Conductor(UpgradeContext):
     complete = completing.complete
     verify = verifying.verify
     clean_up, drop_given_up = cleaning_up.clean_up, cleaning_up.drop_given_up
-    lost, repair = repairing.lost, repairing.repair
+    lost, repair = finding_lost.find_lost, repairing.repair
     roll_back = rolling_back.roll_back
 
     def advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> UpgradeRow:
@@ -149,8 +152,8 @@ class Conductor(UpgradeContext):
             upgrade = self.registry.upgrade(upgrade.id)
             refuse_paused(upgrade)  # by hand; what is under way waits
             self._expect_ready(upgrade)
-            if not upgrade.plan["cutover"]:
-                self.registry.set_upgrade(upgrade.id, plan=upgrade.plan | {"cutover": True})
+            if not upgrade.plan.cutover:
+                self.registry.set_upgrade(upgrade.id, plan=replace(upgrade.plan, cutover=True))
             try:
                 with leadership.recording_failure(self, upgrade, worker):
                     return self._through_pauses(upgrade, lambda now: self.cut_over(now, worker, force=force))
@@ -174,22 +177,21 @@ class Conductor(UpgradeContext):
         change_epoch.prolong(self, upgrade, force=force)
         self.list_work(upgrade)
         upgrade = self.registry.upgrade(upgrade.id)
-        if upgrade.plan.get("switch") is not None:
-            upgrade = self._switch(upgrade, worker, force=force)
+        if (switch := upgrade.plan.switch) is not None:
+            upgrade = self._switch(upgrade, worker, at=switch, force=force)
         self.backfill(upgrade, worker)
         upgrade = self.registry.upgrade(upgrade.id)  # what was asked for may have changed in these hours
-        wanted = upgrade.plan["cutover"] and upgrade.plan["until"] >= 1.0  # a share of it may be all: batches are whole
+        wanted = upgrade.plan.cutover and upgrade.plan.until >= 1.0  # a share of it may be all: batches are whole
         if wanted and not backfill_step.unfinished(self, upgrade) and not self.stop.is_set():
             self.cut_over(upgrade, worker, force=force)
 
-    def _switch(self, upgrade: UpgradeRow, worker: Worker, *, force: bool) -> UpgradeRow:
+    def _switch(self, upgrade: UpgradeRow, worker: Worker, *, at: float, force: bool) -> UpgradeRow:
         """From the planned share on, let the new model alone embed the queries; until there each model does for its own leg."""
-        at = upgrade.plan["switch"]
         if self.backfill(upgrade, worker).t < at:
             return upgrade  # stopped, or not meant to go so far
-        change_epoch.serve(self, upgrade, "later", force=force)
+        change_epoch.serve(self, upgrade, EpochName.LATER, force=force)
         note, plan = f"from t = {at:g} on the new model alone embeds the queries", self.registry.upgrade(upgrade.id).plan
-        switched = plan | {"serving": plan["later"], "switch": None}
+        switched = replace(plan.with_epoch(EpochName.SERVING, plan.legs(EpochName.LATER)), switch=None)
         self.registry.set_upgrade(upgrade.id, plan=switched, note=note, leader_token=self.leader_token)
         self.say(note)
         return self.registry.upgrade(upgrade.id)
@@ -200,7 +202,7 @@ class Conductor(UpgradeContext):
             return
         if upgrade.phase != Phase.SERVING_BOTH or not upgrade.listed:
             raise errors.WrongPhase(f"The upgrade is {upgrade.phase}; run rmvdb upgrade until its backfill is done")
-        if upgrade.plan["until"] < 1.0 and backfill_step.unfinished(self, upgrade):
+        if upgrade.plan.until < 1.0 and backfill_step.unfinished(self, upgrade):
             now = self.registry.progress(upgrade.id)
             raise errors.WrongPhase(
                 f"The backfill was asked to stop at {now.done} of {counted(now.total, 'record')}; "
@@ -227,7 +229,7 @@ class Conductor(UpgradeContext):
         repairing.put_back_late(self, upgrade, worker)
         completing.settle(self, upgrade)
         report = verifying.expect_verified(self, upgrade)
-        change_epoch.serve(self, upgrade, "final", force=force)
+        change_epoch.serve(self, upgrade, EpochName.FINAL, force=force)
         change_epoch.move_aliases(self, upgrade)
         served = searched(self.registry.plan(self.gallery.name), by_name=True)
         note = f"verified {counted(report.records, 'record')}; {served}"

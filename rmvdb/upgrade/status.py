@@ -98,8 +98,8 @@ def rests(row: UpgradeRow, states: Collection[BatchState], now: Progress) -> boo
     """Whether all that was asked for is done and no batch is in hand: it is re-embedded so far, or waits for its cut-over."""
     if row.phase != Phase.SERVING_BOTH or not row.listed or set(states) - {BatchState.PENDING, BatchState.RETIRED}:
         return False
-    until, switch = row.plan.get("until", 1.0), row.plan.get("switch")
-    if (switch is not None and now.t >= switch) or (row.plan.get("cutover", True) and until >= 1.0):
+    until, switch = row.plan.until, row.plan.switch
+    if (switch is not None and now.t >= switch) or (row.plan.cutover and until >= 1.0):
         return False
     return BatchState.PENDING not in states or now.t >= until
 
@@ -137,7 +137,7 @@ def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, plan: 
             [*_held_back(gallery, row, [each.note for each in workers], unattended=unattended), *registry.jumps()]
         ),
         "stopped": "" if ended else row.reason,
-        "prediction": row.plan.get("prediction"),
+        "prediction": row.plan.prediction,
     }
 
 

@@ -11,15 +11,22 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.text import counted
 from rmvdb.types import Phase
 from rmvdb.upgrade import backfill_step
-from rmvdb.upgrade.compare import Verify, VerifyPosition, VerifyReport
+from rmvdb.upgrade.compare import Verify
 from rmvdb.upgrade.context import UpgradeContext
+from rmvdb.upgrade.report import VerifyPosition, VerifyReport
 
 #: Seconds after which a comparison that was interrupted begins anew.
 COUNTS = 600.0
 
 
 def verify(context: UpgradeContext, upgrade: UpgradeRow, *, sample: int = 200) -> VerifyReport:
-    """Compare all of it, now; WrongPhase where nothing is moved yet."""
+    """Compare all of it, now.
+
+    Raises:
+        NotOwner: another registry has taken the gallery, or this one has gone back.
+        WrongPhase: nothing is moved yet.
+    """
+    context.owner.expect(context.gallery.name)
     if upgrade.phase == Phase.PLANNED:
         raise errors.WrongPhase(f"The upgrade is {upgrade.phase}: there is nothing to compare yet; go on with rmvdb upgrade")
     report = _compare(context, upgrade, sample=sample)

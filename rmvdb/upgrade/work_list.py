@@ -12,14 +12,15 @@ import numpy.typing as npt
 
 from rmvdb.planning.orders import ordered
 from rmvdb.planning.plan import Question
-from rmvdb.registry.codec import leg_from_json, unpack_ids
+from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.tables import BatchRow, UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.storage import files
 from rmvdb.storage.archive import ArchiveFile
 from rmvdb.types import BatchState, Id, Leg
 from rmvdb.upgrade import plan_step
-from rmvdb.upgrade.compare import hashes
 from rmvdb.upgrade.context import UpgradeContext
+from rmvdb.upgrade.id_hashes import hashes
 
 #: Batches put on the work list in one transaction.
 LISTED_AT_ONCE = 50
@@ -53,7 +54,7 @@ def list_work(context: UpgradeContext, upgrade: UpgradeRow) -> None:
 def _in_order(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], None]]:
     begun = context.registry.listed_ids(upgrade.id)
     files.make_folder(context.services.folder, "home")
-    counted = [(leg, context.store.count(leg.collection)) for leg in map(leg_from_json, reversed(upgrade.plan["before"]))]
+    counted = [(leg, context.store.count(leg.collection)) for leg in reversed(upgrade.plan.legs(EpochName.BEFORE))]
     batch = min(context.services.batch, max(LEAST_BATCH, sum(count for _, count in counted) // STEPS))
     for leg in (leg for leg, count in counted if count):
         for ids in _ordered(context, upgrade, leg, begun, batch=batch):
@@ -61,7 +62,7 @@ def _in_order(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[tuple[li
 
 
 def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[Id], *, batch: int) -> Iterator[list[Id]]:
-    question = Question(**upgrade.plan["question"])
+    question = Question(**upgrade.plan.question)
     classifier = context.services.classifier(context.registry.version(leg.model))
     name, order = plan_step.planner(context).order(question, leg, classifier)
     context.say(f"listing the records of {leg.collection} in {name} order")
