@@ -1,4 +1,4 @@
-"""The legs of each epoch of an upgrade, from its plan alone."""
+"""The legs of each epoch of an upgrade, made from its plan alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def served(collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan)
 
 
 def leg_of(version: VersionRow, collection: str) -> Leg:
-    """A collection of vectors of this version, asked with its own queries."""
+    """Return the leg of a collection that is searched with its own version's queries."""
     return Leg(
         collection=collection,
         model=version.name,
@@ -35,12 +35,12 @@ def leg_of(version: VersionRow, collection: str) -> Leg:
 
 
 def with_new_queries(leg: Leg, newest: Leg, new: Leg, reverse: str) -> Leg:
-    """An old leg with the new model's queries, by ψ and what leads on from there; as it is where nothing leads to it."""
+    """Return an old leg with the new model's queries, by ψ and the transforms behind it. If none lead there, nothing changes."""
     rest = leg.transforms_after(newest)
     return leg if rest is None else replace(leg, embedder=new.embedder, transforms=(*new.transforms, reverse, *rest))
 
 
 def _calibrated(new: Leg, old: Sequence[Leg], calibrations: Sequence[str | None]) -> list[Leg]:
-    """The new leg, then the old ones; the calibrations are in a plan's order, that of the new one last."""
+    """Return the new leg, then the old ones. The calibrations are in a plan's order: that of the new leg comes last."""
     *scales, last = calibrations
     return [replace(leg, calibration=scale) for leg, scale in zip((new, *old), (last, *scales), strict=True)]

@@ -297,7 +297,7 @@ class Run:
             if "is paused, and nothing of it goes on" in err:  # the way out is `rmvdb resume`, which this run calls in time
                 time.sleep(0.5)
                 continue
-            killed = command.returncode == -signal.SIGKILL or "is at work on this upgrade" in err
+            killed = command.returncode == -signal.SIGKILL or "works on this upgrade" in err
             if not killed and not self._troubled(started, time.monotonic()):
                 raise Broken(f"rmvdb {' '.join(words)} ended with {command.returncode}:\n{out}\n{err}")
             if words[0] == "cleanup" and self._status()["phase"] == "ended":
