@@ -269,7 +269,7 @@ def test_the_new_collection_is_called_as_asked(project: Project) -> None:
     for name, why in (
         ("2nd", "cannot be called '2nd'"),
         ("rmvdb_owner_of_x", "do not begin with rmvdb_owner_of_"),
-        (old, "There is, or was"),
+        (old, f"Collection '{old}' exists, or existed"),
     ):
         assert why in project.ask(*NAIVE, "--collection", name, code=2).stderr
     assert project.json("history") == []

@@ -48,7 +48,7 @@ def test_a_worker_that_was_killed_is_shown_as_silent_and_since_when(tmp_path: Pa
 
 
 def test_who_makes_the_work_list_and_how_far_it_is_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmvdb.upgrade.work_list.TOLD", 0.0)
+    monkeypatch.setattr("rmvdb.upgrade.work_list.NOTED_EVERY", 0.0)
     gallery = make(tmp_path)
     registry, upgrade, seen = gallery.registry, gallery.upgrade.id, list[str]()
     registry.discard_list(upgrade)
