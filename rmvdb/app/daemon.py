@@ -212,6 +212,8 @@ class Scheduler:
                 self._complain(exc, name)
             except errors.EngineError as exc:
                 log.info("The owner of the collections of %s could not be read: %s", name, exc)
+                if isinstance(exc, errors.EngineUnavailable):
+                    return
 
     def _try(self, gallery: str, upgrade: int) -> None:
         """Work on a gallery; one that cannot go on keeps nobody from the others."""
