@@ -83,7 +83,10 @@ def _held_by(context: UpgradeContext, collections: Iterable[str], ids: Sequence[
 
 
 def _kept_in_place(context: UpgradeContext, task: Task, read: Callable[[], Mapping[Id, Reading]], ids: Sequence[Id]) -> set[Id]:
-    """Return the ids that have, in place, the vector that their batch made. Ids of a damaged archive file count as kept if they are there."""
+    """Return the ids that have, in place, the vector that their batch made.
+
+    If its archive file is damaged, an id that is there counts as kept.
+    """
     readings = read() if ids else {}
     stored = [record for name in task.new for record in context.store.get(name, ids, vector=True)] if ids else []
     return {each.id for each in stored if each.id not in readings or readings[each.id].is_copied_to(each)}
