@@ -18,6 +18,8 @@ from rmvdb import errors
 from rmvdb.app.window import Window
 from rmvdb.app.wiring import App
 from rmvdb.backfill.worker import Worker
+from rmvdb.registry import mark
+from rmvdb.registry.mark import Owner
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import BatchState, Phase
 from rmvdb.upgrade.status import rests
@@ -69,6 +71,8 @@ class Scheduler:
         #: Held while the registry is told where the worker is: it has one line for each.
         self._telling = threading.Lock()
         self._waits: dict[str, _Wait] = {}
+        #: When it looked last at the marks of galleries without work.
+        self._marks_read = float("-inf")
         #: Upgrades that were gone on with once: times that were made longer count from then on, also where nothing is left to do.
         self._stepped: set[int] = set()
 
@@ -120,12 +124,15 @@ class Scheduler:
 
     def _active(self) -> dict[str, UpgradeRow]:
         """Upgrades that have not ended, by gallery."""
+        found = {name: self._app.registry.active_upgrade(id) for name, id in self._watched().items()}
+        return {name: row for name, row in found.items() if row is not None}
+
+    def _watched(self) -> dict[str, int]:
+        """The galleries that it works on, by name, with their ids in the registry."""
         there = {row.name: row.id for row in self._app.registry.galleries()}
         for name in set(self._galleries) - there.keys():
             self._complain(errors.UnknownName("gallery", name, list(there)), name)
-        names = [name for name in self._galleries or there if name in there]
-        found = {name: self._app.registry.active_upgrade(there[name]) for name in names}
-        return {name: row for name, row in found.items() if row is not None}
+        return {name: there[name] for name in self._galleries or there if name in there}
 
     def _has_work(self, row: UpgradeRow) -> bool:
         """Whether there is something to do for an upgrade; in a pause, whether a batch is in hand."""
@@ -141,12 +148,28 @@ class Scheduler:
 
     def _step(self) -> None:
         try:
-            for name, upgrade in self._upgrades().items():
+            with_work = self._upgrades()
+            for name, upgrade in with_work.items():
                 if not self._rest.is_set() and self._is_due(name, upgrade):
                     self._try(name, upgrade)
+            if not self._rest.is_set() and time.monotonic() - self._marks_read > mark.COMPARE_EVERY:
+                self._marks_read = time.monotonic()
+                self._expect_owned([name for name in self._watched() if name not in with_work])
         except errors.RmvdbError as exc:
             self._complain(exc)
             self._stop.wait(LOOK)
+
+    def _expect_owned(self, galleries: Sequence[str]) -> None:
+        """Complain of galleries that another registry has taken, or whose registry has gone back. Work looks for itself."""
+        for name in galleries:
+            try:
+                Owner(self._app.registry, self._app.store).expect(name)
+            except errors.NotOwner as exc:
+                self._complain(exc, name)
+            except errors.EngineError as exc:
+                log.info("The owner of the collections of %s could not be read: %s", name, exc)
+                if isinstance(exc, errors.EngineUnavailable):
+                    return
 
     def _try(self, gallery: str, upgrade: int) -> None:
         """Work on a gallery; one that cannot go on keeps nobody from the others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rmvdb.app.wiring import App
     from rmvdb.registry.tables import UpgradeRow
     from rmvdb.upgrade.garbage import Found
+    from rmvdb.upgrade.lost import Lost
 
 
 @click.command()
@@ -60,22 +62,7 @@ def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool) -> Non
         if lost.for_good:
             names = ", ".join(map(repr, lost.for_good[:20]))
             report.say(f"{counted(len(lost.for_good), 'record is', 'records are')} lost for good, such as {names}")
-        what = [f"Put back {counted(lost.count, 'record')} from the archive"] * bool(lost.count)
-        if lost.unknown:
-            what.append(
-                f"keep {counted(len(lost.unknown), 'record')} of which no write is known, such as {lost.unknown[0]!r}: the "
-                "registry may have gone back"
-            )
-        if lost.changed:
-            what.append(
-                f"keep {counted(len(lost.changed), 'record')} as found, such as {lost.changed[0]!r}, although the last known "
-                "write left it otherwise: write it again if that write was the last"
-            )
-        if lost.absent:
-            what.append(
-                f"take {counted(len(lost.absent), 'record')} for deleted, such as {lost.absent[0]!r}, of which a write is known: "
-                "write it again if nobody deleted it"
-            )
+        what = _what_repair_does(lost)
         if not what:
             report.say("nothing that was moved can be put back, and nothing is there that was not written")
             return
@@ -83,6 +70,40 @@ def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool) -> Non
             sentence = "; ".join(what)
             output.agree(sentence[0].upper() + sentence[1:], "changed", "rmvdb verify --repair --yes")
         conductor.repair(row, lost, app.worker())
+
+
+def _what_repair_does(lost: Lost) -> list[str]:
+    """Say what a repair would do, a clause for each kind of record."""
+    from rmvdb.upgrade.lost import count_of
+
+    places = {
+        "the old collection": count_of(lost.in_old),
+        "the archive": count_of(lost.archived),
+        "the original": len(lost.in_original),
+    }
+    what = [f"put back {counted(number, 'record')} from {place}" for place, number in places.items() if number]
+    if lost.in_source:
+        what.append(
+            f"restore {counted(len(lost.in_source), 'record')} from the source alone, such as {lost.in_source[0]!r}: nothing "
+            "holds the fields any more"
+        )
+    found = lost.unexplained
+    if found.unknown:
+        what.append(
+            f"keep {counted(len(found.unknown), 'record')} of which no write is known, such as {found.unknown[0]!r}: the "
+            "registry may have gone back"
+        )
+    if found.changed:
+        what.append(
+            f"keep {counted(len(found.changed), 'record')} as found, such as {found.changed[0]!r}, although the last known "
+            "write left it otherwise: write it again if that write was the last"
+        )
+    if found.absent:
+        what.append(
+            f"take {counted(len(found.absent), 'record')} for deleted, such as {found.absent[0]!r}, of which a write is known: "
+            "write it again if nobody deleted it"
+        )
+    return what
 
 
 @click.command()
@@ -98,7 +119,7 @@ def cutover(gallery: str | None, accept_missing: bool, force: bool) -> None:
     """
     app, row = active_upgrade(gallery)
     if accept_missing:
-        app.registry.set_upgrade(row.id, plan=row.plan | {"accept_missing": True})
+        app.registry.set_upgrade(row.id, plan=replace(row.plan, accept_missing=True))
     with conducting(app, gallery) as (conductor, report):
         conductor.finish(row, app.worker(), force=force)
         report.say(what_now(app.registry.upgrade(row.id)))

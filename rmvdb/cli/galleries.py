@@ -178,9 +178,11 @@ def gallery_source(name: str, spec: str) -> None:
       rmvdb gallery source photos "folder:photos/{id}.jpg"
     """
     from rmvdb.catalog import catalog
+    from rmvdb.registry.mark import Owner
 
     app = open_app()
     row, source = app.registry.gallery(name), _source(app, spec)
+    Owner(app.registry, app.store).expect(name)
     compared = catalog.check_vectors(app.registry, app.store, app.loaded_models, row, source)
     app.registry.set_source(name, spec)
     allow(app, _code(spec))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -75,25 +76,27 @@ def upgrade(
                     "rmvdb rollback"
                 )
             report.say(f"going on with upgrade {row.id} by {row.method} in {row.order} order: {row.phase}")
-            app.registry.set_upgrade(row.id, plan=row.plan | {"until": until, "cutover": not no_cutover})
+            app.registry.set_upgrade(row.id, plan=replace(row.plan, until=until, cutover=not no_cutover))
             if execute:
                 for collection in row.old_collections:
                     app.registry.allow_removal(collection)
             row = app.registry.upgrade(row.id)
         if accept_missing:
-            app.registry.set_upgrade(row.id, plan=row.plan | {"accept_missing": True})
+            app.registry.set_upgrade(row.id, plan=replace(row.plan, accept_missing=True))
             row = app.registry.upgrade(row.id)
         go_on(app, conductor, row, report, detach=detach, force=force)
 
 
 def _begun(app: App, gallery: str, from_version: str, to_version: str) -> UpgradeRow | None:
     """Return the gallery's unfinished upgrade if this command resumes it, else None."""
+    from rmvdb.registry.upgrade_plan import EpochName
+
     row = app.registry.active_upgrade(app.registry.gallery(gallery).id)
     app.registry.version(from_version)
     app.registry.version(to_version)
     if row is None or row.undoes is not None:
         return None
-    sources = set().union(*(_names(app, leg["model"]) for leg in row.plan["before"]))
+    sources = set().union(*(_names(app, leg.model) for leg in row.plan.legs(EpochName.BEFORE)))
     return row if from_version in sources and to_version in _names(app, row.to_version) else None
 
 
@@ -109,7 +112,7 @@ _FROM_THE_START = ("labels", "sample", "seed", "side", "queries", "instant_rollb
 
 def _refuse_another_way(row: UpgradeRow, method: str, options: dict[str, Any]) -> None:
     """Raise UsageError if the options differ from those that the upgrade began with."""
-    question, order = row.plan["question"], options["order"]
+    question, order = row.plan.question, options["order"]
     for name, asked, known in (
         ("method", None if method == AUTO else method, (question["method"], row.method)),
         ("order", order, (question["order"], row.order)),

@@ -8,8 +8,10 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import LargeBinary, Select, event, func, insert, inspect, select, update
 from sqlalchemy.orm import ORMExecuteState, Session
+from sqlalchemy.types import TypeEngine
 
-from rmvdb.registry.tables import MANIFEST_TABLES, TRANSIENT_COLUMNS, ChangesRow, Table
+from rmvdb.registry.tables import MANIFEST_TABLES, TRANSIENT_COLUMNS, ChangesRow, PlanJson, Table
+from rmvdb.registry.upgrade_plan import UpgradePlan
 
 #: The manifest's rows as JSON values, by table.
 Contents: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -61,15 +63,27 @@ def _rows(table: type[Table]) -> Select[Any]:
 
 
 def _to_json(row: Mapping[Any, Any]) -> dict[str, Any]:
-    return {name: base64.b64encode(value).decode() if isinstance(value, bytes) else value for name, value in row.items()}
+    return {name: _value_to_json(value) for name, value in row.items()}
+
+
+def _value_to_json(value: Any) -> Any:
+    if isinstance(value, UpgradePlan):
+        return value.to_json()
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def _value_from_json(type_: TypeEngine[Any] | None, value: Any) -> Any:
+    if isinstance(type_, PlanJson):
+        return UpgradePlan.from_json(value)
+    return base64.b64decode(value) if value and isinstance(type_, LargeBinary) else value
 
 
 def put_back(s: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
     """Fill an empty table with rows that `contents` returned. Later rows get larger numbers."""
-    packed = {column.name for column in table.__table__.columns if isinstance(column.type, LargeBinary)}
-    values = [{name: base64.b64decode(v) if v and name in packed else v for name, v in row.items()} for row in rows]
+    types = {column.name: column.type for column in table.__table__.columns}
+    values = [{name: _value_from_json(types.get(name), value) for name, value in row.items()} for row in rows]
     if values:
         s.execute(insert(table), values)
-    if s.get_bind().dialect.name == "postgresql" and "id" in table.__table__.columns:  # SQLite continues from the last row
+    if s.get_bind().dialect.name == "postgresql" and "id" in types:  # SQLite continues from the last row
         sequence = func.pg_get_serial_sequence(table.__tablename__, "id")
         s.execute(select(func.setval(sequence, select(func.max(table.__table__.c.id)).scalar_subquery())))

@@ -11,10 +11,11 @@ from sqlalchemy.orm import Session
 from rmvdb import errors
 from rmvdb.registry import manifest_rows, shared_queries
 from rmvdb.registry.clock import day, now
-from rmvdb.registry.codec import key, pack_ids
+from rmvdb.registry.codec import key, leg_to_json, pack_ids
 from rmvdb.registry.manifest_rows import Contents
 from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import MANIFEST_TABLES, BatchRow, GalleryRow, IdentityRow, IntentRow, PhaseRow, UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.types import BatchState, Id, Phase
 
 
@@ -51,10 +52,10 @@ class Restoring(Database):
             s.add(PhaseRow(upgrade_id=upgrade.id, at=day(s), phase=upgrade.phase, note="brought back by registry rebuild"))
 
     @transaction
-    def put_forward(self, s: Session, /, upgrade_id: int, phase: Phase, which: str, *, note: str) -> None:
+    def put_forward(self, s: Session, /, upgrade_id: int, phase: Phase, which: EpochName, *, note: str) -> None:
         """Set an upgrade to a later phase than the manifest has, and serve by its plan `which`, as its collections show."""
         upgrade, gallery = s.get_one(UpgradeRow, upgrade_id), s.scalars(shared_queries.gallery_of(upgrade_id)).one()
-        shared_queries.serve_after(s, gallery, upgrade.plan[which])
+        shared_queries.serve_after(s, gallery, [leg_to_json(leg) for leg in upgrade.plan.legs(which)])
         upgrade.phase, upgrade.listed = phase, phase == Phase.CUT_OVER
         s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=phase, note=note))
 

@@ -29,6 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.text import storable
 
 #: The revision of these tables: every call compares it with the database's.
@@ -48,6 +49,20 @@ class Words(TypeDecorator[str]):
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         """Return the text to store, 2,000 characters at most."""
         return value and storable(value[:2000])
+
+
+class PlanJson(TypeDecorator[UpgradePlan]):
+    """An upgrade's plan, stored as JSON."""
+
+    impl, cache_ok = JSON, True
+
+    def process_bind_param(self, value: UpgradePlan | None, dialect: Dialect) -> dict[str, Any] | None:
+        """Return the stored form."""
+        return None if value is None else value.to_json()
+
+    def process_result_value(self, value: dict[str, Any] | None, dialect: Dialect) -> UpgradePlan | None:
+        """Parse the stored form."""
+        return None if value is None else UpgradePlan.from_json(value)
 
 
 class Table(DeclarativeBase):
@@ -243,8 +258,8 @@ class UpgradeRow(Table):
     phase: Mapped[str] = mapped_column(String(16))
     method: Mapped[str] = mapped_column(String(16))
     order: Mapped[str] = mapped_column(String(32))
-    #: The rest of the question and of the plan: sample, labels, until, prediction …
-    plan: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    #: The rest of the question and of the plan: sample, labels, prediction, legs of each epoch …
+    plan: Mapped[UpgradePlan] = mapped_column(PlanJson, default=UpgradePlan)
     #: Whether it is paused. Batches in work continue.
     paused: Mapped[bool] = mapped_column(default=False)
     #: When a command paused it. None if it only makes way for another upgrade.
@@ -280,13 +295,13 @@ class UpgradeRow(Table):
     @property
     def original(self) -> str | None:
         """The collection that is kept whole for an instant roll back, while a copy of it is emptied."""
-        legs = self.plan.get("original")
-        return str(legs[0]["collection"]) if legs else None
+        legs = self.plan.epochs.get(EpochName.ORIGINAL)
+        return legs[0].collection if legs else None
 
     @property
     def lift(self) -> str | None:
         """SHA-256 of h, if the copy holds the original's vectors lifted into the new space, and is re-embedded in place."""
-        return self.plan.get("lift")
+        return self.plan.lift
 
     @property
     def in_place(self) -> bool:

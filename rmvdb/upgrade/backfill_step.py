@@ -1,4 +1,4 @@
-"""The batches of an upgrade: what they are told of it, and the work on them."""
+"""The work on the batches of an upgrade, and the task that they are given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rmvdb.upgrade.context import UpgradeContext
 
 
 def task(context: UpgradeContext, upgrade: UpgradeRow) -> Task:
-    """The upgrade as its batches see it."""
+    """Return the upgrade as its batches see it."""
     old = [context.registry.collection(each) for each in upgrade.old_collections]
     back = context.registry.upgrade(upgrade.undoes).old_collections if upgrade.undoes else [upgrade.new_collection]
     return Task(
@@ -22,14 +22,14 @@ def task(context: UpgradeContext, upgrade: UpgradeRow) -> Task:
         grace=context.registry.plan(context.gallery.name).grace,
         removal_allowed=all(not each.adopted or each.removal_allowed for each in old),
         undoes=upgrade.undoes,
-        fallback_transforms=tuple(upgrade.plan.get("stand_in", ())),
+        fallback_transforms=upgrade.plan.stand_in or (),
         cache_vectors_from=upgrade.original if upgrade.lift else None,
-        missing=1.0 if upgrade.plan.get("accept_missing") else context.services.missing,
+        missing=1.0 if upgrade.plan.accept_missing else context.services.missing,
     )
 
 
 def each_batch(context: UpgradeContext, upgrade: UpgradeRow) -> Backfill:
-    """What is done with each batch."""
+    """Return the service that copies and retires each batch."""
     chain = context.services.loaded_models.chain(upgrade.to_version)
     return Backfill(
         registry=context.registry,
@@ -42,14 +42,14 @@ def each_batch(context: UpgradeContext, upgrade: UpgradeRow) -> Backfill:
 
 
 def backfill(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker, *, until: float | None = None) -> Progress:
-    """Work on batches until all are retired, or the share `until` is reached, or it is stopped.
+    """Work on batches until all are retired, the share `until` is reached, or it is stopped.
 
-    None: the share that was asked for, or that at which a schedule switches; every worker stops there, and one that is not
-    patient in a pause.
+    None means the share that the upgrade was asked for, or the share at which its schedule switches. A worker that is not patient
+    also stops in a pause.
     """
     if until is None:
-        switch = upgrade.plan.get("switch")
-        until = upgrade.plan["until"] if switch is None else min(switch, upgrade.plan["until"])
+        switch, until = upgrade.plan.switch, upgrade.plan.until
+        until = until if switch is None else min(switch, until)
 
     def progress(now: Progress) -> None:
         context.report("backfilling", now.done, now.total)
@@ -67,5 +67,5 @@ def backfill(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker, *, un
 
 
 def unfinished(context: UpgradeContext, upgrade: UpgradeRow) -> bool:
-    """Whether a batch is not retired yet."""
+    """Whether any batch is not retired yet."""
     return bool(context.registry.counts(upgrade.id).keys() - {BatchState.RETIRED})

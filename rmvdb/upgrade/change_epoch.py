@@ -1,4 +1,4 @@
-"""Which collections there are, and which of them are searched: made, put in force at a new epoch, found by their aliases."""
+"""Make collections, put serving plans in force at a new epoch, and move aliases."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ from typing import Any
 from rmvdb import errors
 from rmvdb.catalog import catalog
 from rmvdb.engines import index_rules
-from rmvdb.registry.codec import leg_from_json, schema_from_json
+from rmvdb.registry.codec import schema_from_json
 from rmvdb.registry.tables import UpgradeRow, VersionRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.timing import uptime
 from rmvdb.types import Leg, Metric
 from rmvdb.upgrade.context import UpgradeContext
 
-#: Seconds for which a plan may wait for its clients before the status says so.
+#: Seconds that a plan may wait for its clients before the status says so.
 USUAL = 3.0
 
 
 def expect_unchanged(context: UpgradeContext) -> None:
-    """CollectionChanged where what is served is not what was registered; it is read by the schema that it has now: in the months
-    of a worker another collection may have had its name. NotOwner where another registry has taken it."""
+    """Compare the served collections with the registered ones, by the schema that each has now.
+
+    Another collection may have taken the name in the months that a worker runs.
+
+    Raises:
+        CollectionChanged: a collection is not the registered one.
+        NotOwner: another registry has taken the gallery.
+    """
     context.owner.expect(context.gallery.name)
     plan = context.registry.plan(context.gallery.name)
     for leg in (*plan.legs, *plan.mirrors):
@@ -29,13 +36,17 @@ def expect_unchanged(context: UpgradeContext) -> None:
 
 
 def check_index(context: UpgradeContext, version: VersionRow) -> None:
-    """ConfigError where a collection of this version cannot have the index that new ones shall have."""
+    """Raise ConfigError if a collection of this version cannot have the index of new collections."""
     metric = Metric(version.metric).stored
     index_rules.check(context.services.index, dim=version.dim, metric=metric, engine=context.store.version())
 
 
 def create(context: UpgradeContext, collection: str, model: str, *, like: str) -> None:
-    """Make a collection for vectors of that model and everything else as in `like`, and register it; again after a crash, too."""
+    """Make and register a collection for a model's vectors, like another one in everything else. It can be run again.
+
+    Raises:
+        AlreadyExists: a collection of that name holds records, and the registry does not know it.
+    """
     old, version = schema_from_json(context.registry.collection(like).schema), context.registry.version(model)
     schema = replace(old, collection=collection, dim=version.dim, metric=Metric(version.metric).stored)
     check_index(context, version)
@@ -43,9 +54,9 @@ def create(context: UpgradeContext, collection: str, model: str, *, like: str) -
         f"creating collection {schema.collection} ({schema.dim} dimensions, {schema.metric}, {context.services.index.type})"
     )
     context.store.create(schema, context.services.index)
-    if context.store.count(collection) and collection not in _known(context):  # in this order: it is known before it is filled
+    if context.store.count(collection) and collection not in _known(context):  # known before it is filled: the count comes first
         raise errors.AlreadyExists(
-            f"Collection {collection!r} is there already and holds records; give the upgrade up with rmvdb rollback, or drop it"
+            f"Collection {collection!r} exists already and holds records; drop it, or give up the upgrade with rmvdb rollback"
         )
     context.owner.take(context.gallery.name, collection, epoch=context.registry.plan(context.gallery.name).epoch)
     context.registry.add_collection(context.gallery.id, model=model, schema=schema, search=context.services.index.search)
@@ -56,78 +67,114 @@ def _known(context: UpgradeContext) -> set[str]:
 
 
 def is_ours(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> bool:
-    """Whether nothing is lost with what was made for an upgrade that never served: a copy that is known, or an empty one."""
+    """Whether a collection that was made for an upgrade which never served can be dropped: a known copy, or an empty one."""
     try:
         return bool(upgrade.original and collection in _known(context)) or not context.store.count(collection)
-    except errors.EngineError:  # not loaded, or not there
+    except errors.EngineError:  # it is not loaded, or does not exist
         return False
 
 
-def serve(context: UpgradeContext, upgrade: UpgradeRow, which: str, *, force: bool = False, after: int | None = None) -> int:
-    """Put the serving plan of that name in the upgrade's plan in force, once everybody is ready for it; its epoch.
+def serve(
+    context: UpgradeContext, upgrade: UpgradeRow, which: EpochName, *, force: bool = False, expected_epoch: int | None = None
+) -> int:
+    """Put one serving plan of the upgrade in force, once every client can serve it; return its epoch.
 
-    WrongPhase where another epoch than `after` was in force, or the upgrade has left the phase that it is handed in.
+    Raises:
+        WrongPhase: another epoch than `expected_epoch` is in force, or the upgrade has left the phase that its row says.
     """
-    legs = [leg_from_json(leg) for leg in upgrade.plan[which]]
-    served = upgrade.new_collection if which == "copying" else None
-    return _put_in_force(context, upgrade, legs, context.services.times, force=force, unless=served, after=after)
+    legs = upgrade.plan.legs(which)
+    return _put_in_force(
+        context,
+        upgrade,
+        legs,
+        context.services.times,
+        force=force,
+        expected_epoch=expected_epoch,
+        must_not_serve=upgrade.new_collection if which == EpochName.COPYING else None,
+        # An epoch that serves one collection waits as long as it takes: hours of copying or comparing lie before it.
+        deferrable=which == EpochName.COPYING or _searches_several(legs),
+    )
 
 
 def prolong(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool = False) -> None:
-    """Serve the same again where longer times are set by now; shorter ones count from the next plan on, lest two processes that
-    are set differently change them without end."""
+    """Serve the same plan with longer times, if the settings are longer by now.
+
+    Shorter times count from the next plan on. Otherwise two processes with different settings would change them without end.
+    """
     plan = context.registry.plan(context.gallery.name)
     before = {name: float(getattr(plan, name)) for name in context.services.times}
     times = {name: max(before[name], seconds) for name, seconds in context.services.times.items()}
     if times != before:
-        _put_in_force(context, upgrade, [*plan.legs, *plan.mirrors], times, force=force, after=plan.epoch)
+        legs = [*plan.legs, *plan.mirrors]
+        deferrable = _searches_several(legs)
+        _put_in_force(context, upgrade, legs, times, force=force, expected_epoch=plan.epoch, deferrable=deferrable)
+
+
+def _searches_several(legs: Sequence[Leg]) -> bool:
+    """Whether the legs that are searched hold vectors of several models."""
+    return len({leg.model for leg in legs if leg.searched}) > 1
 
 
 def _put_in_force(
-    context: UpgradeContext, upgrade: UpgradeRow, legs: Sequence[Leg], times: Mapping[str, float], *, force: bool, **only: Any
+    context: UpgradeContext,
+    upgrade: UpgradeRow,
+    legs: Sequence[Leg],
+    times: Mapping[str, float],
+    *,
+    force: bool,
+    expected_epoch: int | None = None,
+    must_not_serve: str | None = None,
+    deferrable: bool,
 ) -> int:
+    """Announce a plan and put it in force; return its epoch.
+
+    `expected_epoch`: the epoch that must be in force. `must_not_serve`: the collection that must not be served first yet.
+    `deferrable`: give up after the context's patience.
+
+    Raises:
+        WrongPhase: one of these does not hold.
+        NotServed: a deferrable plan waited for too long.
+    """
     name = context.gallery.name
     asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": upgrade.phase, "leader_token": context.leader_token}
-    epoch = context.registry.announce(name, legs, times, **only, **asks)
+    epoch = context.registry.announce(name, legs, times, unless=must_not_serve, after=expected_epoch, **asks)
     if force:
         say_forced(context, epoch)
-    told, noted, began = "", "", uptime()
-    # What serves a collection alone, after it was verified or copied for hours, waits here; the rest may be put off.
-    put_off = only.get("unless") is not None or len({leg.model for leg in legs if leg.searched}) > 1
+    said, noted, began = "", "", uptime()
     while waiting := context.registry.activate(name, epoch, force=force, **asks):
-        if waiting[0] != told:
-            told = waiting[0]
-            context.say(f"epoch {epoch} waits: {told}")
+        if waiting[0] != said:
+            said = waiting[0]
+            context.say(f"epoch {epoch} waits: {said}")
         context.check_stop()
         waited = uptime() - began
-        why = f"Epoch {epoch} waits: {told}; end whoever holds it up, or do not wait for clients: rmvdb upgrade --force"
-        if waited > context.patience and put_off:
+        why = f"Epoch {epoch} waits: {said}; end that process, or do not wait for clients: rmvdb upgrade --force"
+        if waited > context.patience and deferrable:
             raise errors.NotServed(why)
-        if waited > USUAL and noted != told:
+        if waited > USUAL and noted != said:
             context.registry.set_upgrade(upgrade.id, reason=why, leader_token=context.leader_token)
-            noted = told
+            noted = said
         context.stop.wait(0.1)
     context.owner.settle(name)
-    if noted or upgrade.reason:  # of this try, or of one before that was put off
+    if noted or upgrade.reason:  # from this try, or from an earlier one that was deferred
         context.registry.set_upgrade(upgrade.id, reason="", leader_token=context.leader_token)
     return epoch
 
 
 def say_forced(context: UpgradeContext, epoch: int) -> None:
-    """Name the clients whose searches will fail because nothing waits for them."""
+    """Name the clients whose searches will fail because the epoch does not wait for them."""
     if unready := context.registry.unready(context.gallery.name, epoch):
         context.say(f"forced: searches of these clients fail until they can serve epoch {epoch}: {'; '.join(unready)}")
 
 
 def drop(context: UpgradeContext, collection: str) -> None:
-    """Drop a collection with its mark."""
+    """Drop a collection and its mark."""
     context.store.drop(collection)
     context.owner.release(collection)
     context.registry.mark_dropped(collection)
 
 
 def move_aliases(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """Other programs find the records by the names that they know, unless another conductor has gone on."""
+    """Point the aliases of the old collections at the new one, unless another conductor has taken over."""
     context.registry.refuse_ended(upgrade.id)
     context.registry.refuse_overtaken(upgrade.id, context.leader_token)
     for each in upgrade.leaving:
@@ -135,7 +182,7 @@ def move_aliases(context: UpgradeContext, upgrade: UpgradeRow) -> None:
 
 
 def say_moved(context: UpgradeContext, aliases: Sequence[str], collection: str) -> None:
-    """Which names stand for it from now on, if any."""
+    """Name the aliases that stand for a collection from now on, if there are any."""
     if aliases:
         what = f"the alias {aliases[0]} now stands" if len(aliases) == 1 else f"the aliases {', '.join(aliases)} now stand"
         context.say(f"{what} for {collection}")

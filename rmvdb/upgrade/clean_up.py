@@ -1,4 +1,4 @@
-"""The end of an upgrade: what it emptied is dropped, and there is no way back any more."""
+"""The end of an upgrade: the old collections are dropped, and you cannot roll back any more."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rmvdb import errors
 from rmvdb.registry.tables import UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.text import counted
 from rmvdb.types import Phase
 from rmvdb.upgrade import change_epoch, keep_original
@@ -13,9 +14,9 @@ from rmvdb.upgrade.context import UpgradeContext
 
 
 def clean_up(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """Drop the old collections, the archive, the work list and the intents; there is no way back from here.
+    """Drop the old collections, the archive, the work list and the intents. You cannot roll back afterwards.
 
-    After a roll back of an upgrade that had superseded another, that other one goes on.
+    If a rolled back upgrade had superseded another one, that other one goes on.
     """
     context.owner.settle(context.gallery.name)
     drop_given_up(context)
@@ -24,10 +25,10 @@ def clean_up(context: UpgradeContext, upgrade: UpgradeRow) -> None:
         _refuse_late(context, upgrade)
     context.registry.begin_clean_up(upgrade.id)
     if upgrade.original and upgrade.undoes is None:
-        change_epoch.serve(context, context.registry.upgrade(upgrade.id), "alone")
+        change_epoch.serve(context, context.registry.upgrade(upgrade.id), EpochName.ALONE)
     dropped, served = upgrade.leaving, context.registry.plan(context.gallery.name).legs[0].collection
     for collection in dropped:
-        # A conductor that was suspended between its look and this call may have moved them back.
+        # A conductor that was suspended between its check and its call may have moved them back.
         change_epoch.say_moved(context, context.store.move_aliases(collection, served), served)
         change_epoch.drop(context, collection)
     done = _ended_with(context, upgrade)
@@ -37,13 +38,13 @@ def clean_up(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     resume = done[-1].supersedes if upgrade.undoes else None
     context.registry.end(*(each.id for each in done), note=note, resume=resume)
     say_ended(context, note, resume)
-    context.say("kept: history, model versions, transforms and cache, for another upgrade; rmvdb gc takes what nothing needs")
+    context.say("kept for another upgrade: history, model versions, transforms and cache; rmvdb gc removes unneeded parts")
 
 
 def drop_given_up(context: UpgradeContext) -> list[str]:
-    """Drop what was made for upgrades that ended before anything was served by them; the names.
+    """Drop the collections of upgrades that ended before they served anything. Return their names.
 
-    Whoever gives one up ends it first and may be killed before anything is dropped: whoever comes next does it.
+    Giving an upgrade up ends it first. If that process is killed before it drops anything, the next one does.
     """
     dropped = []
     for upgrade, collection in _given_up(context):
@@ -54,15 +55,18 @@ def drop_given_up(context: UpgradeContext) -> list[str]:
             context.store.drop(collection)
             dropped.append(collection)
         context.owner.release(collection)
-        context.registry.mark_dropped(collection)  # also where only that was left to do
+        context.registry.mark_dropped(collection)  # also if only this was left to do
     return dropped
 
 
 def _given_up(context: UpgradeContext) -> Iterator[tuple[UpgradeRow, str]]:
-    """What was made for such upgrades and is not known to be dropped; what was not registered, of the latest one alone."""
+    """Find collections of such upgrades that are not known to be dropped.
+
+    A collection that was never registered counts only if it belongs to the latest upgrade.
+    """
     rows, plan = context.registry.upgrades(context.gallery.id), context.registry.plan(context.gallery.name)
     gone = {row.name: row.dropped_at is not None for row in context.registry.collections(context.gallery.id)}
-    gone |= {leg.collection: True for leg in (*plan.legs, *plan.mirrors)}  # in service: it stays
+    gone |= {leg.collection: True for leg in (*plan.legs, *plan.mirrors)}  # in service
     for row in rows:
         left = [each for each in row.made if not gone.get(each, row is not rows[-1])]
         if left and row.phase == Phase.ENDED and _was_never_served(context, row):
@@ -74,8 +78,8 @@ def _was_never_served(context: UpgradeContext, upgrade: UpgradeRow) -> bool:
 
 
 def _refuse_late(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    there = [collection for collection in upgrade.leaving if context.store.exists(collection)]  # another clean-up may be further
-    if upgrade.original:  # a roll back leaves what it leads back from as it is
+    there = [collection for collection in upgrade.leaving if context.store.exists(collection)]  # another clean-up may be ahead
+    if upgrade.original:  # a roll back leaves the collections beside it as they are
         late = {each: keep_original.late_records(context, upgrade) for each in there if each == upgrade.original}
     else:
         late = {collection: context.store.count(collection) for collection in there}
@@ -88,7 +92,7 @@ def _refuse_late(context: UpgradeContext, upgrade: UpgradeRow) -> None:
 
 
 def _ended_with(context: UpgradeContext, upgrade: UpgradeRow) -> list[UpgradeRow]:
-    """The upgrade and those that are over with it: what it undid, or whose place it took, and so on."""
+    """Return the upgrade and the ones that end with it: the one that it undid, or those whose place it took."""
     ended = [upgrade]
     if upgrade.undoes is not None:
         return [upgrade, context.registry.upgrade(upgrade.undoes)]
@@ -98,7 +102,7 @@ def _ended_with(context: UpgradeContext, upgrade: UpgradeRow) -> list[UpgradeRow
 
 
 def say_ended(context: UpgradeContext, note: str, resume: int | None) -> None:
-    """Say it, and which upgrade goes on."""
+    """Say the note, and which upgrade goes on."""
     context.say(note)
     if resume is not None:
         row = context.registry.upgrade(resume)
@@ -106,9 +110,9 @@ def say_ended(context: UpgradeContext, note: str, resume: int | None) -> None:
 
 
 def _wait_for_older_searches(context: UpgradeContext) -> None:
-    """One grace lies between an epoch and what it makes unsafe for searches that began before."""
+    """Wait for one grace after the cut-over: searches that began before it still read the old collections."""
     began = context.registry.now()
-    since = context.registry.gallery(context.gallery.name).served_since or began  # a registry that was lost does not know
+    since = context.registry.gallery(context.gallery.name).served_since or began  # a rebuilt registry does not know
     grace = context.registry.plan(context.gallery.name).grace
     while (left := since + grace - context.registry.now()) > 0:
         context.say(f"waiting {left:.0f} s for searches that began before")

@@ -1,8 +1,9 @@
-"""After the last batch: records that came late are found, until nothing but quarantined ones is left in the old collections."""
+"""After the last batch: list the records that came late, until the old collections hold nothing but quarantined ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +15,29 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.text import counted
 from rmvdb.types import BatchState, Id, IdType
 from rmvdb.upgrade import backfill_step, keep_original, work_list
-from rmvdb.upgrade.compare import hashes
 from rmvdb.upgrade.context import UpgradeContext
+from rmvdb.upgrade.id_hashes import hashes, outside
 
-#: Rounds of late records after which others must be writing into the old collection without end.
+#: Rounds of late records after which other programs must be writing into the old collection without end.
 ROUNDS = 20
 
 
-def complete(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> None:
-    """Until the old collections, counted at Strong twice and one grace apart, hold nothing but quarantined records; a lifted
-    copy, nothing that is still lifted.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LateRecords:
+    """The records of a page of an old collection that no batch has moved."""
 
-    Records that other programs put there meanwhile are found and moved; EngineError where they never stop coming.
+    ids: list[Id]
+    #: Of these: records that were taken in again after a deletion, with the deletion's intent, which is still recorded.
+    taken_in: Mapping[Id, int] = field(default_factory=dict)
+
+
+def complete(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> None:
+    """Move late records until the old collections are empty but for quarantined ones, counted at Strong twice, one grace apart.
+
+    A lifted copy is complete if nothing in it is still lifted.
+
+    Raises:
+        EngineError: other programs never stop writing there.
     """
     old, grace = " and ".join(upgrade.old_collections), backfill_step.task(context, upgrade).grace
     quiet = False
@@ -55,7 +67,7 @@ def complete(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> No
 
 
 def settle(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """Until searches find what clients wrote, too: every record that is in the new collections by now."""
+    """Wait until searches find every record that is in the new collections by now."""
 
     def report(collection: str, indexed: int, rows: int) -> None:
         context.report_or_stop(f"indexing {collection}", indexed, rows)
@@ -64,7 +76,7 @@ def settle(context: UpgradeContext, upgrade: UpgradeRow) -> None:
 
 
 def _outwait_writes(context: UpgradeContext, grace: float) -> None:
-    """One grace, and until the writes that are open now have ended: one may have found its record in old before it left."""
+    """Wait for one grace and for the writes that are open now: one may have found its record in old before it left."""
     writes = context.registry.open_writes(context.gallery.id)
     context.stop.wait(grace)
     while writes & context.registry.open_writes(context.gallery.id):
@@ -73,26 +85,47 @@ def _outwait_writes(context: UpgradeContext, grace: float) -> None:
 
 
 def _list_late(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> int:
+    """Put late records on the work list. Return how many."""
+    found = 0
+    for late in find_late(context, upgrade, collection):
+        if late.ids:
+            context.registry.add_late(upgrade.id, late.ids)
+        if late.taken_in:  # in this order: a kill between the two leaves them listed
+            context.registry.forget_done(upgrade.id, list(late.taken_in), upto=max(late.taken_in.values()))
+        found += len(late.ids)
+    return found
+
+
+def find_late(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> Iterator[LateRecords]:
+    """Find the late records of an old collection, a page at a time. Quarantined records are none."""
     aside = {row.record for row in context.registry.quarantined(upgrade.id)}
-    remade = _retired(context, upgrade) if upgrade.in_place else None
-    late = 0
+    retired = _retired(context, upgrade) if upgrade.in_place else None
     for page in context.store.scan(collection, page=context.services.batch):
         context.check_stop()
-        left = [record.id for record in page if key(record.id) not in aside]
-        settled = (
-            work_list.newer(context, upgrade, collection, left) if remade is None else _remade(context, upgrade, left, remade)
-        )
-        taken_in = keep_original.taken_in_again(context, upgrade, left) if upgrade.in_place else {}
-        if ids := [id for id in left if id not in settled or id in taken_in]:
-            context.registry.add_late(upgrade.id, ids)
-        if taken_in:
-            context.registry.forget_done(upgrade.id, list(taken_in), upto=max(taken_in.values()))
-        late += len(ids)
-    return late
+        ids = [record.id for record in page if key(record.id) not in aside]
+        if retired is None:
+            yield _late_to_move(context, upgrade, collection, ids)
+        else:
+            yield _late_in_place(context, upgrade, ids, retired)
+
+
+def _late_to_move(context: UpgradeContext, upgrade: UpgradeRow, collection: str, ids: Sequence[Id]) -> LateRecords:
+    """A record that is there still is late, unless a newer old collection holds it, too: it is listed there."""
+    newer = work_list.newer(context, upgrade, collection, ids)
+    return LateRecords(ids=[id for id in ids if id not in newer])
+
+
+def _late_in_place(
+    context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id], retired: npt.NDArray[np.uint64]
+) -> LateRecords:
+    """A record is late if it is still lifted: neither a batch nor a client gave it the new model's own vector."""
+    lifted = set(outside(retired, ids)) - keep_original.last_done(context, upgrade, ids).keys()
+    taken_in = keep_original.taken_in_again(context, upgrade, ids)
+    return LateRecords(ids=[id for id in ids if id in lifted or id in taken_in], taken_in=taken_in)
 
 
 def _retired(context: UpgradeContext, upgrade: UpgradeRow) -> npt.NDArray[np.uint64]:
-    """Eight bytes of each id that a batch has done with."""
+    """Return hashes of the ids that batches are done with."""
     found, after = [np.empty(0, np.uint64)], 0
     while page := context.registry.batches(upgrade.id, after=after, state=BatchState.RETIRED):
         found += [hashes(unpack_ids(row.remove)) for row in page]
@@ -100,27 +133,21 @@ def _retired(context: UpgradeContext, upgrade: UpgradeRow) -> npt.NDArray[np.uin
     return np.concatenate(found)
 
 
-def _remade(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id], retired: npt.NDArray[np.uint64]) -> set[Id]:
-    """Those of these records that have the new model's own vector, and not one that was lifted."""
-    by_batches = {id for id, done in zip(ids, np.isin(hashes(ids), retired), strict=True) if done}
-    return by_batches | keep_original.last_done(context, upgrade, ids).keys()
-
-
 def refuse_quarantined(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """Quarantined while a record is quarantined that nobody has deleted or written since."""
+    """Raise Quarantined while a record is quarantined that no client has deleted or written since."""
     if context.registry.quarantined(upgrade.id):
         _release_deleted(context, upgrade)
         _release_written(context, upgrade)
     if aside := context.registry.quarantined(upgrade.id):
         raise errors.Quarantined(
             f"{counted(len(aside), 'record is', 'records are')} quarantined, such as {aside[0].record!r} "
-            f"({aside[0].reason}); what is quarantined stays findable in its old collection: "
+            f"({aside[0].reason}); quarantined records stay findable in their old collection: "
             "rmvdb quarantine list, then retry or drop, then rmvdb cutover"
         )
 
 
 def _release_deleted(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """Whoever deleted a quarantined record meanwhile has settled what was to become of it."""
+    """Release quarantined records that were deleted meanwhile."""
     if upgrade.original:
         keep_original.agree(context, upgrade)
     left = set(_aside(context, upgrade))
@@ -130,7 +157,7 @@ def _release_deleted(context: UpgradeContext, upgrade: UpgradeRow) -> None:
 
 
 def _release_written(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """What a client wrote since is in the new collection as it should be, and has only to leave the old ones."""
+    """Requeue quarantined records that a client wrote since: they are whole in the new collection, and have to leave the old."""
     written = keep_original.last_done(context, upgrade, _aside(context, upgrade))
     context.registry.release(upgrade.id, [id for id, kind in written.items() if kind == "upsert"], requeue=True)
 

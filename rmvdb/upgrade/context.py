@@ -1,4 +1,4 @@
-"""What every step of an upgrade is given: who leads it, with which services, and who hears of it."""
+"""The context that every step of an upgrade is given: leader, services and listeners."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rmvdb.types import Index, ReportProgress
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Services:
-    """The services that a conductor works with."""
+    """The services of a conductor."""
 
     registry: Registry
     store: VectorStore
@@ -36,15 +36,15 @@ class Services:
     classifier: Callable[[VersionRow], Classifier | None]
     #: The index of new collections.
     index: Index
-    #: max_age, longest_search, staleness of every plan, in seconds.
+    #: max_age, longest_search and staleness of every plan, in seconds.
     times: Mapping[str, float]
-    #: Most records in a batch, and in a page of what is read.
+    #: The most records in a batch, and in a page that is read.
     batch: int
     #: Seconds that one call of the store may take.
     engine_timeout: float
-    #: Where plans are kept, and where orders are sorted.
+    #: The folder for plans and for the sorting of orders.
     folder: Path
-    #: The share of records that may be gone without a reason.
+    #: The share of records that may be missing without a reason.
     missing: float = 0.01
 
 
@@ -53,9 +53,9 @@ def _silent(_: str) -> None:
 
 
 class UpgradeContext:
-    """Who leads the upgrades of one gallery; the files beside this one hold functions of a context.
+    """Leads the upgrades of one gallery. The files beside this one hold functions of a context.
 
-    `say` hears each step in a sentence, `report` how far a long one is; `stop` is set to end both.
+    `say` gets a sentence for each step, `report` the progress of a long one. Set `stop` to end both.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class UpgradeContext:
     ) -> None:
         self.services, self.say, self.report = services, say, report
         self.stop = stop or threading.Event()
-        #: Seconds for which it waits until a plan can come into force.
+        #: Seconds that it waits until a plan can come into force.
         self.patience = math.inf
-        #: The token that it leads by, and the worker for whom, while it does.
+        #: The token and the worker of its leadership, while it leads.
         self.leader_token: int | None = None
         self.worker: Worker | None = None
-        #: The upgrade that it leads, while it does.
+        #: The upgrade that it leads, while it leads one.
         self.leads: int | None = None
-        #: Whether it has said last that it waits for the end of a pause.
+        #: Whether the last thing it said of a pause is that it waits.
         self._paused = False
-        #: Whose leadership it has said last that it waits for.
+        #: The leader that it said it waits for.
         self.waits_for: str | None = None
         self.registry, self.store = services.registry, services.store
         self.owner = Owner(services.registry, services.store)
@@ -89,7 +89,7 @@ class UpgradeContext:
             )
 
     def check_stop(self) -> None:
-        """Raise Stopped once it shall stop; while the upgrade that it leads is paused, wait."""
+        """Raise Stopped if it should stop. Wait while the upgrade that it leads is paused."""
         if self.stop.is_set():
             raise errors.Stopped(RESUMABLE)
         if self.leads is not None and self.registry.upgrade(self.leads).paused:
@@ -100,6 +100,7 @@ class UpgradeContext:
 
         Raises:
             Paused: this worker has other galleries to work on.
+            Stopped: it should stop.
             WrongPhase: the upgrade has ended meanwhile.
         """
         if self.worker is not None and not self.worker.patient:
@@ -112,18 +113,18 @@ class UpgradeContext:
         self.hear_pause(False)
 
     def hear_pause(self, paused: bool) -> None:
-        """Say once that it waits, and once that it goes on."""
+        """Say once that it waits for the end of a pause, and once that it goes on."""
         if paused != self._paused:
             self._paused = paused
             self.say("paused; waiting for rmvdb resume" if paused else "no longer paused")
 
     def report_or_stop(self, step: str, done: int, total: int) -> None:
-        """As `report`; raises Stopped once it shall stop."""
+        """Report progress. Raise Stopped if it should stop."""
         self.check_stop()
         self.report(step, done, total)
 
     def can_load(self, version: str) -> bool:
-        """Whether the embedder of a version can be loaded; says what that means where it cannot."""
+        """Whether the embedder of a version can be loaded. If not, say what follows."""
         try:
             self.services.loaded_models.embedder(self.services.loaded_models.chain(version).embedder)
         except errors.ModelError as exc:

@@ -1,8 +1,8 @@
-"""The original collection kept whole beside an upgrade, so that rolling back is only a new epoch.
+"""Keep the original collection whole beside an upgrade, so that a roll back is only a new epoch.
 
-The backfill drains a copy. While the copy is made the original is searched and the copy is a mirror; from then on the copy is
-searched and the original is the mirror. A write reaches mirrors first: one whose client was killed half-way shows nowhere before
-a roll back, and whole after it. A copy may be *lifted*: its records are the original's, their vectors in the new space (FCT).
+The backfill drains a copy. While the copy is made, the original is searched and the copy is a mirror. From then on the copy is
+searched and the original is the mirror. A write reaches mirrors first: if its client is killed half-way, it shows nowhere before
+a roll back, and whole after it. A copy may be *lifted*: it has the original's records, with vectors in the new space (FCT).
 """
 
 from __future__ import annotations
@@ -16,62 +16,63 @@ import numpy as np
 
 from rmvdb.backfill.batches import same
 from rmvdb.protocols import VectorStore
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.serving.announced_writes import Writes
 from rmvdb.storage.archive import same_fields
 from rmvdb.types import Id, Leg, Record, ServingPlan, Vectors
 
-#: Passes after which what other programs go on changing in the original is left to `agree`.
+#: Passes of the copy. If other programs still change the original after them, `agree` does the rest.
 PASSES = 5
-#: Ids that are looked at side by side: as many as Milvus gives at once.
+#: Ids that are compared side by side: as many as Milvus gives at once.
 RANGE = 16_384
-#: How far two liftings of one vector may lie apart, as a share of its length: the products of a page are summed as they come.
+#: How far two liftings of one vector may lie apart, as a share of its length: the order of summing changes with the page.
 NOISE = 1e-4
 
-#: When so many records may be copied: waits at its beginning.
+#: Waits at its beginning until so many records may be copied.
 CopyPermit = Callable[[int], AbstractContextManager[None]]
-#: What the last write of a client was, `upsert` or `delete`, by id; of those of these records that one was done of since the copy
-#: is served.
+#: The kind of the last done write, `upsert` or `delete`, of each record that a client wrote since the copy is served.
 Done = Callable[[Sequence[Id]], Mapping[Id, str]]
-#: Around the write by which records of another program are taken in: what was written of them before, and moved, counts no more.
+#: Surrounds the write that takes in another program's records. Earlier writes and moves of these records no longer count.
 ForgettingWrites = Callable[[Sequence[Id]], AbstractContextManager[None]]
 #: The vectors (n, d_new) by which a copy holds these records of the original.
 Lift = Callable[[Sequence[Record]], Vectors]
 
 
-def plans(before: Leg, copy: Leg, served: Mapping[str, Sequence[Leg]], kept: Leg) -> dict[str, Sequence[Leg]]:
-    """The legs and mirrors of each epoch: `copying`, those of `served`, `alone` from clean-up on, `original` after a roll back;
-    `untouched` where it is given up while the copy is made.
+def epochs_with_copy(
+    before: Leg, copy: Leg, served: Mapping[EpochName, Sequence[Leg]], kept: Leg
+) -> dict[EpochName, Sequence[Leg]]:
+    """Return the legs and mirrors of each epoch of an upgrade that keeps the original.
 
-    `before` is the leg in force, `served` are the epochs of an upgrade of the copy, of which `final` is the last; `kept` says how
-    the original is written from then on, and searched after a roll back.
+    `before` is the leg in force, `served` has the epochs of an upgrade of the copy, and `kept` says how the original is written
+    from then on and searched after a roll back.
     """
     mirror = replace(kept, searched=False)
     return {
-        "untouched": [before],
-        "copying": [before, replace(copy, searched=False)],
-        **{name: [*legs, mirror] for name, legs in served.items() if name != "before"},
-        "alone": served["final"],
-        "original": [kept],
+        EpochName.UNTOUCHED: [before],
+        EpochName.COPYING: [before, replace(copy, searched=False)],
+        **{name: [*legs, mirror] for name, legs in served.items() if name != EpochName.BEFORE},
+        EpochName.ALONE: served[EpochName.FINAL],
+        EpochName.ORIGINAL: [kept],
     }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyPosition:
-    """How far a copy has come."""
+    """How far a copy is."""
 
-    #: The passes that have ended, and what this one is at: 0 what the original holds, 1 what only the copy does.
+    #: The passes that have ended, and the side of this one: 0 for records of the original, 1 for records that only the copy has.
     passes: int = 0
     side: int = 0
-    #: The last record there that was looked at; how many of the original were in this pass, of how many.
+    #: The last record compared on that side; how many of the original's records this pass has compared, of how many.
     after: Id | None = None
     done: int = 0
     total: int = 0
 
 
 class Mirror:
-    """Makes a copy of one collection, and later lets what is searched agree with it again, a page of records at a time.
+    """Copies one collection, and later lets the searched collections agree with it again, a page of records at a time.
 
-    Each page is written as clients write: announced, so that nobody else is at its records meanwhile.
+    Each page is announced as a client's write is, so that no other process is at its records meanwhile.
     """
 
     def __init__(
@@ -97,10 +98,9 @@ class Mirror:
     def copy(
         self, target: str, permit: CopyPermit, progress: Callable[[CopyPosition], None], begun: CopyPosition | None = None
     ) -> None:
-        """Until a pass over both finds nothing to change, or each of several passes does: other programs change the original.
+        """Copy until a pass over both collections changes nothing, or for `PASSES` passes if other programs change the original.
 
-        It goes on from where one that was interrupted had `begun`. Nobody has watched what lies behind that, so that this pass
-        is not the last.
+        It resumes from `begun`. The records before that were not watched since, so that this pass is not the last.
         """
         total = self._store.count(self._original)
         at, changed = replace(begun or CopyPosition(), total=total), begun is not None
@@ -120,10 +120,10 @@ class Mirror:
             at, changed = CopyPosition(passes=at.passes + 1, total=total), False
 
     def finish(self, target: str, ids: Sequence[Id], look: Callable[[], None] = lambda: None) -> None:
-        """Copy these again: clients that were killed while the copy was made may have written it, and not the original.
+        """Copy these records again: clients that were killed while the copy was made may have written it, and not the original.
 
-        What was written since is left alone: the copy has the new model's own vector, and is not told to embed it again. `look`
-        is called when nobody else is at a page, and may end it by raising.
+        Records that were written since stay: the copy has the new model's own vector, and would not be embedded again. `look` is
+        called when no other process is at a page. It may raise to end this.
         """
 
         def written(page: Sequence[Id]) -> Mapping[Id, str]:
@@ -131,13 +131,13 @@ class Mirror:
             return self._done(page)
 
         for page in self._pages(ids):
-            self._mend(target, page, leave_out=written)
+            self._repair(target, page, leave_out=written)
 
     def agree(self, legs: Sequence[str], look: Callable[[], None] = lambda: None) -> int:
-        """Bring into the last of these legs what only the original holds, and take out of all what it does not hold; how many.
+        """Bring records that only the original holds into the last leg, and take records that it lacks out of all legs; how many.
 
-        That is what other programs inserted and deleted there, and what clients that were killed had begun to. What a client
-        deleted, and another program put back, stays out. `look` is called now and then, and may end it by raising.
+        Other programs inserted and deleted them there, or clients that were killed had begun to. A record that a client deleted
+        and another program put back stays out. `look` is called now and then. It may raise to end this.
         """
         changed = 0
         for ids, held in self._side_by_side(legs):
@@ -151,8 +151,12 @@ class Mirror:
                     changed += self._take_out(gone, legs)
         return changed
 
+    def take_in(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
+        """Bring these records of the original into the last leg, unless a leg holds them or a client deleted them; how many."""
+        return sum(self._take_in(page, legs) for page in self._pages(ids))
+
     def unknown(self, legs: Sequence[str]) -> Iterator[list[Id]]:
-        """The records that only the original holds while nobody writes them, a page at a time."""
+        """Find the records that only the original holds while no other process writes them, a page at a time."""
         for ids, held in self._side_by_side(legs):
             for strange in self._pages(ids - held):
                 with self._writes.alone_at(strange):
@@ -161,9 +165,9 @@ class Mirror:
                 yield strange
 
     def _side_by_side(self, legs: Sequence[str]) -> Iterator[tuple[set[Id], set[Id]]]:
-        """What the original holds and what any of these legs does, range after range of ids until all are looked at.
+        """Read the ids of the original, and those of all legs, range by range.
 
-        The original is read first and the leg that records leave next: a record is on its way only out of what was read before.
+        The original is read first, and the leg that records leave next: a record only moves from a leg that was read before.
         """
         after: Id | None = None
         for ids in self._ids(self._original, page=RANGE):
@@ -186,7 +190,7 @@ class Mirror:
             yield [record.id for record in records]
 
     def _absent(self, ids: Sequence[Id], *collections: str) -> list[Id]:
-        """Those that none of these collections holds; the one that records leave is to be named first."""
+        """Return the ids that none of these collections holds. Name the one that records leave first."""
         for collection in collections:
             held = {record.id for record in self._store.get(collection, ids, fields=())} if ids else set()
             ids = [id for id in ids if id not in held]
@@ -205,7 +209,7 @@ class Mirror:
         return self._store.get(collection, ids, vector=True)
 
     def _wanted(self, ids: Sequence[Id]) -> list[Record]:
-        """What a copy should hold of these."""
+        """Return the records that a copy should hold of these ids."""
         found = self._whole(self._original, ids)
         if self._lift is None or not found:
             return found
@@ -219,10 +223,10 @@ class Mirror:
 
     def _repair_by_permit(self, permit: CopyPermit, target: str, ids: Sequence[Id]) -> int:
         with permit(len(ids)):
-            return self._mend(target, ids)
+            return self._repair(target, ids)
 
-    def _mend(self, target: str, ids: Sequence[Id], *, leave_out: Done = lambda _: {}) -> int:
-        """Only what differs when nobody writes it: clients that write meanwhile change one collection after the other."""
+    def _repair(self, target: str, ids: Sequence[Id], *, leave_out: Done = lambda _: {}) -> int:
+        """Write only records that differ while no client writes them: a client changes one collection after the other."""
         if not ids:
             return 0
         with self._writes.alone_at(ids) as (_, permit):

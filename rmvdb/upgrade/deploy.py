@@ -1,4 +1,4 @@
-"""From planned to served: the collections are made, the original is copied where it is kept, and both are searched."""
+"""Deploy an upgrade: make the collections, copy an original that is kept, then search both."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 
 from rmvdb.registry.tables import UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.types import Phase
 from rmvdb.upgrade import change_epoch, keep_original
 from rmvdb.upgrade.context import UpgradeContext
@@ -16,7 +17,7 @@ from rmvdb.upgrade.status import searched
 
 
 def deploy(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool = False) -> None:
-    """Make the new collection, then serve both."""
+    """Make the new collection, then serve both. A roll back to an original that was kept only changes the epoch."""
     if upgrade.phase != Phase.PLANNED:
         return
     if upgrade.undoes is not None and upgrade.original:
@@ -25,38 +26,37 @@ def deploy(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool = False)
     copied = None
     if upgrade.original and context.registry.plan(context.gallery.name).legs[0].collection != upgrade.new_collection:
         copied = _copy_original(context, upgrade, force=force)
-    if upgrade.undoes is None and not upgrade.in_place:  # again after a crash, which may have left it half made
+    if upgrade.undoes is None and not upgrade.in_place:  # also after a crash, which may have left it half made
         change_epoch.create(context, upgrade.new_collection, upgrade.to_version, like=upgrade.old_collections[0])
-    change_epoch.serve(context, upgrade, "serving", force=force, after=copied)
-    if upgrade.original:  # whoever wrote by the plan before has ended by now
+    change_epoch.serve(context, upgrade, EpochName.SERVING, force=force, expected_epoch=copied)
+    if upgrade.original:  # writes by the plan before have ended by now
         expired_writes = context.registry.expired_writes(context.gallery.name)
-        may = functools.partial(
-            context.registry.refuse_overtaken, upgrade.id, context.leader_token
-        )  # what is there may be re-embedded by now
-        keep_original.mirror(context, upgrade).finish(upgrade.old_collections[0], expired_writes, may)
+        # Another leader may have re-embedded records there by now.
+        still_leads = functools.partial(context.registry.refuse_overtaken, upgrade.id, context.leader_token)
+        keep_original.mirror(context, upgrade).finish(upgrade.old_collections[0], expired_writes, still_leads)
     served = searched(context.registry.plan(context.gallery.name))
     context.registry.set_upgrade(
         upgrade.id, phase=Phase.SERVING_BOTH, was=Phase.PLANNED, note=served, leader_token=context.leader_token
     )
-    by = dict.fromkeys(leg["embedder"] for leg in upgrade.plan["serving"] if leg.get("searched", True))
+    by = dict.fromkeys(leg.embedder for leg in upgrade.plan.legs(EpochName.SERVING) if leg.searched)
     context.say(f"{served}; queries are embedded by {' and '.join(by)} from now on")
 
 
 def _copy_original(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool) -> int:
-    """Make the copy that is emptied in place of the original, while the original is searched and both are written.
+    """Copy the original, while the original is searched and both are written. The batches empty the copy in its place.
 
-    The epoch in which that is so: what is written in another one does not reach the copy.
+    Return the epoch in which this holds. A write in another epoch does not reach the copy.
     """
     copy, original = upgrade.old_collections[0], str(upgrade.original)
     change_epoch.create(context, copy, upgrade.to_version if upgrade.lift else upgrade.from_version, like=original)
-    epoch = change_epoch.serve(context, upgrade, "copying", force=force)
-    what = f"{'lifting' if upgrade.lift else 'copying'} {original}"
+    epoch = change_epoch.serve(context, upgrade, EpochName.COPYING, force=force)
+    step = f"{'lifting' if upgrade.lift else 'copying'} {original}"
     begun = _copied_to(context, upgrade.id, epoch)
-    context.say(f"{what} into {copy}{', from where it stood' if begun else ''}")
+    context.say(f"{step} into {copy}{', from where it stood' if begun else ''}")
 
     def progress(at: CopyPosition) -> None:
         context.registry.set_upgrade(upgrade.id, copying=asdict(at) | {"epoch": epoch}, leader_token=context.leader_token)
-        context.report(what, at.done, at.total)
+        context.report(step, at.done, at.total)
 
     keep_original.mirror(context, upgrade).copy(copy, functools.partial(_copy_permit, context, upgrade), progress, begun)
     grace = context.registry.plan(context.gallery.name).grace
@@ -67,25 +67,25 @@ def _copy_original(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool)
 
 
 def _copied_to(context: UpgradeContext, upgrade: int, epoch: int) -> CopyPosition | None:
-    """Where a copy was interrupted in this epoch; it begins anew in another one."""
+    """Return where a copy was interrupted in this epoch. In another epoch it begins anew."""
     kept = dict(context.registry.upgrade(upgrade).copying or {})
     return CopyPosition(**kept) if kept.pop("epoch", None) == epoch else None
 
 
 @contextmanager
 def _copy_permit(context: UpgradeContext, upgrade: UpgradeRow, count: int) -> Iterator[None]:
-    """So many records of the original may be copied now; `rmvdb throttle` and `rmvdb pause` hold for them as for a batch."""
+    """Wait until so many records of the original may be copied. `rmvdb throttle` and `rmvdb pause` apply to them, too."""
     worker = context.worker
     with worker.within_limits(upgrade.id, context.gallery.name, count=count, stop=context.stop) if worker else nullcontext():
         context.check_stop()
         context.registry.refuse_ended(upgrade.id)
-        context.registry.refuse_overtaken(upgrade.id, context.leader_token)  # the copy may be being emptied by now
+        context.registry.refuse_overtaken(upgrade.id, context.leader_token)  # another leader may empty the copy by now
         yield
 
 
 def _serve_original(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool) -> None:
-    """All of a roll back where the original was kept."""
-    change_epoch.serve(context, upgrade, "original", force=force)
+    """Do all of a roll back to an original that was kept."""
+    change_epoch.serve(context, upgrade, EpochName.ORIGINAL, force=force)
     change_epoch.move_aliases(context, upgrade)
     served = searched(context.registry.plan(context.gallery.name), by_name=True)
     cut_over = {"phase": Phase.CUT_OVER, "listed": True}

@@ -1,31 +1,30 @@
-"""The legs of each epoch of an upgrade, from its plan alone."""
+"""The legs of each epoch of an upgrade, made from its plan alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from rmvdb.planning.plan import Plan
-from rmvdb.registry.codec import leg_to_json
 from rmvdb.registry.tables import VersionRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.types import Leg, Metric
 
 
-def served(collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan) -> dict[str, Sequence[Leg]]:
-    """The legs of each epoch: `serving` until cut-over, `later` in its place from `switch` on, `final` at the end."""
+def served(collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan) -> dict[EpochName, Sequence[Leg]]:
+    """Return the legs of each epoch from deploy to the end."""
     new = leg_of(version, collection)
     if plan.lift:
-        return {"serving": [new], "final": [new]}
+        return {EpochName.SERVING: [new], EpochName.FINAL: [new]}
     reached = [with_new_queries(leg, old[0], new, plan.reverse) if plan.reverse else leg for leg in old]
     serving = _calibrated(new, reached, plan.calibrations)
     if plan.switch is None:
-        return {"serving": serving, "final": [new]}
-    return {"serving": _calibrated(new, old, plan.early), "later": serving, "final": [new]}
+        return {EpochName.SERVING: serving, EpochName.FINAL: [new]}
+    return {EpochName.SERVING: _calibrated(new, old, plan.early), EpochName.LATER: serving, EpochName.FINAL: [new]}
 
 
 def leg_of(version: VersionRow, collection: str) -> Leg:
-    """A collection of vectors of this version, asked with its own queries."""
+    """Return the leg of a collection that is searched with its own version's queries."""
     return Leg(
         collection=collection,
         model=version.name,
@@ -36,17 +35,12 @@ def leg_of(version: VersionRow, collection: str) -> Leg:
 
 
 def with_new_queries(leg: Leg, newest: Leg, new: Leg, reverse: str) -> Leg:
-    """An old leg with the new model's queries, by ψ and what leads on from there; as it is where nothing leads to it."""
+    """Return an old leg with the new model's queries, by ψ and the transforms behind it. If none lead there, nothing changes."""
     rest = leg.transforms_after(newest)
     return leg if rest is None else replace(leg, embedder=new.embedder, transforms=(*new.transforms, reverse, *rest))
 
 
 def _calibrated(new: Leg, old: Sequence[Leg], calibrations: Sequence[str | None]) -> list[Leg]:
-    """The new leg, then the old ones; the calibrations are in a plan's order, that of the new one last."""
+    """Return the new leg, then the old ones. The calibrations are in a plan's order: that of the new leg comes last."""
     *scales, last = calibrations
     return [replace(leg, calibration=scale) for leg, scale in zip((new, *old), (last, *scales), strict=True)]
-
-
-def to_json(legs: Sequence[Leg]) -> list[dict[str, Any]]:
-    """As an upgrade's plan keeps them."""
-    return [leg_to_json(leg) for leg in legs]

@@ -1,4 +1,4 @@
-"""What is left behind and may go: rows of the registry, files of the home folder. Nothing that an upgrade or a rebuild needs."""
+"""Registry rows and home files that nothing needs any more, neither an upgrade nor a rebuild."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.registry import Registry
 from rmvdb.types import Phase
 
-#: Seconds for which a row stays that nothing needs, and a file: what is under way is younger.
+#: Seconds that an unneeded row stays, and an unneeded file. Rows and files of a command under way are younger.
 ROWS, FILES = 3600.0, 86400.0
 
 
 @dataclass(kw_only=True, slots=True)
 class Found:
-    """What may go, or is gone."""
+    """The garbage: removable, or removed."""
 
-    #: Rows by what they are.
+    #: Rows by kind.
     rows: dict[str, int]
     files: int = 0
     bytes: int = 0
-    #: What stays though no upgrade is on, and why, a sentence each.
+    #: Files that stay, and why, a sentence each.
     kept: list[str] = field(default_factory=list)
 
     @property
     def nothing(self) -> bool:
-        """Whether there is nothing to take."""
+        """Whether there is nothing to remove."""
         return not (self.files or any(self.rows.values()))
 
     def to_json(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collector:
-    """Takes what is left behind, beside running workers and clients."""
+    """Removes garbage. Workers and clients may run meanwhile."""
 
     registry: Registry
     manifest: Manifest
@@ -50,16 +50,16 @@ class Collector:
     cache: Path
 
     def run(self, *, remove: bool) -> Found:
-        """Find what may go, and take it if `remove`.
+        """Find the garbage, and remove it if `remove`.
 
         Raises:
-            RegistryError: a registry that is not whole knows less than the files it would be made again from.
+            RegistryError: the registry is not whole. It knows less than the files from which it would be rebuilt.
         """
         galleries = self.registry.galleries()
         if not galleries:
             self.manifest.check_forgotten()
         if any(row.rebuilding for row in galleries):
-            raise errors.RegistryError("The registry is being rebuilt; let rmvdb registry rebuild end, then run rmvdb gc again")
+            raise errors.RegistryError("The registry is being rebuilt; wait for rmvdb registry rebuild, then run rmvdb gc again")
         spared = self._planned()
         found = Found(rows={})
         # Files first: a file whose row is gone would never be found again.
@@ -71,7 +71,7 @@ class Collector:
         return found
 
     def _planned(self) -> set[str]:
-        """Artifacts that a plan which was made and not begun refers to: its pointer names a file that names the others."""
+        """Return the artifacts of plans that no upgrade has begun. A plan's pointer names a file that names the others."""
         pointers = _files(self.cache / "plans")
         named = {sha for path in pointers if path.stat().st_size < 1_000_000 for sha in _names(path)}
         return named | {sha for each in named for path in self.artifacts.glob(f"{each}.json") for sha in _names(path)}
@@ -81,20 +81,20 @@ class Collector:
         yield from (path for path in _old(self.artifacts) if SHA256.fullmatch(path.stem) and path.stem not in used)
 
     def _old_archives(self, found: Found) -> Iterator[Path]:
-        """Old vectors of upgrades of this registry that ended for good; a folder that it does not know is not judged."""
+        """Find archives of upgrades that ended for good. A folder that this registry does not know stays."""
         needed, known = self.registry.needed_upgrades(), {row.name: row.id for row in self.registry.galleries()}
         for folder in sorted(self.archive.glob("*/*")):
             gallery = known.get(folder.parent.name)
             upgrades = {str(row.id): row for row in self.registry.upgrades(gallery)} if gallery is not None else {}
             row = upgrades.get(folder.name)
             if row is None:
-                found.kept.append(f"{folder}: this registry knows no such upgrade; remove it by hand if no other one does")
+                found.kept.append(f"{folder}: this registry knows no such upgrade; if no other registry does, remove it by hand")
             elif row.phase == Phase.ENDED and row.id not in needed:
                 yield from _old(folder)
 
     def _old_cache(self, found: Found) -> Iterator[Path]:
         if any(self.registry.active_upgrade(row.id) for row in self.registry.galleries()):
-            found.kept.append(f"{self.cache}: an upgrade that is on reads it")
+            found.kept.append(f"{self.cache}: a running upgrade reads it")
             return
         yield from _old(self.cache)
 

@@ -1,4 +1,4 @@
-"""The original that is kept whole for an instant roll back, and the collections beside it that must agree with it."""
+"""An original that is kept whole for an instant roll back, and the collections beside it that must agree with it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rmvdb.types import Id, Record, Vectors
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.copy_collection import Mirror
 
-#: Records of the original that are copied under one announcement.
+#: Records of the original that are copied in one announced write.
 COPIED_AT_ONCE = 500
 
 
 def beside(upgrade: UpgradeRow) -> list[str]:
-    """The collections beside the original, each once: that of an upgrade in place is its old and its new one."""
+    """Return the collections beside the original, each once: in place, the old and the new one are the same."""
     return list(dict.fromkeys([upgrade.new_collection, *upgrade.old_collections]))
 
 
 def mirror(context: UpgradeContext, upgrade: UpgradeRow) -> Mirror:
-    """The original, with a hand that writes into what is beside it as a client would."""
+    """Return a mirror of the original that writes into the collections beside it as a client would."""
     name = f"{CONDUCTOR}{upgrade.id}:{uuid.uuid4().hex[:8]}"
     writes = Writes(context.gallery.name, registry=context.registry, name=name, engine_timeout=context.services.engine_timeout)
     assert upgrade.original is not None  # noqa: S101 (the caller looked)
-    lift = functools.partial(_lifted, context, upgrade.lift, upgrade.plan["question"]["side"]) if upgrade.lift else None
+    lift = functools.partial(_lifted, context, upgrade.lift, upgrade.plan.question["side"]) if upgrade.lift else None
     done = functools.partial(last_done, context, upgrade)
     forgetting_writes = functools.partial(_forgetting_writes, context, upgrade)
     return Mirror(
@@ -47,12 +47,12 @@ def mirror(context: UpgradeContext, upgrade: UpgradeRow) -> Mirror:
 
 
 def agree(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """Let what is beside the original hold what it holds, once more."""
+    """Let the collections beside the original hold the same records as the original again."""
     mirror(context, upgrade).agree(beside(upgrade), context.check_stop)
 
 
 def last_done(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> dict[Id, str]:
-    """What the last write that is done was, of those of these records that a client wrote during the upgrade."""
+    """Return the kind of the last done write, "upsert" or "delete", of each record that a client wrote during the upgrade."""
     kinds = context.registry.last_done(upgrade.id, ids)
     return {id: kinds[key(id)] for id in ids if key(id) in kinds}
 
@@ -60,7 +60,7 @@ def last_done(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -
 def taken_in_again(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> dict[Id, int]:
     """Restored ids whose deletion intent is still recorded, with that intent's id.
 
-    The conductor that took them in again was killed before it forgot the deletion.
+    A conductor took them in again, and was killed before it forgot the deletion.
     """
     decided = context.registry.intents(upgrade.id, ids)
     rows = ((id, decided[key(id)]) for id in ids if key(id) in decided)
@@ -68,7 +68,7 @@ def taken_in_again(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[I
 
 
 def late_records(context: UpgradeContext, upgrade: UpgradeRow) -> int:
-    """How many records other programs put there; the insertion of a client that was killed in it is none of them."""
+    """Count the records that other programs put there. A client that was killed while it inserted one is no other program."""
     late = 0
     for ids in mirror(context, upgrade).unknown([upgrade.new_collection]):
         announced = context.registry.announced(upgrade.id, ids).values()
@@ -78,14 +78,14 @@ def late_records(context: UpgradeContext, upgrade: UpgradeRow) -> int:
 
 @contextmanager
 def _forgetting_writes(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> Iterator[None]:
-    upto = context.registry.last_intent()  # nobody else is at these records: whoever comes is not meant
-    if upgrade.in_place:  # no collection tells what is still lifted from what is re-embedded
+    upto = context.registry.last_intent()  # no other process is at these records: later writes are not meant
+    if upgrade.in_place:  # no collection shows which records are still lifted
         context.registry.add_late(upgrade.id, ids)
     yield
-    context.registry.forget_done(upgrade.id, ids, upto=upto)  # not before: a kill would leave nothing that tells of a deletion
+    context.registry.forget_done(upgrade.id, ids, upto=upto)  # not before: a kill would lose the note of a deletion
 
 
 def _lifted(context: UpgradeContext, lift: str, side: str | None, records: Sequence[Record]) -> Vectors:
-    """What h makes of records of the original, (n, d_new)."""
+    """Return the vectors (n, d_new) that h makes of records of the original."""
     known = [record.fields.get(side) if side else None for record in records]
     return context.services.loaded_models.lift(lift, np.stack(vectors_of(records)), known)

@@ -1,4 +1,4 @@
-"""Leadership: of all conductors of an upgrade, one makes its batches and changes its phases."""
+"""Leadership: only one of an upgrade's conductors makes batches and changes phases."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rmvdb.upgrade.context import UpgradeContext
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which a conductor may be silent before another takes its place.
+#: Seconds that a conductor may be silent before another takes its place.
 LEADER_LEASE = 10.0
 
 
 @contextmanager
 def recording_failure(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
-    """Lead the upgrade, and record in it what goes wrong."""
+    """Lead the upgrade, and record an error in it."""
     with hold_leadership(context, upgrade, worker):
         try:
             context.owner.settle(context.gallery.name)
@@ -30,7 +30,7 @@ def recording_failure(context: UpgradeContext, upgrade: UpgradeRow, worker: Work
             context.registry.set_upgrade(upgrade.id, reason="")  # a pause is no failure
             raise
         except Exception as exc:
-            context.registry.refuse_ended(upgrade.id)  # whatever failed did so because another upgrade took the place
+            context.registry.refuse_ended(upgrade.id)  # it failed because another upgrade took its place
             context.registry.set_upgrade(upgrade.id, reason=storable(errors.message_of(exc)), leader_token=context.leader_token)
             raise
         context.registry.set_upgrade(upgrade.id, reason="")
@@ -38,7 +38,11 @@ def recording_failure(context: UpgradeContext, upgrade: UpgradeRow, worker: Work
 
 @contextmanager
 def hold_leadership(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> Iterator[None]:
-    """Be the one process that makes batches and changes phases; UpgradeRunning where another is."""
+    """Be the one process that makes batches and changes phases.
+
+    Raises:
+        UpgradeRunning: another process is.
+    """
     context.leader_token = leader_token = _taken(context, upgrade, worker)
     context.worker, context.leads, ended = worker, upgrade.id, threading.Event()
 
@@ -47,8 +51,8 @@ def hold_leadership(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker
         while not ended.wait(LEADER_LEASE / 4):
             try:
                 context.registry.keep_leading(upgrade.id, leader_token, LEADER_LEASE)
-            except Exception as exc:  # noqa: BLE001 (whatever it was, the next time may go well)
-                if not failing:  # told when it changes, not at every try
+            except Exception as exc:  # noqa: BLE001 (the next try may succeed)
+                if not failing:  # once, not at every try
                     log.warning("The leadership could not be renewed: %s", exc, extra={"action": "leadership"})
                 failing = True
             else:
@@ -67,7 +71,11 @@ def hold_leadership(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker
 
 
 def _taken(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> int:
-    """Wait for the leadership of a conductor that is silent, as after a kill; refuse at the first sign that it lives."""
+    """Take over from a conductor that is silent, as after a kill. Return the leader token.
+
+    Raises:
+        UpgradeRunning: it gave a sign of life.
+    """
     seen: float | None = None
     while (leader_token := context.registry.lead(upgrade.id, worker.name, LEADER_LEASE)) is None:
         row = context.registry.upgrade(upgrade.id)
@@ -75,9 +83,9 @@ def _taken(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> int:
             seen = row.conductor_until
             if row.conductor != context.waits_for:
                 context.waits_for = row.conductor
-                context.say(f"{row.conductor} has this upgrade; taking over if it is silent for {LEADER_LEASE:g} s")
+                context.say(f"{row.conductor} leads this upgrade; taking over if it is silent for {LEADER_LEASE:g} s")
         elif row.conductor_until != seen:
-            raise errors.UpgradeRunning(f"{row.conductor} is at work on this upgrade; watch it with rmvdb status --watch")
+            raise errors.UpgradeRunning(f"{row.conductor} works on this upgrade; watch it with rmvdb status --watch")
         context.check_stop()
         context.stop.wait(0.2)
     return leader_token

@@ -1,4 +1,4 @@
-"""From a question to its answer: which upgrade is meant, what it would do. Nothing is changed but caches."""
+"""Resolve which upgrade is meant, and predict what it does. Only caches change."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from rmvdb.types import Id, Leg, Phase
 from rmvdb.upgrade import change_epoch
 from rmvdb.upgrade.context import UpgradeContext
 
-#: What makes a copy, without and with h.
+#: The option that makes a copy, without and with h.
 _COPIES = ("--instant-rollback", "--method fct")
 
 
 def resolve(context: UpgradeContext, question: Question) -> Question:
-    """The question with `from` as the newest version that the gallery holds, the collections that it would empty, and what the
-    versions are.
+    """Complete a question: `from` is the newest version that the gallery holds, `old` the collections that would be emptied.
 
-    Raises UsageError for a pair that cannot be, UpgradeRunning while the gallery is in an upgrade that cannot be superseded.
+    Raises:
+        UsageError: there is no upgrade between these versions.
+        Mismatch: the gallery holds no vectors of `from`.
+        UpgradeRunning: the gallery is in an upgrade that cannot be superseded.
     """
     if context.registry.version(question.from_version).name == context.registry.version(question.to_version).name:
         raise errors.UsageError(f"An upgrade leads to another version; --from and --to both say {question.to_version!r}")
     legs = context.registry.plan(context.gallery.name).legs
     superseded(context, legs)
-    lifts = question.method is Method.FCT  # a copy of the original, which is kept whole beside it
+    lifts = question.method is Method.FCT  # it lifts a copy, and keeps the original whole beside it
     if (lifts or question.instant_rollback) and len(legs) > 1:
         raise errors.UsageError(
             f"Gallery {context.gallery.name!r} lies in {len(legs)} collections, and {_COPIES[lifts]} copies one; "
@@ -60,7 +62,7 @@ def resolve(context: UpgradeContext, question: Question) -> Question:
 
 
 def plan(context: UpgradeContext, question: Question, *, again: bool = False) -> Plan:
-    """What the upgrade would do; changes nothing but the cache of plans and embeddings."""
+    """Predict what the upgrade does. Only the cache of plans and embeddings changes."""
     if question.side and question.method is None:
         raise errors.UsageError("Only the method fct uses side information, and auto does not try it; add --method fct")
     _refuse_paper(question, [question.method])
@@ -85,7 +87,7 @@ def simulate(
     methods: Sequence[Method] = tuple(Method),
     orders: Sequence[str] = (),
 ) -> Comparison:
-    """What every method and order (none: all that can be given) would do; changes nothing but the cache of embeddings."""
+    """Predict what every method and order does; no orders means all that the gallery can have. Only cached embeddings change."""
     if question.side and Method.FCT not in methods:
         raise errors.UsageError("Only the method fct uses side information; add it to --methods, or leave --side out")
     _refuse_paper(question, methods)
@@ -108,7 +110,7 @@ def _refuse_paper(question: Question, methods: Sequence[Method | None]) -> None:
 
 
 def _looked_at(context: UpgradeContext, question: Question) -> tuple[Sequence[Leg], VersionRow]:
-    """The legs in force and the version to come, once it is sure that they are what the registry says."""
+    """Return the legs in force and the version to come, once both are compared with the registry."""
     legs = old_legs(context, question)
     to = context.registry.version(question.to_version)
     change_epoch.expect_unchanged(context)
@@ -117,8 +119,12 @@ def _looked_at(context: UpgradeContext, question: Question) -> tuple[Sequence[Le
 
 
 def expect_model(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """ModelError if the model that fills the new collection is not the one that was registered; Mismatch for one that no probe
-    item fits, if it makes other vectors of a few items than it did before."""
+    """Check that the model which fills the new collection is still the same.
+
+    Raises:
+        ModelError: it is not the registered one.
+        Mismatch: no probe item fits it, and it makes other vectors of a few items than it did before.
+    """
     to = context.registry.version(upgrade.to_version)
     embedder = context.services.loaded_models.embedder(to.base or to.name)
     source = context.services.source
@@ -127,7 +133,7 @@ def expect_model(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     try:
         catalog.check_made(context.store, context.services.loaded_models, upgrade.new_collection, to, source)
     except errors.SourceError as exc:
-        context.say(f"whether {to.name} is the model that began could not be seen: {exc}")
+        context.say(f"could not check that {to.name} is still the same model: {exc}")
 
 
 def _classifiers(context: UpgradeContext, legs: Sequence[Leg]) -> list[Classifier | None]:
@@ -135,14 +141,18 @@ def _classifiers(context: UpgradeContext, legs: Sequence[Leg]) -> list[Classifie
 
 
 def _trained_on(context: UpgradeContext) -> set[Id]:
-    """The records that any upgrade of this gallery was trained on."""
+    """Return the records that any upgrade of this gallery was trained on."""
     plans = [row.plan for row in context.registry.upgrades(context.gallery.id)]
-    files = {plan["trained_on"] for plan in plans if plan.get("trained_on")}
+    files = {plan.trained_on for plan in plans if plan.trained_on}
     return {id for file in files for id in unpack_ids(context.services.artifacts.get(file))}
 
 
 def superseded(context: UpgradeContext, legs: Sequence[Leg]) -> UpgradeRow | None:
-    """The unfinished upgrade whose place another may take, where there is one; UpgradeRunning where none may."""
+    """Return the unfinished upgrade whose place another may take, or None.
+
+    Raises:
+        UpgradeRunning: no other upgrade may take its place.
+    """
     row = context.registry.active_upgrade(context.gallery.id)
     goes_on = row is not None and row.phase == Phase.SERVING_BOTH and row.undoes is None and not row.original
     if row is None or (goes_on and len(legs) > 1):
@@ -158,7 +168,11 @@ def superseded(context: UpgradeContext, legs: Sequence[Leg]) -> UpgradeRow | Non
 
 
 def old_legs(context: UpgradeContext, question: Question) -> tuple[Leg, ...]:
-    """The legs in force, newest first; Mismatch where they are not those that the question was resolved for."""
+    """Return the legs in force, newest first.
+
+    Raises:
+        Mismatch: they changed since the question was resolved.
+    """
     legs = context.registry.plan(context.gallery.name).legs
     if question.old != tuple(leg.collection for leg in legs):
         raise errors.Mismatch(f"Gallery {context.gallery.name!r} is served differently since; run the same command again")
@@ -166,7 +180,7 @@ def old_legs(context: UpgradeContext, question: Question) -> tuple[Leg, ...]:
 
 
 def planner(context: UpgradeContext) -> Planner:
-    """What samples, trains and predicts for this gallery."""
+    """Return the planner of this gallery."""
     return Planner(
         store=context.store,
         loaded_models=context.services.loaded_models,

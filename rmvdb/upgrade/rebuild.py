@@ -1,8 +1,9 @@
-"""A lost registry, made again: first what the manifest holds, then the work, from what the collections and the archive hold.
+"""Rebuild a lost registry: first from the manifest, then the work list, from the collections and the archive.
 
-Two questions are asked of every record in the collection that an upgrade fills. Is it what a batch made of what it read? If not,
-a client wrote it since, and it must not be copied over. Is it still in the other collection? Then it has to leave it, one grace
-later and after the comparison, like any record that was copied just now. What is in the other collection alone is listed as ever.
+Every record in the collection that an upgrade fills raises two questions. Did a batch make it from a record that it read? If
+not, a client wrote it since, and it must not be overwritten. Is it still in the other collection? Then it has to leave it, one
+grace later and after the comparison, like any record that was just copied. Records that only the other collection holds are
+listed as usual.
 """
 
 from __future__ import annotations
@@ -27,16 +28,20 @@ from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.mark import BEYOND, Owner
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import GalleryRow, UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.storage.archive import Archive, ArchiveFile
 from rmvdb.storage.files import file_name
 from rmvdb.text import RESUMABLE, counted
 from rmvdb.types import Id, Phase, ReportProgress
-from rmvdb.upgrade.compare import hashes
+from rmvdb.upgrade.id_hashes import hashes
 
 
 class Rebuild:
-    """Brings a lost registry back. `quiet`: seconds after which no write or claim of the lost one goes on; `search`: by gallery,
-    the parameters with which new collections are searched."""
+    """Brings a lost registry back.
+
+    `quiet`: seconds after which no write or claim of the lost registry can be alive. `search`: the search parameters of new
+    collections, by gallery.
+    """
 
     def __init__(
         self,
@@ -57,10 +62,11 @@ class Rebuild:
         self._stop = stop or threading.Event()
 
     def run(self) -> None:
-        """Bring back everything; run again, it goes on where it stopped.
+        """Bring back everything. It can be run again, and resumes where it stopped.
 
-        Raises AlreadyExists for a registry that holds something else, RegistryError while another process rebuilds it, for a
-        manifest that is too old for the collections there are, and what reading the manifest raises.
+        Raises:
+            AlreadyExists: the registry holds something else.
+            RegistryError: another process rebuilds it, or the manifest is too old for the collections, or cannot be read.
         """
         with self._alone():
             if not self._is_begun():
@@ -71,24 +77,22 @@ class Rebuild:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Two at once would forget what the other had noted, and one would let work begin before the other is done."""
+        """Lock out another rebuild: it would forget this one's notes, and let work begin before this one is done."""
         path = self._manifest.path
         if not path.exists():
             yield
             return
-        with path.with_name(f"{path.name}.rebuilding").open("ab") as file:  # the lock of a process that dies goes with it
+        with path.with_name(f"{path.name}.rebuilding").open("ab") as file:  # the lock ends with its process
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
-                raise errors.RegistryError(
-                    f"Another rmvdb registry rebuild is at work with {path}; wait until it has ended"
-                ) from exc
+                raise errors.RegistryError(f"Another rmvdb registry rebuild works with {path}; wait until it has ended") from exc
             yield
 
-    # --- what the manifest holds --------------------------------------------------------------------------------------
+    # --- the manifest -------------------------------------------------------------------------------------------------
 
     def _is_begun(self) -> bool:
-        """Whether an earlier run restored the galleries; AlreadyExists where the registry is not lost."""
+        """Whether an earlier run restored the galleries. Raise AlreadyExists if the registry is not lost."""
         if schema.current(self._registry.url.render_as_string(hide_password=False)) is None:
             return False
         galleries = self._registry.galleries()
@@ -101,8 +105,8 @@ class Rebuild:
 
     def _restore(self) -> None:
         contents = self._manifest.read()
-        # While it is lost, no write can be announced and no lease renewed: what was under way ends by itself, and what would
-        # be read of the collections before it has ended may not be so any more.
+        # While it is lost, no write can be announced and no lease renewed. Writes and batches under way end by themselves. Before
+        # that, a reading of the collections may be out of date at once.
         self._wait()
         schema.upgrade(self._registry.url.render_as_string(hide_password=False))
         self._registry.restore(contents)
@@ -127,7 +131,7 @@ class Rebuild:
     # --- the work -----------------------------------------------------------------------------------------------------
 
     def _refused(self, gallery: GalleryRow) -> errors.RegistryError | None:
-        """Why it cannot be made whole, which keeps no other gallery from it."""
+        """Rebuild a gallery. Return the error if it cannot be rebuilt, so that the others still are."""
         upgrade = self._registry.active_upgrade(gallery.id)
         if upgrade is not None:
             self._put_forward(gallery, upgrade)
@@ -144,7 +148,7 @@ class Rebuild:
         return None
 
     def _catch_up(self, gallery: GalleryRow) -> None:
-        """Go on after what the lost registry wrote beside the data last; NotOwner where another one has it by now."""
+        """Continue after the last number that the lost registry wrote beside the data. Raise NotOwner if another one has it."""
         owner, plan = Owner(self._registry, self._store), self._registry.plan(gallery.name)
         marks = [mark for leg in plan.write_targets if (mark := owner.read(leg.collection)) is not None]
         number, epoch = (max((getattr(mark, name) for mark in marks), default=0) for name in ("number", "epoch"))
@@ -153,15 +157,15 @@ class Rebuild:
         owner.settle(gallery.name)
 
     def _put_forward(self, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
-        """Where the manifest is older than what the collections hold: it was deployed, or cleaned up, since."""
+        """Advance the upgrade if the manifest is older than the collections: it was deployed, or cleaned up, since."""
         new, old = upgrade.new_collection, [self._store.exists(each) for each in upgrade.old_collections]
         early = upgrade.phase in (Phase.PLANNED, Phase.SERVING_BOTH) and upgrade.undoes is None and not upgrade.original
         if not early or not self._store.exists(new):
             return
         if not any(old):
-            phase, which, note = Phase.CUT_OVER, "final", f"only {new} is there"
+            phase, which, note = Phase.CUT_OVER, EpochName.FINAL, f"only {new} is there"
         elif upgrade.phase == Phase.PLANNED and all(old) and self._store.count(new):
-            phase, which, note = Phase.SERVING_BOTH, "serving", f"{new} holds records"
+            phase, which, note = Phase.SERVING_BOTH, EpochName.SERVING, f"{new} holds records"
         else:
             return
         shape, search = self._store.describe(new), self._search(gallery.name)
@@ -181,7 +185,7 @@ class Rebuild:
         self._say(f"gallery {gallery.name}: whole again")
 
     def _look(self, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
-        self._registry.forget_work(upgrade.id)  # of a run that was interrupted
+        self._registry.forget_work(upgrade.id)  # of an interrupted run
         if not self._store.exists(upgrade.new_collection):
             return
         matcher = ArchiveMatcher(self._registry, self._store, self._archive, upgrade)
@@ -198,8 +202,10 @@ class Rebuild:
         )
 
     def _look_behind(self, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
-        """Note of the upgrades whose place others took, and which may go on after a roll back, what they had moved: it counts as
-        written by clients, since their archive tells nothing of what was written since."""
+        """Note the records that superseded upgrades had moved: those upgrades may go on after a roll back.
+
+        The records count as written by clients, because the archive does not tell what was written since.
+        """
         later = [self._registry.upgrade(number) for number in (upgrade.id, upgrade.undoes) if number is not None]
         while (number := later[-1].supersedes) is not None:
             before = self._registry.upgrade(number)
@@ -215,7 +221,7 @@ class Rebuild:
             later.append(before)
 
     def _moved_on(self, file: ArchiveFile, collection: str) -> list[Id]:
-        """The records of a file that are in the collection which a later upgrade filled; nothing of a file that is damaged."""
+        """Return the ids of a file that are in the collection of a later upgrade; none if the file is damaged."""
         try:
             ids = self._archive.ids(file) if self._store.exists(collection) else []
         except errors.ArtifactError as exc:
@@ -225,24 +231,24 @@ class Rebuild:
 
 
 class ArchiveMatcher:
-    """A look at the records of one upgrade: which were copied, which of them have left, and which did clients write?"""
+    """Finds out which records of one upgrade were copied, which of them have left, and which ones clients wrote."""
 
     def __init__(self, registry: Registry, store: VectorStore, archive: Archive, upgrade: UpgradeRow) -> None:
         self._registry, self._store, self._archive, self._upgrade = registry, store, archive, upgrade
         self._old = [each for each in upgrade.old_collections if store.exists(each)]
-        #: The folder of the archive is named after the collection that was read.
+        #: The collection behind each folder of the archive.
         self._read_from = {file_name(each): each for each in upgrade.old_collections}
-        #: In place, and nothing is lifted any more: whatever stays in the old collection is done with.
+        #: In place, with no record lifted any more: the old collection is the new one, and its records stay.
         self._remade = upgrade.in_place and upgrade.phase in (Phase.CUT_OVER, Phase.CLEANING_UP)
-        #: A roll back fills a collection that holds records of its own; one that is re-embedded in place held them all, lifted.
+        #: Not so for a roll back, whose collection holds records of its own, nor in place, where it held all of them, lifted.
         self._filled_from_empty = upgrade.undoes is None and (not upgrade.in_place or self._remade)
-        #: Hashes of the ids that were read, and of those that were read more than once.
+        #: Hashes of the ids in the archive, and of those that are there more than once.
         self._read: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
         self._often: set[int] = set()
-        #: Of these: ids that a reading explains, and the last file of those that none has explained yet.
+        #: Of these: ids that a reading explains, and the last file of each id that no reading has explained yet.
         self._explained: set[Id] = set()
         self._unexplained: dict[Id, ArchiveFile] = {}
-        #: What a roll back found in place and did not write.
+        #: Ids that a roll back found in place and did not write.
         self._left: set[Id] = set()
         self._priorities = count(1)
         self.moved = self.written = 0
@@ -260,7 +266,7 @@ class ArchiveMatcher:
         return list(read)
 
     def at(self, file: ArchiveFile) -> None:
-        """Note what became of the records in a file; the file written last comes first."""
+        """Note the fate of the records in a file. Call it for the file written last first."""
         readings = {each.record.id: each for each in self._archive.readings(file) if each.record.id not in self._explained}
         found = self._store.get(self._upgrade.new_collection, list(readings), vector=True)
         if self._upgrade.undoes is not None:
@@ -274,7 +280,7 @@ class ArchiveMatcher:
         self._note(file, copied, [id for id in others if id not in often])
 
     def at_the_rest(self) -> None:
-        """Note what no reading explains: clients wrote it."""
+        """Note the records that no reading explains: clients wrote them."""
         files: dict[ArchiveFile, list[Id]] = defaultdict(list)
         for id, file in self._unexplained.items():
             if id not in self._explained:
@@ -291,8 +297,8 @@ class ArchiveMatcher:
         left = {record.id for each in self._old for record in self._store.get(each, here, fields=()) if not self._remade}
         self._note_copied(file, [id for id in here if id not in left], retired=True)
         self._note_copied(file, [id for id in copied if id in left], retired=False)
-        # What a roll back finds in both collections may be what it always was; it is moved like any other. In place nothing tells
-        # what a client wrote from what is still lifted.
+        # A record that a roll back finds in both collections may never have changed; it is moved like any other. In place,
+        # nothing tells a client's record from one that is still lifted.
         self._note_written([id for id in written if self._filled_from_empty or id not in left])
 
     def _note_copied(self, file: ArchiveFile, ids: Sequence[Id], *, retired: bool) -> None:

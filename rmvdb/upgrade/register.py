@@ -1,4 +1,4 @@
-"""From a plan to a registered upgrade, in the place of an unfinished one where there is one."""
+"""Register an upgrade, in the place of an unfinished one if there is one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from rmvdb.backfill.worker import Worker
 from rmvdb.catalog import catalog
 from rmvdb.planning.plan import Plan, Question
 from rmvdb.registry.tables import UpgradeRow, VersionRow
+from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.types import MARK_PREFIX, Leg, Phase
 from rmvdb.upgrade import backfill_step, clean_up, plan_step
 from rmvdb.upgrade.context import UpgradeContext
-from rmvdb.upgrade.copy_collection import plans
-from rmvdb.upgrade.epoch_legs import leg_of, served, to_json
+from rmvdb.upgrade.copy_collection import epochs_with_copy
+from rmvdb.upgrade.epoch_legs import leg_of, served
 
-#: How Milvus lets a collection be called.
+#: The names that Milvus takes for a collection.
 _COLLECTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 
@@ -34,11 +35,15 @@ def begin(
     execute: bool = False,
     collection: str | None = None,
 ) -> UpgradeRow:
-    """Register the upgrade, in the place of an unfinished one where there is one; nothing is served differently yet.
+    """Register the upgrade, in the place of an unfinished one if there is one. The serving plan stays the same.
 
-    `collection`: the name of the new collection, else one made of the gallery's and the version's. Raises PlanRefused where the
-    plan would lower the quality, NeedsConsent for a collection that rmvdb did not make, UsageError or AlreadyExists for a name
-    that the new collection cannot have, Stopped once it shall stop.
+    `collection` names the new collection. Without it, the name is made from the gallery's and the version's.
+
+    Raises:
+        PlanRefused: the plan would lower the quality.
+        NeedsConsent: records would leave a collection that rmvdb did not make.
+        UsageError, AlreadyExists: the new collection cannot have that name.
+        Stopped: it should stop.
     """
     context.check_stop()
     if collection is not None:
@@ -52,12 +57,12 @@ def begin(
     for leg in () if question.instant_rollback else legs:
         _check_consent(context, leg.collection, execute=execute)
     version = _register_version(context, question, plan)
-    # A mirror is written by its own model where that can be loaded, else by ψ. Nothing may be loaded inside a transaction.
+    # A mirror is written by its own model if that can be loaded, else by ψ. Nothing may be loaded inside a transaction.
     own = question.instant_rollback and (plan.reverse is None or context.can_load(legs[0].model))
 
     def details(number: int) -> dict[str, Any]:
         made = _details(context.gallery.name, number, question, plan, legs, version, own=own, collection=collection)
-        return made | {"plan": made["plan"] | {"until": until, "cutover": cutover}}
+        return made | {"plan": replace(made["plan"], until=until, cutover=cutover)}
 
     values = {
         "gallery_id": context.gallery.id,
@@ -76,7 +81,7 @@ def begin(
 
 
 def check_name(context: UpgradeContext, collection: str) -> None:
-    """Raise UsageError if Milvus takes no such name, AlreadyExists if a collection has, or had, it."""
+    """Raise UsageError if Milvus does not take the name, AlreadyExists if a collection has or had it."""
     if not _COLLECTION.fullmatch(collection) or collection.startswith(MARK_PREFIX):
         raise errors.UsageError(
             f"A new collection cannot be called {collection!r}: use at most 255 letters, digits and underscores, with no digit "
@@ -85,7 +90,7 @@ def check_name(context: UpgradeContext, collection: str) -> None:
     galleries = context.registry.galleries()
     known = {row.name for gallery in galleries for row in context.registry.collections(gallery.id)}
     if collection in known or context.store.exists(collection):
-        raise errors.AlreadyExists(f"There is, or was, a collection {collection!r}; give the new one another name")
+        raise errors.AlreadyExists(f"Collection {collection!r} exists, or existed; give the new one another name")
 
 
 def _details(
@@ -99,28 +104,32 @@ def _details(
     own: bool,
     collection: str | None,
 ) -> dict[str, Any]:
-    """What the upgrade of this number works on, and the legs of each of its epochs; `own`: v1 itself writes a mirror."""
+    """Return the collections and the plan of the upgrade with this number. `own`: v1 itself writes a mirror."""
     chosen, copy = (catalog.collection_name(gallery, name, f"u{number}") for name in (version.name, legs[0].model))
     collection = collection or chosen
-    # What is listed, which is emptied, too, but for a lifted copy: confidence is read off vectors of the old model.
+    # The work list is made from these. They are also emptied, except for a lifted copy: confidence needs the old model's vectors.
     listed = [replace(legs[0], collection=copy)] if question.instant_rollback and not plan.lift else legs
     old = [leg_of(version, collection)] if plan.lift else listed  # in place: its own vectors are replaced
-    epochs = {"before": listed, **served(collection, old, version, plan)}
+    epochs = {EpochName.BEFORE: listed, **served(collection, old, version, plan)}
     if question.instant_rollback:
-        kept = legs[0] if own else replace(epochs["serving"][-1], collection=legs[0].collection)
-        epochs |= plans(legs[0], old[0], epochs, replace(kept, calibration=None))
-    asked = {name: getattr(plan, name) for name in ("question", "prediction", "cost", "trained_on", "switch", "lift")}
-    return {
-        "new_collection": collection,
-        "old_collections": [leg.collection for leg in old],
-        "plan": asked | {name: to_json(some) for name, some in epochs.items()},
-    }
+        kept = legs[0] if own else replace(epochs[EpochName.SERVING][-1], collection=legs[0].collection)
+        epochs |= epochs_with_copy(legs[0], old[0], epochs, replace(kept, calibration=None))
+    kept_plan = UpgradePlan(
+        epochs={name: tuple(some) for name, some in epochs.items()},
+        question=plan.question,
+        prediction=plan.prediction,
+        cost=plan.cost,
+        trained_on=plan.trained_on,
+        switch=plan.switch,
+        lift=plan.lift,
+    )
+    return {"new_collection": collection, "old_collections": [leg.collection for leg in old], "plan": kept_plan}
 
 
 @contextmanager
 def _making_way(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker, version: str) -> Iterator[None]:
-    """Let what is in hand of an upgrade end and nothing begin, so that what it was moving is in one collection."""
-    context.say(f"the upgrade to {version} takes the place of that to {upgrade.to_version}; what is in hand of it ends first")
+    """Let the begun batches of an upgrade end and no other begin, so that each of their records is in one collection."""
+    context.say(f"the upgrade to {version} takes the place of that to {upgrade.to_version}; its begun batches end first")
     context.registry.make_way(upgrade.id, paused=True, note=f"paused, to make way for the upgrade to {version}")
     try:
         worker.run(backfill_step.task(context, upgrade), backfill_step.each_batch(context, upgrade), until=0.0, stop=context.stop)

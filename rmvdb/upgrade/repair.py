@@ -1,72 +1,77 @@
-"""Where registry and engine are not of one moment: records that were moved and are lost since are put back from the archive, and
-those of whose write the registry knows nothing are taken in as they are."""
+"""Repair a gallery whose registry and engine are not of one moment.
+
+Records that were moved and are lost since are put back from the place that still holds them. Records of whose write the registry
+knows nothing are taken in as they are.
+"""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from rmvdb.backfill.batches import Task
+from rmvdb import errors
 from rmvdb.backfill.worker import Worker
-from rmvdb.registry.codec import key, unpack_ids
-from rmvdb.registry.tables import BatchRow, UpgradeRow
-from rmvdb.storage.archive import ArchiveFile, Reading
+from rmvdb.canonical import unrankable
+from rmvdb.items.embedders import item_digest
+from rmvdb.items.sources import given
+from rmvdb.registry.intents import CONDUCTOR
+from rmvdb.registry.tables import UpgradeRow
+from rmvdb.serving import sketch
+from rmvdb.serving.announced_writes import Writes
 from rmvdb.text import counted
-from rmvdb.types import BatchState, Id
-from rmvdb.upgrade import backfill_step, verify, work_list
+from rmvdb.types import Id, Item, Leg, Record, ServingPlan, Vectors
+from rmvdb.upgrade import backfill_step, keep_original
+from rmvdb.upgrade.compare import UnexplainedRecords
 from rmvdb.upgrade.context import UpgradeContext
+from rmvdb.upgrade.lost import Lost, count_of, find_moved_and_lost
+
+#: Ids that a sentence names.
+SHOWN = 20
 
 
-@dataclass(kw_only=True, slots=True)
-class Lost:
-    """What retired batches moved and no collection holds any more."""
+def repair(context: UpgradeContext, upgrade: UpgradeRow, lost: Lost, worker: Worker) -> None:
+    """Put lost records back, and count unexplained ones as a client's writes or deletions from now on.
 
-    #: By batch, what the archive has of it.
-    archived: dict[int, list[Id]] = field(default_factory=dict)
-    #: What nothing is left of.
-    for_good: list[Id] = field(default_factory=list)
-    #: What the new collection holds, and no batch moved and no write that the registry knows of put there.
-    unknown: list[Id] = field(default_factory=list)
-    #: What it holds otherwise than the last known write left it, and of which such a write is known and nothing is there.
-    changed: list[Id] = field(default_factory=list)
-    absent: list[Id] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        """How many can be put back."""
-        return sum(map(len, self.archived.values()))
-
-
-def lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
-    """Find what the new collections have lost of what was moved into them, and where they differ from the known writes."""
-    found, check = _moved_and_lost(context, upgrade), verify.check_of(context)
-    task = backfill_step.task(context, upgrade)
-    for strangers in check.unknown(task):
-        found.unknown += strangers
-        context.check_stop()
-    found.changed, found.absent = check.changed(task)
-    return found
-
-
-def _moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
-    """What was moved and is lost since, but for what a client has written or deleted."""
-    task, found, seen = backfill_step.task(context, upgrade), Lost(), set[Id]()
-    before = work_list.LAST
-    while page := context.registry.batches(upgrade.id, before=before, state=BatchState.RETIRED):
-        for row in page:  # the last batch that moved a record has its last reading
-            ids = [id for id in _moved(row) if id not in seen]
-            written = context.registry.announced(upgrade.id, ids)
-            there = _remade(context, task, row, ids) if task.in_place else _there(context, task, ids)
-            missing = [id for id in ids if id not in there and key(id) not in written]
-            seen.update(missing if not task.in_place else ids)
-            _sort(context, row, missing, found)
-            context.check_stop()
-        before = page[-1].id
-    return found
+    Records of which a reading is left go through a batch of their own.
+    """
+    context.owner.settle(context.gallery.name)
+    _explain(context, upgrade, lost.unexplained)
+    for batch, ids in lost.in_old.items():
+        if upgrade.undoes is None:
+            context.registry.add_late(upgrade.id, ids)
+        else:  # its vectors come from the files that the batch had
+            context.registry.put_back(upgrade.id, ids, of=batch)
+    for batch, ids in lost.archived.items():
+        context.registry.put_back(upgrade.id, ids, of=batch)
+    if lost.in_original:  # into the copy that the batches read
+        keep_original.mirror(context, upgrade).take_in(lost.in_original, keep_original.beside(upgrade))
+        context.registry.add_late(upgrade.id, lost.in_original)
+    places = {
+        "the old collection": count_of(lost.in_old),
+        "the archive": count_of(lost.archived),
+        "the original": len(lost.in_original),
+    }
+    for place, number in places.items():
+        if number:
+            context.say(f"{counted(number, 'record was', 'records were')} moved and lost since; putting back from {place}")
+    if any(places.values()):
+        backfill_step.backfill(context, upgrade, worker, until=1.0)
+    if lost.in_source:
+        _write_items(context, upgrade, lost.in_source)
 
 
-def repair(context: UpgradeContext, upgrade: UpgradeRow, found: Lost, worker: Worker) -> None:
-    """Put back what was found, as batches of its own; the rest counts as written, or deleted, by a client from now on."""
+def put_back_late(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> None:
+    """Before a roll back ends, put back the records that a call which was held up has removed from where they were put back."""
+    if upgrade.undoes is not None:
+        repair(context, upgrade, Lost(archived=find_moved_and_lost(context, upgrade).archived), worker)
+
+
+def shown(ids: Sequence[Id]) -> str:
+    """Return the first of these ids, as a sentence names them."""
+    return ", ".join(map(repr, ids[:SHOWN])) + (" …" if len(ids) > SHOWN else "")
+
+
+def _explain(context: UpgradeContext, upgrade: UpgradeRow, found: UnexplainedRecords) -> None:
     if found.unknown:
         context.registry.add_written(upgrade.id, found.unknown)
         what = counted(len(found.unknown), "record of which no write was known is", "records of which no write was known are")
@@ -74,54 +79,69 @@ def repair(context: UpgradeContext, upgrade: UpgradeRow, found: Lost, worker: Wo
     if found.changed:
         context.registry.add_written(upgrade.id, found.changed)
         kept = counted(len(found.changed), "record")
-        context.say(f"{kept} kept as found, which the last known write left otherwise: {_shown(found.changed)}")
+        context.say(f"{kept} kept as found, which the last known write left otherwise: {shown(found.changed)}")
     if found.absent:
         context.registry.add_written(upgrade.id, found.absent, kind="delete")
-        context.say(f"{counted(len(found.absent), 'record')} of which a write is known taken for deleted: {_shown(found.absent)}")
-    for batch, ids in found.archived.items():
-        context.registry.put_back(upgrade.id, ids, of=batch)
-    if found.archived:
-        context.say(f"{counted(found.count, 'record was', 'records were')} moved and lost since; putting back from the archive")
-        backfill_step.backfill(context, upgrade, worker, until=1.0)
+        context.say(f"{counted(len(found.absent), 'record')} of which a write is known taken for deleted: {shown(found.absent)}")
 
 
-def put_back_late(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> None:
-    """Before a roll back ends: what a call that was held up has removed from where it was put back, or left."""
-    if upgrade.undoes is not None:
-        repair(context, upgrade, _moved_and_lost(context, upgrade), worker)
+def _write_items(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> None:
+    """Write records again from the source's items, as a client would, without fields."""
+    written: list[Id] = []
+    waiting = [list(ids[at : at + context.services.batch]) for at in range(0, len(ids), context.services.batch)]
+    while waiting:
+        context.check_stop()
+        part = waiting.pop(0)
+        try:
+            written += _write_page(context, upgrade, part)
+        except errors.ItemError as exc:
+            if len(part) == 1:
+                context.say(f"record {part[0]!r} is still lost: {exc}")
+            else:
+                waiting[:0] = [part[: len(part) // 2], part[len(part) // 2 :]]
+    if written:
+        what = counted(len(written), "record was", "records were")
+        context.say(f"{what} restored from the source, without the fields that nothing holds any more: {shown(written)}")
 
 
-def _shown(ids: Sequence[Id]) -> str:
-    return ", ".join(map(repr, ids[:20])) + (" …" if len(ids) > 20 else "")
+def _write_page(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> list[Id]:
+    """Write a page of records that are still lost once nobody else is at them. Return their ids.
+
+    Raises:
+        ItemError: one of them cannot be embedded.
+    """
+    source = context.services.source
+    items = given(source, [Record(id=id) for id in ids])[0] if source else {}
+    ids = list(items)
+    if not ids:
+        return []
+    digests = {id: item_digest(item) for id, item in items.items()}  # before embedding: the item may change
+    embedded: dict[str, Vectors] = {}
+    still: list[Id] = []
+
+    def still_lost(plan: ServingPlan) -> list[Id]:
+        there = {each.id for leg in plan.write_targets for each in context.store.get(leg.collection, ids, fields=())}
+        done = keep_original.last_done(context, upgrade, ids)
+        still[:] = [id for id in ids if id not in there and id not in done]
+        return still
+
+    for leg in context.registry.plan(context.gallery.name).write_targets:  # the slow part, before others wait for this write
+        _rows(context, leg, items, embedded)
+    name, sketches = f"{CONDUCTOR}{upgrade.id}:{uuid.uuid4().hex[:8]}", dict[Id, bytes]()
+    writes = Writes(context.gallery.name, registry=context.registry, name=name, engine_timeout=context.services.engine_timeout)
+    with writes.announced("upsert", ids, only=still_lost, sketches=sketches) as (plan, permit):
+        lost = set(still)
+        for leg in (*plan.mirrors, plan.legs[0]):
+            rows = [row for row in _rows(context, leg, items, embedded) if row.id in lost]
+            if rows:
+                context.store.upsert(leg.collection, rows, permit=permit)
+        sketches |= {row.id: sketch.of(row.vector, item=digests[row.id]) for row in rows if row.vector is not None}
+    return still
 
 
-def _there(context: UpgradeContext, task: Task, ids: Sequence[Id]) -> set[Id]:
-    return {record.id for name in {*task.new, *task.old} for record in context.store.get(name, ids, fields=())}
-
-
-def _remade(context: UpgradeContext, task: Task, row: BatchRow, ids: Sequence[Id]) -> set[Id]:
-    """Those of these records that have, in place, the vector which their batch made of them."""
-    wanted = set(ids)
-    made = {each.record.id: each for each in _readings(context, row) if each.record.id in wanted}
-    stored = [record for name in task.new for record in context.store.get(name, list(made), vector=True)]
-    return {record.id for record in stored if made[record.id].is_copied_to(record)}
-
-
-def _moved(row: BatchRow) -> list[Id]:
-    """What a batch moved, or a roll back left where the upgrade had been about to remove it."""
-    left = set() if row.origin else set(unpack_ids(row.left))
-    return [id for id in unpack_ids(row.remove) if id not in left]
-
-
-def _sort(context: UpgradeContext, row: BatchRow, missing: list[Id], found: Lost) -> None:
-    if not missing:
-        return
-    archived = {reading.record.id for reading in _readings(context, row)}
-    if ids := [id for id in missing if id in archived]:
-        found.archived[row.id] = ids
-    found.for_good += [id for id in missing if id not in archived]
-
-
-def _readings(context: UpgradeContext, row: BatchRow) -> list[Reading]:
-    files = [ArchiveFile(**file) for file in (row.archive or {}).values()]
-    return [reading for file in files for reading in context.services.archive.found(file)]
+def _rows(context: UpgradeContext, leg: Leg, items: dict[Id, Item], embedded: dict[str, Vectors]) -> list[Record]:
+    """Return records without fields for one leg."""
+    vectors = context.services.loaded_models.stored(leg, list(items.values()), embedded)
+    for at, why in unrankable(vectors, leg.metric).items():
+        raise errors.ItemError(f"its vector for {leg.collection} {why}; correct the item of record {list(items)[at]!r}")
+    return [Record(id=id, vector=vector) for id, vector in zip(items, vectors, strict=True)]

@@ -1,4 +1,4 @@
-"""The way back: an upgrade in the other direction, whose vectors come from the archive."""
+"""Roll back: an upgrade in the other direction, whose vectors come from the archive."""
 
 from __future__ import annotations
 
@@ -7,36 +7,39 @@ from typing import Any
 
 from rmvdb import errors
 from rmvdb.learning.method import Method
-from rmvdb.registry.codec import leg_from_json
 from rmvdb.registry.shared_queries import refuse_paused
 from rmvdb.registry.tables import UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.types import Phase
 from rmvdb.upgrade import change_epoch, clean_up, deploy
 from rmvdb.upgrade.context import UpgradeContext
-from rmvdb.upgrade.epoch_legs import to_json
 from rmvdb.upgrade.keep_original import beside
 
 
 def roll_back(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow | None:
-    """Begin the upgrade back, whose vectors come from the archive; None where nothing had been deployed."""
+    """Begin the upgrade back. Return None if nothing had been deployed.
+
+    Raises:
+        WrongPhase: the upgrade is a roll back already.
+    """
     if upgrade.undoes is not None:
-        raise errors.WrongPhase("This is a roll back already; let it end, clean up, then upgrade again")
+        raise errors.WrongPhase("This is a roll back already; wait until it has ended, clean up, then upgrade again")
     refuse_paused(upgrade)
     context.owner.settle(context.gallery.name)
     if upgrade.phase == Phase.PLANNED:
         if _abandon(context, upgrade):
             return None
-        deploy.deploy(context, context.registry.upgrade(upgrade.id))  # only its phase does not say yet that it is served
+        deploy.deploy(context, context.registry.upgrade(upgrade.id))  # it is served, and only its phase does not say so yet
         upgrade = context.registry.upgrade(upgrade.id)
     if upgrade.original:
         return _back_to_original(context, upgrade)
-    new, *old = (leg_from_json(leg) for leg in upgrade.plan["serving"])
-    final = upgrade.plan["before"]
+    new, *old = upgrade.plan.legs(EpochName.SERVING)
+    final = upgrade.plan.legs(EpochName.BEFORE)
     fallback_transforms = old[0].transforms_after(new) or ()
     if context.can_load(old[0].model):
-        old[0] = replace(old[0], write_with=old[0].model)  # what is written there while rolling back is v1's own, not ψ's
+        old[0] = replace(old[0], write_with=old[0].model)  # writes during the roll back get v1's own vectors, not ψ's
     elif upgrade.method != Method.NAIVE:  # the new model goes on embedding the queries
-        final = to_json(old if len(old) > 1 else [replace(old[0], calibration=None)])
+        final = tuple(old) if len(old) > 1 else (replace(old[0], calibration=None),)
     context.say(f"rolling back to {upgrade.from_version}")
     return _undo(
         context,
@@ -44,14 +47,14 @@ def roll_back(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow | None
         old_collections=[upgrade.new_collection],
         new_collection=upgrade.old_collections[0],
         order="archive",
-        # The collection that records leave comes last: who reads one after the other reads there first.
-        plan={"until": 1.0, "cutover": True, "serving": to_json([*old, new]), "final": final, "stand_in": fallback_transforms},
+        # The collection that records leave comes last: it is read first.
+        plan=UpgradePlan(epochs={EpochName.SERVING: (*old, new), EpochName.FINAL: final}, stand_in=fallback_transforms),
     )
 
 
 def standing_in(context: UpgradeContext, upgrade: UpgradeRow) -> int:
-    """How many records keep ψ's vector after this roll back: those written since the upgrade began, where v1 cannot be loaded."""
-    if upgrade.undoes is None or "stand_in" not in upgrade.plan or upgrade.plan["serving"][0]["write_with"]:
+    """Count the records that keep ψ's vector: if v1 cannot be loaded, those written since the upgrade began."""
+    if upgrade.undoes is None or upgrade.plan.stand_in is None or upgrade.plan.legs(EpochName.SERVING)[0].write_with:
         return 0
     there: dict[str, bool] = {}
     for number in (upgrade.undoes, upgrade.id):
@@ -70,7 +73,7 @@ def _back_to_original(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRo
         old_collections=beside(upgrade),
         new_collection=upgrade.original,
         order="none",
-        plan={"until": 1.0, "cutover": True, "original": upgrade.plan["original"]},
+        plan=UpgradePlan(epochs={EpochName.ORIGINAL: upgrade.plan.legs(EpochName.ORIGINAL)}),
     )
 
 
@@ -93,12 +96,12 @@ def _abandon(context: UpgradeContext, upgrade: UpgradeRow) -> bool:
     note = "nothing had been deployed; the upgrade is given up"
     if upgrade.original and context.registry.plan(context.gallery.name).legs[0].collection != upgrade.new_collection:
         try:
-            change_epoch.serve(context, upgrade, "untouched")  # no client writes to the copy any more
+            change_epoch.serve(context, upgrade, EpochName.UNTOUCHED)  # from here on no client writes to the copy
         except errors.WrongPhase:
-            if context.registry.upgrade(upgrade.id).phase != Phase.ENDED:  # given up by another one meanwhile
+            if context.registry.upgrade(upgrade.id).phase != Phase.ENDED:  # another process gave it up meanwhile
                 raise
     if not context.registry.abandon(upgrade.id, note=note):
         return False
-    clean_up.drop_given_up(context)  # in this order: until it has ended, somebody else may go on with it
+    clean_up.drop_given_up(context)  # in this order: until it has ended, another process may resume it
     clean_up.say_ended(context, note, upgrade.supersedes)
     return True

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 from rmvdb import errors
 from rmvdb.backfill.worker import Worker
 from rmvdb.registry.shared_queries import refuse_paused
 from rmvdb.registry.tables import UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.text import counted
 from rmvdb.types import Phase
 from rmvdb.upgrade import backfill_step, change_epoch, leadership, plan_step, register, work_list
 from rmvdb.upgrade import clean_up as cleaning_up
 from rmvdb.upgrade import complete as completing
 from rmvdb.upgrade import deploy as deploying
+from rmvdb.upgrade import lost as finding_lost
 from rmvdb.upgrade import repair as repairing
 from rmvdb.upgrade import roll_back as rolling_back
 from rmvdb.upgrade import verify as verifying
@@ -29,9 +32,9 @@ log = logging.getLogger(__name__)
 
 
 class Conductor(UpgradeContext):
-    """Upgrades one gallery, by the steps of the other rooms."""
+    """Upgrades one gallery, by the steps in the files beside this one."""
 
-    #: What each step changes outside this process, in order. Tests kill it before and after each of these calls.
+    #: The calls by which each step changes something outside this process, in order. Tests kill it before and after each of them.
     CALLS: ClassVar = {
         "begin": ("registry.add_upgrade",),
         "deploy": (
@@ -42,7 +45,7 @@ class Conductor(UpgradeContext):
             "registry.activate",
             "registry.set_upgrade serving both",
         ),
-        # Where the original is kept: before the others of `deploy`.
+        # If the original is kept: before the other calls of `deploy`.
         "copy": (
             "store.create old",
             "store.create mark",
@@ -53,9 +56,9 @@ class Conductor(UpgradeContext):
         ),
         "list": ("registry.discard_list", "registry.add_batches", "registry.set_upgrade listed"),
         "switch": ("registry.announce", "registry.activate", "registry.set_upgrade plan"),
-        # Where other programs have written past the clients, before the others of `cut over`.
+        # If other programs have written past the clients: before the other calls of `cut over`.
         "late": ("registry.add_late",),
-        # Where the original is kept, before the others of `cut over`: what other programs changed in it.
+        # If the original is kept: before the other calls of `cut over`, for changes that other programs made in it.
         "agree": (
             "registry.open_intents",
             "store.upsert old",
@@ -82,7 +85,7 @@ class Conductor(UpgradeContext):
             "registry.end",
         ),
         "give up": ("registry.abandon", "store.drop new", "store.drop mark", "registry.mark_dropped"),
-        # Where the original is kept, and the copy is what was made.
+        # If the original is kept: only the copy was made.
         "give up the copy": (
             "registry.announce",
             "registry.activate",
@@ -102,7 +105,7 @@ class Conductor(UpgradeContext):
         ),
     }
 
-    # A function of a context is a method here: these are the steps, and the files that they are in.
+    # The steps. A function of a context is a method here.
     resolve, plan, simulate = plan_step.resolve, plan_step.plan, plan_step.simulate
     begin, check_name = register.begin, register.check_name
     expect_unchanged = change_epoch.expect_unchanged
@@ -112,18 +115,18 @@ class Conductor(UpgradeContext):
     complete = completing.complete
     verify = verifying.verify
     clean_up, drop_given_up = cleaning_up.clean_up, cleaning_up.drop_given_up
-    lost, repair = repairing.lost, repairing.repair
+    lost, repair = finding_lost.find_lost, repairing.repair
     roll_back = rolling_back.roll_back
 
     def advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> UpgradeRow:
-        """Go on with an upgrade from wherever it stands until it is cut over, `until` is reached, or it is stopped."""
+        """Run an upgrade from wherever it stands until it is cut over, `until` is reached, or it is stopped."""
         with leadership.recording_failure(self, upgrade, worker):
-            # As it is now: until the leadership was taken, another conductor may have gone on with it.
+            # Read the row anew: another conductor may have led it until the leadership was taken.
             self._through_pauses(upgrade, lambda now: self._advance(now, worker, force=force))
         return self.registry.upgrade(upgrade.id)
 
     def launch(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
-        """Deploy, and leave the rest to workers; returns once it is deployed, though a worker may have been faster."""
+        """Deploy, and leave the rest to workers. Return once it is deployed, by this process or a worker."""
         while self.registry.upgrade(upgrade.id).phase == Phase.PLANNED:
             try:
                 with leadership.recording_failure(self, upgrade, worker):
@@ -134,7 +137,7 @@ class Conductor(UpgradeContext):
                 self.check_stop()
 
     def _through_pauses(self, upgrade: UpgradeRow, step: Callable[[UpgradeRow], None]) -> None:
-        """Do a step that can be run again, from where it stands after each pause that came between."""
+        """Run a repeatable step, again after each pause that interrupts it."""
         while True:
             try:
                 self.check_stop()
@@ -143,20 +146,20 @@ class Conductor(UpgradeContext):
                 self.wait_for_resume(upgrade.id)
 
     def finish(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
-        """Ask for the cut-over, and cut over, or wait for whoever conducts the upgrade and does; `force` is for that one, too."""
-        told = ""
+        """Ask for the cut-over, and cut over, or wait until the process that leads the upgrade does. `force` applies to both."""
+        said = ""
         while True:
             upgrade = self.registry.upgrade(upgrade.id)
-            refuse_paused(upgrade)  # by hand; what is under way waits
+            refuse_paused(upgrade)  # by command; a cut-over under way waits
             self._expect_ready(upgrade)
-            if not upgrade.plan["cutover"]:
-                self.registry.set_upgrade(upgrade.id, plan=upgrade.plan | {"cutover": True})
+            if not upgrade.plan.cutover:
+                self.registry.set_upgrade(upgrade.id, plan=replace(upgrade.plan, cutover=True))
             try:
                 with leadership.recording_failure(self, upgrade, worker):
                     return self._through_pauses(upgrade, lambda now: self.cut_over(now, worker, force=force))
             except errors.UpgradeRunning as exc:
-                if (words := str(exc)) != told:
-                    self.say(told := words)
+                if (words := str(exc)) != said:
+                    self.say(said := words)
                 if force and (epoch := self.registry.gallery(self.gallery.name).next_epoch):
                     change_epoch.say_forced(self, epoch)
                     self.registry.activate(self.gallery.name, epoch, force=True)
@@ -169,38 +172,37 @@ class Conductor(UpgradeContext):
         upgrade = self.registry.upgrade(upgrade.id)
         if upgrade.phase != Phase.SERVING_BOTH:
             return
-        if upgrade.undoes is None:  # a roll back takes the archive's vectors, and does without a model that is gone
+        if upgrade.undoes is None:  # a roll back takes the archive's vectors, and needs no model
             plan_step.expect_model(self, upgrade)
         change_epoch.prolong(self, upgrade, force=force)
         self.list_work(upgrade)
         upgrade = self.registry.upgrade(upgrade.id)
-        if upgrade.plan.get("switch") is not None:
-            upgrade = self._switch(upgrade, worker, force=force)
+        if (switch := upgrade.plan.switch) is not None:
+            upgrade = self._switch(upgrade, worker, at=switch, force=force)
         self.backfill(upgrade, worker)
-        upgrade = self.registry.upgrade(upgrade.id)  # what was asked for may have changed in these hours
-        wanted = upgrade.plan["cutover"] and upgrade.plan["until"] >= 1.0  # a share of it may be all: batches are whole
+        upgrade = self.registry.upgrade(upgrade.id)  # `until` and `cutover` may have changed in these hours
+        wanted = upgrade.plan.cutover and upgrade.plan.until >= 1.0  # any `until` may move everything: batches are whole
         if wanted and not backfill_step.unfinished(self, upgrade) and not self.stop.is_set():
             self.cut_over(upgrade, worker, force=force)
 
-    def _switch(self, upgrade: UpgradeRow, worker: Worker, *, force: bool) -> UpgradeRow:
-        """From the planned share on, let the new model alone embed the queries; until there each model does for its own leg."""
-        at = upgrade.plan["switch"]
+    def _switch(self, upgrade: UpgradeRow, worker: Worker, *, at: float, force: bool) -> UpgradeRow:
+        """Backfill to the planned share, then let the new model alone embed queries. Before, each model serves its own leg."""
         if self.backfill(upgrade, worker).t < at:
-            return upgrade  # stopped, or not meant to go so far
-        change_epoch.serve(self, upgrade, "later", force=force)
+            return upgrade  # it was stopped, or `until` is smaller
+        change_epoch.serve(self, upgrade, EpochName.LATER, force=force)
         note, plan = f"from t = {at:g} on the new model alone embeds the queries", self.registry.upgrade(upgrade.id).plan
-        switched = plan | {"serving": plan["later"], "switch": None}
+        switched = replace(plan.with_epoch(EpochName.SERVING, plan.legs(EpochName.LATER)), switch=None)
         self.registry.set_upgrade(upgrade.id, plan=switched, note=note, leader_token=self.leader_token)
         self.say(note)
         return self.registry.upgrade(upgrade.id)
 
     def _expect_ready(self, upgrade: UpgradeRow) -> None:
-        """WrongPhase where an upgrade cannot be cut over, nor has been."""
+        """Raise WrongPhase if an upgrade cannot be cut over, and has not been."""
         if upgrade.phase == Phase.CUT_OVER:
             return
         if upgrade.phase != Phase.SERVING_BOTH or not upgrade.listed:
             raise errors.WrongPhase(f"The upgrade is {upgrade.phase}; run rmvdb upgrade until its backfill is done")
-        if upgrade.plan["until"] < 1.0 and backfill_step.unfinished(self, upgrade):
+        if upgrade.plan.until < 1.0 and backfill_step.unfinished(self, upgrade):
             now = self.registry.progress(upgrade.id)
             raise errors.WrongPhase(
                 f"The backfill was asked to stop at {now.done} of {counted(now.total, 'record')}; "
@@ -208,7 +210,7 @@ class Conductor(UpgradeContext):
             )
 
     def cut_over(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
-        """Move what is left, complete, verify, then serve the new collection alone."""
+        """Move the rest, complete, verify, then serve the new collection alone."""
         self._expect_ready(upgrade)
         if upgrade.phase == Phase.CUT_OVER:
             self.say(f"cut over already: {searched(self.registry.plan(self.gallery.name), by_name=True)}")
@@ -221,13 +223,13 @@ class Conductor(UpgradeContext):
         completing.refuse_quarantined(self, upgrade)
         self.complete(upgrade, worker)
         completing.refuse_quarantined(self, upgrade)
-        while backfill_step.unfinished(self, upgrade):  # what was quarantined meanwhile, and written again since
+        while backfill_step.unfinished(self, upgrade):  # records that were quarantined meanwhile, and written again since
             self.complete(upgrade, worker)
             completing.refuse_quarantined(self, upgrade)
         repairing.put_back_late(self, upgrade, worker)
         completing.settle(self, upgrade)
         report = verifying.expect_verified(self, upgrade)
-        change_epoch.serve(self, upgrade, "final", force=force)
+        change_epoch.serve(self, upgrade, EpochName.FINAL, force=force)
         change_epoch.move_aliases(self, upgrade)
         served = searched(self.registry.plan(self.gallery.name), by_name=True)
         note = f"verified {counted(report.records, 'record')}; {served}"

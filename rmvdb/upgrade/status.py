@@ -1,4 +1,4 @@
-"""What is true of a gallery right now. Reads the registry alone, so that it answers at once and while the engine is away."""
+"""The state of a gallery right now. It reads only the registry, so it answers at once, also while the engine is away."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from rmvdb.registry.tables import GalleryRow, UpgradeRow, WorkerRow
 from rmvdb.text import counted
 from rmvdb.types import BatchState, Phase, Progress, ServingPlan
 
-#: Seconds without a heartbeat, of which one comes every 10, after which a worker counts as silent; and for how long it is shown.
+#: Seconds without a heartbeat after which a worker counts as silent (one comes every 10), and for how long it is shown.
 SILENT, SHOWN = 12.0, 86400.0
-#: Silent workers that are shown, the latest first.
+#: The most silent workers that are shown, the latest first.
 MOST_SILENT = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """One gallery and its upgrade: the one it is in, else its latest."""
+    """One gallery, and the upgrade that it is in or its latest one."""
 
     gallery: str
     epoch: int
     #: Collection and model version of each leg, newest first.
     legs: list[dict[str, str]]
-    #: Collections that are kept current and not searched.
+    #: Collections that get every write and are not searched.
     mirrors: list[str]
     clients: int
-    #: How it shows that the registry has gone back; empty where it does not.
+    #: The sign that the registry has gone back; empty if there is none.
     gone_back: str = ""
-    #: None where the gallery never had one.
+    #: None if the gallery never had one.
     upgrade: int | None = None
     from_version: str = ""
     to_version: str = ""
@@ -38,11 +38,11 @@ class Status:
     method: str = ""
     order: str = ""
     phase: str = ""
-    #: What happens in this phase, in words: never more than is true.
+    #: The current activity, in words.
     doing: str = ""
-    #: Whether the work list is whole; before that nobody knows the total.
+    #: Whether the work list is complete. Before that, the total is unknown.
     listed: bool = False
-    #: The share of records found in the new collection, 0 to 1; 0 before the work list is whole.
+    #: The share of records in the new collection, 0 to 1; 0 before the work list is complete.
     t: float = 0.0
     done: int = 0
     total: int = 0
@@ -54,11 +54,11 @@ class Status:
     writes_open: int = 0
     batches: dict[str, int] | None = None
     workers: list[str] | None = None
-    #: Workers that ended without a word or are cut off, with the seconds since their last heartbeat.
+    #: Workers that were killed or are cut off, with the seconds since their last heartbeat.
     silent: list[str] | None = None
-    #: Why it does not go as fast as it could; empty where it does.
+    #: The reason why it is slower than possible; empty if there is none.
     held_back: str = ""
-    #: Why it stopped; empty where it did not.
+    #: The reason why it stopped; empty if it did not.
     stopped: str = ""
     prediction: dict[str, Any] | None = None
 
@@ -68,7 +68,7 @@ class Status:
 
 
 def status(registry: Registry, gallery: GalleryRow) -> Status:
-    """The status of one gallery."""
+    """Return the status of one gallery."""
     plan = registry.plan(gallery.name)
     base: dict[str, Any] = {
         "gallery": gallery.name,
@@ -85,7 +85,7 @@ def status(registry: Registry, gallery: GalleryRow) -> Status:
 
 
 def behind(epoch: int, reported: int) -> str:
-    """That clients have served by a later epoch than the registry knows; empty where they have not."""
+    """Say that clients have served a later epoch than the registry knows; empty if they have not."""
     if reported <= epoch:
         return ""
     return (
@@ -95,11 +95,11 @@ def behind(epoch: int, reported: int) -> str:
 
 
 def rests(row: UpgradeRow, states: Collection[BatchState], now: Progress) -> bool:
-    """Whether all that was asked for is done and no batch is in hand: it is re-embedded so far, or waits for its cut-over."""
+    """Whether the upgrade has done what it was asked to and no batch is in hand. Its cut-over may be left."""
     if row.phase != Phase.SERVING_BOTH or not row.listed or set(states) - {BatchState.PENDING, BatchState.RETIRED}:
         return False
-    until, switch = row.plan.get("until", 1.0), row.plan.get("switch")
-    if (switch is not None and now.t >= switch) or (row.plan.get("cutover", True) and until >= 1.0):
+    until, switch = row.plan.until, row.plan.switch
+    if (switch is not None and now.t >= switch) or (row.plan.cutover and until >= 1.0):
         return False
     return BatchState.PENDING not in states or now.t >= until
 
@@ -137,13 +137,13 @@ def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, plan: 
             [*_held_back(gallery, row, [each.note for each in workers], unattended=unattended), *registry.jumps()]
         ),
         "stopped": "" if ended else row.reason,
-        "prediction": row.plan.get("prediction"),
+        "prediction": row.plan.prediction,
     }
 
 
 def _eta(row: UpgradeRow, now: Progress) -> float | None:
     """Return the seconds until the last record that was asked for is copied. Quarantined records stay."""
-    left = min(row.plan.get("until", 1.0) * now.total - now.done, now.left)
+    left = min(row.plan.until * now.total - now.done, now.left)
     return left / now.rate if now.eta is not None and now.rate and left > 0 else None
 
 
@@ -154,7 +154,7 @@ def _silent(heard: Sequence[WorkerRow], today: float) -> list[str]:
 
 
 def _listing(row: UpgradeRow) -> str:
-    """How far the work list is, and which process makes it."""
+    """Say how far the work list is, and which process makes it."""
     if row.listing is None:
         return "the work list is not made yet"
     by = f", by {row.conductor.rsplit(':', 1)[0]}" if row.conductor else ""
@@ -199,12 +199,12 @@ def searched(plan: ServingPlan, *, by_name: bool = False) -> str:
 
 
 def latest(upgrades: Sequence[UpgradeRow]) -> UpgradeRow | None:
-    """The upgrade that is on, else the one that ended last: not the one that began last, which another may have outlived."""
+    """Return the running upgrade, or the one that ended last. The one that began last may have ended earlier."""
     return max(upgrades, key=lambda row: (row.phase != Phase.ENDED, row.ended_at or 0.0, row.id), default=None)
 
 
 def _held_back(gallery: GalleryRow, row: UpgradeRow, notes: Sequence[str], *, unattended: bool) -> list[str]:
-    """Why nothing, or less than could be, is copied; nothing is once the gallery is cut over."""
+    """Return the reasons why the backfill is slow or stands still. After the cut-over there are none."""
     lost = ["the registry was lost and its work is being made again: rmvdb registry rebuild"] if gallery.rebuilding else []
     if row.phase not in (Phase.PLANNED, Phase.SERVING_BOTH):
         return lost

@@ -1,4 +1,4 @@
-"""Before only the new collection is searched: it is compared with what it was filled from."""
+"""Before the cut-over: compare the new collection with the records that filled it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.text import counted
 from rmvdb.types import Phase
 from rmvdb.upgrade import backfill_step
-from rmvdb.upgrade.compare import Verify, VerifyPosition, VerifyReport
+from rmvdb.upgrade.compare import Verify
 from rmvdb.upgrade.context import UpgradeContext
+from rmvdb.upgrade.report import VerifyPosition, VerifyReport
 
-#: Seconds after which a comparison that was interrupted begins anew.
+#: Seconds after which an interrupted comparison begins anew.
 COUNTS = 600.0
 
 
 def verify(context: UpgradeContext, upgrade: UpgradeRow, *, sample: int = 200) -> VerifyReport:
-    """Compare all of it, now; WrongPhase where nothing is moved yet."""
+    """Compare all of it, now.
+
+    Raises:
+        NotOwner: another registry has taken the gallery, or this one has gone back.
+        WrongPhase: nothing is moved yet.
+    """
+    context.owner.expect(context.gallery.name)
     if upgrade.phase == Phase.PLANNED:
         raise errors.WrongPhase(f"The upgrade is {upgrade.phase}: there is nothing to compare yet; go on with rmvdb upgrade")
     report = _compare(context, upgrade, sample=sample)
@@ -29,7 +36,7 @@ def verify(context: UpgradeContext, upgrade: UpgradeRow, *, sample: int = 200) -
 
 
 def check_of(context: UpgradeContext) -> Verify:
-    """What compares the collections of an upgrade."""
+    """Return the service that compares the collections of an upgrade."""
     services = context.services
     return Verify(
         registry=context.registry,
@@ -42,7 +49,12 @@ def check_of(context: UpgradeContext) -> Verify:
 
 
 def expect_verified(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyReport:
-    """Compare it, from where that was interrupted; VerifyFailed where anything differs."""
+    """Compare, from where an earlier comparison was interrupted.
+
+    Raises:
+        VerifyFailed: there is a difference.
+        RecordsMissing: more records are gone than another program's single deletions explain.
+    """
     begun = _begun(context, upgrade)
     context.say(f"verifying{', from where it stood' if begun else ''}")
 
@@ -52,7 +64,7 @@ def expect_verified(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyRepor
         )
 
     report = _compare(context, upgrade, begun=begun, keep=keep)
-    _forget(context, upgrade)  # whatever becomes of it now: another time all is compared
+    _forget(context, upgrade)  # the next comparison begins anew, whatever the result
     for sentence in report.unread:
         context.say(f"left out: {sentence}")
     if not report.ok:
@@ -65,23 +77,23 @@ def expect_verified(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyRepor
 
 
 def _expect_few_missing(context: UpgradeContext, upgrade: UpgradeRow, report: VerifyReport) -> None:
-    """RecordsMissing where more records vanished from the old collections than another program's single deletions."""
+    """Raise RecordsMissing if more records vanished from the old collections than another program's single deletions explain."""
     if not report.missing:
         return
     what = counted(report.missing, "record of the work list is", "records of the work list are")
-    told = f"{what} gone, such as {report.gone[0]!r}: no batch moved them and no client deleted them"
+    sentence = f"{what} gone, such as {report.gone[0]!r}: no batch moved them and no client deleted them"
     if too_many(
         report.missing, context.registry.progress(upgrade.id).total + report.missing, backfill_step.task(context, upgrade).missing
     ):
         raise errors.RecordsMissing(
-            f"{told}. If another program deleted them: rmvdb cutover --accept-missing. If another registry works on the same "
+            f"{sentence}. If another program deleted them: rmvdb cutover --accept-missing. If another registry works on the same "
             "collection: stop it first"
         )
-    context.say(told)
+    context.say(sentence)
 
 
 def _begun(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyPosition | None:
-    """Where one was interrupted a moment ago."""
+    """Return where a comparison was interrupted a short time ago."""
     kept = dict(context.registry.upgrade(upgrade.id).verifying or {})
     return VerifyPosition(**kept) if kept and context.registry.now() - kept.pop("at") < COUNTS else None
 

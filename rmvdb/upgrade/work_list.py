@@ -1,4 +1,4 @@
-"""The work list: which records are moved, in batches, and in which order."""
+"""The work list: the batches of records to move, in their order."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ import numpy as np
 import numpy.typing as npt
 
 from rmvdb.planning.plan import Question
-from rmvdb.registry.codec import leg_from_json, unpack_ids
+from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.tables import BatchRow, UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.storage import files
 from rmvdb.storage.archive import ArchiveFile
 from rmvdb.types import BatchState, Id, Leg
 from rmvdb.upgrade import plan_step
-from rmvdb.upgrade.compare import hashes
 from rmvdb.upgrade.context import UpgradeContext
+from rmvdb.upgrade.id_hashes import hashes
 from rmvdb.upgrade.sorted_ids import batches_in_order
 
-#: Batches put on the work list in one transaction.
+#: Batches that are added to the work list in one transaction.
 LISTED_AT_ONCE = 50
-#: Batches that a gallery is split into at least: they move as a whole, so quality rises, and `--until` is met, in such steps.
+#: The fewest batches of a gallery. A batch moves as a whole, so quality rises, and `--until` is met, in such steps.
 STEPS = 50
-#: Unless batches would be smaller than this: each costs some 25 ms on Milvus Lite, whatever is in it.
+#: The smallest batch, even if that makes fewer steps. A batch costs some 25 ms on Milvus Lite, however small it is.
 LEAST_BATCH = 20
-#: Seconds between two notes of how far a list is.
-TOLD = 1.0
-#: No batch has such a number.
+#: Seconds between two notes of the progress of a list.
+NOTED_EVERY = 1.0
+#: A number after that of every batch.
 LAST = 2**62
 
 
 def list_work(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """Make the work list: batches in the order of their confidence, or of the archive for a roll back.
+    """Make the work list: batches in order of confidence, or in the archive's order for a roll back.
 
-    The oldest collection goes first: its records are searched with the poorest queries, and gain most.
+    The oldest collection comes first: its records are searched with the poorest queries, and gain most.
     """
     if upgrade.listed:
         return
-    context.registry.discard_list(upgrade.id, leader_token=context.leader_token)  # of a listing that was interrupted
+    context.registry.discard_list(upgrade.id, leader_token=context.leader_token)  # of an interrupted listing
     first = context.registry.next_priority(upgrade.id)
     work = _undone(context, upgrade) if upgrade.undoes else _in_order(context, upgrade)
     for batches in _chunks(work, LISTED_AT_ONCE):
@@ -53,7 +54,7 @@ def list_work(context: UpgradeContext, upgrade: UpgradeRow) -> None:
 def _in_order(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], None]]:
     begun = context.registry.listed_ids(upgrade.id)
     files.make_folder(context.services.folder, "home")
-    counted = [(leg, context.store.count(leg.collection)) for leg in map(leg_from_json, reversed(upgrade.plan["before"]))]
+    counted = [(leg, context.store.count(leg.collection)) for leg in reversed(upgrade.plan.legs(EpochName.BEFORE))]
     batch = min(context.services.batch, max(LEAST_BATCH, sum(count for _, count in counted) // STEPS))
     for leg in (leg for leg, count in counted if count):
         for ids in _ordered(context, upgrade, leg, begun, batch=batch):
@@ -61,18 +62,18 @@ def _in_order(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[tuple[li
 
 
 def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[Id], *, batch: int) -> Iterator[list[Id]]:
-    question = Question.of_upgrade(upgrade.plan["question"])
+    question = Question.of_upgrade(upgrade.plan.question)
     classifier = context.services.classifier(context.registry.version(leg.model))
     name, order = plan_step.planner(context).order(question, leg, classifier)
     context.say(f"listing the records of {leg.collection} in {name} order")
-    told = time.monotonic()
+    noted = time.monotonic()
 
     def progress(done: int, total: int) -> None:
-        nonlocal told
+        nonlocal noted
         context.check_stop()
         context.report(f"listing {leg.collection}", done, total)
-        if time.monotonic() - told > TOLD:
-            told = time.monotonic()
+        if time.monotonic() - noted > NOTED_EVERY:
+            noted = time.monotonic()
             far = {"collection": leg.collection, "done": done, "total": total}
             context.registry.set_upgrade(upgrade.id, listing=far, leader_token=context.leader_token)
 
@@ -89,14 +90,16 @@ def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[
 
 
 def newer(context: UpgradeContext, upgrade: UpgradeRow, collection: str, ids: Sequence[Id]) -> set[Id]:
-    """Those of these records that a newer old collection holds, too: each is listed once, where clients are shown it."""
+    """Return the ids that a newer old collection also holds. A record is listed once, from the collection that clients see."""
     before = itertools.takewhile(lambda each: each != collection, () if upgrade.lift else upgrade.old_collections)
     return {record.id for each in before for record in context.store.get(each, ids, fields=())}
 
 
 def _undone(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], Mapping[str, Any]]]:
-    """For a roll back: what each batch moved and the file with its old vectors; each id once, the last reading first. For what
-    no batch had decided to remove no file is needed: it is where it was, or another program deleted it."""
+    """For a roll back: the ids that each batch moved, with the files of their old vectors. Each id comes once, by its last batch.
+
+    Ids that no batch had decided to remove need no file: they are where they were, or another program deleted them.
+    """
     assert upgrade.undoes is not None  # noqa: S101 (the caller looked)
     seen = context.registry.listed_ids(upgrade.id)
     often = _often(context, upgrade.undoes)
@@ -108,14 +111,14 @@ def _undone(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[tuple[list
 
 
 def _often(context: UpgradeContext, upgrade: int) -> npt.NDArray[np.uint64]:
-    """Eight bytes of each id that several batches had: no others need be kept in memory to list each once."""
+    """Return hashes of the ids that several batches had. To list each id once, only these need to be kept in memory."""
     found = [hashes(ids) for _, ids in _moved(context, upgrade)]
     different, times = np.unique(np.concatenate([hashes([]), *found]), return_counts=True)
     return different[times > 1]
 
 
 def _moved(context: UpgradeContext, upgrade: int) -> Iterator[tuple[Mapping[str, Any], list[Id]]]:
-    """The files with the old vectors of each batch and what it moved, the last batch first; with none what it left there."""
+    """Read the batches, the last first: the files of old vectors with the moved ids, then no file with the ids that stayed."""
     before = LAST
     while page := context.registry.batches(upgrade, before=before):
         for row in page:
@@ -128,8 +131,10 @@ def _moved(context: UpgradeContext, upgrade: int) -> Iterator[tuple[Mapping[str,
 
 
 def _undecided(context: UpgradeContext, batch: BatchRow, removed: Set[Id]) -> list[Id]:
-    """What a batch has found in the old collections and did not decide to take out of them, as far as the archive can tell; what
-    it cannot comes late."""
+    """Return the ids that a batch found in the old collections and did not decide to remove, as far as the archive tells.
+
+    The others come late.
+    """
     files = (ArchiveFile(**file) for file in (batch.archive or {}).values())
     found = {reading.record.id for file in files for reading in context.services.archive.found(file)}
     return [id for id in unpack_ids(batch.ids) if id in found and id not in removed]

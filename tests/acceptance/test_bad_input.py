@@ -92,7 +92,7 @@ def test_two_commands_do_not_conduct_the_same_upgrade(project: Project) -> None:
     first = project.start(*NAIVE, "--sample", "70")
     try:
         _wait_for(first, "backfilling")
-        refused(project, *NAIVE, code=2, saying="is at work on this upgrade; watch it with rmvdb status --watch")
+        refused(project, *NAIVE, code=2, saying="works on this upgrade; watch it with rmvdb status --watch")
     finally:
         first.terminate()
         first.communicate(timeout=60)

@@ -104,6 +104,27 @@ def test_verify_repairs_what_was_lost_and_keeps_what_no_write_is_known_of_once_i
     assert half.json("status")["phase"] == "cut over"
 
 
+def test_verify_repairs_what_the_archive_has_no_more_from_the_old_collection_and_from_the_source(half: Project) -> None:
+    old, new = (each["name"] for each in half.json("gallery", "show")["collections"])
+    with half.opened() as opened:
+        back, bare, *_ = next(opened.store.scan(new, fields=None, vector=True))
+        any_vector = next(opened.store.scan(old, vector=True))[0].vector
+        opened.store.upsert(old, [replace(back, vector=any_vector)])  # as after the engine has gone back
+        opened.store.delete(new, [back.id, bare.id])
+    for path in (half.folder / ".rmvdb" / "archive").rglob("*.parquet"):
+        path.write_bytes(b"damaged")
+    asked = half.run("verify", "--repair", code=2).stdout
+    assert f"Put back 1 record from the old collection; restore 1 record from the source alone, such as {bare.id}" in asked
+    said = half.ask("verify", "--repair", "--yes").stdout
+    assert f"1 record was restored from the source, without the fields that nothing holds any more: {bare.id}" in said
+    assert said.endswith("0 differences\n")
+    with half.opened() as opened:
+        held = {each.id: each for each in opened.store.get(new, [back.id, bare.id], vector=True)}
+    assert held[back.id].fields == back.fields
+    assert held[bare.id].fields != bare.fields
+    assert held[bare.id].vector == pytest.approx(bare.vector, abs=1e-6)
+
+
 def test_doctor_names_a_collection_whose_rows_wait_for_their_index(half: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MilvusStore, "segments", lambda *_: Segments(rows=9_000, waiting=7_000, exact=2_500))
     said = half.ask("doctor", code=1).stdout
@@ -209,7 +230,7 @@ def test_a_collection_of_others_is_neither_filled_nor_dropped_by_an_upgrade_that
         opened.store.create(schema, Index(type="FLAT"))
         opened.store.upsert(schema.collection, [Record(id=1, vector=np.ones(20, np.float32), fields={})])
         refused = project.ask(*NAIVE, code=2).stderr
-        there = "Collection 'things_v2_u1_chance' is there already and holds records"
+        there = "Collection 'things_v2_u1_chance' exists already and holds records"
         assert f"{there}; give the upgrade up with rmvdb rollback" in refused
         project.ask("rollback")
         assert opened.store.count(schema.collection) == 1
@@ -257,7 +278,7 @@ def test_the_new_collection_is_called_as_asked(project: Project) -> None:
     for name, why in (
         ("2nd", "cannot be called '2nd'"),
         ("rmvdb_owner_of_x", "do not begin with rmvdb_owner_of_"),
-        (old, "There is, or was"),
+        (old, f"Collection '{old}' exists, or existed"),
     ):
         assert why in project.ask(*NAIVE, "--collection", name, code=2).stderr
     assert project.json("history") == []

@@ -71,7 +71,7 @@ def test_the_time_left_is_until_it_is_as_far_as_was_asked_and_ends_there(tmp_pat
 
 
 def test_who_makes_the_work_list_and_how_far_it_is_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmvdb.upgrade.work_list.TOLD", 0.0)
+    monkeypatch.setattr("rmvdb.upgrade.work_list.NOTED_EVERY", 0.0)
     gallery = make(tmp_path)
     registry, upgrade, seen = gallery.registry, gallery.upgrade.id, list[str]()
     registry.discard_list(upgrade)

@@ -72,7 +72,7 @@ def test_a_gallery_of_an_older_rmvdb_is_marked_by_db_upgrade_and_taken_by_whoeve
         app.store.drop(mark_of(collection))
     stranger.ask(*adopt(stranger, collection))
 
-    for words in (NAIVE, ("doctor",)):
+    for words in (NAIVE, ("doctor",), ("gallery", "source", "things", "call:models:items")):
         told = project.ask(*words, code=None)
         assert told.returncode != 0
         assert "of another registry" in told.stdout + told.stderr

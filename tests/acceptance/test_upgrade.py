@@ -314,7 +314,7 @@ def test_a_worker_that_knew_another_collection_of_that_name_leaves_no_field_behi
     project.ask(*NAIVE, "-g", "mine", "--execute", *(("--detach",) if leads else part))
     row = other.registry.active_upgrade(other.registry.gallery("mine").id)
     assert row is not None
-    other.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0})
+    other.registry.set_upgrade(row.id, plan=replace(row.plan, until=1.0))
 
     scheduler, stop = Scheduler(app, galleries=["mine"], window=Window(None), say=lambda _: None), threading.Event()
     worker = threading.Thread(target=scheduler.run, args=(stop,))

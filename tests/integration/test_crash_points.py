@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from rmvdb.errors import WrongPhase
 from rmvdb.registry import plans, schema
 from rmvdb.registry.mark import Owner, is_mark, mark_of
 from rmvdb.registry.registry import Registry
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.serving import announced_writes as writing_room
 from rmvdb.serving.client import Client
 from rmvdb.types import Id, IdType, Index, Metric, Phase, Record, Schema
@@ -76,7 +77,7 @@ def deploy(process: Process) -> None:
 def move(process: Process, until: float = 1.0) -> None:
     """All of the backfill, or a share of it; no cut-over."""
     deploy(process)
-    process.registry.set_upgrade(process.begin().id, plan=process.begin().plan | {"until": until, "cutover": False})
+    process.registry.set_upgrade(process.begin().id, plan=replace(process.begin().plan, until=until, cutover=False))
     process.conductor().advance(process.begin(), process.worker())
 
 
@@ -108,9 +109,9 @@ def at_the_switch(process: Process) -> None:
     """The share is reached from which on the old collection is searched in another way."""
     move_half(process)
     row = process.begin()
-    newest, old = row.plan["serving"]
-    later = [newest, old | {"write_with": "v1"}]
-    process.registry.set_upgrade(row.id, plan=row.plan | {"switch": 0.3, "later": later})
+    newest, old = row.plan.legs(EpochName.SERVING)
+    later = row.plan.with_epoch(EpochName.LATER, [newest, replace(old, write_with="v1")])
+    process.registry.set_upgrade(row.id, plan=replace(later, switch=0.3))
 
 
 def switch(process: Process) -> None:
@@ -167,7 +168,7 @@ def expect_switched(world: World) -> None:
     """The old collection is searched in that way, and the rest goes on."""
     process = world.process()
     row = process.begin()
-    assert (row.plan["switch"], row.plan["serving"]) == (None, row.plan["later"])
+    assert (row.plan.switch, row.plan.legs(EpochName.SERVING)) == (None, row.plan.legs(EpochName.LATER))
     assert process.registry.plan("texts").legs[1].write_with == "v1"
     expect_moved(world)
 
@@ -207,7 +208,7 @@ def third_rolled_back(process: Process) -> None:
     move_half(process)
     supersede(process)
     conductor, row = process.conductor(), process.begin(to="v3")
-    process.registry.set_upgrade(row.id, plan=row.plan | {"until": 0.5, "cutover": False})
+    process.registry.set_upgrade(row.id, plan=replace(row.plan, until=0.5, cutover=False))
     conductor.advance(process.begin(to="v3"), process.worker())
     roll_back(process)
 

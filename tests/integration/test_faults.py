@@ -325,7 +325,7 @@ def test_a_search_that_outlives_cut_over_and_clean_up_is_asked_again(gallery: Ga
 def test_what_is_asked_of_an_upgrade_while_it_backfills_holds(gallery: Gallery) -> None:
     def later() -> None:
         row = gallery.registry.upgrade(gallery.upgrade.id)
-        gallery.registry.set_upgrade(row.id, plan=row.plan | {"cutover": False})
+        gallery.registry.set_upgrade(row.id, plan=replace(row.plan, cutover=False))
 
     gallery.store.before = once("upsert", gallery.task.new[0], later)
     row = gallery.conductor().advance(gallery.upgrade, gallery.worker())

@@ -28,7 +28,7 @@ from rmvdb.serving.announced_writes import Writes
 from rmvdb.serving.client import Client
 from rmvdb.timing import WRITE_LASTS
 from rmvdb.types import Id, Phase, Record
-from rmvdb.upgrade import change_epoch, clean_up, deploy, keep_original, repair, verify
+from rmvdb.upgrade import change_epoch, clean_up, deploy, keep_original, verify
 from rmvdb.upgrade.copy_collection import PASSES
 from rmvdb.upgrade.status import status
 from tests.integration.test_rebuild import lose, rebuilding
@@ -192,7 +192,7 @@ def test_what_an_engine_that_has_gone_back_lost_is_found_and_put_back(gallery: G
     deploying_only = gallery.registry.upgrade(go_on(gallery, begun).id)
     filled = deploying_only.new_collection
     before = gallery.records(filled)
-    gallery.registry.set_upgrade(begun.id, plan=deploying_only.plan | {"until": 1.0})
+    gallery.registry.set_upgrade(begun.id, plan=replace(deploying_only.plan, until=1.0))
     conductor = gallery.conductor()
     conductor.backfill(gallery.registry.upgrade(begun.id), gallery.worker(), until=1.0)
     gone = sorted(set(gallery.source.of) - {id for row in gallery.registry.batches(begun.id)[:2] for id in unpack_ids(row.ids)})
@@ -202,7 +202,7 @@ def test_what_an_engine_that_has_gone_back_lost_is_found_and_put_back(gallery: G
     row = gallery.registry.upgrade(begun.id)
     report = verify.verify(conductor, row)
     assert report.problems >= (len(gone) if row.in_place else 1)
-    lost = repair.lost(conductor, row)
+    lost = conductor.lost(row)
     assert sorted(id for ids in lost.archived.values() for id in ids) == gone
     conductor.repair(row, lost, gallery.worker())
     assert verify.verify(conductor, row).ok
@@ -229,7 +229,7 @@ def test_what_other_programs_insert_or_delete_in_the_original_is_done_before_the
     for gone in (moved, waiting):
         gallery.store.delete(ORIGINAL, [gone])
         gallery.source.of.pop(gone)
-    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+    gallery.registry.set_upgrade(row.id, plan=replace(row.plan, until=1.0, cutover=True))
     row = go_on(gallery, row)
     assert row.phase == Phase.CUT_OVER
     expect_holds(gallery, row.new_collection, "v2")
@@ -540,7 +540,7 @@ def test_a_conductor_that_dies_once_the_new_collection_is_served_does_not_copy_a
     with gallery.client() as client:
         assert client.plan.legs[0].collection == row.new_collection
         assert [record.fields["n"] for record in client.get([3])] == [1]
-    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+    gallery.registry.set_upgrade(row.id, plan=replace(row.plan, until=1.0, cutover=True))
     go_on(gallery, row)
     expect_holds(gallery, row.new_collection, "v2")
     expect_original(gallery)
@@ -570,7 +570,7 @@ def test_a_client_that_dies_between_the_mirror_and_the_rest_leaves_no_difference
         gallery.source.of = {each: text for each, text in gallery.source.of.items() if (each, kind) != (id, "delete")}
         if kind == "upsert":
             gallery.source.of[id] = "cut off"
-        gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+        gallery.registry.set_upgrade(row.id, plan=replace(row.plan, until=1.0, cutover=True))
         row = go_on(gallery, row)
         assert row.phase == Phase.CUT_OVER
         assert gallery.records(row.new_collection).keys() == gallery.records(ORIGINAL).keys()
@@ -633,7 +633,7 @@ def test_what_a_client_deleted_stays_out_though_another_program_put_it_back(gall
     with gallery.client() as client:
         client.delete(2)
     gallery.store.upsert(ORIGINAL, [Record(id=2, vector=vector("v1", text), fields={"n": 2})])
-    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+    gallery.registry.set_upgrade(row.id, plan=replace(row.plan, until=1.0, cutover=True))
     row = go_on(gallery, row)
     assert row.phase == Phase.CUT_OVER
     expect_holds(gallery, row.new_collection, "v2")
@@ -697,7 +697,7 @@ def test_the_registry_may_be_lost_meanwhile(gallery: Gallery, moment: str) -> No
         assert client.count() == len(gallery.source.of)
     if back_row is None:
         plan = gallery.registry.upgrade(row.id).plan
-        gallery.registry.set_upgrade(row.id, plan=plan | {"until": 1.0, "cutover": True})
+        gallery.registry.set_upgrade(row.id, plan=replace(plan, until=1.0, cutover=True))
         go_on(gallery, row)
         expect_holds(gallery, row.new_collection, "v2")
         back_row = gallery.conductor().roll_back(gallery.registry.upgrade(row.id))
@@ -743,7 +743,7 @@ def test_a_schedule_changes_what_is_searched_and_the_original_is_kept_all_the_wh
     with busy(gallery) as wrong:
         row = go_on(gallery, conductor.begin(question, plan, gallery.worker(), until=0.2, cutover=False))
         early = gallery.registry.plan("texts")
-        gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 0.6})
+        gallery.registry.set_upgrade(row.id, plan=replace(row.plan, until=0.6))
         row = go_on(gallery, row)
         later = gallery.registry.plan("texts")
         back(gallery, row)
@@ -794,7 +794,7 @@ def test_what_another_program_deletes_and_inserts_again_is_found(gallery: Galler
     assert 2 not in gallery.records(*keep_original.beside(row))
     gallery.source.of[2] = "again"
     gallery.store.upsert(ORIGINAL, [Record(id=2, vector=vector("v1", "again"), fields={"n": 5})])
-    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+    gallery.registry.set_upgrade(row.id, plan=replace(row.plan, until=1.0, cutover=True))
     row = go_on(gallery, row)
     assert row.phase == Phase.CUT_OVER
     assert gallery.records(row.new_collection)[2].fields == {"n": 5}
@@ -824,7 +824,7 @@ def test_a_look_that_ends_while_it_takes_a_record_in_forgets_no_deletion(
     gallery.store.delete(ORIGINAL, [2])
     gallery.source.of.pop(2)
     grow_old(gallery.registry, seconds=WRITE_LASTS + 1)  # what it had announced is past its deadline
-    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+    gallery.registry.set_upgrade(row.id, plan=replace(row.plan, until=1.0, cutover=True))
     row = go_on(gallery, row)
     assert row.phase == Phase.CUT_OVER
     expect_holds(gallery, row.new_collection, "v2")
@@ -873,7 +873,7 @@ def test_a_record_that_was_taken_in_again_is_embedded_though_its_look_was_killed
         with pytest.raises(Crash):
             keep_original.agree(gallery.conductor(), row)
     grow_old(gallery.registry, seconds=WRITE_LASTS + 1)  # what it had announced is past its deadline
-    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 1.0, "cutover": True})
+    gallery.registry.set_upgrade(row.id, plan=replace(row.plan, until=1.0, cutover=True))
     row = go_on(gallery, row)
     assert row.phase == Phase.CUT_OVER
     expect_holds(gallery, row.new_collection, "v2")

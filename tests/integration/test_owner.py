@@ -18,7 +18,9 @@ from rmvdb.registry.registry import Registry
 from rmvdb.serving.client import Client
 from rmvdb.types import BatchState, Id, Index, Phase
 from rmvdb.upgrade.status import status
+from tests.integration.test_scheduler import at_work
 from tests.support.inprocess import DIMS, TIMES, Gallery, drive, make, vector
+from tests.support.waiting import wait_until
 
 FILE = "registry.sqlite"
 
@@ -197,9 +199,9 @@ def test_what_a_client_wrote_stays_though_the_registry_goes_back_to_before_it(tm
         conductor.advance(gallery.upgrade, gallery.worker())
     row = gallery.registry.upgrade(gallery.upgrade.id)
     found = conductor.lost(row)
-    assert found.unknown == [99]
+    assert found.unexplained.unknown == [99]
     conductor.repair(row, found, gallery.worker())
-    assert conductor.lost(row).unknown == []
+    assert conductor.lost(row).unexplained.unknown == []
     conductor.advance(row, gallery.worker())
     assert gallery.registry.upgrade(gallery.upgrade.id).phase == Phase.CUT_OVER
 
@@ -224,7 +226,13 @@ def test_a_registry_that_forgot_the_last_write_of_a_record_ends_its_upgrade_all_
         conductor.advance(gallery.upgrade, gallery.worker())
     row = gallery.registry.upgrade(gallery.upgrade.id)
     found = conductor.lost(row)
-    assert (found.archived, found.unknown, sorted(map(int, found.changed)), found.absent) == ({}, [], [3, 5], [4])
+    unexplained = found.unexplained
+    assert (found.archived, unexplained.unknown, sorted(map(int, unexplained.changed)), unexplained.absent) == (
+        {},
+        [],
+        [3, 5],
+        [4],
+    )
     conductor.repair(row, found, gallery.worker())
     conductor.advance(row, gallery.worker())
     assert gallery.registry.upgrade(gallery.upgrade.id).phase == Phase.CUT_OVER
@@ -333,3 +341,36 @@ def test_a_rebuilt_registry_goes_on_after_what_the_lost_one_wrote(tmp_path: Path
     Owner(new, gallery.store).settle("texts")
     with pytest.raises(NotOwner):  # a client of a copy of the lost one
         Owner(gallery.registry, gallery.store).expect("texts")
+
+
+def test_verify_looks_whose_the_gallery_is_before_it_reads(tmp_path: Path) -> None:
+    gallery = make(tmp_path)
+    other = another(tmp_path / "other")
+    drive(gallery)
+    Owner(other, gallery.store).take_over("texts", ["texts_v1", "texts_v2"], lambda: None)
+    read: list[str] = []
+    gallery.store.looked = lambda _, collection: read.append(collection)
+
+    row = gallery.registry.upgrade(gallery.upgrade.id)
+    for step in (gallery.verify, lambda: gallery.conductor().lost(row)):
+        with pytest.raises(NotOwner, match="of another registry"):
+            step()
+    assert read == []
+
+
+def test_a_worker_with_nothing_to_do_says_that_another_registry_has_taken_a_gallery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, however long it waits."""
+    gallery = make(tmp_path)
+    other = another(tmp_path / "other")
+    gallery.conductor().advance(gallery.upgrade, gallery.worker())
+    monkeypatch.setattr(mark, "LOOK", 0.5)
+    with at_work(gallery) as said:
+        time.sleep(2.0)
+        assert said == []
+        Owner(other, gallery.store).take_over("texts", ["texts_v1", "texts_v2"], lambda: None)
+        wait_until(lambda: bool(said))
+        time.sleep(2.5)
+    assert len(said) == 1
+    assert "belongs to gallery 'texts' of another registry" in said[0]

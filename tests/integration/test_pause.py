@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +282,7 @@ def test_a_third_version_takes_the_place_of_an_upgrade_that_is_being_verified(
 
 def test_no_time_is_left_once_it_is_as_far_as_was_asked(tmp_path: Path) -> None:
     gallery = make(tmp_path)
-    gallery.registry.set_upgrade(gallery.upgrade.id, plan=gallery.upgrade.plan | {"until": 0.5, "cutover": False})
+    gallery.registry.set_upgrade(gallery.upgrade.id, plan=replace(gallery.upgrade.plan, until=0.5, cutover=False))
     gallery.worker().run(gallery.task, gallery.backfill, until=0.5)
     gallery.registry.renew("another", gallery.upgrade.id, lease=60.0)
     now = status(gallery.registry, gallery.registry.gallery("texts"))

@@ -26,6 +26,7 @@ from rmvdb.learning.method import Method
 from rmvdb.planning.plan import Question
 from rmvdb.registry.mark import mark_of
 from rmvdb.registry.tables import UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.serving.client import Client
 from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.timing import uptime
@@ -289,7 +290,7 @@ def test_a_gallery_is_moved_in_many_batches_however_small_it_is(
 def test_a_conductor_that_is_suspended_while_it_lists_lists_no_record_twice(gallery: Gallery, moment: str) -> None:
     """For so long that another takes its place, makes the list, begins and hands the leadership back."""
     row, first = gallery.upgrade, gallery.conductor()
-    gallery.registry.set_upgrade(row.id, listed=False, plan=row.plan | {"until": 0.25, "cutover": False})
+    gallery.registry.set_upgrade(row.id, listed=False, plan=replace(row.plan, until=0.25, cutover=False))
     unlisted = gallery.registry.upgrade(row.id)
     first.leader_token = gallery.registry.lead(row.id, "first", 0.001)
     time.sleep(0.01)
@@ -317,8 +318,9 @@ def test_a_conductor_that_is_suspended_before_it_serves_leads_nobody_back(
     gallery = make(tmp_path, deployed=step != "deploy")
     row, first, real, ended = gallery.upgrade, gallery.conductor(), change_epoch.serve, list[UpgradeRow]()
     if step == "switch":
-        new, old = row.plan["serving"]
-        gallery.registry.set_upgrade(row.id, plan=row.plan | {"switch": 0.3, "later": [new, old | {"write_with": "v1"}]})
+        new, old = row.plan.legs(EpochName.SERVING)
+        later = row.plan.with_epoch(EpochName.LATER, [new, replace(old, write_with="v1")])
+        gallery.registry.set_upgrade(row.id, plan=replace(later, switch=0.3))
     elif step == "roll back":
         back = gallery.conductor().roll_back(gallery.conductor().advance(row, gallery.worker()))
         assert back is not None
@@ -394,7 +396,9 @@ def test_a_client_that_cannot_serve_the_next_plan_keeps_no_worker_from_other_gal
         return gallery.conductor()
 
     settings = SimpleNamespace(backfill=SimpleNamespace(lease=1.6))
-    app = SimpleNamespace(worker=gallery.worker, registry=gallery.registry, conductor=conductor, settings=settings)
+    app = SimpleNamespace(
+        worker=gallery.worker, registry=gallery.registry, store=gallery.store, conductor=conductor, settings=settings
+    )
     made = daemon.Scheduler(app, galleries=(), window=Window(None), say=said.append)  # type: ignore[arg-type]
     monkeypatch.setattr(made, "_upgrades", lambda: {"texts": gallery.upgrade.id, "others": gallery.upgrade.id})
     monkeypatch.setattr(made, "_once", lambda *_: said.append)  # it asks for the gallery's epoch, and there are no others
@@ -410,18 +414,18 @@ def test_a_copy_is_put_off_for_a_client_that_cannot_load_the_model(tmp_path: Pat
     """Nothing is copied yet: another gallery has its turn, though one collection alone is searched."""
     gallery = make(tmp_path, deployed=False, times=TIMES | {"max_age": 60.0})
     gallery.registry.refresh("texts", client="web", ready=0, trouble="No module named v2", holds=1)
-    served = gallery.upgrade.plan["serving"]
-    copying = [{**served[0], "searched": False}, served[1]]
-    gallery.registry.set_upgrade(gallery.upgrade.id, plan=gallery.upgrade.plan | {"copying": copying})
+    new, old = gallery.upgrade.plan.legs(EpochName.SERVING)
+    copying = [replace(new, searched=False), old]
+    gallery.registry.set_upgrade(gallery.upgrade.id, plan=gallery.upgrade.plan.with_epoch(EpochName.COPYING, copying))
     conductor = gallery.conductor()
     conductor.patience = 0.3
     late = threading.Timer(20.0, conductor.stop.set)
     late.start()
     for _ in range(2):  # the second try goes on with the same epoch
         with pytest.raises(errors.NotServed, match="Epoch 2 waits: client web cannot serve epoch 2 yet: No module named v2"):
-            change_epoch.serve(conductor, gallery.registry.upgrade(gallery.upgrade.id), "copying")
+            change_epoch.serve(conductor, gallery.registry.upgrade(gallery.upgrade.id), EpochName.COPYING)
     gallery.registry.leave("web")
-    assert change_epoch.serve(conductor, gallery.registry.upgrade(gallery.upgrade.id), "copying") == 2
+    assert change_epoch.serve(conductor, gallery.registry.upgrade(gallery.upgrade.id), EpochName.COPYING) == 2
     assert not gallery.registry.upgrade(gallery.upgrade.id).reason
     late.cancel()
     gallery.registry.close()
@@ -496,12 +500,12 @@ def test_a_cut_over_that_is_forced_counts_for_whoever_conducts_it(gallery: Galle
 def test_a_cut_over_that_cannot_be_is_refused_at_once_and_noted_nowhere(gallery: Gallery) -> None:
     """Though another process conducts the upgrade."""
     registry, upgrade = gallery.registry, gallery.upgrade.id
-    registry.set_upgrade(upgrade, plan=gallery.upgrade.plan | {"until": 0.5, "cutover": False})
+    registry.set_upgrade(upgrade, plan=replace(gallery.upgrade.plan, until=0.5, cutover=False))
     registry.lead(upgrade, "another", 60.0)
     with pytest.raises(errors.WrongPhase, match="asked to stop at 0 of 40 records; run rmvdb upgrade without --until"):
         gallery.conductor().finish(gallery.upgrade, gallery.worker())
     row = registry.upgrade(upgrade)
-    assert (row.reason, row.plan["cutover"]) == ("", False)
+    assert (row.reason, row.plan.cutover) == ("", False)
 
 
 def test_status_says_whom_an_upgrade_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -537,7 +541,7 @@ def test_a_cut_over_that_waits_for_the_end_of_a_pause_says_so(gallery: Gallery) 
 
 def test_longer_times_count_once_the_upgrade_goes_on_and_for_every_worker(gallery: Gallery) -> None:
     row = gallery.upgrade
-    gallery.registry.set_upgrade(row.id, plan=row.plan | {"until": 0.0, "cutover": False})
+    gallery.registry.set_upgrade(row.id, plan=replace(row.plan, until=0.0, cutover=False))
     gallery.times = TIMES | {"longest_search": 3.0}
     for _ in range(2):
         gallery.conductor().advance(row, gallery.worker())

@@ -324,7 +324,7 @@ def test_two_do_not_rebuild_at_once(gallery: Gallery) -> None:
     refused: list[str] = []
 
     def beside(_: str) -> None:
-        with pytest.raises(errors.RegistryError, match="Another rmvdb registry rebuild is at work") as caught:
+        with pytest.raises(errors.RegistryError, match="Another rmvdb registry rebuild works") as caught:
             rebuilding(gallery).run()
         refused.append(str(caught.value))
 

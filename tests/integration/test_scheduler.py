@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +19,8 @@ from rmvdb.app.window import Window
 from rmvdb.backfill.throttle import Limits
 from rmvdb.learning.method import Method
 from rmvdb.planning.plan import Question
-from rmvdb.registry.codec import leg_to_json
 from rmvdb.registry.tables import UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.storage.archive import EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import BatchState, IdType, Index, Leg, Metric, Phase, Record, Schema
@@ -48,7 +48,7 @@ def test_what_was_asked_for_is_done_once_and_goes_on_when_more_is(
     registry, upgrade, led = gallery.registry, gallery.upgrade.id, list[str]()
     lead = registry.lead
     monkeypatch.setattr(registry, "lead", lambda *args, **options: led.append(args[1]) or lead(*args, **options))
-    registry.set_upgrade(upgrade, plan=gallery.upgrade.plan | asked)
+    registry.set_upgrade(upgrade, plan=replace(gallery.upgrade.plan, **asked))
     with at_work(gallery):
         wait_until(lambda: registry.progress(upgrade).done == done and registry.progress(upgrade).begun == 0)
         time.sleep(2.0)  # it may be at the end of its last look
@@ -82,12 +82,11 @@ def another(gallery: Gallery, name: str, *, records: int = 20) -> UpgradeRow:
     registry.add_collection(row.id, model="v2", schema=shapes["v2"], search={})
     legs = [Leg(collection=f"{name}_{each}", model=each, metric=Metric.COSINE, embedder=each) for each in ("v2", "v1")]
     question = Question(gallery=name, from_version="v1", to_version="v2", method=Method.NAIVE, order="random")
-    served = {"serving": legs, "final": legs[:1], "before": legs[1:]}
-    plan = {each: [leg_to_json(leg) for leg in some] for each, some in served.items()}
+    epochs = {EpochName.SERVING: tuple(legs), EpochName.FINAL: tuple(legs[:1]), EpochName.BEFORE: tuple(legs[1:])}
     upgrade = registry.add_upgrade(
         gallery_id=row.id, from_version="v1", to_version="v2", old_collections=[f"{name}_v1"], new_collection=f"{name}_v2",
         phase=Phase.PLANNED, method="naive", order="random",
-        plan=plan | {"question": asdict(question), "until": 1.0, "cutover": True},
+        plan=UpgradePlan(epochs=epochs, question=asdict(question)),
     )  # fmt: skip
     registry.add_batches(upgrade.id, [(ids[at : at + 5], None) for at in range(0, records, 5)], first=1)
     registry.set_upgrade(upgrade.id, listed=True)
@@ -112,7 +111,9 @@ def at_work(
         return Conductor(name, services, **options)  # type: ignore[arg-type]
 
     settings = SimpleNamespace(backfill=SimpleNamespace(lease=lease))
-    app = SimpleNamespace(registry=gallery.registry, conductor=conductor, worker=lambda: worker, settings=settings)
+    app = SimpleNamespace(
+        registry=gallery.registry, store=gallery.store, conductor=conductor, worker=lambda: worker, settings=settings
+    )
     scheduler = Scheduler(app, galleries=galleries, window=Window(None), say=said.append)  # type: ignore[arg-type]
     thread = threading.Thread(target=scheduler.run, args=(stop,))
     thread.start()

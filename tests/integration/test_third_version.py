@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from rmvdb.registry.tables import BatchRow, UpgradeRow
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import BatchState, Id, Item, Phase, Record
 from rmvdb.upgrade import change_epoch, verify
-from rmvdb.upgrade.compare import VerifyReport
 from rmvdb.upgrade.context import UpgradeContext
+from rmvdb.upgrade.report import VerifyReport
 from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import Crash, Gallery, die_and_drive_again, drive, make, vector
 from tests.support.waiting import run_out
@@ -226,7 +227,7 @@ def test_a_plan_measures_on_nothing_that_was_trained_on_before(tmp_path: Path) -
     gallery.worker().run(gallery.task, gallery.backfill, until=0.5)  # 1 to 150
     before = set(range(51, 201))
     trained_on = Artifacts(tmp_path / "artifacts").put(pack_ids(before), suffix="ids")
-    gallery.registry.set_upgrade(gallery.upgrade.id, plan=gallery.upgrade.plan | {"trained_on": trained_on})
+    gallery.registry.set_upgrade(gallery.upgrade.id, plan=replace(gallery.upgrade.plan, trained_on=trained_on))
     conductor = gallery.conductor()
     question = conductor.resolve(Question(gallery="texts", from_version="v2", to_version="v3", method=Method.RQT))
     plan = conductor.plan(question)

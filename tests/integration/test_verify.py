@@ -20,7 +20,8 @@ from rmvdb.serving.client import Client
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.types import BatchState, Item, Phase, Record, Vectors
 from rmvdb.upgrade import verify
-from rmvdb.upgrade.compare import Verify, VerifyPosition
+from rmvdb.upgrade.moved_batches import MovedBatches
+from rmvdb.upgrade.report import VerifyPosition
 from rmvdb.upgrade.status import status
 from tests.integration.test_faults import once
 from tests.support.inprocess import Gallery, TextEmbedder, drive, make, vector
@@ -80,10 +81,7 @@ def test_what_goes_on_while_it_is_looked_for_is_found_in_one_state_or_the_next(t
         return found
 
     made.registry.batches = batches  # type: ignore[method-assign]
-    comparison = Verify(
-        registry=made.registry, store=made.store, loaded_models=made.loaded_models, source=made.source, archive=made.archive
-    )
-    hashes = comparison._under_way(made.task, [])
+    hashes = MovedBatches(made.registry, made.archive).under_way(made.task, [])
     assert len(set(hashes.tolist())) == 10
     made.registry.close()
 

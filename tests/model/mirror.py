@@ -9,7 +9,7 @@
 | back, drop | deploy._serve_original: Registry.activate; Conductor.clean_up |
 | alone, drop | Conductor.clean_up: Registry.begin_clean_up, Registry.activate |
 | hand: announce, hold | Writes.alone_at, Writes.announced: Registry.open_intents, Registry.blocked |
-| differ, mend, withdraw | Mirror._mend, Mirror._take_in: store.get of both, store.upsert(copy), Registry.withdraw_intents |
+| differ, mend, withdraw | Mirror._repair, Mirror._take_in: store.get of both, store.upsert(copy), Registry.withdraw_intents |
 | look_in_original, out_new, out_copy | Mirror._take_out: store.get(original), store.delete of each |
 | taken_out | Writes.announced: Registry.close_intents |
 

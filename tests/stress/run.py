@@ -25,6 +25,7 @@ import rmvdb
 from rmvdb.errors import EngineUnavailable, NotOwner, WrongPhase
 from rmvdb.registry.engine import Away
 from rmvdb.registry.mark import Owner
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.types import Phase, Record
 from tests.stress.application import SHARDS, fields
 from tests.stress.engines import Breakable, Emptied, Freezable, Rewindable, Settable
@@ -257,8 +258,8 @@ class Run:
             row = self.app.registry.upgrades(self.app.registry.gallery("things").id)[-1]
         self.instant += bool(row.original)
         self.lifted += bool(row.lift)
-        self.scheduled += "later" in row.plan
-        kinds = ["keeps the original"] * bool(row.original) + ["follows a schedule"] * ("later" in row.plan)
+        self.scheduled += EpochName.LATER in row.plan.epochs
+        kinds = ["keeps the original"] * bool(row.original) + ["follows a schedule"] * (EpochName.LATER in row.plan.epochs)
         self.say(f"{row.from_version} → {row.to_version}: {', '.join([str(row.method), *kinds])}; to {ending}")
 
     def _insert_past_the_client(self, held: str) -> None:
@@ -296,7 +297,7 @@ class Run:
             if " is paused; " in err:  # the way out is `rmvdb resume`, which this run calls in time
                 time.sleep(0.5)
                 continue
-            killed = command.returncode == -signal.SIGKILL or "is at work on this upgrade" in err
+            killed = command.returncode == -signal.SIGKILL or "works on this upgrade" in err
             if not killed and not self._troubled(started, time.monotonic()):
                 raise Broken(f"rmvdb {' '.join(words)} ended with {command.returncode}:\n{out}\n{err}")
             if words[0] == "cleanup" and self._status()["phase"] == "ended":

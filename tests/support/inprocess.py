@@ -18,18 +18,18 @@ from rmvdb.engines.faiss import FaissStore
 from rmvdb.learning.method import Method
 from rmvdb.planning.plan import Question
 from rmvdb.protocols import Permit, always
-from rmvdb.registry.codec import leg_to_json
 from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.mark import is_mark
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.serving.client import Client
 from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.storage.archive import Archive, EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import Hit, Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
-from rmvdb.upgrade.compare import VerifyReport
 from rmvdb.upgrade.context import Services
+from rmvdb.upgrade.report import VerifyReport
 from rmvdb.upgrade.run import Conductor
 from tests.support.migrated import migrate
 
@@ -204,9 +204,8 @@ def make(
     registry.add_collection(gallery.id, model="v2", schema=shapes["v2"], search={})
     legs = [Leg(collection=f"texts_{name}", model=name, metric=Metric.COSINE, embedder=name) for name in ("v2", "v1")]
     question = Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE, order="random")
-    served = {"serving": legs, "final": legs[:1], "before": legs[1:]}
-    plan = {name: [leg_to_json(leg) for leg in some] for name, some in served.items()}
-    plan |= {"question": asdict(question), "until": 1.0, "cutover": True}
+    epochs = {EpochName.SERVING: tuple(legs), EpochName.FINAL: tuple(legs[:1]), EpochName.BEFORE: tuple(legs[1:])}
+    plan = UpgradePlan(epochs=epochs, question=asdict(question))
     upgrade = registry.add_upgrade(
         gallery_id=gallery.id, from_version="v1", to_version="v2", old_collections=["texts_v1"], new_collection="texts_v2",
         phase=Phase.PLANNED, method="naive", order="random", plan=plan,

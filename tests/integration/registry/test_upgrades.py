@@ -13,6 +13,7 @@ from rmvdb.errors import UpgradeRunning, WrongPhase
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import GalleryRow, UpgradeRow
+from rmvdb.registry.upgrade_plan import UpgradePlan
 from rmvdb.types import Leg, Phase
 from tests.support.photos import NEW, NEWEST, OLD, TIMES, add_gallery, add_upgrade, at_once, opened, set_aside, supersede
 
@@ -36,11 +37,15 @@ def test_what_depends_on_the_number_of_an_upgrade_is_registered_with_it_or_nothi
     with pytest.raises(ZeroDivisionError):
         add_upgrade(registry, gallery, details=crash)
     none = registry.upgrades()
-    row = add_upgrade(registry, gallery, details=lambda number: {"new_collection": f"u{number}", "plan": {"number": number}})
+    row = add_upgrade(
+        registry,
+        gallery,
+        details=lambda number: {"new_collection": f"u{number}", "plan": UpgradePlan(question={"number": number})},
+    )
     found = registry.upgrade(row.id)
 
     assert none == []
-    assert (found.new_collection, found.plan) == (f"u{row.id}", {"number": row.id})
+    assert (found.new_collection, found.plan.question) == (f"u{row.id}", {"number": row.id})
 
 
 def test_of_eight_that_begin_an_upgrade_at_once_one_does(registry: Registry, gallery: GalleryRow) -> None:
@@ -194,7 +199,7 @@ def test_an_upgrade_goes_on_with_the_writes_made_while_another_had_its_place(
 def test_phases_and_notes_make_the_history(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.set_upgrade(upgrade.id, paused=True, rate=50.0)
     registry.set_upgrade(upgrade.id, reason="the disk is full", note="stopped")
-    registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, plan={"until": 0.5})
+    registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER, plan=UpgradePlan(until=0.5))
     row = registry.upgrade(upgrade.id)
 
     assert [(each.phase, each.note) for each in registry.history(upgrade.id)] == [
@@ -202,7 +207,8 @@ def test_phases_and_notes_make_the_history(registry: Registry, upgrade: UpgradeR
         ("serving both", "stopped"),
         ("cut over", ""),
     ]
-    assert (row.phase, row.paused, row.rate, row.reason, row.plan) == ("cut over", True, 50.0, "the disk is full", {"until": 0.5})
+    assert (row.phase, row.paused, row.rate, row.reason) == ("cut over", True, 50.0, "the disk is full")
+    assert row.plan == UpgradePlan(until=0.5)
 
 
 def test_one_process_conducts_until_it_hands_over_or_falls_silent(registry: Registry, upgrade: UpgradeRow) -> None:

@@ -33,6 +33,7 @@ def test_a_gallery_that_cannot_go_on_keeps_no_worker_from_the_others(
 
     looks = {"a": 0, "b": 0}
     monkeypatch.setattr(scheduler, "_upgrades", lambda: {"a": 1, "b": 2})
+    monkeypatch.setattr(scheduler, "_watched", lambda: {"a": 1, "b": 2})
     monkeypatch.setattr(scheduler, "_seen", lambda gallery, upgrade: looks[gallery])
     monkeypatch.setattr(scheduler, "_tell", lambda upgrade: None)
     monkeypatch.setattr(scheduler, "_work", work)

@@ -1,0 +1,146 @@
+"""The records that were moved and are lost since, and where each can still be read."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rmvdb import errors
+from rmvdb.backfill.batches import Task
+from rmvdb.items.embedders import KNOWN_GOOD
+from rmvdb.items.sources import given
+from rmvdb.registry.codec import key
+from rmvdb.registry.tables import BatchRow, UpgradeRow
+from rmvdb.storage.archive import ArchiveFile, Reading
+from rmvdb.types import BatchState, Id, Record
+from rmvdb.upgrade import backfill_step, verify, work_list
+from rmvdb.upgrade.compare import UnexplainedRecords
+from rmvdb.upgrade.context import UpgradeContext
+from rmvdb.upgrade.moved_batches import moved_ids
+
+
+@dataclass(kw_only=True, slots=True)
+class Lost:
+    """The lost records by the place that still holds them: the first of these places, in this order."""
+
+    #: By batch: records that an old collection holds.
+    in_old: dict[int, list[Id]] = field(default_factory=dict)
+    #: By batch: records that the archive holds.
+    archived: dict[int, list[Id]] = field(default_factory=dict)
+    #: Records that the original holds, which is kept for an instant roll back.
+    in_original: list[Id] = field(default_factory=list)
+    #: Records of which only the source's item is left. Their fields are lost.
+    in_source: list[Id] = field(default_factory=list)
+    #: Records of which nothing is left.
+    for_good: list[Id] = field(default_factory=list)
+    #: The records of the new collection that differ from the known writes.
+    unexplained: UnexplainedRecords = field(default_factory=UnexplainedRecords)
+
+
+def count_of(by_batch: Mapping[int, Sequence[Id]]) -> int:
+    """Return how many records there are in all batches."""
+    return sum(map(len, by_batch.values()))
+
+
+def find_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
+    """Find the records that the new collections have lost, and those that differ from the known writes.
+
+    Raises:
+        NotOwner: another registry has taken the gallery, or this one has gone back.
+    """
+    context.owner.expect(context.gallery.name)
+    found = find_moved_and_lost(context, upgrade)
+    task = backfill_step.task(context, upgrade)
+    found.unexplained = verify.check_of(context).unexplained(task, context.check_stop)
+    return found
+
+
+def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
+    """Find the records that batches moved and that are lost, except for those that a client has written or deleted since."""
+    task, found, seen = backfill_step.task(context, upgrade), Lost(), set[Id]()
+    elsewhere: list[Id] = []
+    before = work_list.LAST
+    while page := context.registry.batches(upgrade.id, before=before, state=BatchState.RETIRED):
+        for row in page:  # the last batch that moved a record has its last reading
+            ids = [id for id in moved_ids(row) if id not in seen]
+            written = context.registry.announced(upgrade.id, ids)
+            read = functools.cache(functools.partial(_readings, context, row))
+            there = _kept_in_place(context, task, read, ids) if task.in_place else _held_by(context, task.new, ids)
+            missing = [id for id in ids if id not in there and key(id) not in written]
+            seen.update(ids if task.in_place else missing)
+            elsewhere += _sort(context, task, row.id, missing, read, found)
+            context.check_stop()
+        before = page[-1].id
+    _look_elsewhere(context, upgrade, task, elsewhere, found)
+    return found
+
+
+def _held_by(context: UpgradeContext, collections: Iterable[str], ids: Sequence[Id]) -> set[Id]:
+    if not ids:
+        return set()
+    return {record.id for name in set(collections) for record in context.store.get(name, ids, fields=())}
+
+
+def _kept_in_place(context: UpgradeContext, task: Task, read: Callable[[], Mapping[Id, Reading]], ids: Sequence[Id]) -> set[Id]:
+    """Return the ids that have, in place, the vector that their batch made.
+
+    If its archive file is damaged, an id that is there counts as kept.
+    """
+    readings = read() if ids else {}
+    stored = [record for name in task.new for record in context.store.get(name, ids, vector=True)] if ids else []
+    return {each.id for each in stored if each.id not in readings or readings[each.id].is_copied_to(each)}
+
+
+def _sort(
+    context: UpgradeContext, task: Task, batch: int, missing: Sequence[Id], read: Callable[[], Mapping[Id, Reading]], found: Lost
+) -> list[Id]:
+    """Note the missing records of a batch that an old collection or the archive holds. Return the others."""
+    if not missing:
+        return []
+    # An old collection comes first: another program may have changed a record there since it was archived.
+    in_old = set() if task.in_place else _held_by(context, task.old, missing)
+    readings = read() if len(in_old) < len(missing) else {}
+    for place, ids in (
+        (found.in_old, [id for id in missing if id in in_old]),
+        (found.archived, [id for id in missing if id not in in_old and id in readings]),
+    ):
+        if ids:
+            place[batch] = ids
+    return [id for id in missing if id not in in_old and id not in readings]
+
+
+def _look_elsewhere(context: UpgradeContext, upgrade: UpgradeRow, task: Task, ids: Sequence[Id], found: Lost) -> None:
+    """Look for records in the original that is kept, then in the source."""
+    kept = [upgrade.original] if upgrade.original and upgrade.undoes is None else []
+    in_original = _held_by(context, kept, ids)
+    found.in_original += [id for id in ids if id in in_original]
+    rest = [id for id in ids if id not in in_original]
+    items = _with_items(context, task, rest)
+    found.in_source += [id for id in rest if id in items]
+    found.for_good += [id for id in rest if id not in items]
+
+
+def _with_items(context: UpgradeContext, task: Task, ids: Sequence[Id]) -> set[Id]:
+    """Return the ids that the source has an item of, if the collection takes a record without fields."""
+    if not ids or context.services.source is None:
+        return set()
+    try:
+        context.store.fields_of(task.new[0], [Record(id=ids[0])])
+    except errors.Unwritable:  # a declared field must have a value, and nothing holds it
+        return set()
+
+    def known_good() -> list[Record]:
+        return next(context.store.scan(task.new[0], fields=None, page=KNOWN_GOOD), [])
+
+    found: set[Id] = set()
+    for start in range(0, len(ids), context.services.batch):
+        context.check_stop()
+        part = [Record(id=id) for id in ids[start : start + context.services.batch]]
+        found |= given(context.services.source, part, known_good=known_good)[0].keys()
+    return found
+
+
+def _readings(context: UpgradeContext, row: BatchRow) -> dict[Id, Reading]:
+    files = [ArchiveFile(**file) for file in (row.archive or {}).values()]
+    return {reading.record.id: reading for file in files for reading in context.services.archive.found(file)}

@@ -1,0 +1,57 @@
+"""The report of a comparison, and how far a comparison is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rmvdb.types import Id
+
+#: Problems that a report names. It counts the others.
+NAMED = 20
+
+
+@dataclass(kw_only=True, slots=True)
+class VerifyReport:
+    """The numbers of a comparison, and the differences."""
+
+    records: int = 0
+    fields_compared: int = 0
+    embedded_again: int = 0
+    #: Records that searches were asked for, by their own vectors.
+    searched: int = 0
+    #: Listed records that left the old collection without a batch and without a client's deletion.
+    missing: int = 0
+    #: The first of them.
+    gone: list[Id] = field(default_factory=list)
+    problems: int = 0
+    #: The first problems, a sentence each.
+    examples: list[str] = field(default_factory=list)
+    #: Damaged or missing archive files, a sentence each. Only the ids of their records were compared.
+    unread: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no difference."""
+        return not self.problems
+
+    def complain(self, sentence: str) -> None:
+        """Count a problem, and keep its sentence if there are few."""
+        self.problems += 1
+        if len(self.examples) < NAMED:
+            self.examples.append(sentence)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self) | {"ok": self.ok}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyPosition:
+    """How far a comparison is that has found no difference yet."""
+
+    #: The last batch whose records were compared, and the number of batches up to there.
+    batch: int = 0
+    batches: int = 0
+    fields_compared: int = 0
+    embedded_again: int = 0

@@ -1,0 +1,152 @@
+"""`rmvdb verify --repair`: lost records come back from whatever still holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmvdb.learning.method import Method
+from rmvdb.registry.codec import unpack_ids
+from rmvdb.registry.tables import UpgradeRow
+from rmvdb.types import Field, Id, Phase, Record
+from rmvdb.upgrade.lost import Lost
+from tests.integration.test_instant_rollback import begin, go_on
+from tests.support.inprocess import Gallery, drive, make, vector
+
+NEW, OLD = "texts_v2", "texts_v1"
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    """Forty texts, each with a field of its own, all of them moved."""
+    made = make(tmp_path)
+    made.store.upsert(OLD, [Record(id=id, vector=vector("v1", text), fields={"n": id}) for id, text in made.source.of.items()])
+    drive(made)
+    yield made
+    made.registry.close()
+
+
+def row(gallery: Gallery) -> UpgradeRow:
+    return gallery.registry.upgrade(gallery.upgrade.id)
+
+
+def lose_the_archive(gallery: Gallery) -> None:
+    """Its files are not what they were."""
+    for path in gallery.archive.folder.rglob("*.parquet"):
+        path.write_bytes(b"damaged")
+
+
+def ids(by_batch: dict[int, list[Id]]) -> list[Id]:
+    return sorted(id for some in by_batch.values() for id in some)
+
+
+def repaired(gallery: Gallery) -> tuple[Lost, list[str]]:
+    """What was lost, and what the repair said."""
+    said: list[str] = []
+    conductor = gallery.conductor()
+    conductor.say = said.append
+    lost = conductor.lost(row(gallery))
+    conductor.repair(row(gallery), lost, gallery.worker())
+    return lost, said
+
+
+def expect_whole(gallery: Gallery) -> None:
+    """Nothing is lost any more, and the upgrade ends."""
+    assert gallery.verify().problems == 0
+    assert gallery.conductor().lost(row(gallery)) == Lost()
+    assert gallery.conductor().advance(row(gallery), gallery.worker()).phase == Phase.CUT_OVER
+    gallery.expect_moved()
+
+
+@pytest.mark.parametrize("archive", ["whole", "damaged"])
+def test_a_record_that_an_old_collection_holds_is_moved_again_from_there(gallery: Gallery, archive: str) -> None:
+    """As after the engine went back: what left the old collection is there again, and what was copied is not."""
+    gallery.store.upsert(OLD, [Record(id=id, vector=vector("v1", f"t{id}"), fields={"n": id}) for id in (3, 4)])
+    gallery.store.delete(NEW, [3, 4])
+    if archive == "damaged":
+        lose_the_archive(gallery)
+    lost, said = repaired(gallery)
+    assert ids(lost.in_old) == [3, 4]
+    assert (lost.archived, lost.in_source, lost.for_good) == ({}, [], [])
+    assert "2 records were moved and lost since; putting back from the old collection" in said
+    assert {id: gallery.held()["new"][id].fields for id in (3, 4)} == {3: {"n": 3}, 4: {"n": 4}}
+    expect_whole(gallery)
+
+
+def test_a_record_of_which_only_the_item_is_left_is_restored_without_fields_and_named(gallery: Gallery) -> None:
+    gallery.store.delete(NEW, [3, 4])
+    lose_the_archive(gallery)
+    del gallery.source.of[4]
+    lost, said = repaired(gallery)
+    assert (lost.in_source, lost.for_good) == ([3], [4])
+    assert "1 record was restored from the source, without the fields that nothing holds any more: 3" in said
+    held = gallery.held()["new"]
+    assert held[3].vector == pytest.approx(vector("v2", "t3"), abs=1e-6)
+    assert held[3].fields == {}
+    assert 4 not in held
+
+
+def test_a_restored_item_counts_as_a_write_that_verification_believes(gallery: Gallery) -> None:
+    gallery.store.delete(NEW, [3])
+    lose_the_archive(gallery)
+    repaired(gallery)
+    expect_whole(gallery)
+
+
+def test_a_broken_item_keeps_no_other_record_from_being_restored(gallery: Gallery) -> None:
+    gallery.store.delete(NEW, [3, 4, 5])
+    lose_the_archive(gallery)
+    gallery.source.of[4] = "broken"
+    lost, said = repaired(gallery)
+    assert sorted(map(int, lost.in_source)) == [3, 4, 5]
+    assert any(each.startswith("record 4 is still lost: ") for each in said)
+    assert gallery.held()["new"].keys() == gallery.source.of.keys() - {4}
+
+
+def test_what_a_client_wrote_or_deleted_since_it_was_looked_for_is_left_alone(gallery: Gallery) -> None:
+    gallery.store.delete(NEW, [3, 4])
+    lose_the_archive(gallery)
+    conductor = gallery.conductor()
+    lost = conductor.lost(row(gallery))
+    gallery.source.of[3] = "newer"
+    with gallery.client() as client:
+        client.upsert([{"id": 3, "item": "newer", "n": 33}])
+        client.delete([4])
+    del gallery.source.of[4]
+    conductor.repair(row(gallery), lost, gallery.worker())
+    assert gallery.held()["new"][3].fields == {"n": 33}
+    expect_whole(gallery)
+
+
+def test_a_collection_that_takes_no_record_without_fields_gets_none(gallery: Gallery) -> None:
+    shape = gallery.store._collection(NEW).schema
+    object.__setattr__(shape, "fields", (Field(name="n", type="INT64"),))
+    gallery.store.delete(NEW, [3])
+    lose_the_archive(gallery)
+    lost, _ = repaired(gallery)
+    assert (lost.in_source, lost.for_good) == ([], [3])
+
+
+@pytest.mark.parametrize("method", [Method.NAIVE, Method.FCT])
+def test_a_record_that_only_the_original_holds_comes_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
+    """Its archive file is damaged; the original that is kept for an instant roll back has it whole."""
+    monkeypatch.setattr("rmvdb.planning.predict.LEAST_PAIRS", 20)
+    gallery = make(tmp_path, deployed=False)
+    gallery.conductor().roll_back(gallery.upgrade)
+    gallery.upgrade = go_on(gallery, begin(gallery, until=0.9, method=method))
+    batch = gallery.registry.batches(gallery.upgrade.id)[0]
+    moved = sorted(map(int, unpack_ids(batch.ids)))[:2]
+    gallery.store.delete(gallery.upgrade.new_collection, moved)
+    lose_the_archive(gallery)
+    lost, said = repaired(gallery)
+    assert sorted(map(int, lost.in_original)) == moved
+    assert "2 records were moved and lost since; putting back from the original" in said
+    held = gallery.records(gallery.upgrade.new_collection)
+    assert all(held[id].vector == pytest.approx(vector("v2", f"t{id}"), abs=1e-6) for id in moved)
+    assert all(held[id].fields == {"n": 0} for id in moved)
+    assert gallery.verify().problems == 0
+    gallery.registry.close()
