@@ -19,7 +19,8 @@ from rmvdb import errors
 from rmvdb.backfill.fate import Decision, Evidence, Fate, record_fate, too_many
 from rmvdb.canonical import unrankable
 from rmvdb.engines.finding import TOGETHER, not_found
-from rmvdb.items.embedders import KNOWN_GOOD, embed_checked, item_digest
+from rmvdb.items.check import KNOWN_GOOD, embed_checked
+from rmvdb.items.digest import item_digest
 from rmvdb.items.sources import given
 from rmvdb.protocols import Permit, Source, VectorStore
 from rmvdb.registry.codec import key, pack_ids, schema_from_json, unpack_ids

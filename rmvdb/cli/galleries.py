@@ -12,6 +12,7 @@ from rmvdb import errors
 from rmvdb.cli import output
 from rmvdb.cli.context import allow, open_app
 from rmvdb.cli.options import json_option
+from rmvdb.items import sources
 from rmvdb.text import counted
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ def gallery() -> None:
 @click.argument("name")
 @click.option("--model", "version", required=True, help="The model version of its vectors.")
 @click.option("--collection", help="Adopt this existing Milvus collection unchanged [default: create one].")
-@click.option(
-    "--source", metavar="SPEC", help="Where items come from: folder:photos/{id}.jpg, field:NAME, call:MODULE:F, sql:URL#SELECT …"
-)
+@click.option("--source", metavar="SPEC", help=f"Where items come from: {sources.forms()}.")
 @click.option("--id-type", type=click.Choice(["INT64", "VARCHAR"]), help="The type of ids in a new collection [default: INT64].")
 @click.option(
     "--field",
@@ -55,12 +54,12 @@ def gallery_add(
       rmvdb gallery add photos --model v1 --source "folder:photos/{id}.jpg"
       rmvdb gallery add photos --model v1 --collection my_photos --source "folder:photos/{id}.jpg"
     """
-    from rmvdb.catalog import catalog
+    from rmvdb.catalog import galleries
     from rmvdb.types import IdType
 
-    app = open_app()
+    app, compared = open_app(), list[str]()
     try:
-        row = catalog.add_gallery(
+        row = galleries.add_gallery(
             app.registry,
             app.store,
             app.loaded_models,
@@ -73,16 +72,17 @@ def gallery_add(
             loaded_source=_source(app, source) if source else None,
             chosen_index=app.settings.index_for(name),
             times=app.times,
+            say=compared.append,
         )
     except errors.CollectionMissing as exc:
         where = f"milvus.uri in {app.file or 'rmvdb.toml'} is {app.milvus_shown!r}"
         raise errors.CollectionMissing(f"{exc}; {where}: name your Milvus there if the collection is in another one") from exc
-    allow(app, _code(source))
+    allow(app, sources.code_of(source))
     held = app.registry.collections(row.id)[-1]
     whose = "adopted" if held.adopted else "made by rmvdb"
     output.echo(f"gallery {row.name}: collection {held.name} ({whose}), model version {held.model}")
-    if held.adopted and source:
-        output.echo(f"  {catalog.check_vectors(app.registry, app.store, app.loaded_models, row, _source(app, source))}")
+    for each in compared:
+        output.echo(f"  {each}")
     chosen = app.settings.index_for(name)
     if held.adopted and chosen.search and not held.search:
         output.echo(
@@ -100,8 +100,6 @@ def gallery_list(as_json: bool) -> None:
     Example:
       rmvdb gallery list
     """
-    from rmvdb.items import sources
-
     app = open_app()
     rows = [
         {
@@ -128,8 +126,6 @@ def gallery_show(name: str | None, as_json: bool) -> None:
     Example:
       rmvdb gallery show photos
     """
-    from rmvdb.items import sources
-
     app = open_app()
     row = app.registry.gallery(app.gallery_name(name))
     collections = [
@@ -163,13 +159,13 @@ def gallery_source(name: str, spec: str) -> None:
     Example:
       rmvdb gallery source photos "folder:photos/{id}.jpg"
     """
-    from rmvdb.catalog import catalog
+    from rmvdb.catalog import checks
 
     app = open_app()
     row, source = app.registry.gallery(name), _source(app, spec)
-    compared = catalog.check_vectors(app.registry, app.store, app.loaded_models, row, source)
+    compared = checks.check_vectors(app.registry, app.store, app.loaded_models, row, source)
     app.registry.set_source(name, spec)
-    allow(app, _code(spec))
+    allow(app, sources.code_of(spec))
     output.echo(f"gallery {name}: items come from {spec}; {compared}")
 
 
@@ -186,7 +182,7 @@ def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
     Example:
       rmvdb gallery take photos --from-lost-registry
     """
-    from rmvdb.catalog import catalog
+    from rmvdb.catalog import galleries
 
     app = open_app()
     if not from_lost_registry:
@@ -200,7 +196,7 @@ def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
             "rmvdb gallery take --from-lost-registry --yes",
         )
     with output.stoppable() as stop:
-        taken = catalog.take_gallery(app.registry, app.store, name, lambda: _outwait(app, stop))
+        taken = galleries.take_gallery(app.registry, app.store, name, lambda: _outwait(app, stop))
     held = f"{' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} this registry's"
     known = name in {row.name for row in app.registry.galleries()}
     add = "" if known else f"; go on with: rmvdb gallery add {name} --collection {taken[0]} --model VERSION"
@@ -226,7 +222,7 @@ def gallery_remove(name: str, drop: bool, yes: bool) -> None:
     Example:
       rmvdb gallery remove photos
     """
-    from rmvdb.catalog import catalog
+    from rmvdb.catalog import galleries
 
     app = open_app()
     row = app.registry.gallery(name)
@@ -235,21 +231,14 @@ def gallery_remove(name: str, drop: bool, yes: bool) -> None:
     what = f" and drop {' and '.join(going)} with {counted(sum(map(app.store.count, going)), 'record')}" if going else ""
     if not yes:
         output.agree(f"Forget gallery {name}{what}? Nothing brings it back", "forgotten", "rmvdb gallery remove --yes")
-    left = catalog.remove_gallery(app.registry, app.store, row, drop=drop)
+    left = galleries.remove_gallery(app.registry, app.store, row, drop=drop)
     stays = f"; {' and '.join(left)} {'stays' if len(left) == 1 else 'stay'} in the engine" if left else ""
     output.echo(f"gallery {name} is forgotten{stays}")
 
 
 def _source(app: App, spec: str) -> Source:
-    from rmvdb.items import sources
-
     sources.refuse_password(spec)
     return sources.load(spec, base=app.base)
-
-
-def _code(source: str | None) -> str | None:
-    """Return the code that a source runs, or None."""
-    return source.removeprefix("call:") if source and source.startswith("call:") else None
 
 
 def _collections(app: App, row: GalleryRow) -> list[CollectionRow]:

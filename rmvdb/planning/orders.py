@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmvdb.errors import ArtifactError, ConfigError, DiskFull, PlanRefused, UnknownName
-from rmvdb.items.embedders import scored
+from rmvdb.items.check import scored
 from rmvdb.learning import geometry, hyperbolic
 from rmvdb.protocols import Classifier, Order, VectorStore
 from rmvdb.registry.codec import key

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmvdb import errors
-from rmvdb.items import sources
+from rmvdb.items.queries import read_queries
 from rmvdb.learning.calibration import Calibration
 from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import choose, predict, simulate
@@ -70,7 +70,7 @@ class Question:
     instant_rollback: bool = False
     #: The field with a record's side information, a list of numbers, by which `fct` may lift it.
     side: str | None = None
-    #: A file of queries, as `sources.queries` reads it: those with answers are chosen and measured by, the others trained on.
+    #: A file of queries, as `read_queries` reads it: those with answers are chosen and measured by, the others trained on.
     queries: str | None = None
 
     @property
@@ -83,7 +83,7 @@ class Question:
 
     def asked(self) -> list[Query]:
         """The queries of the file, if there is one; UsageError where it has none."""
-        return [] if self.queries is None else sources.queries(Path(self.queries))
+        return [] if self.queries is None else read_queries(Path(self.queries))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rmvdb import errors
-from rmvdb.items.embedders import KNOWN_GOOD, embed_checked, item_digest
+from rmvdb.items.check import KNOWN_GOOD, embed_checked
+from rmvdb.items.digest import item_digest
 from rmvdb.items.sources import given
 from rmvdb.learning.method import Pairs
 from rmvdb.planning.simulate import Queries

@@ -17,7 +17,7 @@ import numpy as np
 
 from rmvdb import canonical, errors
 from rmvdb.engines.filters import given
-from rmvdb.items.embedders import item_digest
+from rmvdb.items.digest import item_digest
 from rmvdb.learning.hyperbolic import as_queries, measured
 from rmvdb.protocols import Permit, VectorStore
 from rmvdb.registry.codec import schema_from_json

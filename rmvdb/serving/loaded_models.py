@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from rmvdb import errors
-from rmvdb.items.embedders import REQUIRED, checked
+from rmvdb.items.check import CheckedEmbedder
+from rmvdb.items.kinds import REQUIRED
 from rmvdb.protocols import Embedder
 from rmvdb.types import Item, Leg, ServingPlan, Vectors
 
@@ -88,7 +89,7 @@ class LoadedModels:
 
         `confirm` embeds one of the items once more, to see that the rows are in the order of the items.
         """
-        return checked(self.embedder(version), dim=self.chain(version).dim, confirm=confirm).embed(items)
+        return CheckedEmbedder(self.embedder(version), dim=self.chain(version).dim, confirm=confirm).embed(items)
 
     def queries(self, plan: ServingPlan, items: Sequence[Item], embedded: MutableMapping[str, Vectors]) -> dict[str, Vectors]:
         """The query vectors (n, dim of the leg) of each leg, by collection; `embedded` keeps what each embedder gave."""

@@ -19,7 +19,8 @@ from rmvdb import errors
 from rmvdb.backfill.batches import Task
 from rmvdb.canonical import unrankable
 from rmvdb.engines.finding import TOGETHER, not_found
-from rmvdb.items.embedders import TOLERANCE, embed_checked, item_digest
+from rmvdb.items.check import TOLERANCE, embed_checked
+from rmvdb.items.digest import item_digest
 from rmvdb.items.sources import given
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.registry.codec import key, schema_from_json, unpack_ids

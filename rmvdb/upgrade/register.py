@@ -10,7 +10,7 @@ from typing import Any
 
 from rmvdb import errors
 from rmvdb.backfill.worker import Worker
-from rmvdb.catalog import catalog
+from rmvdb.catalog.galleries import collection_name
 from rmvdb.planning.plan import Plan, Question
 from rmvdb.registry.tables import UpgradeRow, VersionRow
 from rmvdb.types import MARK_PREFIX, Leg, Phase
@@ -100,7 +100,7 @@ def _details(
     collection: str | None,
 ) -> dict[str, Any]:
     """What the upgrade of this number works on, and the legs of each of its epochs; `own`: v1 itself writes a mirror."""
-    chosen, copy = (catalog.collection_name(gallery, name, f"u{number}") for name in (version.name, legs[0].model))
+    chosen, copy = (collection_name(gallery, name, f"u{number}") for name in (version.name, legs[0].model))
     collection = collection or chosen
     # What is listed, which is emptied, too, but for a lifted copy: confidence is read off vectors of the old model.
     listed = [replace(legs[0], collection=copy)] if question.instant_rollback and not plan.lift else legs

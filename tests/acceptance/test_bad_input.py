@@ -164,8 +164,8 @@ def test_a_collection_believed_to_be_the_wrong_models_is_found_out_when_there_is
     assert "gallery mine: source" in found
     assert "were not made by model version 'stranger'" in found
     right = project.ask("gallery", "source", "things", "call:models:items").stdout
-    assert "8 of its records, embedded again, are what is stored" in right
-    assert "8 of its records, embedded again, are what is stored" in project.ask("doctor").stdout
+    assert "8 records, embedded again, match the stored vectors" in right
+    assert "8 records, embedded again, match the stored vectors" in project.ask("doctor").stdout
 
 
 def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(project: Project) -> None:

@@ -24,8 +24,8 @@ from sqlalchemy import text
 from rmvdb import errors
 from rmvdb.backfill.batches import Backfill
 from rmvdb.engines.faiss import FaissStore
-from rmvdb.items.embedders import item_digest
-from rmvdb.items.sources import FieldSource
+from rmvdb.items.digest import item_digest
+from rmvdb.items.field import FieldSource
 from rmvdb.planning.sample import Sample, Sampler, vectors_of
 from rmvdb.protocols import always
 from rmvdb.registry.claims import Claim

@@ -23,7 +23,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from rmvdb.errors import ArtifactError
-from rmvdb.items.embedders import item_digest
+from rmvdb.items.digest import item_digest
 from rmvdb.storage import files
 from rmvdb.storage.archive import Archive, ArchiveFile, EmbeddingCache
 from rmvdb.types import Id, Record, Vectors
