@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rmvdb.registry.tables import VersionRow
     from rmvdb.serving.client import Client
     from rmvdb.serving.loaded_models import LoadedModels
-    from rmvdb.storage.archive import EmbeddingCache
+    from rmvdb.storage.embedding_cache import EmbeddingCache
     from rmvdb.upgrade.garbage import Collector
     from rmvdb.upgrade.rebuild import Rebuild
     from rmvdb.upgrade.run import Conductor
@@ -295,7 +295,7 @@ class App:
 
     def _embeddings(self, gallery: str, version: str) -> EmbeddingCache:
         """Those kept of a gallery by one version: not by another that had its name once."""
-        from rmvdb.storage.archive import EmbeddingCache
+        from rmvdb.storage.embedding_cache import EmbeddingCache
 
         row = self.registry.version(version)
         name = f"{gallery}-{version}-{row.digest[:12]}"

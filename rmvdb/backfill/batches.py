@@ -28,7 +28,8 @@ from rmvdb.registry.mark import Owner
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import BatchRow, IntentRow
 from rmvdb.serving.loaded_models import LoadedModels
-from rmvdb.storage.archive import Archive, ArchiveFile, EmbeddingCache, Reading, same_fields
+from rmvdb.storage.archive import Archive, ArchiveFile, Reading, same_fields
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.text import counted
 from rmvdb.types import BatchState, Id, Metric, Record, Vectors
 

@@ -11,7 +11,8 @@ import click
 from rmvdb import errors
 from rmvdb.cli import output
 from rmvdb.cli.context import open_app
-from rmvdb.cli.options import METHODS, ORDERS, json_option, make_question, plan_options, sample_options
+from rmvdb.cli.options import ORDERS, json_option, make_question, plan_options, sample_options
+from rmvdb.learning.method import METHODS, Method
 
 
 def _some(kind: str, known: tuple[str, ...], every: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
@@ -33,7 +34,7 @@ def _some(kind: str, known: tuple[str, ...], every: tuple[str, ...]) -> Callable
 @click.option(
     "--methods",
     metavar="NAMES",
-    callback=_some("method", METHODS, METHODS),
+    callback=_some("method", tuple(METHODS), tuple(METHODS)),
     default="all",
     show_default=True,
     help=f"Names from {','.join(METHODS)}, or all.",
@@ -64,8 +65,6 @@ def simulate(
       rmvdb simulate --from v1 --to v2 --labels category --png curves.png
       rmvdb simulate --from v1 --to v2 --queries judged.jsonl --methods naive,rqt,rm
     """
-    from rmvdb.learning.method import Method
-
     if png is not None:
         from rmvdb.cli import plot
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rmvdb.learning.method import Fitted, Method
+from rmvdb.learning.method import METHODS, Fitted, Method
 from rmvdb.planning import quality
 from rmvdb.planning.predict import LEAST_TO_CHOOSE, Measured, Prediction, Trial, ends, finite
 from rmvdb.planning.simulate import Curve, Summary, summary
@@ -17,7 +17,7 @@ from rmvdb.text import counted
 #: What is compared where the method is left to rmvdb: no training, no ψ where the spaces can be compared, the ψ that is trained
 #: fastest and needs no labels, and the one that gains most, which is `mcl` where ρ isn't shown to help. The others are the
 #: paper's steps between these.
-CANDIDATES = (Method.NAIVE, Method.IDENTITY, Method.RQT, Method.RM)
+CANDIDATES = tuple(method for method, spec in METHODS.items() if spec.is_candidate)
 #: What others do.
 RRF, PROCRUSTES, RIDGE = "rrf", "procrustes", "ridge"
 #: Settings of ψ and ρ that are worth a try, one at a time: what moved Gain most from one pair of models to another.

@@ -19,7 +19,7 @@ from rmvdb.learning.method import Pairs
 from rmvdb.planning.simulate import Queries
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.serving.loaded_models import LoadedModels
-from rmvdb.storage.archive import EmbeddingCache
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.text import counted
 from rmvdb.types import Id, Item, Leg, Query, Record, ReportProgress, Vectors
 

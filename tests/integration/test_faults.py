@@ -36,7 +36,8 @@ from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
 from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.serving.traffic import TrafficCounter
-from rmvdb.storage.archive import ArchiveFile, EmbeddingCache
+from rmvdb.storage.archive import ArchiveFile
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.timing import uptime
 from rmvdb.types import BatchState, Id, Leg, Metric, Phase, Record, ServingPlan
 from rmvdb.upgrade import complete, work_list
