@@ -62,9 +62,9 @@ def add_gallery(
         made = collection_name(name, model, "e1")
         schema = _created(store, version, made, id_type or IdType.INT64, fields, chosen_index)
         search = chosen_index.search
+    elif fields or id_type:
+        raise errors.UsageError(f"Collection {collection!r} is adopted unchanged; leave --field and --id-type out")
     else:
-        if fields or id_type:
-            raise errors.UsageError(f"Collection {collection!r} is adopted unchanged; leave --field and --id-type out")
         schema, search = _adopted(store, version, collection, chosen_index)
         if loaded_source is not None:
             say(say_compared(check_made(store, loaded_models, collection, version, loaded_source)))
@@ -81,13 +81,18 @@ def add_gallery(
             times=times,
         )
     except errors.AlreadyExists:  # another process was faster, or this call succeeded and its answer was lost
-        registered = next((each for each in registry.galleries() if each.name == name), None)
-        if registered is not None and schema.collection in {each.name for each in registry.collections(registered.id)}:
+        if (registered := _holder(registry, name, schema.collection)) is not None:
             return registered
         if collection is None:
             store.drop(schema.collection)
             owner.release(schema.collection)
         raise
+
+
+def _holder(registry: Registry, name: str, collection: str) -> GalleryRow | None:
+    """Return the gallery of that name if it holds the collection."""
+    row = next((each for each in registry.galleries() if each.name == name), None)
+    return row if row is not None and collection in {each.name for each in registry.collections(row.id)} else None
 
 
 def collection_name(*parts: str) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from rmvdb import errors, timing
+from rmvdb.learning.method import Method
 from rmvdb.text import counted
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ def _say_unlabelled(count: int) -> None:
 
 
 def _trained(told: dict[str, Any]) -> str:
-    if told["method"] in ("naive", "identity"):
+    if not Method(told["method"]).trains:
         return "nothing is trained"
     return f"{counted(told['trained'], 'record')}{_logged(told)} trained on"
 

@@ -38,6 +38,11 @@ class Method(StrEnum):
         return METHODS[self].loss is not None
 
     @property
+    def trains(self) -> bool:
+        """Tell whether it trains anything."""
+        return self.trains_reverse or self.lifts
+
+    @property
     def has_transforms(self) -> bool:
         """Tell whether queries or records pass a transform."""
         return METHODS[self].has_transforms

@@ -444,7 +444,7 @@ def test_a_full_disk_while_archiving_stops_the_upgrade_with_nothing_lost(project
         (("--field", "item:VARCHAR"), "give --field item another name"),
         (("--field", "size:INT64", "--field", "size:INT64"), "give --field size another name"),
         (("--collection", "thing_v1_e1"), "There is no collection 'thing_v1_e1' at unix:"),
-        (("--collection", "{held}", "--field", "size:INT64"), "is adopted as it is; leave --field and --id-type out"),
+        (("--collection", "{held}", "--field", "size:INT64"), "is adopted unchanged; leave --field and --id-type out"),
     ],
 )
 def test_a_gallery_that_cannot_be_added_is_refused_and_nothing_is_made(
