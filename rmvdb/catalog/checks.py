@@ -72,7 +72,7 @@ def check_vectors(
         try:
             compared += check_made(store, loaded_models, collection, version, source) if _loads(loaded_models, version) else 0
         except errors.SourceUnavailable as exc:
-            return f"no vector could be compared: {exc}; run rmvdb doctor where it is"
+            return f"no vector could be compared: {exc}; run rmvdb doctor on a machine that has it"
     return say_compared(compared)
 
 

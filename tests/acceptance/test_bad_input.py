@@ -248,7 +248,7 @@ def everything_is_found_by_v1_alone(project: Project) -> None:
 def test_weights_that_changed_since_they_were_registered_are_refused(project: Project) -> None:
     models = project.folder / "models.py"
     models.write_text(models.read_text().replace('Embedder("v2", 20, 20)', 'Embedder("v2", 19, 20)'))
-    refused(project, *NAIVE, code=1, saying="weights of model version 'v2' are not those that were registered")
+    refused(project, *NAIVE, code=1, saying="weights of model version 'v2' are not the registered ones")
     assert project.ask("doctor", code=1).stdout.count("FAIL") == 1
 
 
@@ -489,7 +489,7 @@ def test_a_picture_that_is_not_there_is_not_taken_for_a_text(project: Project) -
 def test_a_model_that_broke_since_it_was_registered_says_how(project: Project) -> None:
     for fault, saying in (({"raise_all": True}, "ValueError: cannot decode item probe"), ({"shape": 5}, "gives shape (4, 5)")):
         project.fault(v2=fault)
-        refused(project, *NAIVE, code=1, saying="models:v2 is not as it was when 'v2' was registered: ")
+        refused(project, *NAIVE, code=1, saying="models:v2 has changed since 'v2' was registered: ")
         assert saying in project.ask("doctor", code=1).stdout
 
 
