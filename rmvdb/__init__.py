@@ -15,7 +15,8 @@ from rmvdb import errors
 
 if TYPE_CHECKING:
     from rmvdb.errors import RmvdbError
-    from rmvdb.items.embedders import TorchEmbedder, read_image
+    from rmvdb.items.pictures import read_image
+    from rmvdb.items.torch import TorchEmbedder
     from rmvdb.serving.client import Client
     from rmvdb.types import Hit, Record
 
@@ -28,8 +29,8 @@ _HOMES = {
     "Hit": "rmvdb.types",
     "Record": "rmvdb.types",
     "RmvdbError": "rmvdb.errors",
-    "TorchEmbedder": "rmvdb.items.embedders",
-    "read_image": "rmvdb.items.embedders",
+    "TorchEmbedder": "rmvdb.items.torch",
+    "read_image": "rmvdb.items.pictures",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rmvdb import errors
 from rmvdb.app.wiring import App
-from rmvdb.catalog import catalog
+from rmvdb.catalog.checks import check_unchanged, check_vectors
 from rmvdb.engines import index_rules
 from rmvdb.items import sources
 from rmvdb.registry import schema
@@ -118,7 +118,7 @@ def _new_index(app: App, engine: str) -> str:
 
 
 def _collection(app: App, row: CollectionRow) -> str:
-    found, segments = catalog.check_unchanged(app.store, row), app.store.segments(row.name)
+    found, segments = check_unchanged(app.store, row), app.store.segments(row.name)
     if not segments.searchable:
         raise errors.EngineError(
             f"{segments.waiting} of {counted(segments.rows, 'row')} wait for their index, and searches with a filter may miss "
@@ -152,4 +152,4 @@ def check_source(app: App, gallery: GalleryRow) -> str:
         raise errors.SourceError(next(iter(failed.values())))
     if missing := [record.id for record in records if record.id not in items]:
         raise errors.SourceError(f"{shown} has no item of record {missing[0]!r}, and of {len(missing)} of {len(records)} in all")
-    return f"{shown} gives items; {catalog.check_vectors(app.registry, app.store, app.loaded_models, gallery, source)}"
+    return f"{shown} gives items; {check_vectors(app.registry, app.store, app.loaded_models, gallery, source)}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rmvdb import errors
 from rmvdb.app import config, config_file
 from rmvdb.app.settings import ProjectSettings
+from rmvdb.items import sources
 from rmvdb.items.objects import Allowed, look_in
 from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.registry import Registry
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from rmvdb.registry.tables import VersionRow
     from rmvdb.serving.client import Client
     from rmvdb.serving.loaded_models import LoadedModels
-    from rmvdb.storage.archive import EmbeddingCache
+    from rmvdb.storage.embedding_cache import EmbeddingCache
     from rmvdb.upgrade.garbage import Collector
     from rmvdb.upgrade.rebuild import Rebuild
     from rmvdb.upgrade.run import Conductor
@@ -71,8 +72,8 @@ class App:
         if "allow" in self.settings.models.model_fields_set or self.file is None:
             return []
         versions = [spec for row in self.registry.versions() for spec in (row.embedder, row.classifier) if spec]
-        called = [row.source for row in self.registry.galleries() if row.source and row.source.startswith("call:")]
-        return self.allow(spec.removeprefix("call:").partition(":")[0] for spec in (*versions, *called))
+        called = [code for row in self.registry.galleries() if (code := sources.code_of(row.source))]
+        return self.allow(spec.partition(":")[0] for spec in (*versions, *called))
 
     def refuse_nowhere(self) -> None:
         """ConfigError where nothing of rmvdb is: asking must not make an empty registry."""
@@ -167,13 +168,14 @@ class App:
 
     def embedder(self, version: str) -> Embedder:
         """The embedder of a registered version; ModelError if it is not the model that was registered."""
-        from rmvdb.catalog import catalog
-        from rmvdb.items import embedders
+        from rmvdb.catalog.versions import check_model
+        from rmvdb.items.load import load_embedder
+        from rmvdb.items.pictures import pixel_limit
 
-        embedders.pixel_limit.most = self.settings.items.max_pixels
+        pixel_limit.most = self.settings.items.max_pixels
         row = self.registry.version(version)
-        embedder = embedders.load(row.embedder, row.options, allowed=self.allowed)
-        catalog.check_model(row, embedder)
+        embedder = load_embedder(row.embedder, row.options, allowed=self.allowed)
+        check_model(row, embedder)
         return embedder
 
     def _import_embedder(self, version: str) -> Any:
@@ -191,14 +193,12 @@ class App:
         """The classifier of a version, where it declares one."""
         if not row.classifier:
             return None
-        from rmvdb.items import embedders
+        from rmvdb.items.load import load_classifier
 
-        return embedders.load_classifier(row.classifier, allowed=self.allowed)
+        return load_classifier(row.classifier, allowed=self.allowed)
 
     def source(self, gallery: str) -> Source | None:
         """Where a gallery's items come from, where it has a source."""
-        from rmvdb.items import sources
-
         spec = self.registry.gallery(gallery).source
         return sources.load(spec, base=self.base, allowed=self.allowed) if spec else None
 
@@ -232,7 +232,6 @@ class App:
 
     def client(self, gallery: str | None = None, *, closing: Callable[[], None] = lambda: None) -> Client:
         """A client of a gallery, which calls `closing` when it is closed."""
-        from rmvdb.items import sources
         from rmvdb.serving.client import Client
 
         name = self.gallery_name(gallery, how="connect(gallery=…)")
@@ -296,7 +295,7 @@ class App:
 
     def _embeddings(self, gallery: str, version: str) -> EmbeddingCache:
         """Those kept of a gallery by one version: not by another that had its name once."""
-        from rmvdb.storage.archive import EmbeddingCache
+        from rmvdb.storage.embedding_cache import EmbeddingCache
 
         row = self.registry.version(version)
         name = f"{gallery}-{version}-{row.digest[:12]}"

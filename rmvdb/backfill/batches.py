@@ -19,7 +19,8 @@ from rmvdb import errors
 from rmvdb.backfill.fate import Decision, Evidence, Fate, record_fate, too_many
 from rmvdb.canonical import unrankable
 from rmvdb.engines.finding import TOGETHER, not_found
-from rmvdb.items.embedders import KNOWN_GOOD, embed_checked, item_digest
+from rmvdb.items.check import KNOWN_GOOD, embed_checked
+from rmvdb.items.digest import item_digest
 from rmvdb.items.sources import given
 from rmvdb.protocols import Permit, Source, VectorStore
 from rmvdb.registry.codec import key, pack_ids, schema_from_json, unpack_ids
@@ -27,7 +28,8 @@ from rmvdb.registry.mark import Owner
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import BatchRow, IntentRow
 from rmvdb.serving.loaded_models import LoadedModels
-from rmvdb.storage.archive import Archive, ArchiveFile, EmbeddingCache, Reading, same_fields
+from rmvdb.storage.archive import Archive, ArchiveFile, Reading, same_fields
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.text import counted
 from rmvdb.types import BatchState, Id, Metric, Record, Vectors
 

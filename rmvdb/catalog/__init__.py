@@ -1,1 +1,1 @@
-"""Model versions and galleries: what is added, adopted, checked, taken over and removed."""
+"""Model versions and galleries: add, adopt, check, take and remove them. Nothing here runs an upgrade."""

@@ -12,6 +12,7 @@ from rmvdb import errors
 from rmvdb.cli import output
 from rmvdb.cli.context import allow, open_app
 from rmvdb.cli.options import json_option
+from rmvdb.items import sources
 from rmvdb.text import counted
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ def gallery() -> None:
 @click.argument("name")
 @click.option("--model", "version", required=True, help="The model version of its vectors.")
 @click.option("--collection", help="Adopt this existing Milvus collection unchanged [default: create one].")
-@click.option(
-    "--source", metavar="SPEC", help="Where items come from: folder:photos/{id}.jpg, field:NAME, call:MODULE:F, sql:URL#SELECT …"
-)
+@click.option("--source", metavar="SPEC", help=f"Where items come from: {sources.forms()}.")
 @click.option("--id-type", type=click.Choice(["INT64", "VARCHAR"]), help="The type of ids in a new collection [default: INT64].")
 @click.option(
     "--field",
@@ -55,12 +54,12 @@ def gallery_add(
       rmvdb gallery add photos --model v1 --source "folder:photos/{id}.jpg"
       rmvdb gallery add photos --model v1 --collection my_photos --source "folder:photos/{id}.jpg"
     """
-    from rmvdb.catalog import catalog
+    from rmvdb.catalog import checks, galleries
     from rmvdb.types import IdType
 
-    app = open_app()
+    app, compared = open_app(), list[str]()
     try:
-        row = catalog.add_gallery(
+        row = galleries.add_gallery(
             app.registry,
             app.store,
             app.loaded_models,
@@ -73,11 +72,12 @@ def gallery_add(
             loaded_source=_source(app, source) if source else None,
             chosen_index=app.settings.index_for(name),
             times=app.times,
+            say=compared.append,
         )
     except errors.CollectionMissing as exc:
         where = f"milvus.uri in {app.file or 'rmvdb.toml'} is {app.milvus_shown!r}"
         raise errors.CollectionMissing(f"{exc}; {where}: name your Milvus there if the collection is in another one") from exc
-    allow(app, _code(source))
+    allow(app, sources.code_of(source))
     held = app.registry.collections(row.id)[-1]
     whose = "adopted" if held.adopted else "made by rmvdb"
     output.echo(f"gallery {row.name}: collection {held.name} ({whose}), model version {held.model}")
@@ -87,22 +87,20 @@ def gallery_add(
             f"  its index is of type {app.store.index(held.name).type} and index.search for {chosen.type}: it is searched with "
             "Milvus' own search parameters"
         )
-    if held.adopted and source:
-        _compare(app, row)
+    for each in compared:
+        output.echo(f"  {each}")
+    if checks.UNCOMPARED in compared:
+        _as_doctor_finds(app, row)
 
 
-def _compare(app: App, row: GalleryRow) -> None:
-    """Say how many vectors of an adopted collection are the model's. If none could be compared, raise the error of doctor."""
+def _as_doctor_finds(app: App, row: GalleryRow) -> None:
+    """Raise the error of doctor for a source that has no item for any record that it was asked for."""
     from rmvdb.app.doctor import check_source
-    from rmvdb.catalog import catalog
 
-    compared = catalog.check_vectors(app.registry, app.store, app.loaded_models, row, _source(app, str(row.source)))
-    output.echo(f"  {compared}")
-    if compared == catalog.UNCOMPARED:
-        try:
-            check_source(app, row)
-        except errors.SourceError as exc:
-            raise errors.SourceError(f"{exc}; the gallery is added all the same: rmvdb gallery source {row.name} SPEC") from exc
+    try:
+        check_source(app, row)
+    except errors.SourceError as exc:
+        raise errors.SourceError(f"{exc}; the gallery is added all the same: rmvdb gallery source {row.name} SPEC") from exc
 
 
 @gallery.command("list")
@@ -114,8 +112,6 @@ def gallery_list(as_json: bool) -> None:
     Example:
       rmvdb gallery list
     """
-    from rmvdb.items import sources
-
     app = open_app()
     rows = [
         {
@@ -142,8 +138,6 @@ def gallery_show(name: str | None, as_json: bool) -> None:
     Example:
       rmvdb gallery show photos
     """
-    from rmvdb.items import sources
-
     app = open_app()
     row = app.registry.gallery(app.gallery_name(name))
     collections = [
@@ -177,15 +171,15 @@ def gallery_source(name: str, spec: str) -> None:
     Example:
       rmvdb gallery source photos "folder:photos/{id}.jpg"
     """
-    from rmvdb.catalog import catalog
+    from rmvdb.catalog import checks
     from rmvdb.registry.mark import Owner
 
     app = open_app()
     row, source = app.registry.gallery(name), _source(app, spec)
     Owner(app.registry, app.store).expect(name)
-    compared = catalog.check_vectors(app.registry, app.store, app.loaded_models, row, source)
+    compared = checks.check_vectors(app.registry, app.store, app.loaded_models, row, source)
     app.registry.set_source(name, spec)
-    allow(app, _code(spec))
+    allow(app, sources.code_of(spec))
     output.echo(f"gallery {name}: items come from {spec}; {compared}")
 
 
@@ -202,7 +196,7 @@ def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
     Example:
       rmvdb gallery take photos --from-lost-registry
     """
-    from rmvdb.catalog import catalog
+    from rmvdb.catalog import galleries
 
     app = open_app()
     if not from_lost_registry:
@@ -216,7 +210,7 @@ def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
             "rmvdb gallery take --from-lost-registry --yes",
         )
     with output.stoppable() as stop:
-        taken = catalog.take_gallery(app.registry, app.store, name, lambda: _outwait(app, stop))
+        taken = galleries.take_gallery(app.registry, app.store, name, lambda: _outwait(app, stop))
     held = f"{' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} this registry's"
     known = name in {row.name for row in app.registry.galleries()}
     add = "" if known else f"; go on with: rmvdb gallery add {name} --collection {taken[0]} --model VERSION"
@@ -242,7 +236,7 @@ def gallery_remove(name: str, drop: bool, yes: bool) -> None:
     Example:
       rmvdb gallery remove photos
     """
-    from rmvdb.catalog import catalog
+    from rmvdb.catalog import galleries
 
     app = open_app()
     row = app.registry.gallery(name)
@@ -251,21 +245,14 @@ def gallery_remove(name: str, drop: bool, yes: bool) -> None:
     what = f" and drop {' and '.join(going)} with {counted(sum(map(app.store.count, going)), 'record')}" if going else ""
     if not yes:
         output.agree(f"Forget gallery {name}{what}? Nothing brings it back", "forgotten", "rmvdb gallery remove --yes")
-    left = catalog.remove_gallery(app.registry, app.store, row, drop=drop)
+    left = galleries.remove_gallery(app.registry, app.store, row, drop=drop)
     stays = f"; {' and '.join(left)} {'stays' if len(left) == 1 else 'stay'} in the engine" if left else ""
     output.echo(f"gallery {name} is forgotten{stays}")
 
 
 def _source(app: App, spec: str) -> Source:
-    from rmvdb.items import sources
-
     sources.refuse_password(spec)
     return sources.load(spec, base=app.base)
-
-
-def _code(source: str | None) -> str | None:
-    """Return the code that a source runs, or None."""
-    return source.removeprefix("call:") if source and source.startswith("call:") else None
 
 
 def _collections(app: App, row: GalleryRow) -> list[CollectionRow]:

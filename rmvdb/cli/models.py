@@ -11,6 +11,7 @@ from rmvdb import errors
 from rmvdb.cli import output
 from rmvdb.cli.context import allow, open_app
 from rmvdb.cli.options import json_option
+from rmvdb.items.kinds import KINDS
 
 
 @click.group()
@@ -35,7 +36,7 @@ def model() -> None:
     help="How vectors compare. LORENTZ: points (time, space) of a hyperboloid, in an IP collection.",
 )
 @click.option("--dim", type=click.IntRange(min=1), help="Dimension [default: measured].")
-@click.option("--kind", type=click.Choice(["image", "text"]), help="What its items are [default: rmvdb finds out].")
+@click.option("--kind", type=click.Choice(list(KINDS)), help="What its items are [default: rmvdb finds out].")
 @click.option("--compatible-with", metavar="VERSION", help="The version that this model was trained to be comparable with.")
 def model_add(
     name: str,
@@ -53,11 +54,11 @@ def model_add(
     Example:
       rmvdb model add v2 --embedder app.models:v2 --classifier app.models:v2_head
     """
-    from rmvdb.catalog import catalog
+    from rmvdb.catalog import versions
     from rmvdb.types import Metric
 
     app = open_app()
-    row = catalog.add_version(
+    row = versions.add_version(
         app.registry,
         name=name,
         spec=embedder,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rmvdb.learning.method import METHODS, Method
 from rmvdb.planning.orders.table import ORDERS
 
 if TYPE_CHECKING:
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-METHODS = ("naive", "identity", "rqt", "cl-s", "cl-m", "mcl", "rm", "fct")
 AUTO = "auto"
+#: The methods that auto compares, in words.
+CANDIDATES = " and ".join(", ".join(method for method, spec in METHODS.items() if spec.is_candidate).rsplit(", ", 1))
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 gallery_option = click.option("--gallery", "-g", help="Which gallery. You can leave it out if there is only one.")
@@ -61,10 +63,10 @@ plan_options = _together(
     sample_options(20_000),
     click.option(
         "--method",
-        type=click.Choice((AUTO, *METHODS)),
+        type=click.Choice((AUTO, *map(str, METHODS))),
         default=AUTO,
         show_default=True,
-        help="How to search the old part. auto compares naive, identity, rqt and rm on the sample.",
+        help=f"How to search the old part. auto compares {CANDIDATES} on the sample.",
     ),
     click.option(
         "--order",
@@ -82,7 +84,6 @@ plan_options = _together(
 
 def make_question(gallery: str, options: dict[str, Any], *, method: str = AUTO) -> Question:
     """Return the question that the shared options of a plan and a simulation ask."""
-    from rmvdb.learning.method import Method
     from rmvdb.planning.plan import Question
 
     return Question(gallery=gallery, method=None if method == AUTO else Method(method), **options)

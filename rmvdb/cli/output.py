@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from rmvdb import errors, timing
+from rmvdb.learning.method import Method
 from rmvdb.text import counted
 
 if TYPE_CHECKING:
@@ -282,7 +283,7 @@ def _measured(told: dict[str, Any]) -> str:
 
 
 def _trained(told: dict[str, Any]) -> str:
-    if told["method"] in ("naive", "identity"):
+    if not Method(told["method"]).trains:
         return "nothing is trained"
     return f"{counted(told['trained'], 'record')}{_logged(told)} trained on"
 

@@ -11,7 +11,8 @@ import click
 from rmvdb import errors
 from rmvdb.cli import output
 from rmvdb.cli.context import open_app
-from rmvdb.cli.options import METHODS, json_option, make_question, plan_options, sample_options
+from rmvdb.cli.options import json_option, make_question, plan_options, sample_options
+from rmvdb.learning.method import METHODS, Method
 from rmvdb.planning.orders.table import ORDERS
 
 
@@ -34,7 +35,7 @@ def _some(kind: str, known: tuple[str, ...], every: tuple[str, ...]) -> Callable
 @click.option(
     "--methods",
     metavar="NAMES",
-    callback=_some("method", METHODS, METHODS),
+    callback=_some("method", tuple(METHODS), tuple(METHODS)),
     default="all",
     show_default=True,
     help=f"Names from {','.join(METHODS)}, or all.",
@@ -65,8 +66,6 @@ def simulate(
       rmvdb simulate --from v1 --to v2 --labels category --png curves.png
       rmvdb simulate --from v1 --to v2 --queries judged.jsonl --methods naive,rqt,rm
     """
-    from rmvdb.learning.method import Method
-
     if png is not None:
         from rmvdb.cli import plot
 

@@ -73,9 +73,9 @@ def _shown(distance: float) -> float:
 
 def _item(app: App, text: str, versions: Iterable[str]) -> Path | str:
     """Return the file of that name, else a text. Raise UsageError if a model embeds pictures, because a text is no picture."""
-    from rmvdb.items import sources
+    from rmvdb.items.queries import item_of
 
-    if isinstance(item := sources.item_of(text), Path):
+    if isinstance(item := item_of(text), Path):
         return item
     if pictures := [name for name in versions if app.registry.version(name).probe_kind == "image"]:
         raise errors.UsageError(f"There is no file {text!r}, and {pictures[0]} embeds pictures; name a file that holds one")

@@ -1,1 +1,1 @@
-"""What users bring: embedders, sources of items, and the Python objects that specs name."""
+"""Embedders, sources and the Python objects that specs name: your own code, loaded and checked."""

@@ -1,4 +1,4 @@
-"""What specs point at: `package.module:object`, and the modules whose code may run for one."""
+"""The objects that specs name, `package.module:object`, and the modules whose code may run."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from typing import Any
 from rmvdb.errors import ConfigError, RmvdbError, UsageError
 
 _OBJECT = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<name>\w+(\.\w+)*)")
-#: Of two threads that empty the importers' caches at a time one fails (KeyError).
+#: If two threads empty the importers' caches at the same time, one fails (KeyError).
 _importing = threading.Lock()
-#: Folders where modules are looked for besides the current one.
+#: Folders to find modules in, besides the current one.
 _folders: list[str] = []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allowed:
-    """The modules whose code may run because the registry names it: what is in a database is not to choose code."""
+    """The modules whose code may run if the registry names it. A database alone does not choose code."""
 
     modules: tuple[str, ...]
-    #: Where they are written: a file, or a variable of the environment.
+    #: The file or environment variable that lists them.
     where: str
 
     def has(self, module: str) -> bool:
-        """Whether it is one of them, or in one that is a package."""
+        """Tell whether a module is one of them, or inside one that is a package."""
         return any(f"{module}.".startswith(f"{each}.") for each in self.modules)
 
     def expect(self, module: str, spec: str) -> None:
-        """ConfigError, with the line to write, if that module may not run."""
+        """Raise ConfigError, with the line to write, if that module may not run."""
         if not self.has(module):
             raise ConfigError(
                 f"{spec!r} in the registry names code of the module {module!r}, which {self.where} does not allow; if you trust "
@@ -46,56 +46,58 @@ class Allowed:
 
 
 def line(modules: Iterable[str]) -> str:
-    """The setting that allows these modules."""
+    """Return the setting that allows these modules."""
     return f"allow = {json.dumps(list(modules), ensure_ascii=False)}"
 
 
 def look_in(folder: Path) -> None:
-    """Find the modules of this folder, too, if the current one does not have them."""
+    """Find modules in this folder, too, if the current one does not have them."""
     if str(folder) not in _folders:
         _folders.append(str(folder))
 
 
 def load_object(spec: str, *, error: type[RmvdbError] = UsageError, allowed: Allowed | None = None) -> Any:
-    """The object that `package.module:object` names; modules of the current folder are found as with `python -m`.
+    """Load the object that `package.module:object` names. Modules of the current folder count, as with `python -m`.
 
-    Raises UsageError for a spec of another form, `error` where the module or the object is missing or fails to load, and
-    ConfigError, before it is imported, for a module that is not `allowed`; all are that are named by who runs the command.
+    Without `allowed` every module may run: the user names the object on the command line.
+
+    Raises: UsageError for a spec of another form, `error` if the module or the object is missing or fails to load, and
+    ConfigError, before the import, for a module that is not `allowed`.
     """
     module, *names = _parts(spec)
     if allowed:
         allowed.expect(module, spec)
-    found: Any = _load_module(module, error)
+    named: Any = _load_module(module, error)
     for name in names:
-        if not hasattr(found, name):
-            raise error(f"{spec!r} cannot be loaded: {_without(found, name)}")
-        found = getattr(found, name)
-        if allowed and (home := _home(found)):
+        if not hasattr(named, name):
+            raise error(f"{spec!r} cannot be loaded: {_without(named, name)}")
+        named = getattr(named, name)
+        if allowed and (home := _home(named)):
             allowed.expect(home, spec)
-    return found
+    return named
 
 
 def modules_of(spec: str) -> list[str]:
-    """The modules that must be allowed for this spec: the one it names, and those where what it names was defined."""
+    """Return the modules to allow for this spec: the one that it names, and the one that defines the named object."""
     module, *names = _parts(spec)
-    found: Any = _load_module(module, UsageError)
-    homes = [home for name in names if (home := _home(found := getattr(found, name)))]
+    named: Any = _load_module(module, UsageError)
+    homes = [home for name in names if (home := _home(named := getattr(named, name)))]
     return list(dict.fromkeys((module, *homes)))
 
 
 def _parts(spec: str) -> list[str]:
-    """The module, then each name behind the colon."""
+    """Return the module, then each name after the colon."""
     match = _OBJECT.fullmatch(spec)
     if match is None:
-        raise UsageError(f"{spec!r} names no object; write package.module:object, such as 'models:clip'")
+        raise UsageError(f"{spec!r} does not name an object; write package.module:object, such as 'models:clip'")
     return [match["module"], *match["name"].split(".")]
 
 
-def _home(found: object) -> str:
-    """The module of code that would be called, which may only be imported where the spec looks for it; empty for a value."""
-    if isinstance(found, ModuleType):
-        return found.__name__
-    return str(found.__module__) if inspect.isclass(found) or inspect.isroutine(found) else ""
+def _home(named: object) -> str:
+    """Return the module that defines a class or function, which the named module may only import; empty for a value."""
+    if isinstance(named, ModuleType):
+        return named.__name__
+    return str(named.__module__) if inspect.isclass(named) or inspect.isroutine(named) else ""
 
 
 def _load_module(name: str, error: type[RmvdbError]) -> ModuleType:
@@ -110,7 +112,7 @@ def _load_module(name: str, error: type[RmvdbError]) -> ModuleType:
     except ModuleNotFoundError as exc:
         raise error(_missing_module(name, exc.name or "", folders)) from exc
     except Exception as exc:
-        raise error(f"Module {name!r} fails to load: {type(exc).__name__}: {exc}; mend it and try again") from exc
+        raise error(f"Module {name!r} fails to load: {type(exc).__name__}: {exc}; fix it and try again") from exc
 
 
 def _missing_module(name: str, missing: str, folders: Sequence[str]) -> str:
@@ -120,15 +122,15 @@ def _missing_module(name: str, missing: str, folders: Sequence[str]) -> str:
     return f"Module {name!r} fails to load: it needs {missing!r}, which is not installed; install it"
 
 
-def _without(found: object, name: str) -> str:
-    """That a module or an object has no such name, and what to do about it."""
-    if isinstance(found, ModuleType) and name in _written_in(found):
-        return f"this process loaded {found.__file__} before {name!r} was added to it; restart this process"
-    return f"{_place(found)} has no {name!r}; check the name after the colon"
+def _without(named: object, name: str) -> str:
+    """Say that a module or an object has no such name, and what to do."""
+    if isinstance(named, ModuleType) and name in _written_in(named):
+        return f"this process loaded {named.__file__} before {name!r} was added to it; restart this process"
+    return f"{_place(named)} has no {name!r}; check the name after the colon"
 
 
 def _written_in(module: ModuleType) -> set[str]:
-    """The names that the module's file defines now, whenever it was loaded."""
+    """Return the names that the module's file defines now, whenever it was loaded."""
     try:
         tree = ast.parse(Path(str(module.__file__)).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -138,7 +140,7 @@ def _written_in(module: ModuleType) -> set[str]:
     return defined | {each.id for each in assigned if isinstance(each, ast.Name)}
 
 
-def _place(found: object) -> str:
-    if isinstance(found, ModuleType):
-        return f"{found.__name__} ({found.__file__})" if getattr(found, "__file__", None) else found.__name__
-    return repr(getattr(found, "__name__", type(found).__name__))
+def _place(named: object) -> str:
+    if isinstance(named, ModuleType):
+        return f"{named.__name__} ({named.__file__})" if getattr(named, "__file__", None) else named.__name__
+    return repr(getattr(named, "__name__", type(named).__name__))

@@ -1,1 +1,1 @@
-"""Networks and their losses: ψ and ρ, h, the bridges, calibration, hyperbolic geometry, training that keeps models compatible."""
+"""What is trained and applied: transforms, methods, losses, calibration and geometry. Choosing among them is planning."""

@@ -1,4 +1,4 @@
-"""Linear maps from the new space to the old one, fitted in closed form: what others put in the place of ψ, to compare with."""
+"""Linear maps from the new space to the old one, fitted in closed form: other people's ψ, to compare with."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ALPHA = 1.0
 
 
 def procrustes(pairs: Pairs, *, old_metric: Metric, new_metric: Metric) -> Transform:
-    """The orthogonal map nearest to f_n → f_o: W = UVᵀ for F_nᵀF_o = USVᵀ (Schönemann, Psychometrika 1966).
+    """Fit the orthogonal map nearest to f_n → f_o: W = UVᵀ for F_nᵀF_o = USVᵀ (Schönemann, Psychometrika 1966).
 
-    It keeps lengths and angles, as far as the dimensions allow: where they differ W is semi-orthogonal, and still the one with
-    the largest tr(Wᵀ F_nᵀ F_o). For an L2 gallery both spaces are centred first, because distances know no origin.
+    It keeps lengths and angles, as far as the dimensions allow: if they differ, W is semi-orthogonal, and still has the largest
+    tr(Wᵀ F_nᵀ F_o). For an L2 gallery both spaces are centred first, because L2 distances do not depend on an origin.
     """
     x, y, config = _spaces(pairs, old_metric, new_metric)
     middle = (x.mean(axis=0), y.mean(axis=0)) if old_metric is Metric.L2 else (np.zeros(x.shape[1]), np.zeros(y.shape[1]))
     product = (x - middle[0]).T @ (y - middle[1])
     if new_metric is Metric.LORENTZ:
-        product[0] = 0  # time follows from space, and turns with nothing
+        product[0] = 0  # time follows from space, so the map must not mix it in
     u, _, vt = np.linalg.svd(product, full_matrices=False)
     weight = u @ vt  # (d_new, d_old)
     if new_metric is Metric.LORENTZ:
@@ -35,7 +35,7 @@ def procrustes(pairs: Pairs, *, old_metric: Metric, new_metric: Metric) -> Trans
 
 
 def ridge(pairs: Pairs, *, old_metric: Metric, new_metric: Metric, alpha: float = ALPHA) -> Transform:
-    """The linear map with the least ‖XW + b − Y‖² + α‖W‖² (Hoerl and Kennard, Technometrics 1970); b is not shrunk."""
+    """Fit the linear map with the least ‖XW + b − Y‖² + α‖W‖² (Hoerl and Kennard, Technometrics 1970); b is not shrunk."""
     x, y, config = _spaces(pairs, old_metric, new_metric)
     x_mean, y_mean = x.mean(axis=0), y.mean(axis=0)
     centred = x - x_mean
@@ -44,7 +44,7 @@ def ridge(pairs: Pairs, *, old_metric: Metric, new_metric: Metric, alpha: float 
 
 
 def _spaces(pairs: Pairs, old_metric: Metric, new_metric: Metric) -> tuple[Floats, Floats, Config]:
-    """New and old vectors (n, d) on the scale on which ψ sees them, and what makes a `Network` of a map between them."""
+    """Return new and old vectors (n, d) on ψ's scale, and the config of a `Network` that maps between them."""
     old, new = Space.of(pairs.old, old_metric), Space.of(pairs.new, new_metric)
     config = Config(
         d_in=pairs.new.shape[1],

@@ -1,4 +1,4 @@
-"""Maps the distances of one leg to a scale that all legs share: the newest leg's own, or minus the log-odds of relevance."""
+"""Calibrations: maps of a leg's distances to one common scale, the newest leg's own or minus the log-odds of relevance."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy.typing as npt
 from rmvdb.errors import ArtifactError, PlanRefused
 
 FORMAT = 1
-#: More bins would add steps, not knowledge.
+#: More bins would add steps without more information.
 MOST_BINS = 24
-#: Relevant pairs in a bin.
+#: The fewest relevant pairs in a bin, and the fewest pairs to match.
 LEAST_HITS = 10
 #: The least slope, in log-odds over the whole range of fitted distances: isotonic regression alone makes ties.
 LEAST_RISE = 0.5
@@ -25,15 +25,14 @@ NEAREST, LEAST_SLOPE = 1e-4, 1e-4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """A strictly increasing, piecewise linear map; straight on beyond both ends.
+    """A strictly increasing, piecewise linear map, which continues straight beyond both ends.
 
-    It works in float64, so that two float32 distances never become equal unless they differ by less than a billionth of
-    the fitted range.
+    It works in float64: two float32 distances become equal only if they differ by less than a billionth of the fitted range.
     """
 
     #: Distances, ascending.
     x: tuple[float, ...]
-    #: What they are on the common scale, ascending; smaller is closer.
+    #: The same distances on the common scale, ascending; smaller is closer.
     y: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -42,7 +41,7 @@ class Calibration:
             raise ArtifactError("A calibration needs two or more knots that rise strictly in both columns; plan again")
 
     def apply(self, distances: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-        """Calibrated distances, of the same shape and in the same order."""
+        """Return calibrated distances, of the same shape and in the same order."""
         d, x, y = np.asarray(distances, dtype=np.float64), np.array(self.x), np.array(self.y)
         slope = np.diff(y) / np.diff(x)
         part = np.clip(np.searchsorted(x, d, side="right") - 1, 0, len(slope) - 1)
@@ -52,12 +51,12 @@ class Calibration:
         return result
 
     def to_bytes(self) -> bytes:
-        """As JSON; the same calibration always gives the same bytes."""
+        """Write JSON. The same calibration always gives the same bytes."""
         return json.dumps({"format": FORMAT, "x": self.x, "y": self.y}, sort_keys=True).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Calibration:
-        """Read what `to_bytes` wrote; raises ArtifactError for anything else."""
+        """Read what `to_bytes` wrote. Raise ArtifactError for anything else."""
         try:
             stored = json.loads(data)
             if stored["format"] != FORMAT:
@@ -70,24 +69,25 @@ class Calibration:
 
 
 def match(distances: npt.NDArray[np.floating], others: npt.NDArray[np.floating]) -> Calibration:
-    """Fit so that distances (n,) of one leg are distributed as `others` (n,), those of the same (query, record) pairs in another.
+    """Fit distances (n,) of one leg to the distribution of `others` (n,), the same (query, record) pairs in another leg.
 
-    As many pairs are as near by one as by the other then, wherever one draws the line; no labels are needed. Raises
-    PlanRefused where there are fewer than LEAST_HITS, or all distances of a leg are equal.
+    At every threshold, as many pairs are then nearer in one leg as in the other. Labels are not needed.
+
+    Raises: PlanRefused if there are fewer than LEAST_HITS pairs, or all distances of a leg are equal.
     """
     d, other = (np.asarray(each, dtype=np.float64) for each in (distances, others))
     if len(d) < LEAST_HITS or d.min() == d.max() or other.min() == other.max():
         raise PlanRefused("The sample is too small to calibrate distances: it needs pairs of several distances")
-    # As many quantiles to each power of ten: what is nearest decides.
+    # The same number of quantiles in each power of ten, because the nearest pairs matter most.
     shares = np.geomspace(min(0.5, max(NEAREST, LEAST_HITS / len(d))), 1.0, MOST_BINS)
     rise = LEAST_SLOPE * float(np.ptp(other))
     return _strict(np.quantile(d, shares), np.quantile(other, shares), low=float(d.min()), high=float(d.max()), rise=rise)
 
 
 def fit(distances: npt.NDArray[np.floating], relevant: npt.NDArray[np.bool_]) -> Calibration:
-    """Fit on held-out (query, record) pairs of one leg: finite distances (n,), whether each record is relevant (n,).
+    """Fit on held-out (query, record) pairs of one leg: finite distances (n,), and whether each record is relevant (n,).
 
-    Raises PlanRefused where no pair, or every pair, is relevant, or where all distances are equal.
+    Raises: PlanRefused if no pair or every pair is relevant, or all distances are equal.
     """
     d = np.asarray(distances, dtype=np.float64)
     hits = int(relevant.sum())
@@ -103,7 +103,7 @@ def fit(distances: npt.NDArray[np.floating], relevant: npt.NDArray[np.bool_]) ->
 
 
 class _Pool(NamedTuple):
-    """Sums over neighbouring pairs."""
+    """Sums over neighbouring pairs: how many are relevant, how many there are, and their distances."""
 
     found: float
     total: float
@@ -111,7 +111,7 @@ class _Pool(NamedTuple):
 
 
 def _bins(d: npt.NDArray[np.float64], relevant: npt.NDArray[np.bool_], count: int) -> list[_Pool]:
-    """Sorted pairs in bins of about as many relevant ones each."""
+    """Put sorted pairs into bins with about the same number of relevant ones."""
     seen = relevant.cumsum()
     bin_of = (np.maximum(seen - 1, 0) * count) // seen[-1]
     sums = [np.bincount(bin_of, weights=weights, minlength=count) for weights in (relevant.astype(np.float64), None, d)]
@@ -119,7 +119,7 @@ def _bins(d: npt.NDArray[np.float64], relevant: npt.NDArray[np.bool_], count: in
 
 
 def _pooled(bins: list[_Pool]) -> list[_Pool]:
-    """Neighbouring bins put together until the share of relevant pairs falls with distance (pool adjacent violators)."""
+    """Join neighbouring bins until the share of relevant pairs falls with distance (pool adjacent violators)."""
     pools: list[_Pool] = []
     for pool in bins:
         while pools and pools[-1].found * pool.total <= pool.found * pools[-1].total:
@@ -129,7 +129,7 @@ def _pooled(bins: list[_Pool]) -> list[_Pool]:
 
 
 def _strict(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], *, low: float, high: float, rise: float) -> Calibration:
-    """Knots that rise strictly, by `rise` over [low, high] at least."""
+    """Return knots that rise strictly, by at least `rise` over [low, high]."""
     rise /= high - low
     keep = np.concatenate([[True], np.diff(x) > 1e-6 * (high - low)])
     x, y = x[keep], np.maximum.accumulate(y[keep])

@@ -1,10 +1,10 @@
-"""Trains a new model whose embeddings can be compared with an old model's: classification and a compatibility loss by name."""
+"""Training a new model whose embeddings can be compared with an old model's: classification and a compatibility loss."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias, cast
@@ -22,14 +22,14 @@ from rmvdb.learning.losses.advbct import Moment
 Items: TypeAlias = Dataset[Any]
 #: Called with (step, steps, loss) after each step.
 ReportLoss: TypeAlias = Callable[[int, int, float], None]
-#: f_n (B, d), f_o (B, d), labels (B,) and where the training stands, to a loss ().
+#: f_n (B, d), f_o (B, d), labels (B,) and the progress of the training, to a loss ().
 Pull: TypeAlias = Callable[[Tensor, Tensor, Tensor, Moment], Tensor]
 
 
 class Loss(StrEnum):
-    """What is added to the classification; each has its paper and formula in `losses`."""
+    """The loss that is added to the classification. Each has its paper and formula in `losses`."""
 
-    #: Nothing: for an old model, or a new one that heeds none.
+    #: None: for an old model, or for a new one that need not be comparable.
     PLAIN = "plain"
     L2 = "l2"
     BCT = "bct"
@@ -43,9 +43,8 @@ class Loss(StrEnum):
 
     @property
     def weights(self) -> tuple[float, float]:
-        """Of the classification and of the pull to the old model, as the loss's paper has them."""
-        hyperbolic = dict.fromkeys((Loss.HBCT, Loss.HBCT_NO_ENTAIL), (1.0, 0.3))
-        return {Loss.HOC: (0.1, 0.9), **hyperbolic}.get(self, (1.0, 1.0))
+        """Return the weights of the classification and of the pull to the old model, as the loss's paper has them."""
+        return LOSSES[self].weights if self in LOSSES else (1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,26 +53,26 @@ class Model:
 
     #: Items (n, …) to embeddings (n, d).
     module: nn.Module
-    #: Embeddings to logits (n, classes). An old model's may be lost: class means of its embeddings stand in.
+    #: Embeddings to logits (n, classes). If an old model's is lost, class means of its embeddings replace it.
     classifier: nn.Module | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """How to train; the defaults are those with which HBCT compares all losses (section 5.1)."""
+    """How to train. The defaults are those with which HBCT compares all losses (section 5.1)."""
 
     epochs: int = 200
     batch: int = 128
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 5e-4
-    #: Of the classification and of the pull to the old model; None is what the loss's paper has.
+    #: Weights of the classification and of the pull to the old model; None takes the paper's.
     weights: tuple[float, float] | None = None
-    #: τ of ract, hoc (its 1/μ) and hbct; None is what the loss's paper has.
+    #: τ of ract, hoc (its 1/μ) and hbct; None takes the paper's.
     temperature: float | None = None
     #: K of hbct's space, whose curvature is −K.
     curvature: float = 1.0
-    #: Processes that load items; with 0 this one does.
+    #: Processes that load items; 0 loads them in this one.
     loaders: int = 0
     seed: int = 0
 
@@ -92,13 +91,13 @@ def train(
     settings: Settings | None = None,
     progress: ReportLoss | None = None,
 ) -> Model:
-    """Train `model` in place on items with labels, and give it back in evaluation mode.
+    """Train `model` in place on items with labels, and return it in evaluation mode.
 
-    `old` is frozen for good: evaluation mode, no gradients. Its classes are the first of the new ones; where they are not, give
-    it without its classifier. The same modules, items and settings give the same weights on a CPU.
+    `old` is frozen for good: evaluation mode, no gradients. Its classes are the first of the new ones; if they are not, leave its
+    classifier out. The same modules, items and settings give the same weights on a CPU.
 
-    Raises UnknownName for another loss, UsageError where something is missing, Mismatch where shapes, labels or spaces do not
-    fit, ModelError where the loss is no longer finite.
+    Raises: UnknownName for another loss, UsageError if something is missing, Mismatch if shapes, labels or spaces do not fit,
+    ModelError if the loss is no longer finite.
     """
     chosen, settings = _chosen(loss), settings or Settings()
     _check(model, items, chosen, old)
@@ -114,7 +113,7 @@ def train(
 
 
 def embed(module: nn.Module, items: Items, *, batch: int = 512) -> tuple[Tensor, Tensor]:
-    """The embeddings (n, d) of all items in order, and their labels (n,), on the CPU; leaves the module in evaluation mode."""
+    """Return all items' embeddings (n, d), in order, and labels (n,), on the CPU. The module stays in evaluation mode."""
     module.eval()
     device = _device(module)
     with torch.no_grad():
@@ -123,17 +122,17 @@ def embed(module: nn.Module, items: Items, *, batch: int = 512) -> tuple[Tensor,
 
 
 class _Criterion:
-    """Classification and pull of a batch, and the modules that learn from it."""
+    """The loss of a batch, classification and pull, and the modules that learn from it."""
 
     def __init__(self, model: Model, items: Items, loss: Loss, old: Model | None, settings: Settings) -> None:
         self._model, self._old = model, old
-        self._pull = None if old is None else _pull(loss, old, items, settings)
+        self._pull = None if old is None or loss is Loss.PLAIN else LOSSES[loss].make(old, items, settings)
         self._weights = settings.weights or loss.weights
         parts = (model.module, model.classifier, self._pull)
         self.learnt = nn.ModuleList([part for part in parts if isinstance(part, nn.Module)])
 
     def __call__(self, x: Tensor, labels: Tensor, at: Moment) -> Tensor:
-        """Items (B, …) and labels (B,) to the loss ()."""
+        """Return the loss () of items (B, …) and labels (B,)."""
         new = self._model.module(x)  # (B, d)
         classification = self._classification(new, labels)
         if self._pull is None or self._old is None:
@@ -177,40 +176,82 @@ def _fit(criterion: _Criterion, items: Items, settings: Settings, device: torch.
 
 
 def _moment(step: int, parts: int, epochs: int) -> Moment:
-    """Before a step, counted from 0, of a training with `parts` steps an epoch."""
+    """Return the progress before a step, counted from 0, of a training with `parts` steps an epoch."""
     return Moment(done=step / (parts * epochs), left=(epochs - step // parts) / epochs)
 
 
 def _batches(count: int, parts: int, settings: Settings) -> Iterator[list[int]]:
-    """Row numbers of every batch of a training; each row once an epoch, in batches of nearly one size."""
+    """Return row numbers of every batch of a training: each row once an epoch, in batches of nearly one size."""
     rng = np.random.default_rng(settings.seed)
     for _ in range(settings.epochs):
         for rows in np.array_split(rng.permutation(count), parts):
             yield rows.tolist()
 
 
-def _pull(loss: Loss, old: Model, items: Items, settings: Settings) -> Pull | None:
-    """The compatibility loss of that name; an nn.Module where it learns something, too."""
-    tau, curvature = settings.temperature, settings.curvature
-    match loss:
-        case Loss.PLAIN:
-            return None
-        case Loss.L2:
-            return lambda new, old, labels, at: l2.loss(new, old)
-        case Loss.BCT:
-            classifier = _old_classifier(old, items)
-            return lambda new, _, labels, at: bct.loss(new, labels, classifier)
-        case Loss.RACT:
-            return lambda new, old, labels, at: ract.loss(new, old, labels, temperature=tau or ract.TEMPERATURE)
-        case Loss.HOC:
-            return lambda new, old, labels, at: hoc.loss(new, old, labels, mu=1 / tau if tau else hoc.MU)
-        case Loss.ADVBCT:
-            vectors, labels = embed(old.module, items)
-            return advbct.AdvBCT(vectors, labels, classes=_classes(old, vectors, labels))
-        case Loss.HBCT:
-            return lambda new, old, labels, at: _hyperbolic(hbct.loss, new, old, tau or hbct.TEMPERATURE, curvature)
-        case Loss.HBCT_NO_ENTAIL:
-            return lambda new, old, labels, at: _hyperbolic(hbct.contrast, new, old, tau or hbct.TEMPERATURE, curvature)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossSpec:
+    """A compatibility loss: its weights, and how it is made."""
+
+    #: Of the classification and of the pull to the old model, as the loss's paper has them.
+    weights: tuple[float, float] = (1.0, 1.0)
+    #: Return the pull of an old model, for these items and settings; an nn.Module if it learns something, too.
+    make: Callable[[Model, Items, Settings], Pull]
+
+
+def _l2(old: Model, items: Items, settings: Settings) -> Pull:
+    return lambda f_n, f_o, labels, at: l2.loss(f_n, f_o)
+
+
+def _bct(old: Model, items: Items, settings: Settings) -> Pull:
+    classifier = _old_classifier(old, items)
+    return lambda f_n, f_o, labels, at: bct.loss(f_n, labels, classifier)
+
+
+def _ract(old: Model, items: Items, settings: Settings) -> Pull:
+    tau = settings.temperature or ract.TEMPERATURE
+    return lambda f_n, f_o, labels, at: ract.loss(f_n, f_o, labels, temperature=tau)
+
+
+def _hoc(old: Model, items: Items, settings: Settings) -> Pull:
+    mu = 1 / settings.temperature if settings.temperature else hoc.MU
+    return lambda f_n, f_o, labels, at: hoc.loss(f_n, f_o, labels, mu=mu)
+
+
+def _advbct(old: Model, items: Items, settings: Settings) -> Pull:
+    vectors, labels = embed(old.module, items)
+    return advbct.AdvBCT(vectors, labels, classes=_classes(old, vectors, labels))
+
+
+def _hyperbolic(loss: Callable[..., Tensor]) -> Callable[[Model, Items, Settings], Pull]:
+    """Return what makes a hyperbolic loss, which refuses points that are not on its hyperboloid."""
+
+    def make(old: Model, items: Items, settings: Settings) -> Pull:
+        tau, curvature = settings.temperature or hbct.TEMPERATURE, settings.curvature
+
+        def pull(f_n: Tensor, f_o: Tensor, labels: Tensor, at: Moment) -> Tensor:
+            for name, points in (("new", f_n), ("old", f_o)):
+                if not lorentz.holds(points.detach(), curvature=curvature):
+                    raise Mismatch(
+                        f"The {name} model's embeddings are not points of the hyperboloid with K = {curvature}; "
+                        f"end it with losses.lorentz.Lift(curvature={curvature})"
+                    )
+            return loss(f_n, f_o, temperature=tau, curvature=curvature)
+
+        return pull
+
+    return make
+
+
+#: A loss is a file of `losses` and one row here. `plain` has no pull.
+LOSSES: Mapping[Loss, LossSpec] = {
+    Loss.L2: LossSpec(make=_l2),
+    Loss.BCT: LossSpec(make=_bct),
+    Loss.RACT: LossSpec(make=_ract),
+    Loss.HOC: LossSpec(weights=(0.1, 0.9), make=_hoc),
+    Loss.ADVBCT: LossSpec(make=_advbct),
+    Loss.HBCT: LossSpec(weights=(1.0, 0.3), make=_hyperbolic(hbct.loss)),
+    Loss.HBCT_NO_ENTAIL: LossSpec(weights=(1.0, 0.3), make=_hyperbolic(hbct.contrast)),
+}
 
 
 def _old_classifier(old: Model, items: Items) -> nn.Module:
@@ -219,18 +260,8 @@ def _old_classifier(old: Model, items: Items) -> nn.Module:
     return bct.Prototypes(*embed(old.module, items)).to(_device(old.module))
 
 
-def _hyperbolic(loss: Callable[..., Tensor], new: Tensor, old: Tensor, temperature: float, curvature: float) -> Tensor:
-    for name, points in (("new", new), ("old", old)):
-        if not lorentz.holds(points.detach(), curvature=curvature):
-            raise Mismatch(
-                f"The {name} model's embeddings are no points of the hyperboloid with K = {curvature}; "
-                f"end it with losses.lorentz.Lift(curvature={curvature})"
-            )
-    return loss(new, old, temperature=temperature, curvature=curvature)
-
-
 def _classes(old: Model, vectors: Tensor, labels: Tensor) -> int:
-    """How many classes the old model knows; without its classifier, all that there are."""
+    """Return how many classes the old model knows; without its classifier, all of them."""
     if old.classifier is None:
         return int(labels.max()) + 1
     with torch.no_grad():
@@ -249,7 +280,7 @@ def _check(model: Model, items: Items, loss: Loss, old: Model | None) -> None:
     if model.classifier is None:
         raise UsageError("The new model has no classifier; give it one, such as torch.nn.Linear(dim, classes, bias=False)")
     if old is None and loss is not Loss.PLAIN:
-        raise UsageError(f"The loss {loss.value!r} pulls towards an old model, and there is none; give it as old")
+        raise UsageError(f"The loss {loss.value!r} pulls towards an old model; give one as old")
     if not _count(items):
         raise UsageError("There are 0 items to train on; give a dataset of items and labels")
 
@@ -270,7 +301,7 @@ def _device(module: nn.Module) -> torch.device:
 
 @contextlib.contextmanager
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Seeded random numbers inside; the caller's are none of our business."""
+    """Seed random numbers inside the block, and leave the caller's as they are."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

@@ -1,4 +1,4 @@
-"""Exact distances between vectors, and coordinates whose L2 distances go with them."""
+"""Exact distances between vectors, and coordinates whose L2 distances rank the same way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rmvdb.types import Metric, Vectors
 
 
 def distances(queries: Vectors, gallery: Vectors, *, metric: Metric) -> npt.NDArray[np.float32]:
-    """Exact distances (Q, G), smaller is closer: 1 − cos, −⟨q, g⟩, squared L2 or d_L on the hyperboloid."""
+    """Compute exact distances (Q, G), smaller is closer: 1 − cos, −⟨q, g⟩, squared L2 or d_L on the hyperboloid."""
     if metric is Metric.LORENTZ:
         return hyperbolic.distances(queries, gallery)
     if metric is Metric.COSINE:
@@ -26,8 +26,11 @@ def distances(queries: Vectors, gallery: Vectors, *, metric: Metric) -> npt.NDAr
 
 
 def comparable(vectors: Vectors, metric: Metric) -> Vectors:
-    """Coordinates (n, d) whose L2 distances go with the metric's: of length 1 for COSINE, and for IP, where nothing better is
-    known to do with a length; as they are for L2; on the tangent space at the origin, (n, d − 1), for LORENTZ."""
+    """Return coordinates (n, d) whose L2 distances rank as the metric does.
+
+    They have length 1 for COSINE, and for IP, where no better use of the length is known. L2 keeps them. LORENTZ takes the
+    tangent space at the origin, (n, d − 1).
+    """
     if metric is Metric.LORENTZ:
         return hyperbolic.flat(vectors)
     return vectors if metric is Metric.L2 or not len(vectors) else _unit(vectors)

@@ -1,68 +1,122 @@
-"""The methods by name, what they are trained on and how, and what comes of it; without torch, which only training needs."""
+"""The methods by name, and what training takes and returns.
+
+The command line reads the names, so this file imports neither torch nor numpy.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from rmvdb.errors import Mismatch
-from rmvdb.types import Vectors
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from rmvdb.learning.transforms import Transform
+    from rmvdb.types import Vectors
 
 
 class Method(StrEnum):
     """How the old part of the gallery is searched with a new query; docs/choosing.md has the table."""
 
-    #: Both models embed the query; nothing is trained.
     NAIVE = "naive"
-    #: ψ is the identity: the new model was trained to be comparable with the old one (BCT and its kin).
     IDENTITY = "identity"
-    #: ψ by regression, Eq. 9.
     RQT = "rqt"
-    #: ψ by contrast within the old space, Eq. 10.
     CL_S = "cl-s"
-    #: ψ and ρ, each by contrast in its own space, Eq. 14.
     CL_M = "cl-m"
-    #: ψ by contrast across both spaces, Eq. 11.
     MCL = "mcl"
-    #: ψ and ρ by contrast across both spaces, Eq. 11-13.
     RM = "rm"
-    #: No ψ: h lifts the old gallery into the new space (Ramanujan et al., CVPR 2022).
     FCT = "fct"
 
     @property
     def trains_reverse(self) -> bool:
-        """Whether it trains a ψ."""
-        return self not in (Method.NAIVE, Method.IDENTITY, Method.FCT)
+        """Tell whether it trains a ψ."""
+        return METHODS[self].loss is not None
+
+    @property
+    def trains(self) -> bool:
+        """Tell whether it trains anything."""
+        return self.trains_reverse or self.lifts
+
+    @property
+    def has_transforms(self) -> bool:
+        """Tell whether queries or records pass a transform."""
+        return METHODS[self].has_transforms
 
     @property
     def has_head(self) -> bool:
-        """Whether it trains a ρ, so that the new vectors change."""
-        return self in (Method.CL_M, Method.RM)
+        """Tell whether it trains a ρ, so that the new vectors change."""
+        return METHODS[self].has_head
 
     @property
     def contrasts(self) -> bool:
-        """Whether it learns from which records are of one class."""
-        return self in (Method.CL_S, Method.CL_M, Method.MCL, Method.RM)
+        """Tell whether it learns from which records are of one class."""
+        return METHODS[self].loss not in (None, "rqt")
+
+    @property
+    def lifts(self) -> bool:
+        """Tell whether it trains h, which lifts a copy of the old collection."""
+        return METHODS[self].lifts
 
     @property
     def headless(self) -> Method:
-        """The same loss without ρ, which leaves the new model's vectors as they are."""
-        return {Method.CL_M: Method.CL_S, Method.RM: Method.MCL}.get(self, self)
+        """Return the method with the same loss without ρ, which leaves the new model's vectors as they are."""
+        return METHODS[self].headless or self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodSpec:
+    """The properties of a method that planning, training and upgrading ask for."""
+
+    #: The loss that trains ψ, and ρ if the method has one: a name in `training.OBJECTIVES`. None trains neither.
+    loss: str | None = None
+    #: Whether it trains a ρ, so that the new vectors change.
+    has_head: bool = False
+    #: The method with the same loss without ρ, if that is another one.
+    headless: Method | None = None
+    #: Whether queries or records pass a transform. A plan without one needs no pairs.
+    has_transforms: bool = True
+    #: Whether it needs the embedders of the old models, to embed each query or to keep the original current.
+    needs_old_embedders: bool = False
+    #: Whether it compares new vectors with old ones as they are, so that both must lie in one space.
+    shares_space: bool = False
+    #: Whether it trains h, which lifts a copy of one old collection.
+    lifts: bool = False
+    #: Whether `auto` compares it with others on the sample.
+    is_candidate: bool = False
+
+
+#: A method is one row here, and its loss one row in `training.OBJECTIVES`.
+METHODS: Mapping[Method, MethodSpec] = {
+    # Both models embed the query. Nothing is trained.
+    Method.NAIVE: MethodSpec(has_transforms=False, needs_old_embedders=True, is_candidate=True),
+    # ψ is the identity: the new model was trained to be comparable with the old one (BCT and its kin).
+    Method.IDENTITY: MethodSpec(shares_space=True, is_candidate=True),
+    # ψ by regression, Eq. 9.
+    Method.RQT: MethodSpec(loss="rqt", is_candidate=True),
+    # ψ by contrast within the old space, Eq. 10.
+    Method.CL_S: MethodSpec(loss="cl_s"),
+    # ψ and ρ, each by contrast in its own space, Eq. 14.
+    Method.CL_M: MethodSpec(loss="cl_m", has_head=True, headless=Method.CL_S),
+    # ψ by contrast across both spaces, Eq. 11.
+    Method.MCL: MethodSpec(loss="mcl"),
+    # ψ and ρ by contrast across both spaces, Eq. 11-13.
+    Method.RM: MethodSpec(loss="mcl", has_head=True, headless=Method.MCL, is_candidate=True),
+    # Without ψ: h lifts the old gallery into the new space (Ramanujan et al., CVPR 2022).
+    Method.FCT: MethodSpec(lifts=True, needs_old_embedders=True),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSettings:
-    """How to train; the defaults are what held up best on held-out pairs, `paper()` is what the paper prints."""
+    """How to train. The defaults did best on held-out pairs; `paper()` has what the paper prints."""
 
     epochs: int = 50
-    #: Small samples are gone through more often, until this many steps are made.
+    #: Small samples are repeated for more epochs, until training has made this many steps.
     least_steps: int = 400
     lr: float = 1e-3
     batch: int = 512
@@ -76,20 +130,20 @@ class TrainingSettings:
     mining: bool = True
     #: ρ(x) = x̂ + MLP(x̂), starting at the identity.
     residual: bool = True
-    #: k-means clusters of the new space that stand in for classes where there are no labels; None is 3 √n.
+    #: Without labels, k-means clusters of the new space stand in for classes; None is 3 √n.
     clusters: int | None = None
-    #: Weight of Eq. 9 beside the contrast: classes alone forget which record is which. None: 0 with labels, where a
-    #: plan tries 1, too, and 1 with clusters.
+    #: Weight of Eq. 9 beside the contrast: classes alone forget which record is which. None is 1 with clusters and 0 with labels;
+    #: with labels a plan tries 1, too.
     pull: float | None = None
     seed: int = 0
 
     @classmethod
     def paper(cls, *, blocks: int = 2, seed: int = 0) -> TrainingSettings:
-        """The paper's appendix B.2, as printed: no temperature, no residual, learning rate 1e-4, 50 epochs."""
+        """Return the paper's appendix B.2, as printed: no temperature, no residual, learning rate 1e-4, 50 epochs."""
         return cls(least_steps=0, lr=1e-4, batch=128, blocks=blocks, temperature=1.0, residual=False, pull=0.0, seed=seed)
 
     def weight_of_pull(self, *, labelled: bool) -> float:
-        """`pull`, or what it is where it is None."""
+        """Return `pull`, or what None stands for."""
         if self.pull is not None:
             return self.pull
         return 0.0 if labelled else 1.0
@@ -103,9 +157,9 @@ class Pairs:
     old: Vectors
     #: (n, d_new)
     new: Vectors
-    #: (n,) classes or identities; None where nobody knows them.
+    #: (n,) classes or identities; None if they are unknown.
     labels: npt.NDArray[np.generic] | None = None
-    #: (n, d_side) what else is known of the records, by which h may lift them; None where nothing is.
+    #: (n, d_side) side information of the records, which helps h; None if there is none.
     side: Vectors | None = None
 
     def __post_init__(self) -> None:
@@ -118,26 +172,30 @@ class Pairs:
         return len(self.old)
 
     def take(self, rows: npt.NDArray[np.intp]) -> Pairs:
-        """The pairs of these rows."""
+        """Return the pairs of these rows."""
         labels = None if self.labels is None else self.labels[rows]
         return Pairs(old=self.old[rows], new=self.new[rows], labels=labels, side=None if self.side is None else self.side[rows])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
-    """What was trained."""
+    """The transforms of a method."""
 
     #: ρ: new → final new; None leaves the new model as it is.
     head: Transform | None = None
-    #: ψ: final new → old; None where the old model embeds the query too.
+    #: ψ: final new → old; None if the old model embeds the query, too.
     reverse: Transform | None = None
-    #: h: old → new, of what is stored; with it queries need no ψ.
+    #: h: old → new, for stored vectors; queries then need no ψ.
     lift: Transform | None = None
 
     def final(self, new: Vectors) -> Vectors:
-        """What is stored and searched in the new collection: ρ(f_n), (n, d_new) to (n, d_new)."""
+        """Return what the new collection stores and searches: ρ(f_n), (n, d_new) to (n, d_new)."""
         return new if self.head is None else self.head.apply(new)
 
     def lifted(self, old: Vectors, side: Vectors | None = None) -> Vectors:
-        """What the old part of the gallery is searched in: h(f_o), (n, d_old) to (n, d_new); as it is where there is no h."""
-        return old if self.lift is None else self.lift.apply(old if side is None else np.concatenate([old, side], axis=1))
+        """Return what the old part of the gallery is searched in: h(f_o), (n, d_old) to (n, d_new), or f_o without h."""
+        if self.lift is None:
+            return old
+        import numpy as np
+
+        return self.lift.apply(old if side is None else np.concatenate([old, side], axis=1))

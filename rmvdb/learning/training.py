@@ -1,10 +1,10 @@
-"""Fits ψ (`reverse`) and ρ (`head`), or h (`lift`), on pairs of old and new vectors of the same records."""
+"""Training ψ (`reverse`) and ρ (`head`), or h (`lift`), on pairs of old and new vectors of the same records."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from rmvdb.errors import PlanRefused
 from rmvdb.learning import geometry, hyperbolic, losses
 from rmvdb.learning.losses import fct
-from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
+from rmvdb.learning.method import METHODS, Fitted, Method, Pairs, TrainingSettings
 from rmvdb.learning.transforms import Config, Network, Norm, Transform
 from rmvdb.text import counted
 from rmvdb.types import Metric, Vectors
@@ -27,7 +27,7 @@ with warnings.catch_warnings(action="ignore"):  # which say nothing to rmvdb's u
 ReportSteps = Callable[[int, int], None]
 
 
-#: What length vectors have that are to be compared with those of a gallery.
+#: The length of vectors that are compared with a gallery's.
 REACHED = {Metric.COSINE: Norm.FIXED, Metric.IP: Norm.FIXED, Metric.L2: Norm.FREE, Metric.LORENTZ: Norm.LIFTED}
 
 
@@ -40,11 +40,51 @@ class Space:
 
     @classmethod
     def of(cls, vectors: Vectors, metric: Metric) -> Space:
-        """Measured on a sample (n, d)."""
+        """Measure the space on a sample (n, d)."""
         if metric is Metric.LORENTZ:
             return cls(metric=metric, scale=hyperbolic.radius(vectors))
         norm = float(np.linalg.norm(vectors, axis=1).mean())
         return cls(metric=metric, scale=1.0 if metric is Metric.COSINE or norm == 0 else norm)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Batch:
+    """Vectors of one batch, and their distances, each computed only if a loss asks for it."""
+
+    #: ψ of the final new vectors, (B, d_old).
+    rev: Tensor
+    #: ρ of the new vectors, or the new vectors themselves, (B, d_new).
+    final: Tensor
+    #: (B, d_old)
+    old: Tensor
+    #: Whether two records are of one class, (B, B).
+    same: Tensor
+    old_space: Space
+    new_space: Space
+
+    @property
+    def d_pair(self) -> Tensor:
+        """Return the distances of ψ(f_n,i) to f_o,i, (B,)."""
+        return losses.paired(self.rev, self.old, metric=self.old_space.metric, scale=self.old_space.scale)
+
+    @property
+    def d_old(self) -> Tensor:
+        """Return the distances of every ψ(f_n,i) to every f_o,k, (B, B)."""
+        return losses.distances(self.rev, self.old, metric=self.old_space.metric, scale=self.old_space.scale)
+
+    @property
+    def d_new(self) -> Tensor:
+        """Return the distances of the new vectors to each other, (B, B)."""
+        return losses.distances(self.final, self.final, metric=self.new_space.metric, scale=self.new_space.scale)
+
+
+#: The losses of ψ and ρ by the names in `METHODS`: of a batch, the temperature τ, and whether only hard pairs count.
+OBJECTIVES: Mapping[str, Callable[[_Batch, float, bool], Tensor]] = {
+    "rqt": lambda batch, tau, mining: losses.rqt(batch.d_pair),
+    "cl_s": lambda batch, tau, mining: losses.cl_s(batch.d_old, batch.same, temperature=tau, mining=mining),
+    "cl_m": lambda batch, tau, mining: losses.cl_m(batch.d_old, batch.d_new, batch.same, temperature=tau, mining=mining),
+    "mcl": lambda batch, tau, mining: losses.mcl(batch.d_old, batch.d_new, batch.same, temperature=tau, mining=mining),
+}
 
 
 def fit(
@@ -58,26 +98,29 @@ def fit(
     logged: Pairs | None = None,
     progress: ReportSteps | None = None,
 ) -> Fitted:
-    """Train ψ and, where the method has one, ρ; the same pairs and settings always give the same transforms.
+    """Train the transforms of a method. The same pairs and settings always give the same transforms.
 
-    `head`: whether there is a ρ, whatever the method has. `logged`: queries, whose classes nobody knows, to train on beside the
-    records, for queries are what ψ is applied to. Raises PlanRefused where the pairs are too few or not finite.
+    `head` says whether to train a ρ, whatever the method has. `logged` are queries of unknown class to train on beside the
+    records, because ψ is applied to queries.
+
+    Raises: PlanRefused if there are too few pairs, or if they are not finite.
     """
-    if method is Method.NAIVE:
+    spec = METHODS[method]
+    if not spec.has_transforms:
         return Fitted()
     _check(pairs)
-    if method is Method.IDENTITY:
+    if spec.shares_space:
         return Fitted(reverse=_identity(pairs, old_metric, new_metric))
     old_space, new_space = Space.of(pairs.old, old_metric), Space.of(pairs.new, new_metric)
-    if method is Method.FCT:
+    if spec.lifts:
         return Fitted(lift=_lift(pairs, old_space, new_space, settings, progress))
     groups = _groups(pairs, new_metric, settings)
     if logged is not None:
         pairs, groups = _beside(pairs, groups, logged)
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are none of our business
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         torch.manual_seed(settings.seed)
         reverse = Network(_reverse(pairs, old_space, new_space, settings))
-        rho = Network(_head(pairs, new_space, settings)) if (method.has_head if head is None else head) else None
+        rho = Network(_head(pairs, new_space, settings)) if (spec.has_head if head is None else head) else None
         _train(pairs, groups, reverse, rho, method, (old_space, new_space), settings, progress)
     return Fitted(head=None if rho is None else Transform(rho), reverse=Transform(reverse))
 
@@ -94,18 +137,16 @@ def _train(
 ) -> None:
     f_o, f_n, y = torch.from_numpy(pairs.old), torch.from_numpy(pairs.new), torch.from_numpy(groups)  # (n, d_o) (n, d_n) (n,)
     old_space, new_space = spaces
-    pull = 0.0 if method is Method.RQT else settings.weight_of_pull(labelled=pairs.labels is not None)
+    objective = OBJECTIVES[str(METHODS[method].loss)]
+    pull = settings.weight_of_pull(labelled=pairs.labels is not None) if method.contrasts else 0.0
     modules = torch.nn.ModuleList([reverse] if head is None else [reverse, head])
 
     def loss(rows: Tensor) -> Tensor:
         old, new, same = f_o[rows], f_n[rows], y[rows, None] == y[None, rows]  # (B, d_o), (B, d_n), (B, B)
         final = new if head is None else head(new)  # (B, d_n)
-        rev = reverse(final)  # (B, d_o)
-        found = _loss(method, rev, final, old, same, old_space, new_space, settings)
-        if pull:
-            d_pair = losses.paired(rev, old, metric=old_space.metric, scale=old_space.scale)  # (B,)
-            found = found + pull * losses.rqt(d_pair) / settings.temperature
-        return found
+        batch = _Batch(rev=reverse(final), final=final, old=old, same=same, old_space=old_space, new_space=new_space)
+        value = objective(batch, settings.temperature, settings.mining)
+        return value + pull * losses.rqt(batch.d_pair) / settings.temperature if pull else value
 
     _descend(modules, loss, len(pairs), settings, progress)
 
@@ -113,7 +154,7 @@ def _train(
 def _lift(
     pairs: Pairs, old_space: Space, new_space: Space, settings: TrainingSettings, progress: ReportSteps | None
 ) -> Transform:
-    """h, by Adam at 5e-4 in batches of 1,024 for 80 epochs, as FCT prints; of `settings` its width, least steps and seed."""
+    """Train h by Adam at 5e-4 in batches of 1,024 for 80 epochs, as FCT prints. `settings` gives width, least steps and seed."""
     settings = replace(settings, lr=5e-4, batch=1024, epochs=80)
     f_o, f_n = torch.from_numpy(pairs.old), torch.from_numpy(pairs.new)  # (n, d_o) (n, d_n)
     if pairs.side is not None:
@@ -136,44 +177,24 @@ def _descend(
     settings: TrainingSettings,
     progress: ReportSteps | None,
 ) -> None:
-    """Adam with cosine annealing, down the loss of batches of rows."""
+    """Minimise the loss of batches of rows, by Adam with cosine annealing."""
     module.train()
     optimizer = torch.optim.Adam(module.parameters(), lr=settings.lr)
     parts = math.ceil(pairs / settings.batch)
     total = parts * max(settings.epochs, math.ceil(settings.least_steps / parts))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total)
     for step, rows in enumerate(_batches(pairs, parts, total, settings.seed), start=1):
-        found = loss(rows)
+        value = loss(rows)
         optimizer.zero_grad()
-        found.backward()  # type: ignore[no-untyped-call]
+        value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         if progress:
             progress(step, total)
 
 
-def _loss(
-    method: Method,
-    rev: Tensor,
-    final: Tensor,
-    old: Tensor,
-    same: Tensor,
-    old_space: Space,
-    new_space: Space,
-    settings: TrainingSettings,
-) -> Tensor:
-    if method is Method.RQT:
-        return losses.rqt(losses.paired(rev, old, metric=old_space.metric, scale=old_space.scale))
-    d_old = losses.distances(rev, old, metric=old_space.metric, scale=old_space.scale)  # (B, B)
-    if method is Method.CL_S:
-        return losses.cl_s(d_old, same, temperature=settings.temperature, mining=settings.mining)
-    d_new = losses.distances(final, final, metric=new_space.metric, scale=new_space.scale)  # (B, B)
-    contrast = losses.cl_m if method is Method.CL_M else losses.mcl
-    return contrast(d_old, d_new, same, temperature=settings.temperature, mining=settings.mining)
-
-
 def _batches(pairs: int, parts: int, total: int, seed: int) -> Iterator[Tensor]:
-    """Row numbers of `total` batches; every row once an epoch, in batches of nearly one size."""
+    """Return row numbers of `total` batches: every row once an epoch, in batches of nearly one size."""
     rng = np.random.default_rng(seed)
     for _ in range(total // parts):
         for rows in np.array_split(rng.permutation(pairs), parts):
@@ -181,7 +202,7 @@ def _batches(pairs: int, parts: int, total: int, seed: int) -> Iterator[Tensor]:
 
 
 def _groups(pairs: Pairs, new_metric: Metric, settings: TrainingSettings) -> npt.NDArray[np.int64]:
-    """What counts as one class, (n,): the labels, or else clusters of the new space."""
+    """Return each record's class, (n,): its label, or else its cluster in the new space."""
     if pairs.labels is not None:
         return np.asarray(np.unique(pairs.labels, return_inverse=True)[1], dtype=np.int64).reshape(-1)
     vectors = np.ascontiguousarray(geometry.comparable(pairs.new, new_metric), dtype=np.float32)
@@ -199,10 +220,10 @@ def _groups(pairs: Pairs, new_metric: Metric, settings: TrainingSettings) -> npt
 
 
 def _beside(pairs: Pairs, groups: npt.NDArray[np.int64], logged: Pairs) -> tuple[Pairs, npt.NDArray[np.int64]]:
-    """Records and queries, each query a class of its own, whose one positive is its own old vector.
+    """Put queries beside the records, each a class of its own, whose only positive is its own old vector.
 
-    On made queries that are unlike records, Eq. 9 for them, in its place or beside it, comes nearer to the old model's own
-    neighbours, and loses more than that gains of records of the same class.
+    Eq. 9 for the queries, instead or in addition, was tried on made queries that are unlike records: it comes nearer to the old
+    model's own neighbours, but loses more records of the same class than that gains.
     """
     own = groups.max() + 1 + np.arange(len(logged), dtype=np.int64)
     groups = np.concatenate([groups, own])
@@ -272,6 +293,6 @@ def _check(pairs: Pairs) -> None:
         )
     for name, vectors in (("old", pairs.old), ("new", pairs.new)):
         if not np.isfinite(vectors).all():
-            raise PlanRefused(f"The {name} vectors of the sample hold NaN or infinite values; mend the {name} model's embedder")
+            raise PlanRefused(f"The {name} vectors of the sample hold NaN or infinite values; fix the {name} model's embedder")
     if pairs.side is not None and not np.isfinite(pairs.side).all():
-        raise PlanRefused("The side information of the sample holds NaN or infinite values; mend the field that has it")
+        raise PlanRefused("The side information of the sample holds NaN or infinite values; correct the field that has it")

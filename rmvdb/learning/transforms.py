@@ -21,22 +21,21 @@ FORMAT = 1
 
 
 class Norm(StrEnum):
-    """What length a transform's output has."""
+    """The length of a transform's output."""
 
     #: `output_scale` for every vector: 1 for COSINE, the mean norm of the old gallery for IP.
     FIXED = "fixed"
-    #: That of the input: a ρ for IP, where a record's length is part of its ranking.
+    #: The input's length: a ρ for IP, which ranks a record by its length, too.
     KEPT = "kept"
-    #: Whatever the network gives, times `output_scale`: L2.
+    #: The network's own, times `output_scale`: L2.
     FREE = "free"
-    #: Whatever the network gives, times `output_scale`, is the space of a point whose time follows from it: LORENTZ, where
-    #: `output_scale` is 1/√K.
+    #: The network gives the space of a point, and its time follows from that, all times `output_scale`, which is 1/√K: LORENTZ.
     LIFTED = "lifted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """All that is needed, beside the weights, to apply a transform; it travels in the file's metadata."""
+    """Everything besides the weights that applying a transform needs. It is in the file's metadata."""
 
     d_in: int
     d_out: int
@@ -48,9 +47,9 @@ class Config:
     residual: bool = False
     #: h: before the blocks each input has two of its own, d → 2d → 2 d_out (Ramanujan et al., CVPR 2022).
     branches: bool = False
-    #: Dimension of the side information that stands behind each input vector, (d_in + side,); 0 for none.
+    #: Dimension of the side information after each input vector, (d_in + side,); 0 for none.
     side: int = 0
-    #: Inputs are normalised where this is None, else divided by it.
+    #: Divides the inputs; None normalises them.
     input_scale: float | None = None
     output: Norm = Norm.FIXED
     output_scale: float = 1.0
@@ -65,10 +64,10 @@ class Config:
 
 
 class Network(nn.Module):
-    """The trainable part: blocks, the residual and the length of the output."""
+    """The trainable part: the blocks, the residual and the output's length."""
 
     def __init__(self, config: Config, *, folded: bool = False) -> None:
-        """Fresh weights; `folded` leaves BatchNorm out, for weights that already hold it."""
+        """Make fresh weights. `folded` leaves BatchNorm out, for weights that already contain it."""
         super().__init__()
         self.config = config
         made = config.d_out - (config.output is Norm.LIFTED)
@@ -86,7 +85,7 @@ class Network(nn.Module):
             nn.init.zeros_(last.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, d_in + side) to (n, d_out)."""
+        """Map (n, d_in + side) to (n, d_out)."""
         x, side = x[:, : self.config.d_in], x[:, self.config.d_in :]
         length = x.norm(dim=1, keepdim=True).clamp_min(1e-12)  # (n, 1)
         x = x / (length if self.config.input_scale is None else self.config.input_scale)
@@ -103,7 +102,7 @@ class Network(nn.Module):
         return nn.functional.normalize(y, dim=1) * target
 
     def folded(self) -> Network:
-        """The same map with every BatchNorm folded into its Linear; for inference only."""
+        """Return the same map with every BatchNorm folded into its Linear, for inference only."""
         twin = _empty(self.config)
         layers, fused = list(self.body.eval().modules()), []
         for layer, following in zip(layers, [*layers[1:], nn.Identity()], strict=True):
@@ -130,7 +129,7 @@ class _Branches(nn.Module):
 
 
 def _blocks(widths: list[int], *, folded: bool, last: bool = True) -> list[nn.Module]:
-    """Linear → BatchNorm → ReLU from each width to the next; the `last` one Linear only."""
+    """Make Linear → BatchNorm → ReLU from each width to the next, with the `last` one Linear only."""
     layers: list[nn.Module] = []
     for into, out in pairwise(widths):
         layers += [nn.Linear(into, out), nn.ReLU()] if folded else [nn.Linear(into, out), nn.BatchNorm1d(out), nn.ReLU()]
@@ -138,34 +137,34 @@ def _blocks(widths: list[int], *, folded: bool, last: bool = True) -> list[nn.Mo
 
 
 class Transform:
-    """A trained map from one vector space to another; immutable, and safe to apply from many threads."""
+    """A trained map from one vector space to another. It is immutable, and many threads may apply it."""
 
     def __init__(self, network: Network) -> None:
-        """Take a trained network; BatchNorm is folded away, so that one query takes a few matrix products."""
+        """Take a trained network. BatchNorm is folded away, so that one query takes a few matrix products."""
         self.config = network.config
         self._network = network.folded().eval().requires_grad_(False).cpu()
 
     def apply(self, vectors: Vectors) -> Vectors:
-        """(n, d_in + side) to (n, d_out), float32, in order; raises Mismatch for another dimension."""
+        """Map (n, d_in + side) to (n, d_out), float32, in order. Raise Mismatch for another dimension."""
         x = np.ascontiguousarray(vectors, dtype=np.float32)
         if x.ndim != 2 or x.shape[1] != self.config.d_in + self.config.side:
             width = f"{self.config.d_in} + {self.config.side}" if self.config.side else str(self.config.d_in)
             raise Mismatch(f"The transform takes vectors of shape (n, {width}), not {x.shape}; give it its model's vectors")
-        if not x.flags.writeable:  # torch warns of an array that it could write to by mistake
+        if not x.flags.writeable:  # torch warns of read-only arrays
             x = x.copy()
         with torch.inference_mode():
             result: Vectors = self._network(torch.from_numpy(x)).numpy()
         return result
 
     def to_bytes(self) -> bytes:
-        """Weights and configuration as safetensors; the same transform always gives the same bytes."""
-        # One key only: safetensors writes several in no fixed order, and the file's SHA-256 is its name.
+        """Write weights and configuration as safetensors. The same transform always gives the same bytes."""
+        # A single key: safetensors writes several in varying order, and the file's name is its SHA-256.
         config = json.dumps({"format": FORMAT, **asdict(self.config)}, sort_keys=True)
         return save(self._network.state_dict(), metadata={"config": config})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Transform:
-        """Read what `to_bytes` wrote; raises ArtifactError for anything else."""
+        """Read what `to_bytes` wrote. Raise ArtifactError for anything else."""
         try:
             config = _config(data)
             network = _empty(config)
@@ -176,7 +175,7 @@ class Transform:
 
 
 def _empty(config: Config) -> Network:
-    # Without storage: fresh weights would be thrown away, and would draw from the caller's random numbers.
+    # Without storage: fresh weights would be discarded, and would use up the caller's random numbers.
     with torch.device("meta"):
         return Network(config, folded=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rmvdb.learning.method import Method
+from rmvdb.learning.method import METHODS, Method
 from rmvdb.planning import quality
 from rmvdb.planning.held_out import LEAST_TO_CHOOSE
 from rmvdb.planning.predict import Measured, Prediction, Trial, finite
@@ -17,7 +17,7 @@ from rmvdb.text import counted
 
 #: The methods that `auto` compares: no training, no ψ at all if the spaces can be compared, the ψ that trains fastest and needs
 #: no labels, and the ψ that gains most, which is `mcl` if ρ is not shown to help. The others are the paper's steps between these.
-CANDIDATES = (Method.NAIVE, Method.IDENTITY, Method.RQT, Method.RM)
+CANDIDATES = tuple(method for method, spec in METHODS.items() if spec.is_candidate)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rmvdb import errors
-from rmvdb.items import sources
+from rmvdb.items.queries import read_queries
 from rmvdb.learning.calibration import Calibration
-from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
+from rmvdb.learning.method import METHODS, Fitted, Method, Pairs, TrainingSettings
 from rmvdb.planning import choose, predict, simulate
 from rmvdb.planning.orders.table import ORDERS, Known, make_order, order_spec, possible_orders
 from rmvdb.planning.sample import Sample, Sampler, side_of, vectors_of
@@ -26,8 +26,8 @@ from rmvdb.protocols import Classifier, Order, Source, VectorStore
 from rmvdb.registry.codec import pack_ids
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage import files
-from rmvdb.storage.archive import EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.text import counted
 from rmvdb.types import Id, Item, Leg, Metric, Query, Record, ReportProgress
 
@@ -67,7 +67,7 @@ class Question:
     instant_rollback: bool = False
     #: The field with a record's side information, a list of numbers, which helps `fct` to lift it.
     side: str | None = None
-    #: A file of queries for `sources.queries`. Queries with answers choose and measure, the others train ψ.
+    #: A file of queries for `read_queries`. Queries with answers choose and measure, the others train ψ.
     queries: str | None = None
 
     @classmethod
@@ -89,7 +89,7 @@ class Question:
 
     def asked(self) -> list[Query]:
         """Read the queries of the file, if there is one. Raises UsageError if the file has none."""
-        return [] if self.queries is None else sources.queries(Path(self.queries))
+        return [] if self.queries is None else read_queries(Path(self.queries))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,14 +164,14 @@ class Planner:
         counts = [self._store.count(leg.collection) for leg in legs]
         if len(legs) > 1:
             _refuse_too_few(question, legs[0], counts[0])
-        if question.method is Method.FCT:
+        if question.method and question.method.lifts:
             # This model keeps the original current. If it cannot be loaded, that is a ModelError here, not later.
             self._loaded_models.embedder(legs[0].embedder)
         sizes, held_out = _sizes(question.sample, counts)
         sample = self._sample(question, legs, sizes, seen, report, methods=[question.method or Method.RM])
         order, confidence = self._confidence(question, legs, classifiers, sample)
         told = few = None
-        if len(sample.rows(0)) >= predict.LEAST_PAIRS or question.method is not Method.NAIVE:
+        if len(sample.rows(0)) >= predict.LEAST_PAIRS or not question.method or question.method.has_transforms:
             trial = self._trial(question, legs, Metric(to.metric), sample, {order: confidence}, held_out, report)
             told = self._predicted(trial, question.method, self._able(legs, to), declared=_is_declared(legs, to))
         elif sample.records:  # nothing to train, and too little to measure on
@@ -209,7 +209,7 @@ class Planner:
         confidences = {name: self._confidence(replace(question, order=name), legs, classifiers, sample)[1] for name in names}
         trial = self._trial(question, legs, Metric(to.metric), sample, confidences, held_out, report)
         if Method.NAIVE in unable:
-            unable.add(Method.FCT)  # fct keeps the original current by v1's embedder
+            unable |= {method for method, spec in METHODS.items() if spec.needs_old_embedders}
         found = choose.compare(trial, methods, unable=unable, declared=_is_declared(legs, to))
         return replace(found, skipped=sample.skipped, unlabelled=sample.unlabelled)
 
@@ -297,12 +297,12 @@ class Planner:
         """Return the methods to choose from. naive needs every embedder in service, identity a space like the newest."""
         able, newest = list(choose.CANDIDATES), legs[0]
         if (self._loaded_models.chain(newest.model).dim, newest.metric) != (to.dim, to.metric):
-            able.remove(Method.IDENTITY)
+            able = [method for method in able if not METHODS[method].shares_space]
         try:
             for leg in legs:
                 self._loaded_models.embedder(leg.embedder)
         except errors.ModelError:
-            able.remove(Method.NAIVE)
+            able = [method for method in able if not METHODS[method].needs_old_embedders]
         return able
 
     def _pointer(self, question: Question) -> Path:
@@ -408,13 +408,14 @@ class Planner:
         seconds = {"embedded_per_second": sample.per_second, "seconds": records / sample.per_second} if sample.per_second else {}
         held = 4.0 * sum(count * dim for count, dim in zip(counts, dims, strict=True))
         made = 4.0 * records * sample.new.shape[1]
-        copied = made if question.method is Method.FCT else held
+        lifts = question.method is not None and question.method.lifts
+        copied = made if lifts else held
         return {
             "records": records,
             "vector_bytes": made,
             "archive_bytes": copied if question.instant_rollback else held,
             # A lifted copy is re-embedded in place, so `vector_bytes` counts it already.
-            **({"copy_bytes": held} if question.instant_rollback and question.method is not Method.FCT else {}),
+            **({"copy_bytes": held} if question.instant_rollback and not lifts else {}),
             **seconds,
         }
 
@@ -458,7 +459,9 @@ def _sizes(most: int, counts: Sequence[int]) -> tuple[list[int], int | None]:
 
 
 def _refuse_too_few(question: Question, leg: Leg, records: int) -> None:
-    needed, instead = (1, "") if question.method is Method.NAIVE else (predict.LEAST_PAIRS, ", or use --method naive")
+    needed, instead = predict.LEAST_PAIRS, ", or use --method naive"
+    if question.method and not question.method.has_transforms:
+        needed, instead = 1, ""
     if records < needed:
         raise errors.PlanRefused(
             f"Collection {leg.collection!r} holds {counted(records, 'record')} of {leg.model}, {needed} or more are needed to go "
@@ -469,8 +472,8 @@ def _refuse_too_few(question: Question, leg: Leg, records: int) -> None:
 def _possible(methods: Sequence[Method], legs: Sequence[Leg], unable: Set[Method]) -> list[Method]:
     """Leave out the methods that these collections do not allow. A method that is named alone is refused later, by its fit."""
     if len(methods) > 1:
-        methods = [method for method in methods if method is not Method.IDENTITY or method not in unable]
-    if len(legs) > 1 and not (methods := [method for method in methods if method is not Method.FCT]):
+        methods = [method for method in methods if not METHODS[method].shares_space or method not in unable]
+    if len(legs) > 1 and not (methods := [method for method in methods if not method.lifts]):
         raise errors.UsageError(f"The method fct lifts one collection, and the gallery lies in {len(legs)}; name another one")
     return list(methods)
 

@@ -241,7 +241,7 @@ class Trial:
         return pulled
 
     def _trained(self, method: Method, settings: TrainingSettings) -> Fitted:
-        if method is Method.NAIVE:
+        if not method.has_transforms:
             return Fitted()
         from rmvdb.learning import training  # here, so that commands that train nothing do not wait for torch
 

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rmvdb import errors
-from rmvdb.items.embedders import KNOWN_GOOD, embed_checked, item_digest
+from rmvdb.items.check import KNOWN_GOOD, embed_checked
+from rmvdb.items.digest import item_digest
 from rmvdb.items.sources import given
 from rmvdb.learning.method import Pairs
 from rmvdb.planning.simulate import Queries
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.serving.loaded_models import LoadedModels
-from rmvdb.storage.archive import EmbeddingCache
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.text import counted
 from rmvdb.types import Id, Item, Leg, Query, Record, ReportProgress, Vectors
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from rmvdb import errors
-from rmvdb.items.embedders import REQUIRED, checked
+from rmvdb.items.check import CheckedEmbedder
+from rmvdb.items.kinds import REQUIRED
 from rmvdb.protocols import Embedder
 from rmvdb.types import Item, Leg, ServingPlan, Vectors
 
@@ -92,7 +93,7 @@ class LoadedModels:
             ItemError: one item fails.
             ModelError: all items fail.
         """
-        return checked(self.embedder(version), dim=self.chain(version).dim, confirm=confirm).embed(items)
+        return CheckedEmbedder(self.embedder(version), dim=self.chain(version).dim, confirm=confirm).embed(items)
 
     def queries(self, plan: ServingPlan, items: Sequence[Item], embedded: MutableMapping[str, Vectors]) -> dict[str, Vectors]:
         """Return the query vectors (n, dim of the leg) of each leg, by collection. `embedded` keeps each embedder's vectors."""

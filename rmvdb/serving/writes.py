@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from rmvdb import canonical, errors
-from rmvdb.items.embedders import item_digest
+from rmvdb.items.digest import item_digest
 from rmvdb.protocols import Permit, VectorStore
 from rmvdb.serving import sketch
 from rmvdb.serving.announced_writes import Writes

@@ -1,4 +1,4 @@
-"""Transforms and calibrations as files named by their SHA-256: what the registry remembers is what is read back."""
+"""Transforms and calibrations as files named by their SHA-256, which the registry keeps."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ _SUFFIX = re.compile(r"[A-Za-z0-9]{1,20}")
 
 
 class Artifacts:
-    """A folder of files `<sha256>.<suffix>`; a file is never changed once it is there."""
+    """A folder of files `<sha256>.<suffix>`. A file never changes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def put(self, data: bytes, *, suffix: str) -> str:
-        """Keep these bytes and return their SHA-256; the same bytes are kept once. Raises DiskFull."""
+        """Keep these bytes, the same ones once, and return their SHA-256. Raise DiskFull if there is no space."""
         suffix = suffix.removeprefix(".")
         if not _SUFFIX.fullmatch(suffix):
             raise ArtifactError(f"{suffix!r} cannot end a file's name; use letters and digits, such as 'safetensors'")
         digest = files.sha256(data)
-        # Written again even where it exists: that mends an altered file, and a rename over the same bytes harms no reader.
+        # Write even if it exists: that repairs an altered file, and a rename over the same bytes harms no reader.
         files.durable_write(self.folder / f"{digest}.{suffix}", data)
         return digest
 
     def get(self, sha256: str) -> bytes:
-        """The bytes of that SHA-256; raises ArtifactError, naming the file, where it is missing or altered."""
+        """Return the bytes of that SHA-256. Raise ArtifactError, with the file's name, if it is missing or altered."""
         return files.verified_read(self.path(sha256), sha256)
 
     def path(self, sha256: str) -> Path:
-        """Where the artifact lies; raises ArtifactError where it is missing."""
+        """Return the artifact's path. Raise ArtifactError if it is missing."""
         if not _SHA256.fullmatch(sha256):
-            raise ArtifactError(f"{sha256!r} is no SHA-256 of an artifact; it has 64 digits of 0-9 and a-f")
-        found = sorted(self.folder.glob(f"{sha256}.*"))
-        if not found:
+            raise ArtifactError(f"{sha256!r} is not the SHA-256 of an artifact; one has 64 digits of 0-9 and a-f")
+        paths = sorted(self.folder.glob(f"{sha256}.*"))
+        if not paths:
             raise ArtifactError(
                 f"{self.folder / sha256} is missing; put it back from a backup, or plan the upgrade again to make a new one"
             )
-        return found[0]
+        return paths[0]

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, and names that cannot leave their folder."""
+"""Files that are written whole or not at all, and names that cannot leave their folder."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from urllib.parse import quote
 from rmvdb.errors import ArtifactError, ConfigError, DiskFull, RmvdbError
 from rmvdb.storage import ownership
 
-#: Systems allow 255 bytes; the rest is for what is put before and after.
+#: Bytes of a quoted name. Systems allow 255; the rest is for prefixes and suffixes.
 _LONGEST_NAME = 120
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 def sha256(data: bytes | memoryview) -> str:
-    """The SHA-256 of these bytes as 64 hexadecimal digits."""
+    """Return the SHA-256 of these bytes as 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def make_folder(folder: Path, what: str) -> None:
-    """Make the folder and its parents where they are not there; ConfigError, which names `what` says where, if that fails."""
+    """Make the folder and its parents if they are missing. Raise ConfigError, which names the setting `what`, if that fails."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as exc:
@@ -35,14 +35,14 @@ def make_folder(folder: Path, what: str) -> None:
 
 
 def durable_write(path: Path, data: bytes | memoryview, *, mode: int | None = None) -> None:
-    """Write the whole file or nothing; when this returns, it survives a power cut.
+    """Write the whole file or nothing. When this returns, the file survives a power cut.
 
-    Other users cannot read it, unless its `mode` lets them or its folder is shared with a group alone.
+    Other users cannot read it, unless its `mode` lets them or its folder is shared with one group alone.
 
-    Raises DiskFull where there is no space and ArtifactError where the system refuses for another reason; in both cases
-    an earlier file of that name is as it was, and nothing else is left behind.
+    Raises: DiskFull if there is no space, ArtifactError if the system refuses for another reason. In both cases an earlier file
+    of that name is unchanged, and nothing else is left behind.
     """
-    # Another name first, then a rename: nobody ever reads half a file, whenever this process is killed.
+    # Another name first, then a rename: a reader never sees half a file, whenever this process is killed.
     pending = path.with_name(f".{path.name[:80]}.{secrets.token_hex(6)}.tmp")
     try:
         _make_folder(path.parent)
@@ -57,15 +57,15 @@ def durable_write(path: Path, data: bytes | memoryview, *, mode: int | None = No
 
 
 def verified_read(path: Path, digest: str) -> bytes:
-    """The file's bytes; raises ArtifactError, naming the file, where it is missing, unreadable or not of that SHA-256."""
+    """Return the file's bytes. Raise ArtifactError, with its name, if it is missing, unreadable or not of that SHA-256."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise ArtifactError(f"{path} is no regular file; put it back from a backup or repeat the step that wrote it")
+        if path.exists() and not path.is_file():  # reading a pipe would block
+            raise ArtifactError(f"{path} is not a regular file; put it back from a backup or repeat the step that wrote it")
         data = path.read_bytes()
     except FileNotFoundError as exc:
         raise ArtifactError(f"{path} is missing; put it back from a backup or repeat the step that wrote it") from exc
     except OSError as exc:
-        raise ArtifactError(f"{path} cannot be read ({exc.strerror}); mend that and run the step again") from exc
+        raise ArtifactError(f"{path} cannot be read ({exc.strerror}); fix that and run the step again") from exc
     if sha256(data) != digest:
         raise ArtifactError(
             f"{path} was altered: its SHA-256 is not {digest[:12]}…; put it back from a backup or repeat the step that wrote it"
@@ -74,27 +74,27 @@ def verified_read(path: Path, digest: str) -> bytes:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it; does nothing where there is none."""
+    """Remove a file, or a folder with everything in it. Do nothing if there is none."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
     except OSError as exc:
-        raise ArtifactError(f"{path} cannot be removed ({exc.strerror}); mend that and run the step again") from exc
+        raise ArtifactError(f"{path} cannot be removed ({exc.strerror}); fix that and run the step again") from exc
 
 
 def file_name(name: str) -> str:
-    """A file name for any text; distinct texts have distinct names, and none of them means another folder."""
+    """Return a file name for any text. Distinct texts have distinct names, and a name never leads to another folder."""
     quoted = quote(name, safe=" ", errors="surrogatepass") or "%"
     if len(quoted) > _LONGEST_NAME:
-        # "%~" appears in no quoted name, so a shortened one cannot be taken for another.
+        # Quoted names never contain "%~", so a shortened one cannot be taken for another.
         quoted = f"{quoted[:_LONGEST_NAME]}%~{sha256(quoted.encode())[:32]}"
     return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
 
 
 def inside(folder: Path, relative: str) -> Path:
-    """The file of that relative path; raises ArtifactError for a path that leaves the folder."""
+    """Return the file of that relative path. Raise ArtifactError if it leaves the folder."""
     path = folder / relative
     if not relative or "\0" in relative or not path.resolve().is_relative_to(folder.resolve()):
         raise ArtifactError(f"{relative!r} is not a file in {folder}; the registry and that folder do not belong together")
@@ -102,7 +102,7 @@ def inside(folder: Path, relative: str) -> Path:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder and its parents so that they survive a power cut too."""
+    """Make the folder and its parents so that they survive a power cut, too."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -111,8 +111,8 @@ def _make_folder(folder: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Make an empty file that others cannot read, if there is none: for what a library would make with everybody's rights."""
-    with contextlib.suppress(OSError):  # the library says what is wrong
+    """Make an empty file that others cannot read, if there is none, before a library makes one that everybody can read."""
+    with contextlib.suppress(OSError):  # the library reports the problem
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, ownership.private_mode(path.parent) & 0o666))
 
 
@@ -124,7 +124,7 @@ def _write_and_sync(path: Path, data: bytes | memoryview, mode: int) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A rename is durable once its folder is written."""
+    """Write the folder, which makes a rename in it durable."""
     if os.name == "nt":  # Windows cannot open a folder, and writes its entries through
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -139,4 +139,4 @@ def _refused(path: Path, needed: int, exc: OSError) -> RmvdbError:
         return DiskFull(
             f"{path} could not be written: the disk is full and the file needs {needed:,} bytes; make room and run the step again"
         )
-    return ArtifactError(f"{path} could not be written ({exc.strerror}); mend that and run the step again")
+    return ArtifactError(f"{path} could not be written ({exc.strerror}); fix that and run the step again")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rmvdb import errors
-from rmvdb.catalog import catalog
+from rmvdb.catalog.checks import check_unchanged
 from rmvdb.engines import index_rules
 from rmvdb.registry.codec import schema_from_json
 from rmvdb.registry.tables import UpgradeRow, VersionRow
@@ -32,7 +32,7 @@ def expect_unchanged(context: UpgradeContext) -> None:
     context.owner.expect(context.gallery.name)
     plan = context.registry.plan(context.gallery.name)
     for leg in (*plan.legs, *plan.mirrors):
-        catalog.check_unchanged(context.store, context.registry.collection(leg.collection))
+        check_unchanged(context.store, context.registry.collection(leg.collection))
 
 
 def check_index(context: UpgradeContext, version: VersionRow) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmvdb.backfill.batches import Task
-from rmvdb.items.embedders import item_digest
+from rmvdb.items.digest import item_digest
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.registry.codec import key, unpack_ids
 from rmvdb.registry.registry import Registry

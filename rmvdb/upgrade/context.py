@@ -15,8 +15,9 @@ from rmvdb.registry.mark import Owner
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import GalleryRow, VersionRow
 from rmvdb.serving.loaded_models import LoadedModels
-from rmvdb.storage.archive import Archive, EmbeddingCache
+from rmvdb.storage.archive import Archive
 from rmvdb.storage.artifacts import Artifacts
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.text import RESUMABLE
 from rmvdb.types import Index, ReportProgress
 

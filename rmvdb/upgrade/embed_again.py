@@ -10,7 +10,7 @@ import numpy as np
 from rmvdb import errors
 from rmvdb.backfill.batches import Task
 from rmvdb.canonical import unrankable
-from rmvdb.items.embedders import TOLERANCE, embed_checked
+from rmvdb.items.check import TOLERANCE, embed_checked
 from rmvdb.items.sources import given
 from rmvdb.protocols import Source
 from rmvdb.registry.registry import Registry

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rmvdb import errors
 from rmvdb.backfill.batches import Task
-from rmvdb.items.embedders import KNOWN_GOOD
+from rmvdb.items.check import KNOWN_GOOD
 from rmvdb.items.sources import given
 from rmvdb.registry.codec import key
 from rmvdb.registry.tables import BatchRow, UpgradeRow

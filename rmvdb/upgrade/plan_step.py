@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rmvdb import errors
-from rmvdb.catalog import catalog
+from rmvdb.catalog.checks import check_made
+from rmvdb.catalog.versions import check_model
 from rmvdb.learning.method import Method
 from rmvdb.planning.choose import Comparison
 from rmvdb.planning.plan import Plan, Planner, Question
@@ -114,7 +115,7 @@ def _looked_at(context: UpgradeContext, question: Question) -> tuple[Sequence[Le
     legs = old_legs(context, question)
     to = context.registry.version(question.to_version)
     change_epoch.expect_unchanged(context)
-    catalog.check_model(context.registry.version(to.base or to.name), context.services.loaded_models.embedder(to.base or to.name))
+    check_model(context.registry.version(to.base or to.name), context.services.loaded_models.embedder(to.base or to.name))
     return legs, to
 
 
@@ -128,10 +129,10 @@ def expect_model(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     to = context.registry.version(upgrade.to_version)
     embedder = context.services.loaded_models.embedder(to.base or to.name)
     source = context.services.source
-    if catalog.check_model(context.registry.version(to.base or to.name), embedder) or source is None or upgrade.lift:
+    if check_model(context.registry.version(to.base or to.name), embedder) or source is None or upgrade.lift:
         return
     try:
-        catalog.check_made(context.store, context.services.loaded_models, upgrade.new_collection, to, source)
+        check_made(context.store, context.services.loaded_models, upgrade.new_collection, to, source)
     except errors.SourceError as exc:
         context.say(f"could not check that {to.name} is still the same model: {exc}")
 

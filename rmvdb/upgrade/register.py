@@ -10,7 +10,7 @@ from typing import Any
 
 from rmvdb import errors
 from rmvdb.backfill.worker import Worker
-from rmvdb.catalog import catalog
+from rmvdb.catalog.galleries import collection_name
 from rmvdb.planning.plan import Plan, Question
 from rmvdb.registry.tables import UpgradeRow, VersionRow
 from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
@@ -104,8 +104,8 @@ def _details(
     own: bool,
     collection: str | None,
 ) -> dict[str, Any]:
-    """Return the collections and the plan of the upgrade with this number. `own`: v1 itself writes a mirror."""
-    chosen, copy = (catalog.collection_name(gallery, name, f"u{number}") for name in (version.name, legs[0].model))
+    """What the upgrade of this number works on, and the legs of each of its epochs; `own`: v1 itself writes a mirror."""
+    chosen, copy = (collection_name(gallery, name, f"u{number}") for name in (version.name, legs[0].model))
     collection = collection or chosen
     # The work list is made from these. They are also emptied, except for a lifted copy: confidence needs the old model's vectors.
     listed = [replace(legs[0], collection=copy)] if question.instant_rollback and not plan.lift else legs

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rmvdb import errors
 from rmvdb.backfill.worker import Worker
 from rmvdb.canonical import unrankable
-from rmvdb.items.embedders import item_digest
+from rmvdb.items.digest import item_digest
 from rmvdb.items.sources import given
 from rmvdb.registry.intents import CONDUCTOR
 from rmvdb.registry.tables import UpgradeRow

@@ -47,5 +47,5 @@ def test_what_init_makes_is_ones_own_and_what_is_anothers_is_refused(project: Pr
     assert modes == {"rmvdb.toml": "0o600", ".rmvdb": "0o700", "registry.sqlite": "0o600"}
     os.chown(made.folder / "rmvdb.toml", 12345, 12345)
     refused = made.ask("model", "list", code=2).stderr
-    assert "rmvdb.toml is not trusted: it belongs to user 12345, and what it names runs as user root" in refused
+    assert "rmvdb.toml is not trusted: it belongs to user 12345, and the code that it names runs as user root" in refused
     assert "none" in made.ask("--trust", "model", "list").stdout

@@ -165,8 +165,8 @@ def test_a_collection_believed_to_be_the_wrong_models_is_found_out_when_there_is
     assert "gallery mine: source" in found
     assert "were not made by model version 'stranger'" in found
     right = project.ask("gallery", "source", "things", "call:models:items").stdout
-    assert "8 of its records, embedded again, are what is stored" in right
-    assert "8 of its records, embedded again, are what is stored" in project.ask("doctor").stdout
+    assert "8 records, embedded again, match the stored vectors" in right
+    assert "8 records, embedded again, match the stored vectors" in project.ask("doctor").stdout
 
 
 def test_a_collection_of_which_no_vector_could_be_compared_is_added_and_fails_as_doctor_does(project: Project) -> None:
@@ -274,7 +274,7 @@ def everything_is_found_by_v1_alone(project: Project) -> None:
 def test_weights_that_changed_since_they_were_registered_are_refused(project: Project) -> None:
     models = project.folder / "models.py"
     models.write_text(models.read_text().replace('Embedder("v2", 20, 20)', 'Embedder("v2", 19, 20)'))
-    refused(project, *NAIVE, code=1, saying="weights of model version 'v2' are not those that were registered")
+    refused(project, *NAIVE, code=1, saying="weights of model version 'v2' are not the registered ones")
     assert project.ask("doctor", code=1).stdout.count("FAIL") == 1
 
 
@@ -470,7 +470,7 @@ def test_a_full_disk_while_archiving_stops_the_upgrade_with_nothing_lost(project
         (("--field", "item:VARCHAR"), "give --field item another name"),
         (("--field", "size:INT64", "--field", "size:INT64"), "give --field size another name"),
         (("--collection", "thing_v1_e1"), "There is no collection 'thing_v1_e1' at unix:"),
-        (("--collection", "{held}", "--field", "size:INT64"), "is adopted as it is; leave --field and --id-type out"),
+        (("--collection", "{held}", "--field", "size:INT64"), "is adopted unchanged; leave --field and --id-type out"),
     ],
 )
 def test_a_gallery_that_cannot_be_added_is_refused_and_nothing_is_made(
@@ -515,7 +515,7 @@ def test_a_picture_that_is_not_there_is_not_taken_for_a_text(project: Project) -
 def test_a_model_that_broke_since_it_was_registered_says_how(project: Project) -> None:
     for fault, saying in (({"raise_all": True}, "ValueError: cannot decode item probe"), ({"shape": 5}, "gives shape (4, 5)")):
         project.fault(v2=fault)
-        refused(project, *NAIVE, code=1, saying="models:v2 is not as it was when 'v2' was registered: ")
+        refused(project, *NAIVE, code=1, saying="models:v2 has changed since 'v2' was registered: ")
         assert saying in project.ask("doctor", code=1).stdout
 
 

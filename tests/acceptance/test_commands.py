@@ -165,9 +165,9 @@ def test_the_source_of_a_gallery_can_be_changed(project: Project) -> None:
     assert project.json("gallery", "show")["source"] == "folder:photos/{id}.jpg"
     said = project.ask("gallery", "source", "things", "folder:mounted/elsewhere/{id}.jpg").stdout
     assert "no vector could be compared: Folder" in said
-    assert "mounted/elsewhere is not there; mount it, or correct the source" in said
-    assert "mounted/elsewhere is not there" in project.ask("doctor", code=1).stdout
-    assert "mounted/elsewhere is not there" in project.ask("plan", "--from", "v1", "--to", "v2", code=1).stderr
+    assert "mounted/elsewhere does not exist; mount it, or correct the source" in said
+    assert "mounted/elsewhere does not exist" in project.ask("doctor", code=1).stdout
+    assert "mounted/elsewhere does not exist" in project.ask("plan", "--from", "v1", "--to", "v2", code=1).stderr
     project.ask("gallery", "source", "things", "folder:photos/{id}.jpg")
     refused = project.ask("gallery", "source", "things", "folder", code=None)
     assert refused.returncode in (1, 2)

@@ -24,8 +24,8 @@ from sqlalchemy import text
 from rmvdb import errors
 from rmvdb.backfill.batches import Backfill
 from rmvdb.engines.faiss import FaissStore
-from rmvdb.items.embedders import item_digest
-from rmvdb.items.sources import FieldSource
+from rmvdb.items.digest import item_digest
+from rmvdb.items.field import FieldSource
 from rmvdb.planning.sample import Sample, Sampler, vectors_of
 from rmvdb.protocols import always
 from rmvdb.registry.claims import Claim
@@ -35,7 +35,8 @@ from rmvdb.serving.client import Client
 from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
 from rmvdb.serving.loaded_models import Chain, LoadedModels
-from rmvdb.storage.archive import ArchiveFile, EmbeddingCache
+from rmvdb.storage.archive import ArchiveFile
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.timing import uptime
 from rmvdb.types import BatchState, Id, Leg, Metric, Phase, Record, ServingPlan
 from rmvdb.upgrade import complete, work_list

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmvdb.catalog import catalog
+from rmvdb.catalog import galleries
 from rmvdb.errors import NotOwner, StalePlan, UnknownName, UsageError, VerifyFailed
 from rmvdb.registry import mark, schema
 from rmvdb.registry.codec import unpack_ids
@@ -61,7 +61,7 @@ def another(folder: Path) -> Registry:
 
 def adopt(registry: Registry, gallery: Gallery, collection: str, model: str = "v1") -> None:
     """As `rmvdb gallery add --collection`."""
-    catalog.add_gallery(
+    galleries.add_gallery(
         registry, gallery.store, gallery.loaded_models, name="texts", model=model, collection=collection, id_type=None, fields=(),
         source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
     )  # fmt: skip
@@ -91,7 +91,7 @@ def test_marks_are_adopted_by_nobody_and_go_with_their_gallery(tmp_path: Path) -
     conductor.cut_over(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
     conductor.clean_up(gallery.registry.upgrade(gallery.upgrade.id))
     assert [name for name in gallery.store.collection_names() if is_mark(name)] == [mark_of("texts_v2")]
-    catalog.remove_gallery(gallery.registry, gallery.store, gallery.registry.gallery("texts"), drop=False)
+    galleries.remove_gallery(gallery.registry, gallery.store, gallery.registry.gallery("texts"), drop=False)
     assert not any(map(is_mark, gallery.store.collection_names()))
 
 
@@ -164,7 +164,7 @@ def test_what_had_left_before_the_registry_went_back_is_no_deletion_for_a_batch_
 
     id, *_ = retire()
     put_back(gallery, backup)
-    catalog.take_gallery(gallery.registry, gallery.store, "texts", lambda: None)
+    galleries.take_gallery(gallery.registry, gallery.store, "texts", lambda: None)
     opened = gallery.registry.open_intents("texts", "upsert", [id], client="c", lasting=60.0)
     assert opened is not None
     assert id in retire()
@@ -277,13 +277,13 @@ def test_a_gallery_is_taken_from_a_registry_that_is_lost_and_not_from_one_that_l
     gallery = make(tmp_path)
     other = another(tmp_path / "other")
     with pytest.raises(UnknownName):
-        catalog.take_gallery(other, gallery.store, "nothing", lambda: None)
+        galleries.take_gallery(other, gallery.store, "nothing", lambda: None)
     with pytest.raises(UsageError, match="is not lost"):
-        catalog.take_gallery(other, gallery.store, "texts", lambda: Owner(gallery.registry, gallery.store).note(
+        galleries.take_gallery(other, gallery.store, "texts", lambda: Owner(gallery.registry, gallery.store).note(
             "texts", gallery.registry.raise_trace("texts")
         ))  # fmt: skip
 
-    taken = catalog.take_gallery(other, gallery.store, "texts", lambda: None)
+    taken = galleries.take_gallery(other, gallery.store, "texts", lambda: None)
     assert sorted(taken) == ["texts_v1", "texts_v2"]
     adopt(other, gallery, "texts_v1")
     with pytest.raises(NotOwner, match="of another registry"):
@@ -302,7 +302,7 @@ def test_a_registry_that_has_gone_back_goes_on_once_it_is_taken_at_a_later_epoch
     with pytest.raises(NotOwner):
         gallery.client()
 
-    assert catalog.take_gallery(gallery.registry, gallery.store, "texts", lambda: None) == ["texts_v1"]
+    assert galleries.take_gallery(gallery.registry, gallery.store, "texts", lambda: None) == ["texts_v1"]
     assert gallery.registry.plan("texts").epoch > 2
     assert status(gallery.registry, gallery.registry.gallery("texts")).gone_back == ""
     client._current_plan.refresh()

@@ -21,7 +21,7 @@ from sqlalchemy import text as statement
 from rmvdb import errors
 from rmvdb.app import daemon
 from rmvdb.app.window import Window
-from rmvdb.catalog import catalog
+from rmvdb.catalog import galleries
 from rmvdb.learning.method import Method
 from rmvdb.planning.plan import Question
 from rmvdb.registry.mark import mark_of
@@ -598,7 +598,7 @@ def test_two_projects_that_share_a_server_share_no_collection(tmp_path: Path) ->
         assert gallery.conductor().roll_back(gallery.upgrade) is None
         gallery.store = made[0][0].store if made else gallery.store
         gallery.store.drop(mark_of("texts_v1"))  # only here have both a collection of that name
-        row = catalog.add_gallery(
+        row = galleries.add_gallery(
             gallery.registry, gallery.store, gallery.loaded_models, name="photos", model="v1", collection=None, id_type=None,
             fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
         )  # fmt: skip
@@ -612,7 +612,7 @@ def test_two_projects_that_share_a_server_share_no_collection(tmp_path: Path) ->
 
     with Client("photos", registry=one.registry, store=one.store, loaded_models=one.loaded_models) as client:
         client.upsert([{"id": 1, "item": "one's"}])
-        catalog.remove_gallery(other.registry, other.store, other.registry.gallery("photos"), drop=True)
+        galleries.remove_gallery(other.registry, other.store, other.registry.gallery("photos"), drop=True)
         assert [hit.id for hit in client.search("one's")] == [1]
     for gallery, _ in made:
         gallery.registry.close()
@@ -626,14 +626,14 @@ def test_a_collection_that_no_client_could_write_is_not_adopted(gallery: Gallery
     )  # fmt: skip
     gallery.store.create(schema, Index(type="FLAT"))
     with pytest.raises(errors.CannotAdopt, match=f"has a field '{field}', by which name a record .* has its {what}"):
-        catalog.add_gallery(
+        galleries.add_gallery(
             gallery.registry, gallery.store, gallery.loaded_models, name="theirs", model="v1", collection="theirs", id_type=None,
             fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
         )  # fmt: skip
 
 
 def test_a_collections_name_fits_whatever_it_is_made_of(gallery: Gallery) -> None:
-    name = catalog.collection_name("g" * 255, "v2+8fdcc5e6.β", "u7")
+    name = galleries.collection_name("g" * 255, "v2+8fdcc5e6.β", "u7")
     assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", name)
 
 
@@ -695,7 +695,7 @@ def test_a_gallery_whose_registration_was_not_answered_is_there(gallery: Gallery
         real(**values)  # as the registry repeats it
 
     monkeypatch.setattr(gallery.registry, "add_gallery", answered_late)
-    row = catalog.add_gallery(
+    row = galleries.add_gallery(
         gallery.registry, gallery.store, gallery.loaded_models, name="photos", model="v1", collection=None, id_type=None,
         fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
     )  # fmt: skip
@@ -704,7 +704,7 @@ def test_a_gallery_whose_registration_was_not_answered_is_there(gallery: Gallery
 
 def test_a_collection_of_another_gallery_is_refused_as_such(gallery: Gallery) -> None:
     with pytest.raises(errors.AlreadyExists, match="Collection 'texts_v1' belongs to gallery 'texts' already"):
-        catalog.add_gallery(
+        galleries.add_gallery(
             gallery.registry, gallery.store, gallery.loaded_models, name="photos", model="v1", collection="texts_v1",
             id_type=None, fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
         )  # fmt: skip

@@ -21,8 +21,8 @@ from rmvdb.learning.method import Method
 from rmvdb.planning.plan import Question
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
-from rmvdb.storage.archive import EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.types import BatchState, IdType, Index, Leg, Metric, Phase, Record, Schema
 from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.run import Conductor

@@ -25,8 +25,9 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.serving.client import Client
 from rmvdb.serving.loaded_models import Chain, LoadedModels
-from rmvdb.storage.archive import Archive, EmbeddingCache
+from rmvdb.storage.archive import Archive
 from rmvdb.storage.artifacts import Artifacts
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.types import Hit, Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
 from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.report import VerifyReport

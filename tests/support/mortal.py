@@ -23,8 +23,9 @@ from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.serving.client import Client
 from rmvdb.serving.loaded_models import Chain, LoadedModels
-from rmvdb.storage.archive import Archive, EmbeddingCache
+from rmvdb.storage.archive import Archive
 from rmvdb.storage.artifacts import Artifacts
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.types import BatchState, Index
 from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.run import Conductor

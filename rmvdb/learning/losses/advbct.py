@@ -1,4 +1,4 @@
-"""AdvBCT: nobody can tell the new embeddings from the old, and each stays near the old centre of its class.
+"""AdvBCT: the new embeddings cannot be told from the old ones, and each stays near the old centre of its class.
 
 Pan et al., Boundary-Aware Backward-Compatible Representation via Adversarial Learning in Image Retrieval, CVPR 2023:
 
@@ -29,7 +29,7 @@ THRESHOLD = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """Where a training stands."""
+    """The progress of a training."""
 
     #: p: the share that is done, 0 … below 1.
     done: float
@@ -49,13 +49,13 @@ class _Reverse(torch.autograd.Function):
 
 
 def reverse_gradient(x: Tensor, alpha: float) -> Tensor:
-    """R_α: x as it is, its gradient times −α."""
+    """Apply R_α: return x unchanged, and multiply its gradient by −α."""
     result: Tensor = _Reverse.apply(x, alpha)  # type: ignore[no-untyped-call]
     return result
 
 
 def strength(done: float) -> float:
-    """α: how strongly the model works against the discriminator when the share `done` of the training is done."""
+    """Return α, how strongly the model works against the discriminator once the share `done` of the training is done."""
     return 2 / (1 + math.exp(-10 * done)) - 1
 
 
@@ -67,7 +67,7 @@ class Discriminator(nn.Sequential):
 
 
 def adversarial(new: Tensor, old: Tensor, discriminator: nn.Module, *, alpha: float) -> Tensor:
-    """L_adv, (B, d) and (B, d) to (): lowering it teaches the discriminator, and makes `new` harder to tell."""
+    """Compute L_adv, (B, d) and (B, d) to (). Lowering it teaches the discriminator and makes `new` look like `old`."""
     is_new = torch.zeros(len(new), dtype=torch.long, device=new.device)
     guesses = discriminator(reverse_gradient(new, alpha)), discriminator(old)  # (B, 2) each
     return cross_entropy(guesses[0], is_new) + cross_entropy(guesses[1], 1 - is_new)
@@ -81,7 +81,7 @@ class Boundary(nn.Module):
     known: Tensor
 
     def __init__(self, old: Tensor, labels: Tensor, *, classes: int) -> None:
-        """From f_o (n, d) and the labels (n,) of the first C classes; one with fewer than two records has no ball."""
+        """Take f_o (n, d) and the labels (n,) of the first C classes. A class with fewer than two records has no ball."""
         super().__init__()
         unit = normalize(old, dim=1)
         centres, counts = class_means(unit, labels, classes=classes)
@@ -93,11 +93,11 @@ class Boundary(nn.Module):
         self.weight = nn.Parameter(torch.empty(classes).uniform_(-1, 1))
 
     def radii(self) -> Tensor:
-        """r_y of every class, (C,): plus and minus are one line, from r_y^max towards T."""
+        """Return r_y of every class, (C,). One line covers plus and minus: from r_y^max towards T."""
         return self.largest + self.weight.sigmoid() * (THRESHOLD - self.largest)
 
     def forward(self, new: Tensor, labels: Tensor) -> Tensor:
-        """(B, d) and (B,) to (); 0 where no embedding is outside its ball."""
+        """Map (B, d) and (B,) to (); 0 if no embedding is outside its ball."""
         inside = labels < len(self.known)
         new, labels = new[inside], labels[inside]
         distances = (normalize(new, dim=1) - self.centres[labels]).norm(dim=1)
@@ -106,16 +106,16 @@ class Boundary(nn.Module):
 
 
 class AdvBCT(nn.Module):
-    """L_b + L_adv · (E − e + 1)/E, with what it learns beside the model: the discriminator and the radii."""
+    """L_b + L_adv · (E − e + 1)/E, with its own parameters: the discriminator and the radii."""
 
     def __init__(self, old: Tensor, labels: Tensor, *, classes: int) -> None:
-        """From f_o (n, d) and the labels (n,) of the training data; the old model knows the first C classes."""
+        """Take f_o (n, d) and the labels (n,) of the training data. The old model knows the first C classes."""
         super().__init__()
         self.discriminator = Discriminator(old.shape[1])
         self.boundary = Boundary(old, labels, classes=classes)
 
     def forward(self, new: Tensor, old: Tensor, labels: Tensor, at: Moment) -> Tensor:
-        """(B, d), (B, d) and (B,) to ()."""
+        """Map (B, d), (B, d) and (B,) to ()."""
         told_apart = adversarial(new, old, self.discriminator, alpha=strength(at.done))
         outside: Tensor = self.boundary(new, labels)
         return outside + at.left * told_apart

@@ -1,4 +1,4 @@
-"""What a class looks like in an embedding space."""
+"""Class means in an embedding space."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def class_means(vectors: Tensor, labels: Tensor, *, classes: int) -> tuple[Tensor, Tensor]:
-    """The mean (C, d) of each class's vectors (n, d), and how many it has (C,); 0 where it has none.
+    """Return each class's mean vector (C, d) and its number of records (C,), from vectors (n, d). A class without records has 0.
 
-    Records of other classes than the first C count for nothing.
+    Only the first C classes count.
     """
     known = labels < classes  # (n,)
     vectors, labels = vectors[known], labels[known]

@@ -28,11 +28,11 @@ class Classifier(nn.Module):
     """
 
     def __init__(self, dim: int, classes: int, *, curvature: float = 1.0, steepness: float = 1.0) -> None:
-        """`dim` is d, without the time. The normals begin `steepness` times as long as is usual.
+        """Take d as `dim`, without the time. The normals begin `steepness` times as long as usual.
 
-        A point that is clipped to ζ has no logit above about ‖w‖ζ: all classes begin level, and the normals have to grow before
-        any can be told apart. In 200 epochs they do; a training of a few begins with longer ones, which weigh less the pull
-        towards an old model.
+        A point that is clipped to ζ has no logit above about ‖w‖ζ: all classes begin level, and the normals must grow before the
+        classes separate. In 200 epochs they do. A training of a few epochs needs longer normals, and then the pull towards an old
+        model weighs less.
         """
         super().__init__()
         self.curvature = curvature
@@ -40,7 +40,7 @@ class Classifier(nn.Module):
         self.shift = nn.Parameter(torch.empty(classes).uniform_(-1, 1) / math.sqrt(dim))
 
     def forward(self, h: Tensor) -> Tensor:
-        """The logits of every class."""
+        """Return the logits of every class."""
         root = math.sqrt(self.curvature)
         length = self.normal.norm(dim=1).clamp_min(1e-12)  # (C,)
         time, space = h[..., :1], h[..., 1:]  # (n, 1), (n, d)
@@ -51,13 +51,13 @@ class Classifier(nn.Module):
 
 
 def entailment(new: Tensor, old: Tensor, *, epsilon: float = 0.1, curvature: float = 1.0) -> Tensor:
-    """Section 4.2: the mean of max(0, ext(h_o, h_n) − aper(h_o)), points (B, d + 1) twice to ()."""
+    """Compute section 4.2: the mean of max(0, ext(h_o, h_n) − aper(h_o)), points (B, d + 1) twice to ()."""
     angle = lorentz.exterior_angle(old, new, curvature=curvature)  # (B,)
     return (angle - lorentz.aperture(old, epsilon=epsilon, curvature=curvature)).clamp_min(0).mean()
 
 
 def contrast(new: Tensor, old: Tensor, *, temperature: float = TEMPERATURE, beta: float = BETA, curvature: float = 1.0) -> Tensor:
-    """Eq. 12 (RINCE), the mean over the batch, points (B, d + 1) twice to ():
+    """Compute Eq. 12 (RINCE), the mean over the batch, points (B, d + 1) twice to ():
 
     −(1/q) e^{−q d(h_n, h_o)} + (1/q) (β Σ_{h'_o ∈ B} e^{−d(h_n, h'_o)})^q, with d = d_L/τ and q = Uncertainty(h_o).
     """
@@ -65,10 +65,10 @@ def contrast(new: Tensor, old: Tensor, *, temperature: float = TEMPERATURE, beta
     own = lorentz.distance(new, old, curvature=curvature) / temperature  # (B,)
     others = lorentz.distances(new, old, curvature=curvature) / temperature  # (B, B)
     everything = math.log(beta) + (-others).logsumexp(1)  # (B,)
-    # As q goes to 0 both terms go to infinity and their difference to InfoNCE: each is taken less its 1/q.
+    # As q goes to 0 both terms go to infinity and their difference to InfoNCE, so 1/q is taken off each.
     return ((torch.expm1(q * everything) - torch.expm1(-q * own)) / q).mean()
 
 
 def loss(new: Tensor, old: Tensor, *, temperature: float = TEMPERATURE, curvature: float = 1.0) -> Tensor:
-    """L_entail + L_contrast, points (B, d + 1) twice to ()."""
+    """Compute L_entail + L_contrast, points (B, d + 1) twice to ()."""
     return entailment(new, old, curvature=curvature) + contrast(new, old, temperature=temperature, curvature=curvature)

@@ -17,7 +17,7 @@ MU = 10.0
 
 
 def loss(new: Tensor, old: Tensor, labels: Tensor, *, mu: float = MU) -> Tensor:
-    """The mean of L_i over the batch, (B, d), (B, d) and (B,) to ()."""
+    """Compute the mean of L_i over the batch, (B, d), (B, d) and (B,) to ()."""
     similarity = mu * normalize(old, dim=1) @ normalize(new, dim=1).T  # (B, B)
     same = labels[:, None] == labels[None, :]  # (B, B)
     return (similarity.masked_fill(same, 0).logsumexp(1) - similarity.diagonal()).mean()

@@ -9,5 +9,5 @@ from torch import Tensor
 
 
 def loss(new: Tensor, old: Tensor) -> Tensor:
-    """The mean of ‖f_n − f_o‖² over the batch, (B, d) and (B, d) to ()."""
+    """Compute the mean of ‖f_n − f_o‖² over the batch, (B, d) and (B, d) to ()."""
     return (new - old).square().sum(1).mean()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def exp0(z: Tensor, *, curvature: float = 1.0) -> Tensor:
-    """Eq. 5 at the origin, (n, d) to (n, d + 1): [cosh(√K‖z‖)/√K, sinh(√K‖z‖)/(√K‖z‖) · z]."""
+    """Compute Eq. 5 at the origin, (n, d) to (n, d + 1): [cosh(√K‖z‖)/√K, sinh(√K‖z‖)/(√K‖z‖) · z]."""
     root = math.sqrt(curvature)
     length = root * z.norm(dim=-1, keepdim=True)  # (n, 1)
     safe = length.clamp_min(1e-12)  # sinh(x)/x is 1 there, and its gradient finite
@@ -23,7 +23,7 @@ def exp0(z: Tensor, *, curvature: float = 1.0) -> Tensor:
 class Lift(nn.Module):
     """The end of a hyperbolic model: embeddings z (n, d) to points (n, d + 1).
 
-    z is divided by √d and then shortened to ζ at most, which keeps everything well-conditioned (section 4.4). The paper takes
+    It divides z by √d and then shortens it to ζ at most, which keeps everything well-conditioned (section 4.4). The paper takes
     ζ = 1.0 for the old model and 0.2 more for the next one.
     """
 
@@ -33,45 +33,45 @@ class Lift(nn.Module):
         self.curvature = curvature
 
     def forward(self, z: Tensor) -> Tensor:
-        """exp0 of the clipped z."""
+        """Return exp0 of the clipped z."""
         z = z / math.sqrt(z.shape[-1])
         length = z.norm(dim=-1, keepdim=True).clamp_min(1e-12)
         return exp0(z * (self.zeta / length).clamp_max(1), curvature=self.curvature)
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
-    """Eq. 1: ⟨x, y⟩_L of pairs."""
+    """Compute Eq. 1: ⟨x, y⟩_L of pairs."""
     return (x[..., 1:] * y[..., 1:]).sum(-1) - x[..., 0] * y[..., 0]
 
 
 def as_query(h: Tensor) -> Tensor:
-    """[−h_time, h_space]: its plain inner product with a stored point is ⟨·,·⟩_L, so that the metric IP ranks by distance."""
+    """Return [−h_time, h_space]: its plain inner product with a stored point is ⟨·,·⟩_L, so the metric IP ranks by distance."""
     return torch.cat([-h[..., :1], h[..., 1:]], dim=-1)
 
 
 def distance(x: Tensor, y: Tensor, *, curvature: float = 1.0) -> Tensor:
-    """Eq. 3 of pairs: arccosh(−K⟨x, y⟩_L)/√K, by way of x − y, so that near points keep their digits."""
+    """Compute Eq. 3 of pairs: arccosh(−K⟨x, y⟩_L)/√K, from x − y, so that near points keep their digits."""
     difference = x - y
     rounding = torch.finfo(x.dtype).eps ** 2
     return _arccosh1p(curvature / 2 * inner(difference, difference), rounding) / math.sqrt(curvature)
 
 
 def distances(x: Tensor, y: Tensor, *, curvature: float = 1.0) -> Tensor:
-    """Eq. 3 of every x with every y; in float32 noise below about 1e-3."""
+    """Compute Eq. 3 of every x with every y. In float32 it is noise below about 1e-3."""
     return _arccosh1p(-curvature * (as_query(x) @ y.T) - 1, torch.finfo(x.dtype).eps) / math.sqrt(curvature)
 
 
 def _arccosh1p(u: Tensor, rounding: float) -> Tensor:
-    """arccosh(1 + u); 0, with no gradient, where u is nothing but rounding."""
+    """Compute arccosh(1 + u); 0, without a gradient, if u is only rounding."""
     some = u > rounding
     v = torch.where(some, u, 1.0)  # a gradient of infinity, times 0, would be NaN
     return torch.where(some, torch.log1p(v + v.sqrt() * (v + 2).sqrt()), 0.0)
 
 
 def uncertainty(h: Tensor, *, curvature: float = 1.0) -> Tensor:
-    """Eq. 10: 1 − ‖h_space‖/h_time, (n, d + 1) to (n,); 1 at the origin, towards 0 far out.
+    """Compute Eq. 10: 1 − ‖h_space‖/h_time, (n, d + 1) to (n,); 1 at the origin, towards 0 far out.
 
-    Written as 1/(K h_time (h_time + ‖h_space‖)), which is the same on the hyperboloid and loses no digits far out.
+    It is written as 1/(K h_time (h_time + ‖h_space‖)), which is the same on the hyperboloid and loses no digits far out.
     """
     time, length = h[..., 0], h[..., 1:].norm(dim=-1)
     result: Tensor = 1 / (curvature * time * (time + length))
@@ -79,13 +79,13 @@ def uncertainty(h: Tensor, *, curvature: float = 1.0) -> Tensor:
 
 
 def aperture(h: Tensor, *, epsilon: float = 0.1, curvature: float = 1.0) -> Tensor:
-    """Eq. 11: half the angle of h's entailment cone, (n, d + 1) to (n,); π/2 where ‖h_space‖ is below 2ε/√K."""
+    """Compute Eq. 11: half the angle of h's entailment cone, (n, d + 1) to (n,); π/2 if ‖h_space‖ is below 2ε/√K."""
     sine: Tensor = 2 * epsilon / (math.sqrt(curvature) * h[..., 1:].norm(dim=-1))  # (n,)
     return sine.clamp_max(1).asin()
 
 
 def exterior_angle(apex: Tensor, point: Tensor, *, curvature: float = 1.0) -> Tensor:
-    """ext(apex, point) = π − ∠(origin, apex, point) of pairs, in 0 … π; 0 for the apex itself.
+    """Compute ext(apex, point) = π − ∠(origin, apex, point) of pairs, in 0 … π; 0 for the apex itself.
 
     The paper prints it as an arccos. Its sine and cosine, times the same length, are ‖p⊥‖ and √K(h_time p∥ − ‖h_space‖ p_time),
     where p∥ and p⊥ are the parts of the point's space along and across the apex's: their arctan has no pole and needs no clamp.
@@ -100,6 +100,6 @@ def exterior_angle(apex: Tensor, point: Tensor, *, curvature: float = 1.0) -> Te
 
 
 def holds(h: Tensor, *, curvature: float = 1.0) -> bool:
-    """Whether ⟨h, h⟩_L is −1/K for all (n, d + 1), as far as rounding allows."""
+    """Tell whether ⟨h, h⟩_L is −1/K for all (n, d + 1), as far as rounding allows."""
     deviation = (curvature * inner(h, h) + 1).abs() / (1 + curvature * h[..., 0].square())  # (n,)
     return bool((deviation < 1e-3).all() and (h[..., 0] > 0).all())

@@ -4,7 +4,7 @@ Zhang et al., Hot-Refresh Model Upgrades with Regression-Alleviating Compatible 
 
     L_i = −log( e^{s_ii/τ} / (e^{s_ii/τ} + Σ_{k: y_k≠y_i} e^{⟨f̂_n,i, f̂_o,k⟩/τ} + Σ_{k: y_k≠y_i} e^{⟨f̂_n,i, f̂_n,k⟩/τ}) )
 
-with s_ii = ⟨f̂_n,i, f̂_o,i⟩, and of each of the two kinds of negatives the 10 nearest only.
+with s_ii = ⟨f̂_n,i, f̂_o,i⟩, and only the 10 nearest of each of the two kinds of negatives.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-#: The paper tries 0.01 to 1; this is what its code starts from.
+#: The paper tries 0.01 to 1; its code starts from this.
 TEMPERATURE = 0.05
 
 
 def loss(new: Tensor, old: Tensor, labels: Tensor, *, temperature: float = TEMPERATURE, hardest: int = 10) -> Tensor:
-    """The mean of L_i over the batch, (B, d), (B, d) and (B,) to (); 0 for an anchor that has no negative."""
+    """Compute the mean of L_i over the batch, (B, d), (B, d) and (B,) to (); 0 for an anchor without negatives."""
     new, old = normalize(new, dim=1), normalize(old, dim=1)
     same = labels[:, None] == labels[None, :]  # (B, B)
     positive = (new * old).sum(1, keepdim=True)  # (B, 1)
@@ -28,5 +28,5 @@ def loss(new: Tensor, old: Tensor, labels: Tensor, *, temperature: float = TEMPE
 
 
 def _hardest(similarity: Tensor, same: Tensor, count: int) -> Tensor:
-    """The `count` nearest of other classes; −inf where there are fewer."""
+    """Return the `count` nearest of other classes, filled up with −inf."""
     return similarity.masked_fill(same, -torch.inf).topk(min(count, len(same)), dim=1).values

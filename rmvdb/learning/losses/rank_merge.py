@@ -1,7 +1,7 @@
 """The losses of "Metric Compatible Training for Online Backfilling in Large-Scale Retrieval" (Seo et al., WACV), by equation.
 
 Each takes distance matrices (B, B), anchors in rows: `d_old[i, k] = dist(rev_i, f_o,k)`, `d_new[i, k] = dist(new_i, new_k)`,
-and `same[i, k]`, whether k is of i's class. `s = exp(−dist/τ)`; the paper has no temperature, which is τ = 1.
+and `same[i, k]`, whether k is of i's class. `s = exp(−dist/τ)`; the paper has no temperature, that is τ = 1.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torch import Tensor
 from rmvdb.learning.losses import lorentz
 from rmvdb.types import Metric
 
-#: exp of it is 0 in float32, and, unlike −inf, it leaves gradients finite.
+#: The logarithm of an empty sum: exp of it is 0 in float32, and, unlike −inf, it leaves gradients finite.
 NOTHING = -1e9
 
 
 def distances(a: Tensor, b: Tensor, *, metric: Metric, scale: float = 1.0) -> Tensor:
-    """Distances of every a (A, d) to every b (B, d) as (A, B), in units of `scale`, the typical norm of the space.
+    """Compute distances of every a (A, d) to every b (B, d) as (A, B), in units of `scale`, the typical norm of the space.
 
     COSINE: 1 − cos. IP: 1 − ⟨a, b⟩. L2: half of the squared L2 distance. On the unit sphere the three are equal.
-    LORENTZ, in units of 1/√K: cosh d − 1, the same of the hyperboloid, whose gradient is finite at 0, too.
+    LORENTZ, in units of 1/√K: cosh d − 1, whose gradient is finite at 0, too.
     """
     if metric is Metric.LORENTZ:
         return -lorentz.as_query(a / scale) @ (b / scale).T - 1
@@ -35,7 +35,7 @@ def distances(a: Tensor, b: Tensor, *, metric: Metric, scale: float = 1.0) -> Te
 
 
 def paired(a: Tensor, b: Tensor, *, metric: Metric, scale: float = 1.0) -> Tensor:
-    """Distances of a_i to b_i, (B, d) and (B, d) to (B,): the diagonal of `distances`."""
+    """Compute distances of a_i to b_i, (B, d) and (B, d) to (B,): the diagonal of `distances`."""
     if metric is Metric.L2:
         return (a - b).square().sum(1) / (2 * scale**2)
     if metric is Metric.LORENTZ:
@@ -46,25 +46,25 @@ def paired(a: Tensor, b: Tensor, *, metric: Metric, scale: float = 1.0) -> Tenso
 
 
 def rqt(d_pair: Tensor) -> Tensor:
-    """Eq. 9: the mean of dist(ψ(f_n), f_o) over the batch, (B,) to ()."""
+    """Compute Eq. 9: the mean of dist(ψ(f_n), f_o) over the batch, (B,) to ()."""
     return d_pair.mean()
 
 
 def cl_s(d_old: Tensor, same: Tensor, *, temperature: float = 1.0, mining: bool = True) -> Tensor:
-    """Eq. 10: −log P_old / (P_old + N_old), mean over the anchors."""
+    """Compute Eq. 10: −log P_old / (P_old + N_old), mean over the anchors."""
     p_old, n_old = _old(d_old, same, temperature, mining)
     return _term(p_old, n_old)
 
 
 def cl_m(d_old: Tensor, d_new: Tensor, same: Tensor, *, temperature: float = 1.0, mining: bool = True) -> Tensor:
-    """Eq. 14: −log P_old / (P_old + N_old) − log P_new / (P_new + N_new), mean over the anchors."""
+    """Compute Eq. 14: −log P_old / (P_old + N_old) − log P_new / (P_new + N_new), mean over the anchors."""
     p_old, n_old = _old(d_old, same, temperature, mining)
     p_new, n_new = _new(d_new, same, temperature, mining)
     return _term(p_old, n_old) + _term(p_new, n_new)
 
 
 def mcl(d_old: Tensor, d_new: Tensor, same: Tensor, *, temperature: float = 1.0, mining: bool = True) -> Tensor:
-    """Eq. 11: −log P_old / (P_old + N_old + N_new) − log P_new / (P_new + N_new + N_old), mean over the anchors."""
+    """Compute Eq. 11: −log P_old / (P_old + N_old + N_new) − log P_new / (P_new + N_new + N_old), mean over the anchors."""
     p_old, n_old = _old(d_old, same, temperature, mining)
     p_new, n_new = _new(d_new, same, temperature, mining)
     negatives = torch.logaddexp(n_old, n_new)  # (B,)
@@ -72,9 +72,9 @@ def mcl(d_old: Tensor, d_new: Tensor, same: Tensor, *, temperature: float = 1.0,
 
 
 def hardest_half(d: Tensor, allowed: Tensor, *, farthest: bool) -> Tensor:
-    """Footnote 2, of the allowed k of each anchor, the farther (or nearer) half, rounded up; (B, B) bool.
+    """Choose by footnote 2: of each anchor's allowed k the farther (or nearer) half, rounded up, as (B, B) bool.
 
-    Everything at the distance where the half ends is kept.
+    Ties at the end of the half are all chosen.
     """
     keys = (-d if farthest else d).detach().masked_fill(~allowed, torch.inf)  # (B, B): the hardest are the smallest
     # numpy sorts rows ten times as fast as torch does on a CPU, and this is most of a step's time.
@@ -94,7 +94,7 @@ def _new(d_new: Tensor, same: Tensor, temperature: float, mining: bool) -> tuple
 
 
 def _sums(d: Tensor, positive: Tensor, negative: Tensor, temperature: float, mining: bool) -> tuple[Tensor, Tensor]:
-    """The logarithms of P and N, (B,) each; NOTHING where an anchor has none."""
+    """Return the logarithms of P and N, (B,) each; NOTHING if an anchor has none."""
     if mining:
         positive, negative = hardest_half(d, positive, farthest=True), hardest_half(d, negative, farthest=False)
     logs = -d / temperature  # (B, B)
@@ -102,7 +102,7 @@ def _sums(d: Tensor, positive: Tensor, negative: Tensor, temperature: float, min
 
 
 def _term(positives: Tensor, negatives: Tensor) -> Tensor:
-    """The mean of −log P / (P + N) over the anchors that have a positive; 0 where none has."""
+    """Compute the mean of −log P / (P + N) over the anchors that have a positive; 0 if none has."""
     anchors = positives > NOTHING / 2  # (B,)
     losses = torch.nn.functional.softplus(negatives - positives)  # −log P/(P+N) = log(1 + N/P)
     return torch.where(anchors, losses, 0).sum() / anchors.sum().clamp_min(1)

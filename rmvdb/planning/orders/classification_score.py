@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.items.embedders import scored
+from rmvdb.items.check import scored
 from rmvdb.planning.orders.table import Known
 from rmvdb.planning.orders.vectors import stacked
 from rmvdb.protocols import Classifier

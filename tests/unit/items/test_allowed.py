@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rmvdb import errors
-from rmvdb.items import embedders, objects, sources
+from rmvdb.items import objects, sources
+from rmvdb.items.load import load_classifier, load_embedder
 from rmvdb.items.objects import Allowed
 
 MODULE = """
@@ -47,8 +48,8 @@ ALLOWED = Allowed(modules=("userallowed",), where="/srv/rmvdb.toml")
 
 
 def test_what_is_allowed_runs(folder: Path) -> None:
-    assert embedders.load("userallowed:Embedder", {"scale": 3}, allowed=ALLOWED).embed([1]) == [[3]]
-    assert embedders.load("userallowed:ready", allowed=ALLOWED).embed([1]) == [[7]]
+    assert load_embedder("userallowed:Embedder", {"scale": 3}, allowed=ALLOWED).embed([1]) == [[3]]
+    assert load_embedder("userallowed:ready", allowed=ALLOWED).embed([1]) == [[7]]
     package = Allowed(modules=("concurrent",), where="")
     assert package.has("concurrent.futures")
     assert not package.has("concurrently")
@@ -58,9 +59,9 @@ def test_a_module_that_is_not_allowed_is_not_even_imported(folder: Path) -> None
     saying = r"names code of the module 'userevil', which /srv/rmvdb.toml does not allow; if you trust it, write "
     saying += r'allow = \["userallowed", "userevil"\] there, below \[models\]'
     with pytest.raises(errors.ConfigError, match=saying):
-        embedders.load("userevil:embedder", allowed=ALLOWED)
+        load_embedder("userevil:embedder", allowed=ALLOWED)
     with pytest.raises(errors.ConfigError, match=saying):
-        embedders.load_classifier("userevil:embedder", allowed=ALLOWED)
+        load_classifier("userevil:embedder", allowed=ALLOWED)
     with pytest.raises(errors.ConfigError, match=saying):
         sources.load("call:userevil:embedder", allowed=ALLOWED)
     assert not (folder / "ran").exists()
@@ -73,7 +74,7 @@ def test_a_module_that_is_not_allowed_is_not_even_imported(folder: Path) -> None
 )  # fmt: skip
 def test_an_allowed_module_is_no_way_to_what_it_imports(folder: Path, name: str, module: str) -> None:
     with pytest.raises(errors.ConfigError, match=f"names code of the module {module!r}"):
-        embedders.load(f"userallowed:{name}", {"args": ["touch", "ran"]}, allowed=ALLOWED)
+        load_embedder(f"userallowed:{name}", {"args": ["touch", "ran"]}, allowed=ALLOWED)
     assert not (folder / "ran").exists()
     assert module in objects.modules_of(f"userallowed:{name}")
 
@@ -81,5 +82,5 @@ def test_an_allowed_module_is_no_way_to_what_it_imports(folder: Path, name: str,
 def test_nothing_of_rmvdbs_own_runs_because_a_registry_names_it(folder: Path) -> None:
     (folder / "kept").mkdir()
     with pytest.raises(errors.ConfigError, match=r"module 'rmvdb.storage.files'"):
-        embedders.load("rmvdb.storage.files:remove", {"path": folder / "kept"}, allowed=ALLOWED)
+        load_embedder("rmvdb.storage.files:remove", {"path": folder / "kept"}, allowed=ALLOWED)
     assert (folder / "kept").exists()

@@ -19,10 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rmvdb.catalog import catalog
+from rmvdb.catalog.versions import probe
 from rmvdb.errors import ItemError, ModelError, UsageError
-from rmvdb.items import embedders
-from rmvdb.items.embedders import TorchEmbedder, embed_checked
+from rmvdb.items.check import CheckedEmbedder, embed_checked, scored
+from rmvdb.items.digest import item_digest
+from rmvdb.items.fingerprint import fingerprint
+from rmvdb.items.kinds import KINDS
+from rmvdb.items.load import load_embedder
+from rmvdb.items.pictures import pixel_limit, read_image, read_item
+from rmvdb.items.probe import probe_vectors, same_model
+from rmvdb.items.torch import TorchEmbedder
 from rmvdb.types import Item, Vectors
 
 REPOSITORY = Path(__file__).parents[3]
@@ -125,7 +131,7 @@ class Gives:
     ],
 )
 def test_an_embedder_is_an_object_or_what_makes_one(folder: Path, spec: str, options: dict[str, Any], value: float) -> None:
-    assert embedders.load(spec, options).embed(["x"])[0, 0] == value
+    assert load_embedder(spec, options).embed(["x"])[0, 0] == value
 
 
 @pytest.mark.parametrize(
@@ -133,7 +139,7 @@ def test_an_embedder_is_an_object_or_what_makes_one(folder: Path, spec: str, opt
     [
         ("usermodels:missing", {}, r"has no 'missing'; check the name after the colon"),
         ("nomodule:x", {}, r"There is no module 'nomodule' in .*; run from its folder or install it"),
-        ("usermodels:Embedder", {"size": 3}, r"cannot be made with options \['size'\]: .*'size'; mend"),
+        ("usermodels:Embedder", {"size": 3}, r"cannot be made with options \['size'\]: .*'size'; correct the options"),
         ("usermodels:Embedder", {"scale": -1}, r"fails to load: ValueError: no negative scale"),
         ("usermodels:nothing", {}, r"gives a NoneType without embed\(items\); give it a method"),
         ("usermodels:function", {}, r"cannot be made with options \[\]: missing a required argument"),
@@ -144,17 +150,17 @@ def test_an_embedder_is_an_object_or_what_makes_one(folder: Path, spec: str, opt
 )
 def test_what_is_no_embedder_is_named(folder: Path, spec: str, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ModelError, match=problem):
-        embedders.load(spec, options)
+        load_embedder(spec, options)
 
 
 @pytest.mark.parametrize("spec", ["", "usermodels", "usermodels:", ":ready", "usermodels.ready", "a b:c", "os:system('x')"])
 def test_a_spec_has_a_module_and_a_name(spec: str) -> None:
-    with pytest.raises(UsageError, match=r"names no object; write package\.module:object"):
-        embedders.load(spec)
+    with pytest.raises(UsageError, match=r"does not name an object; write package\.module:object"):
+        load_embedder(spec)
 
 
 def test_finding_embedders_and_sources_does_not_load_torch() -> None:
-    script = "import sys; from rmvdb.items import embedders, sources; embedders.probes('text'); print('torch' in sys.modules)"
+    script = "import sys; from rmvdb.items import kinds, sources; kinds.KINDS['text'].probes(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY, check=True)
     assert done.stdout.strip() == "False"
 
@@ -189,20 +195,20 @@ def test_a_picture_can_be_a_path_bytes_an_array_or_a_picture(tmp_path: Path) -> 
     items = [tmp_path / "1.png", file.getvalue(), bytearray(file.getvalue()), np.asarray(picture), picture]
     vectors = TorchEmbedder(small_net(), pixels, device="cpu").embed(items)
     np.testing.assert_allclose(vectors, np.repeat(vectors[:1], 5, axis=0), atol=1e-6)
-    assert embedders.read_image(str(tmp_path / "1.png")).tobytes() == picture.tobytes()
+    assert read_image(str(tmp_path / "1.png")).tobytes() == picture.tobytes()
 
 
 def test_pictures_of_all_kinds_become_rgb() -> None:
     for mode in ("1", "L", "LA", "P", "RGBA", "CMYK", "I;16", "F"):
-        assert embedders.read_image(Image.new(mode, (3, 2))).mode == "RGB"
-    assert embedders.read_image(np.zeros((2, 3), np.uint8)).size == (3, 2)
-    assert embedders.read_image(np.zeros((2, 3), np.uint8), mode="L").mode == "L"
+        assert read_image(Image.new(mode, (3, 2))).mode == "RGB"
+    assert read_image(np.zeros((2, 3), np.uint8)).size == (3, 2)
+    assert read_image(np.zeros((2, 3), np.uint8), mode="L").mode == "L"
 
 
 def test_texts_and_features_reach_the_preprocessing_as_they_are() -> None:
-    assert embedders.read_item("photos/1.jpg") == "photos/1.jpg"
+    assert read_item("photos/1.jpg") == "photos/1.jpg"
     features = np.zeros(3, np.float32)
-    assert embedders.read_item(features) is features
+    assert read_item(features) is features
     letters = TorchEmbedder(torch.nn.Embedding(128, 2), lambda text: ord(text[0]), device="cpu")
     assert letters.embed(["a", "b"]).shape == (2, 2)
 
@@ -212,8 +218,8 @@ def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path, content: bytes |
     file = tmp_path / "7.jpg"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(ItemError, match=r"7\.jpg is no picture that can be read: "):
-        embedders.read_image(file)
+    with pytest.raises(ItemError, match=r"7\.jpg cannot be read as a picture: "):
+        read_image(file)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "JPEG", "WEBP", "TIFF", "BMP"])
@@ -223,8 +229,8 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
     file = io.BytesIO()
     Image.new("L", (250, 250)).save(file, kind)
     (path := tmp_path / "picture").write_bytes(file.getvalue())
-    assert embedders.read_image(path).size == (250, 250)
-    monkeypatch.setattr(embedders.pixel_limit, "most", 62_499)
+    assert read_image(path).size == (250, 250)
+    monkeypatch.setattr(pixel_limit, "most", 62_499)
 
     def decode(*_: Any) -> None:
         raise AssertionError("decoded")
@@ -232,10 +238,10 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
     for each in (path, file.getvalue(), Image.open(path)):
         monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decode)
         with pytest.raises(ItemError, match=r"250 × 250 = 62,500 pixels, and items.max_pixels is 62,499"):
-            embedders.read_image(each)
-        assert embedders.item_digest(each) is None or not isinstance(each, Image.Image)
+            read_image(each)
+        assert item_digest(each) is None or not isinstance(each, Image.Image)
         monkeypatch.undo()
-        monkeypatch.setattr(embedders.pixel_limit, "most", 62_499)
+        monkeypatch.setattr(pixel_limit, "most", 62_499)
     each.close()
 
 
@@ -244,7 +250,7 @@ def test_what_is_a_program_or_is_decoded_as_soon_as_it_is_opened_is_no_picture()
     Image.new("L", (16, 16)).save(file, "ICO")
     for data in (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n showpage\n", file.getvalue()):
         with pytest.raises(ItemError, match="cannot identify image file"):
-            embedders.read_image(data)
+            read_image(data)
 
 
 def test_a_picture_cut_short_is_not_embedded_in_grey(tmp_path: Path) -> None:
@@ -252,7 +258,7 @@ def test_a_picture_cut_short_is_not_embedded_in_grey(tmp_path: Path) -> None:
     Image.effect_noise((200, 200), 50).convert("RGB").save(file)
     file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(ItemError, match="truncated"):
-        embedders.read_image(file)
+        read_image(file)
 
 
 def test_a_module_of_another_dimension_is_refused() -> None:
@@ -283,7 +289,7 @@ def test_the_best_device_is_chosen_and_gives_the_same_vectors() -> None:
     embedder = TorchEmbedder(small_net(), pixels)
     best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     assert embedder.device.type == best
-    assert embedders.same_model(on_cpu, embedder.embed(items), tolerance=1e-5)
+    assert same_model(on_cpu, embedder.embed(items), tolerance=1e-5)
 
 
 # Checking
@@ -399,12 +405,12 @@ def test_a_single_item_that_fails_is_that_items_fault() -> None:
 @pytest.mark.parametrize(
     ("output", "problem"),
     [
-        (lambda items: np.zeros((len(items), 2)), r"gives shape \(2, 2\) for 2 items and must give \(2, 3\); mend it"),
+        (lambda items: np.zeros((len(items), 2)), r"gives shape \(2, 2\) for 2 items and must give \(2, 3\); fix it"),
         (lambda items: np.zeros((1, 3)), r"gives shape \(1, 3\) for 2 items"),
         (lambda items: np.zeros(3), r"gives shape \(3,\)"),
         (lambda items: None, r"gives shape \(\)"),
-        (lambda items: "vectors", r"gives a str and no array of numbers"),
-        (lambda items: [[1.0], [1.0, 2.0]], r"gives a list and no array of numbers"),
+        (lambda items: "vectors", r"gives a str instead of an array of numbers"),
+        (lambda items: [[1.0], [1.0, 2.0]], r"gives a list instead of an array of numbers"),
     ],
 )
 def test_a_wrong_shape_is_the_models_fault(output: Callable[[Sequence[Item]], Any], problem: str) -> None:
@@ -431,14 +437,14 @@ def test_numbers_too_large_for_float32_fail_as_infinity() -> None:
 
 
 def test_a_query_that_cannot_be_embedded_is_an_error() -> None:
-    embedder = embedders.checked(Words(), dim=3)
+    embedder = CheckedEmbedder(Words(), dim=3)
     assert embedder.embed(["a"]).shape == (1, 3)
     with pytest.raises(ItemError, match=r"^The item cannot be embedded: ValueError: bad cannot be read$"):
         embedder.embed(["bad"])
     with pytest.raises(ItemError, match=r"^Item 1 of 2 cannot be embedded: the embedder gives NaN"):
         embedder.embed(["a", "nan"])
     with pytest.raises(ModelError, match="must give"):
-        embedders.checked(Words(), dim=4).embed(["a"])
+        CheckedEmbedder(Words(), dim=4).embed(["a"])
 
 
 # Which model it is
@@ -450,12 +456,12 @@ def test_weights_that_cannot_be_read_are_named() -> None:
             return {"weight": torch.empty(2, device="meta")}
 
     with pytest.raises(ModelError, match=r"The weights weight cannot be read: .*; load them as plain tensors"):
-        embedders.fingerprint(Elsewhere())
+        fingerprint(Elsewhere())
 
 
 def test_a_fingerprint_follows_the_weights() -> None:
     def of(module: torch.nn.Module) -> str | None:
-        return embedders.fingerprint(TorchEmbedder(module, pixels, device="cpu"))
+        return fingerprint(TorchEmbedder(module, pixels, device="cpu"))
 
     first = of(small_net())
     assert first is not None
@@ -476,60 +482,60 @@ def test_weights_are_found_where_they_usually_are() -> None:
         def embed(self, items: Sequence[Item]) -> Vectors:
             return np.zeros((len(items), 4), np.float32)
 
-    expected = embedders.fingerprint(TorchEmbedder(small_net(), pixels, device="cpu"))
-    assert embedders.fingerprint(Own()) == expected
-    assert embedders.fingerprint(embedders.checked(Own(), dim=4)) == expected
-    assert embedders.fingerprint(Words()) is None
-    assert embedders.fingerprint(TorchEmbedder(torch.nn.Identity(), pixels, device="cpu")) is None
+    expected = fingerprint(TorchEmbedder(small_net(), pixels, device="cpu"))
+    assert fingerprint(Own()) == expected
+    assert fingerprint(CheckedEmbedder(Own(), dim=4)) == expected
+    assert fingerprint(Words()) is None
+    assert fingerprint(TorchEmbedder(torch.nn.Identity(), pixels, device="cpu")) is None
 
 
 def test_probes_are_the_same_for_ever() -> None:
-    images = embedders.probes("image")
+    images = KINDS["image"].probes()
     assert [(image.size, image.mode) for image in images] == [((224, 224), "RGB")] * 4
     digest = hashlib.sha256(b"".join(image.tobytes() for image in images)).hexdigest()
     assert digest == "fb2e0407673021fae45dabafd9c65a36093be807f653090b383c3f038bb14887"
-    assert len(set(embedders.probes("text"))) == 4
+    assert len(set(KINDS["text"].probes())) == 4
 
 
 def test_probes_tell_one_model_from_another() -> None:
     def of(module: torch.nn.Module) -> Vectors:
-        return embedders.probe_vectors(TorchEmbedder(module, pixels, device="cpu"), dim=4, kind="image")
+        return probe_vectors(TorchEmbedder(module, pixels, device="cpu"), dim=4, kind="image")
 
     first = of(small_net())
-    assert embedders.same_model(first, of(small_net()))
-    assert embedders.same_model(first, first * np.float32(1 + 1e-4))
-    assert not embedders.same_model(first, of(small_net(seed=1)))
-    assert not embedders.same_model(first, first * 2)
+    assert same_model(first, of(small_net()))
+    assert same_model(first, first * np.float32(1 + 1e-4))
+    assert not same_model(first, of(small_net(seed=1)))
+    assert not same_model(first, first * 2)
     turned = np.roll(np.eye(4, dtype=np.float32), 1, axis=0) * np.array([[1], [-1], [1], [-1]], np.float32)  # every vector by 90°
     a_step_of_training = first + np.float32(0.05) * first @ turned  # a cosine distance of about 1e-3
-    assert not embedders.same_model(first, a_step_of_training)
-    assert not embedders.same_model(first, -first)
-    assert not embedders.same_model(first, first[:, :3])
+    assert not same_model(first, a_step_of_training)
+    assert not same_model(first, -first)
+    assert not same_model(first, first[:, :3])
 
 
 def test_the_kind_of_probe_is_found_by_trying() -> None:
     images = TorchEmbedder(small_net(), pixels, device="cpu")
-    kind, found, _ = catalog.probe(images, kind=None)
+    kind, found, _ = probe(images, kind=None)
     assert kind == "image"
     assert found is not None
-    np.testing.assert_array_equal(found, embedders.probe_vectors(images, dim=4, kind="image"))
-    assert catalog.probe(Words(), kind=None)[0] == "text"
+    np.testing.assert_array_equal(found, probe_vectors(images, dim=4, kind="image"))
+    assert probe(Words(), kind=None)[0] == "text"
     features = TorchEmbedder(torch.nn.Linear(2, 2), torch.as_tensor, device="cpu")
-    assert catalog.probe(features, kind=None)[:2] == (None, None)
+    assert probe(features, kind=None)[:2] == (None, None)
 
 
 def test_an_embedder_that_fails_on_its_own_kind_is_broken() -> None:
     images = TorchEmbedder(small_net(), pixels, device="cpu")
     with pytest.raises(ModelError, match="fails for each of 4 items"):
-        embedders.probe_vectors(images, dim=4, kind="text")
+        probe_vectors(images, dim=4, kind="text")
 
     def only_short(items: Sequence[Item]) -> Vectors:
         if any(len(item) > 20 for item in items):
             raise ValueError("too long")
         return np.ones((len(items), 2), np.float32)
 
-    with pytest.raises(ModelError, match="fails for 3 of 4 text probes: ValueError: too long; mend it"):
-        embedders.probe_vectors(Gives(only_short), dim=2, kind="text")
+    with pytest.raises(ModelError, match="fails for 3 of 4 text probes: ValueError: too long; fix the embedder"):
+        probe_vectors(Gives(only_short), dim=2, kind="text")
 
 
 class Scores:
@@ -550,14 +556,14 @@ class Scores:
         (np.array([[0.5, 0.5], [np.nan, 0.5]]), "gives nan, and probabilities lie between 0 and 1"),
         (np.array([[0.5, 0.5], [50.0, 0.5]]), "gives 50, and probabilities lie between 0 and 1; end it with a softmax"),
         (KeyError("class"), "fails for 2 vectors: KeyError"),
-        ("none", "no array of numbers"),
+        ("none", "instead of an array of numbers"),
     ],
 )
 def test_a_classifier_gives_a_probability_of_each_class(found, saying):
     with pytest.raises(ModelError, match=re.escape(saying)):
-        embedders.scored(Scores(found), np.zeros((2, 3), np.float32))
+        scored(Scores(found), np.zeros((2, 3), np.float32))
 
 
 def test_rounding_does_not_make_a_classifier_a_bad_one():
     found = np.array([[1.00001, -1e-6], [0.5, 0.5]])
-    np.testing.assert_allclose(embedders.scored(Scores(found), np.zeros((2, 3), np.float32)), found, rtol=1e-6)
+    np.testing.assert_allclose(scored(Scores(found), np.zeros((2, 3), np.float32)), found, rtol=1e-6)

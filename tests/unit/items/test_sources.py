@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rmvdb.errors import ItemError, SourceError, UsageError
-from rmvdb.items import sources
-from rmvdb.items.embedders import read_image
+from rmvdb.items import sources, sql
+from rmvdb.items.pictures import read_image
+from rmvdb.items.queries import read_queries
 from rmvdb.types import Id, Record
 
 USER_MODULE = """
@@ -141,7 +142,7 @@ def test_no_kind_of_file_but_a_regular_one_is_an_item_and_none_is_waited_for(fol
     (photos / "round.jpg").symlink_to(photos / "round.jpg")
     names = ["fifo", "folder", "broken", "round", "1.jpg/x", "x" * 300, "a\0b", "../secret", "\udcff", "\ud800", 1]
     assert sources.given(sources.load("folder:photos/{id}.jpg"), records(*names))[0].keys() == {1}
-    with pytest.raises(ItemError, match="is no regular file"):
+    with pytest.raises(ItemError, match="is not a regular file"):
         read_image(photos / "fifo.jpg")
 
 
@@ -149,7 +150,7 @@ def test_what_one_record_makes_a_function_raise_is_that_records_alone(folder: Pa
     source = sources.load("call:usermodule:picky")
     found, failed = sources.given(source, records(*range(30)))
     assert set(found) == set(range(30)) - {7, 23}
-    assert failed == {id: f"'usermodule:picky' fails: KeyError: {id}; mend it and run the step again" for id in (7, 23)}
+    assert failed == {id: f"'usermodule:picky' fails: KeyError: {id}; fix it and run the step again" for id in (7, 23)}
     with pytest.raises(SourceError, match="KeyError: 7"):
         sources.given(source, records(7, 23))
 
@@ -183,7 +184,7 @@ def test_one_broken_function_costs_some_calls_and_not_one_for_each_record(folder
 
 
 def test_a_folder_that_is_not_mounted_stops_everything(folder: Path) -> None:
-    with pytest.raises(SourceError, match=r"Folder .*elsewhere is not there; mount it, or correct"):
+    with pytest.raises(SourceError, match=r"Folder .*elsewhere does not exist; mount it, or correct"):
         sources.load("folder:elsewhere/{id}.jpg").load(records(1))
 
 
@@ -204,7 +205,7 @@ def test_a_folder_that_is_not_mounted_stops_everything(folder: Path) -> None:
     ],
 )
 def test_a_pattern_names_plain_fields(pattern: str) -> None:
-    with pytest.raises(UsageError, match="is no pattern of files"):
+    with pytest.raises(UsageError, match="is not a pattern of files"):
         sources.load(f"folder:{pattern}")
 
 
@@ -226,7 +227,7 @@ def test_a_source_of_ones_own_gets_the_records(folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("broken", r"'usermodule:broken' fails: ConnectionError: the object store is away; mend it and run the step again"),
+        ("broken", r"'usermodule:broken' fails: ConnectionError: the object store is away; fix it and run the step again"),
         ("wrong", r"'usermodule:wrong' gives a list; it must give a mapping of ids to items"),
         ("Refuses", r"'usermodule:Refuses' fails: OSError: no key"),
         ("number", r"'usermodule:number' is a int; name a function\(ids\) or an object with load\(records\)"),
@@ -249,7 +250,7 @@ def test_a_module_that_is_missing_or_broken_is_named(folder: Path) -> None:
     ]:
         with pytest.raises(SourceError, match=problem):
             sources.load(f"call:{spec}")
-    with pytest.raises(UsageError, match=r"names no object; write package\.module:object"):
+    with pytest.raises(UsageError, match=r"does not name an object; write package\.module:object"):
         sources.load("call:usermodule.items")
 
 
@@ -313,7 +314,7 @@ def test_a_password_from_the_environment_is_taken_as_it_is(monkeypatch: pytest.M
     monkeypatch.setenv("PART", password)
     monkeypatch.setenv("BOTH", f"user:{password}")
     source = sources.load(f"sql:postgresql://{address}{BY_IDS}")
-    assert isinstance(source, sources.SQLSource)
+    assert isinstance(source, sql.SQLSource)
     url = source._engine().url
     assert (url.password or url.query["password"], url.host, url.port, url.database) == (password, "127.0.0.1", 1, "db")
     with pytest.raises(SourceError, match=r"127\.0\.0\.1:1/db.* does not answer"):
@@ -323,7 +324,7 @@ def test_a_password_from_the_environment_is_taken_as_it_is(monkeypatch: pytest.M
 def test_a_whole_parameter_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL", "sslmode=require&connect_timeout=3")
     source = sources.load(f"sql:postgresql://me@{DB}?${{SSL}}{BY_IDS}")
-    assert isinstance(source, sources.SQLSource)
+    assert isinstance(source, sql.SQLSource)
     assert source._engine().url.query == {"sslmode": "require", "connect_timeout": "3"}
 
 
@@ -331,7 +332,7 @@ def test_a_whole_parameter_can_come_from_the_environment(monkeypatch: pytest.Mon
 def test_no_part_of_a_password_that_is_not_escaped_is_told(monkeypatch: pytest.MonkeyPatch, password: str) -> None:
     monkeypatch.setenv("WHOLE", f"postgresql://user:{password}@127.0.0.1:1/db")
     for spec in ("${WHOLE}", f"postgresql://user:{password}@127.0.0.1:1/db", f"postgresql://user:{password}@${{HOME}}/db"):
-        with pytest.raises(SourceError, match="is no address of a database; write one such as postgresql://user") as caught:
+        with pytest.raises(SourceError, match="is not the address of a database; write one such as postgresql://user") as caught:
             sources.load(f"sql:{spec}{BY_IDS}").load(records(1))
         assert "Tail99" not in str(caught.value)
     monkeypatch.setenv("WHOLE", "postgresql://user:p%40Tail99@127.0.0.1:1/db?application_name=a@b")
@@ -366,13 +367,13 @@ def test_a_database_that_does_not_answer_is_named_without_its_password(table: Pa
     "query", ["", "DELETE FROM photos WHERE id IN :ids", "SELECT id, x FROM photos", "SELECT id::ids FROM t"]
 )
 def test_a_query_selects_by_ids(query: str) -> None:
-    with pytest.raises(UsageError, match=r"is no query for items; write one such as SELECT id, item FROM … WHERE id IN :ids"):
+    with pytest.raises(UsageError, match=r"is not a query for items; write one such as SELECT id, item FROM … WHERE id IN :ids"):
         sources.load(f"sql:sqlite:///x.db#{query}")
 
 
 @pytest.mark.parametrize("spec", ["", "photos/{id}.jpg", "s3:bucket", "field:", "folder", "https://u:s3cret@h/x"])
 def test_a_spec_of_no_kind_names_all_kinds(spec: str) -> None:
-    with pytest.raises(UsageError, match=r"is no source; write folder:.*, field:.*, call:.* or sql:") as caught:
+    with pytest.raises(UsageError, match=r"is not a source; write folder:.*, field:.*, call:.* or sql:") as caught:
         sources.load(spec)
     assert "s3cret" not in str(caught.value)
 
@@ -388,7 +389,7 @@ def test_no_part_of_a_password_with_a_hash_is_told(where: str) -> None:
         sources.load(url + BY_IDS).load(records(1))
     assert "Tail99" not in str(caught.value)
     for query in ("", "#DELETE FROM photos WHERE id IN :ids", "#SELECT 1"):
-        with pytest.raises(UsageError, match="is no query for items") as refused:
+        with pytest.raises(UsageError, match="is not a query for items") as refused:
             sources.load(url + query)
         assert "Tail99" not in str(refused.value)
 
@@ -397,7 +398,7 @@ def test_a_line_of_queries_ends_where_json_has_it_end(folder: Path) -> None:
     texts = ["a red\u2028bicycle", "a red\x85bicycle", "a red bicycle"]
     lines = "\r\n".join(json.dumps({"item": text}, ensure_ascii=False) for text in texts)
     (folder / "queries.jsonl").write_bytes(lines.encode("utf-8-sig"))
-    assert [query.item for query in sources.queries(folder / "queries.jsonl")] == texts
+    assert [query.item for query in read_queries(folder / "queries.jsonl")] == texts
 
 
 TEXTS = ["a red bicycle", "a red bicycle " * 20, "a red bicycle " * 2000, "nul \0", "\udce9", "", "photos"]
@@ -407,4 +408,12 @@ TEXTS = ["a red bicycle", "a red bicycle " * 20, "a red bicycle " * 2000, "nul \
 def test_a_query_that_is_no_file_is_a_text_however_long_it_is(folder: Path, text: str) -> None:
     file = folder / "queries.jsonl"
     file.write_text(json.dumps({"item": text}) + "\n" + json.dumps({"item": "photos/1.jpg"}))
-    assert [query.item for query in sources.queries(file)] == [text, Path("photos/1.jpg")]
+    assert [query.item for query in read_queries(file)] == [text, Path("photos/1.jpg")]
+
+
+@pytest.mark.parametrize("name", sources.SOURCES)
+def test_every_source_is_in_the_error_and_in_the_documentation(name: str) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models-and-sources.md").read_text()
+    assert f"\n| `{name}:" in page
+    with pytest.raises(UsageError, match=f"{name}:"):
+        sources.load("nothing:here")

@@ -119,7 +119,7 @@ def test_the_old_model_stays_what_it_was_even_if_it_comes_in_training_mode(loss,
 
 
 def test_without_entailment_hbct_is_its_contrast_alone(olds):
-    one, full = (compatible._pull(loss, olds[1.0], items(), QUICK) for loss in (Loss.HBCT_NO_ENTAIL, Loss.HBCT))
+    one, full = (compatible.LOSSES[loss].make(olds[1.0], items(), QUICK) for loss in (Loss.HBCT_NO_ENTAIL, Loss.HBCT))
     new, old = (compatible.embed(model(seed, zeta=1.2).module, items(60))[0] for seed in (2, 3))
     contrast, entailment = hbct.contrast(new, old), hbct.entailment(new, old)
     assert entailment > 0
@@ -229,7 +229,7 @@ def test_each_refusal_names_what_is_wrong_and_the_way_out(olds):
 
     refusals: list[tuple[type[RmvdbError], str, dict]] = [
         (UnknownName, r"No loss is called 'btc'; did you mean 'bct'\?", {"loss": "btc", "old": old}),
-        (UsageError, "The loss 'bct' pulls towards an old model, and there is none; give it as old", {"loss": "bct"}),
+        (UsageError, "The loss 'bct' pulls towards an old model; give one as old", {"loss": "bct"}),
         (UsageError, "The new model has no classifier; give it one", {"new": Model(module=nn.Linear(INPUTS, DIM))}),
         (UsageError, "There are 0 items to train on", {"data": TensorDataset(torch.empty(0, INPUTS), torch.empty(0).long())}),
         (
@@ -240,7 +240,7 @@ def test_each_refusal_names_what_is_wrong_and_the_way_out(olds):
         (Mismatch, r"The labels of a batch go from 0 to 5, but the classifier has 4 classes", {"new": model(2, classes=4)}),
         (
             Mismatch,
-            "The new model's embeddings are no points of the hyperboloid with K = 1.0; end it with",
+            "The new model's embeddings are not points of the hyperboloid with K = 1.0; end it with",
             {"loss": "hbct", "old": old},
         ),
         (ModelError, r"The loss became \w+ in step \d+ of 84; give a smaller lr than 0.05", {"data": broken()}),
@@ -258,7 +258,7 @@ def broken() -> Dataset:
 
 def test_an_old_model_of_another_curvature_is_refused(olds):
     new = model(2, zeta=1.2)
-    with pytest.raises(Mismatch, match=r"The new model's embeddings are no points of the hyperboloid with K = 2\.0"):
+    with pytest.raises(Mismatch, match=r"The new model's embeddings are not points of the hyperboloid with K = 2\.0"):
         compatible.train(new, items(), loss="hbct", old=olds[1.0], settings=replace(QUICK, curvature=2.0))
 
 

@@ -48,7 +48,7 @@ def test_what_is_asked_with_queries_has_the_content_of_the_file_for_a_name(tmp_p
 
 @pytest.mark.parametrize(
     ("text", "saying"),
-    [("", "holds no query"), ('{"text": "a"}', r'Line 1 of .* is no query; write {"item": "a text or a file"}')],
+    [("", "holds no query"), ('{"text": "a"}', r'Line 1 of .* is not a query; write {"item": "a text or a file"}')],
 )
 def test_a_file_that_holds_no_query_is_refused(tmp_path, text, saying):
     (tmp_path / "log").write_text(text)

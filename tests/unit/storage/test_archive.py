@@ -23,9 +23,10 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from rmvdb.errors import ArtifactError
-from rmvdb.items.embedders import item_digest
+from rmvdb.items.digest import item_digest
 from rmvdb.storage import files
-from rmvdb.storage.archive import Archive, ArchiveFile, EmbeddingCache
+from rmvdb.storage.archive import Archive, ArchiveFile
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.types import Id, Record, Vectors
 from tests.support.small_disk import REPOSITORY, on_small_disk
 
@@ -284,7 +285,8 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from rmvdb.storage import files
-from rmvdb.storage.archive import Archive, EmbeddingCache
+from rmvdb.storage.archive import Archive
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.types import Record
 
 folder, vectors = Path(sys.argv[1]), np.ones((500, 512), np.float32)
@@ -307,7 +309,8 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from rmvdb.storage import files
-from rmvdb.storage.archive import Archive, EmbeddingCache
+from rmvdb.storage.archive import Archive
+from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.errors import DiskFull
 from rmvdb.types import Record

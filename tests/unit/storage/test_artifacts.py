@@ -51,7 +51,7 @@ def test_only_a_sha256_is_looked_for(tmp_path: Path, digest: str) -> None:
     folder = tmp_path / "artifacts"
     Artifacts(folder).put(b"x", suffix="json")
     (tmp_path / "secret").write_bytes(b"secret")
-    with pytest.raises(ArtifactError, match="is no SHA-256"):
+    with pytest.raises(ArtifactError, match="is not the SHA-256"):
         Artifacts(folder).get(digest)
 
 
@@ -63,7 +63,7 @@ def test_a_suffix_cannot_name_another_folder(tmp_path: Path, suffix: str) -> Non
 
 def test_a_folder_that_cannot_be_made_is_an_error_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "artifacts").write_bytes(b"a file where the folder should be")
-    with pytest.raises(ArtifactError, match=r"could not be written .*; mend that"):
+    with pytest.raises(ArtifactError, match=r"could not be written .*; fix that"):
         Artifacts(tmp_path / "artifacts").put(b"x", suffix="json")
 
 

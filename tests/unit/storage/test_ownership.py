@@ -65,7 +65,7 @@ def test_what_another_user_may_change_is_refused_unless_it_is_trusted(
     words = str(caught.value)
     assert str(folder / what) in words
     assert why in words
-    assert "what it names runs as user root; take that right away (chown, chmod go-w), or" in words
+    assert "the code that it names runs as user root; remove that right (chown, chmod go-w), or" in words
     assert config.load(trust=True).home == folder / ".rmvdb"
     monkeypatch.setenv("RMVDB_TRUST", f"/nowhere{os.pathsep}{folder}")
     assert config.load().home == folder / ".rmvdb"

@@ -1,0 +1,137 @@
+"""Checks of a collection against what the registry says of it: its schema, and who made its vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rmvdb import errors
+from rmvdb.items.check import embed_checked
+from rmvdb.items.field import FieldSource
+from rmvdb.items.sources import given
+from rmvdb.protocols import Source, VectorStore
+from rmvdb.registry.codec import schema_from_json
+from rmvdb.registry.registry import Registry
+from rmvdb.registry.tables import CollectionRow, GalleryRow, VersionRow
+from rmvdb.serving.loaded_models import LoadedModels
+from rmvdb.text import counted
+from rmvdb.types import Metric, Record, Schema, Vectors
+
+#: Records that are embedded again to see whether the model made a collection's vectors.
+COMPARED = 8
+#: The answer of `check_vectors` if the source has no item for any of these records.
+UNCOMPARED = "no vector could be compared"
+#: The largest cosine distance between the model's vector and one that another program stored, perhaps in half precision.
+AGREES = 1e-3
+
+
+def check_fits(schema: Schema, version: VersionRow) -> None:
+    """Raise Mismatch if a collection's dimension or metric is not the version's."""
+    if schema.dim != version.dim:
+        raise errors.Mismatch(
+            f"Collection {schema.collection!r} has dimension {schema.dim}, model version {version.name!r} gives {version.dim}; "
+            "name the version that made these vectors"
+        )
+    if schema.metric != Metric(version.metric).stored:
+        raise errors.Mismatch(
+            f"Collection {schema.collection!r} is compared by {schema.metric}, model version {version.name!r} by "
+            f"{version.metric}; "
+            f"register the version with --metric {schema.metric}"
+        )
+
+
+def check_unchanged(store: VectorStore, row: CollectionRow) -> Schema:
+    """Return the collection's schema.
+
+    Raises: CollectionChanged if it is not the registered one, CollectionMissing if the collection is gone.
+    """
+    registered, current = schema_from_json(row.schema), store.describe(row.name)
+    for name in ("dim", "metric", "id_type", "id_field", "vector_field"):
+        if getattr(current, name) != getattr(registered, name):
+            raise errors.CollectionChanged(
+                f"Collection {row.name!r} has {name} {getattr(current, name)!r}, not {getattr(registered, name)!r} as when it "
+                "was registered; restore it, or register it as a gallery of its own"
+            )
+    return current
+
+
+def check_vectors(
+    registry: Registry, store: VectorStore, loaded_models: LoadedModels, gallery: GalleryRow, source: Source
+) -> str:
+    """Say how many records of the gallery, embedded again by their model, match the stored vectors.
+
+    If a copy is being emptied, its original is compared. A collection whose model cannot be loaded is not compared, and none is
+    if the source is not reachable from here.
+
+    Raises: Mismatch if they do not match.
+    """
+    upgrade = registry.active_upgrade(gallery.id)
+    kept = upgrade.original if upgrade else None
+    compared = 0
+    for collection in [kept] if kept else [leg.collection for leg in registry.plan(gallery.name).legs]:
+        version = registry.version(registry.collection(collection).model)
+        try:
+            compared += check_made(store, loaded_models, collection, version, source) if _loads(loaded_models, version) else 0
+        except errors.SourceUnavailable as exc:
+            return f"no vector could be compared: {exc}; run rmvdb doctor on a machine that has it"
+    return say_compared(compared)
+
+
+def say_compared(compared: int) -> str:
+    """Say how many records were compared."""
+    if not compared:
+        return UNCOMPARED
+    return f"{counted(compared, 'record')}, embedded again, {'matches' if compared == 1 else 'match'} the stored vectors"
+
+
+def _loads(loaded_models: LoadedModels, version: VersionRow) -> bool:
+    try:
+        loaded_models.embedder(version.base or version.name)
+    except errors.ModelError:
+        return False
+    return True
+
+
+def check_made(store: VectorStore, loaded_models: LoadedModels, collection: str, version: VersionRow, source: Source) -> int:
+    """Embed a few records again and compare them with the stored vectors. Return how many could be compared.
+
+    Another model may have the same dimension, so the schema alone does not tell.
+
+    Raises: Mismatch if more than half of them differ.
+    """
+    records = next(store.scan(collection, fields=None, vector=True, page=COMPARED), [])
+    items = given(source, records)[0]
+    with_item = [record for record in records if record.id in items]
+    if not with_item:
+        if records and isinstance(source, FieldSource):
+            _expect_field(store, collection, records, source.field)
+        return 0
+    embedder = loaded_models.embedder(version.base or version.name)
+    raw, bad = embed_checked(embedder, [items[record.id] for record in with_item], version.dim, confirm=True)
+    own = loaded_models.apply_head(version.name, raw)
+    far = [record for at, record in enumerate(with_item) if at not in bad and _distance(record, own[at]) > AGREES]
+    if len(far) * 2 > len(with_item) - len(bad):
+        raise errors.Mismatch(
+            f"The vectors in collection {collection!r} were not made by model version {version.name!r} from these items: "
+            f"{len(far)} of {counted(len(with_item), 'record')}, such as {far[0].id!r}, gave another vector; name the version, "
+            "or the source, that made them"
+        )
+    return len(with_item) - len(bad)
+
+
+def _expect_field(store: VectorStore, collection: str, records: Sequence[Record], field: str) -> None:
+    """Raise UsageError if neither the collection nor one of these records has that field."""
+    declared = (each.name for each in store.describe(collection).fields)
+    known = sorted({*declared, *(name for record in records for name in record.fields)})
+    if field not in known:
+        raise errors.UsageError(
+            f"Collection {collection!r} has no field {field!r}, from which --source takes the items; it has: "
+            f"{', '.join(known) or 'none'}"
+        )
+
+
+def _distance(record: Record, own: Vectors) -> float:
+    stored = np.asarray(record.vector, np.float64)
+    scale = float(np.linalg.norm(stored) * np.linalg.norm(own))
+    return 1.0 - float(stored @ own) / scale if scale else 0.0

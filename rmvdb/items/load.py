@@ -1,0 +1,65 @@
+"""Embedders and classifiers by the `package.module:object` that a model version names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from rmvdb.errors import ModelError
+from rmvdb.items.check import reason_of
+from rmvdb.items.objects import Allowed, load_object
+from rmvdb.protocols import Classifier, Embedder
+
+
+def load_embedder(spec: str, options: Mapping[str, Any] | None = None, *, allowed: Allowed | None = None) -> Embedder:
+    """Load the embedder that the spec names: an object with `embed`, or a class or function that makes one from `options`.
+
+    Raises: ModelError if that fails, UsageError if the spec is malformed, ConfigError if its module is not `allowed`.
+    """
+    named = load_object(spec, error=ModelError, allowed=allowed)
+    ready = _is_ready(named)
+    if ready and options:
+        raise ModelError(f"{spec!r} is an object and takes no options; remove {', '.join(options)}")
+    made: Any = named if ready else _make(spec, named, dict(options or {}))
+    if not callable(getattr(made, "embed", None)):
+        raise ModelError(f"{spec!r} gives a {type(made).__name__} without embed(items); {_way_to_embed(made)}")
+    embedder: Embedder = made
+    return embedder
+
+
+def load_classifier(spec: str, *, allowed: Allowed | None = None) -> Classifier:
+    """Load the classifier that the spec names: an object with `scores`, or a class or function that makes one.
+
+    Raises: ModelError if that fails, UsageError if the spec is malformed, ConfigError if its module is not `allowed`.
+    """
+    named = load_object(spec, error=ModelError, allowed=allowed)
+    made: Any = named if hasattr(named, "scores") and not inspect.isclass(named) else _make(spec, named, {})
+    if not hasattr(made, "scores"):
+        raise ModelError(f"{spec!r} has no scores(vectors); give it one that returns (n, classes) probabilities")
+    classifier: Classifier = made
+    return classifier
+
+
+def _is_ready(named: object) -> bool:
+    return not inspect.isclass(named) and (hasattr(named, "embed") or not callable(named) or hasattr(named, "state_dict"))
+
+
+def _make(spec: str, factory: Any, options: dict[str, Any]) -> object:
+    try:
+        inspect.signature(factory).bind(**options)
+    except TypeError as exc:
+        raise ModelError(f"{spec!r} cannot be made with options {list(options)}: {exc}; correct the options") from exc
+    except ValueError:
+        pass  # a few classes written in C have no signature, so the call itself tells
+    try:
+        made: object = factory(**options)
+    except Exception as exc:
+        raise ModelError(f"{spec!r} fails to load: {reason_of(exc)}; fix it and try again") from exc
+    return made
+
+
+def _way_to_embed(made: object) -> str:
+    if hasattr(made, "state_dict"):
+        return "wrap it: TorchEmbedder(module, preprocess)"
+    return "give it a method embed(items) that returns (n, dim) float32"

@@ -1,0 +1,82 @@
+"""Pictures from paths, bytes and arrays."""
+
+from __future__ import annotations
+
+import functools
+import io
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rmvdb.errors import ItemError
+from rmvdb.items.check import reason_of
+from rmvdb.types import Item
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass
+class PixelLimit:
+    """The pixels of the largest picture that this process decodes: a small file may hold a picture of hundreds of MiB."""
+
+    most: int = 50_000_000
+
+
+pixel_limit = PixelLimit()
+
+
+def read_image(item: Item, *, mode: str = "RGB") -> Image:
+    """Read the picture of a path, bytes, a uint8 array (height, width) or (height, width, channels), or a PIL image.
+
+    Raises: ItemError if it cannot be read. If it has more pixels than `[items] max_pixels`, nothing of it is decoded.
+    """
+    from PIL import Image
+
+    try:
+        if isinstance(item, Image.Image):
+            return decodable(item).convert(mode)
+        if isinstance(item, np.ndarray):
+            return Image.fromarray(item).convert(mode)
+        file = io.BytesIO(item) if isinstance(item, (bytes, bytearray, memoryview)) else item
+        if isinstance(file, str | Path) and not stat.S_ISREG(Path(file).stat().st_mode):
+            raise ItemError("it is not a regular file")  # reading a pipe would block
+        with Image.open(file, formats=_formats()) as image:
+            return decodable(image).convert(mode)
+    # A broken picture raises nearly anything: OSError, SyntaxError, struct.error, DecompressionBombError …
+    except Exception as exc:
+        name = str(item) if isinstance(item, (str, Path)) else f"An item of type {type(item).__name__}"
+        raise ItemError(f"{name} cannot be read as a picture: {reason_of(exc)}") from exc
+
+
+@functools.cache
+def _formats() -> list[str]:
+    """Return every format but PostScript, a program that another program would run, and ICO, which opening decodes."""
+    from PIL import Image
+
+    Image.init()
+    return [name for name in Image.OPEN if name not in ("EPS", "ICO")]
+
+
+def decodable(image: Image) -> Image:
+    """Return the picture, of which PIL may have read the header alone. Raise ItemError if it is too large."""
+    if (pixels := image.width * image.height) > pixel_limit.most:
+        raise ItemError(
+            f"it has {image.width} × {image.height} = {pixels:,} pixels, and items.max_pixels is {pixel_limit.most:,}; make it "
+            "smaller, or raise that setting"
+        )
+    return image
+
+
+def read_item(item: Item) -> Item:
+    """Read a Path, bytes or a uint8 array as a picture in RGB. Return a text, and everything else, unchanged."""
+    if isinstance(item, (Path, bytes, bytearray, memoryview)):
+        return read_image(item)
+    if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3):
+        return read_image(item)
+    if type(item).__module__.startswith("PIL."):
+        return read_image(item)
+    return item
