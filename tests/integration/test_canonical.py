@@ -30,7 +30,7 @@ def gallery(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.
     """Twenty texts, before an upgrade and during one, whose models give odd vectors for some items."""
     made = make(tmp_path, records=20, deployed=request.param)
     monkeypatch.setattr(made.loaded_models, "_load_embedder", OddEmbedder)
-    monkeypatch.setattr(made.loaded_models, "_kept", {})
+    monkeypatch.setattr(made.loaded_models, "_loaded", {})
     yield made
     made.registry.close()
 
@@ -40,7 +40,7 @@ def upgrading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Galle
     """The same, during an upgrade."""
     made = make(tmp_path, records=20)
     monkeypatch.setattr(made.loaded_models, "_load_embedder", OddEmbedder)
-    monkeypatch.setattr(made.loaded_models, "_kept", {})
+    monkeypatch.setattr(made.loaded_models, "_loaded", {})
     yield made
     made.registry.close()
 
