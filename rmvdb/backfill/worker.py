@@ -15,7 +15,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 from rmvdb import errors
-from rmvdb.backfill.batches import Backfill, Task, grace
+from rmvdb.backfill.batches import Backfill
+from rmvdb.backfill.task import Task, grace
 from rmvdb.backfill.throttle import Limits, Throttle
 from rmvdb.protocols import Permit
 from rmvdb.registry.claims import Claim

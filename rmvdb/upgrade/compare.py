@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmvdb import errors
-from rmvdb.backfill.batches import Task
+from rmvdb.backfill.task import Task
 from rmvdb.canonical import unrankable
 from rmvdb.engines.finding import TOGETHER, not_found
 from rmvdb.items.embedders import TOLERANCE, embed_checked, item_digest

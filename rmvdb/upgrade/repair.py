@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rmvdb.backfill.batches import Task
+from rmvdb.backfill.task import Task
 from rmvdb.backfill.worker import Worker
 from rmvdb.registry.codec import key, unpack_ids
 from rmvdb.registry.tables import BatchRow, UpgradeRow
