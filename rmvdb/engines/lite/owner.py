@@ -115,7 +115,7 @@ def _wait_until_ready(path: Path, server: subprocess.Popen[bytes], listening: Pa
     while not answers(f"unix:{listening}"):
         if server.poll() is not None or time.monotonic() > deadline:
             lines = beside(path, "log").read_text(errors="replace").strip().splitlines()
-            raise EngineUnavailable(f"Milvus Lite does not open {path}: {lines[-1] if lines else 'without a message'}")
+            raise EngineUnavailable(f"Milvus Lite does not open {path}: {lines[-1] if lines else 'its log is empty'}")
         time.sleep(0.02)
 
 

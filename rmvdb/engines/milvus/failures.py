@@ -102,8 +102,8 @@ class Step(enum.Enum):
 def next_step(failure: Failure, seen: Mapping[Failure, int], *, cuts: int, patient: bool, permitted: bool, late: bool) -> Step:
     """Decide by the first line that fits. A repeated call changes nothing more.
 
-    `seen`: the failures of this call, this one included. `patient`: a silent engine counts as away. `permitted`: a permit ends the
-    repeats. `late`: the time for repeats is over.
+    `seen`: the failures of this call, this one included. `patient`: a silent engine counts as away. `permitted`: a permit ends
+    the repeats. `late`: the time for repeats is over.
 
     | failure | step |
     |---|---|
