@@ -1,4 +1,4 @@
-"""What becomes of each record of a copied batch, decided in one place from all that is known about it."""
+"""The fate of each record of a copied batch, decided in one place from all the evidence about it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FEW = 3
 
 
 class Fate(StrEnum):
-    """What becomes of one record."""
+    """The fate of one record."""
 
     #: It leaves the old collections.
     REMOVE = "remove"
@@ -26,7 +26,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """What is known about one record once the grace of its batch is over."""
+    """The evidence about one record once the grace of its batch is over."""
 
     #: The last write that clients announced: "" if there is none, "open" if it is not done or was done less than a grace ago,
     #: else its kind, "upsert" or "delete".
@@ -79,7 +79,7 @@ def record_fate(of: Evidence) -> Fate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaterEvidence:
-    """What is known about a record that an earlier try decided to remove and that an old collection still holds."""
+    """The evidence about a record that an earlier try decided to remove and that an old collection still holds."""
 
     #: The kind of the last write that clients announced, done or not; "" if there is none.
     written: str = ""
@@ -112,7 +112,7 @@ def later_fate(of: LaterEvidence) -> Fate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What to do with the ids of a copied batch; written down before it is done."""
+    """The fates of a copied batch's ids; written down before they are carried out."""
 
     remove: list[Id]
     remove_from_new: list[Id]

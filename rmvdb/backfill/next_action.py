@@ -1,4 +1,4 @@
-"""What a worker does next: decided from how far the upgrade is, what is asked of it, and what the worker has in hand."""
+"""The next action of a worker, decided from the progress of the upgrade, its settings, and the worker's batches in hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmvdb.types import BatchState, Phase, Progress
 
 
 class Action(StrEnum):
-    """What a worker does next."""
+    """The next action of a worker."""
 
     #: Ask for another batch.
     CLAIM = "claim"
@@ -22,7 +22,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
+class Goal:
     """How far a worker is to work, and with how many batches at once."""
 
     #: The share of the work list to copy; from 1 on, the run goes to the end.
@@ -40,7 +40,7 @@ class Wish:
         return self.until >= 1.0 or progress.done + progress.begun < self.until * progress.total
 
     def is_short(self, progress: Progress) -> bool:
-        """Return whether records are left to copy that nothing has begun: then what holds copying back is worth telling."""
+        """Return whether records are left to copy that nothing has begun: then `status` shows what holds copying back."""
         return min(progress.left, self.until * progress.total - progress.done) > progress.begun
 
 
@@ -48,7 +48,7 @@ def next_action(
     progress: Progress,
     row: UpgradeRow,
     in_hand: int,
-    wish: Wish,
+    goal: Goal,
     *,
     stopping: bool = False,
     states: Collection[BatchState] | None = None,
@@ -66,15 +66,15 @@ def next_action(
     | none | no | yes | no | none | STOP |
     | none | no | yes | no | some | WAIT |
 
-    Batches to work on are all that are not retired. A worker that copies nothing more leaves pending ones to others: the share
-    is reached, or the upgrade is paused and the worker is not patient.
+    Batches to work on are those not retired. Pending ones do not count if the share is reached, or if the upgrade is paused and
+    the worker is not patient.
     """
-    if not stopping and in_hand < wish.width and states is None:
+    if not stopping and in_hand < goal.width and states is None:
         return Action.CLAIM
     if in_hand:
         return Action.WAIT
     if stopping or row.phase == Phase.ENDED:
         return Action.STOP
-    copies = wish.wants_more(progress) and (wish.patient or not row.paused)
+    copies = goal.wants_more(progress) and (goal.patient or not row.paused)
     done = {BatchState.RETIRED} if copies else {BatchState.RETIRED, BatchState.PENDING}
     return Action.WAIT if set(states or ()) - done else Action.STOP

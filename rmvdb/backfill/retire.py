@@ -25,7 +25,7 @@ _PATIENCE = (0.2, 2.0, 10.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Seen:
-    """What a look at a copied batch has shown, as sets of ids."""
+    """The result of a look at a copied batch, as sets of ids."""
 
     #: The records that the batch read.
     read: set[Id]
@@ -41,7 +41,7 @@ class Retiring(BatchRecords):
     """Empties the old collections."""
 
     def retire(self, task: Task, batch: BatchRow, in_time: Permit) -> None:
-        """Copied → retired, one grace later: compare with what was read, write down what leaves, then remove it."""
+        """Copied → retired, one grace later: compare with the readings, write down what leaves, then remove it."""
         if not task.removal_allowed:
             raise errors.NeedsConsent(
                 f"Collection {task.old[-1]!r} was not made by rmvdb; to let records leave it, run the upgrade again with "
@@ -75,7 +75,7 @@ class Retiring(BatchRecords):
         for collection in collections:
             self._store.delete(collection, ids, permit=in_time)
 
-    # --- searches find what was copied --------------------------------------------------------------------------------
+    # --- searches find copied records --------------------------------------------------------------------------------
 
     @property
     def settles_at_once(self) -> bool:
@@ -128,7 +128,7 @@ class Retiring(BatchRecords):
     # --- what becomes of each record ----------------------------------------------------------------------------------
 
     def _lost(self, task: Task, batch: BatchRow) -> set[Id]:
-        """Return the records left where they return to that are missing there now: from here on they are put back like others."""
+        """Return records that `copy` left where they return to and that are missing there now. They are put back like others."""
         left = unpack_ids(batch.left) if batch.origin != {} else []
         there = self._in_place(task, batch, left) if left else set()
         lost = set(left) - there
@@ -157,7 +157,7 @@ class Retiring(BatchRecords):
         return decision if task.in_place else self._doubt(task, batch, len(seen.read), decision)
 
     def _look(self, task: Task, batch: BatchRow) -> _Seen:
-        """Compare the batch's readings with what is there now; both are freed before anything else is asked."""
+        """Compare the batch's readings with what is there now; both are freed before any other call."""
         was = self._was(batch)
         now = {record.id: record for records in self._read(task, unpack_ids(batch.ids)).values() for record in records}
         both = was.keys() & now.keys()

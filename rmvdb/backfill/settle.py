@@ -22,7 +22,7 @@ class Settled:
         self._begun, self._error = float("-inf"), list[BaseException]()
         #: By the registry's clock; None if the engine needs no flush.
         self._until: float | None = None if backfill.settles_at_once else 0.0
-        #: What it waits for, in words.
+        #: The things it waits for, in words.
         self.reasons: list[str] = []
 
     def until(self) -> float | None:

@@ -27,7 +27,7 @@ class Limits:
     flag: Path | None = None
 
     def changed_by(self, asked: UpgradeRow) -> Limits:
-        """Return these limits, replaced where the upgrade sets its own."""
+        """Return these limits, replaced by those that the upgrade sets."""
         own = {name: getattr(asked, name) for name in ("rate", "nice", "p99_ms")}
         return replace(self, **{name: value for name, value in own.items() if value is not None})
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from rmvdb import errors
 from rmvdb.backfill.batches import Backfill
-from rmvdb.backfill.next_action import Action, Wish, next_action
+from rmvdb.backfill.next_action import Action, Goal, next_action
 from rmvdb.backfill.settle import Settled
 from rmvdb.backfill.task import Task, grace
 from rmvdb.backfill.throttle import Limits, Throttle
@@ -57,7 +57,7 @@ class Worker:
         self.patient = True
         #: Whether the upgrade was paused at the last look.
         self.paused = False
-        #: What limits it, or what it waits for, while it runs, in words.
+        #: Its limits, and the things it waits for, while it runs, in words.
         self._reasons: list[str] = []
         #: The claims that it works under. If the answer to a claim was lost, the claim is not among them and gets no heartbeat.
         self._in_hand: set[Claim] = set()
@@ -67,7 +67,7 @@ class Worker:
 
     @property
     def note(self) -> str:
-        """What `status` says about this worker, besides that it lives."""
+        """The sentence of `status` about this worker, besides that it lives."""
         return "; ".join(filter(None, [self.resting, *self._reasons]))
 
     def run(
@@ -87,14 +87,14 @@ class Worker:
 
         An error of one batch ends the run after the other batches in hand have ended; its claims are free again.
         """
-        stop, wish = stop or threading.Event(), Wish(until=until, width=self._width, patient=patient)
+        stop, goal = stop or threading.Event(), Goal(until=until, width=self._width, patient=patient)
         ended = threading.Event()
         heart = threading.Thread(target=self._beat, args=(task.upgrade, ended), name="rmvdb-heartbeat", daemon=True)
         self._renew(task.upgrade)
         heart.start()
         try:
             with ThreadPoolExecutor(max_workers=self._width, thread_name_prefix="rmvdb-batch") as pool:
-                return self._drive(task, backfill, pool, wish, stop=stop, progress=progress)
+                return self._drive(task, backfill, pool, goal, stop=stop, progress=progress)
         finally:
             ended.set()
             heart.join()
@@ -127,7 +127,7 @@ class Worker:
         task: Task,
         backfill: Backfill,
         pool: ThreadPoolExecutor,
-        wish: Wish,
+        goal: Goal,
         *,
         stop: threading.Event,
         progress: Callable[[Progress], None],
@@ -137,22 +137,22 @@ class Worker:
         settled = Settled(task, backfill, pause=pause, waiting=lambda: BatchState.COPIED in self._registry.counts(task.upgrade))
         looked, idle = float("-inf"), IDLE
         while True:
-            if time.monotonic() - looked >= LOOK or wish.until < 1.0:
+            if time.monotonic() - looked >= LOOK or goal.until < 1.0:
                 now, row = self._registry.progress(task.upgrade), self._registry.upgrade(task.upgrade)
                 looked, self.paused = time.monotonic(), row.paused
                 progress(now)
                 limits = self._throttle.look(row, functools.partial(self._slowest_client, task.gallery))
-                self._say(task, (limits if wish.is_short(now) else []) + settled.reasons)
+                self._say(task, (limits if goal.is_short(now) else []) + settled.reasons)
             claimed, asked = None, uptime()
-            action = next_action(now, row, len(at_work), wish, stopping=stop.is_set())
+            action = next_action(now, row, len(at_work), goal, stopping=stop.is_set())
             if action is Action.CLAIM:
-                copy = wish.wants_more(now) and not row.paused
+                copy = goal.wants_more(now) and not row.paused
                 claimed = self._claim(task, copy=copy, settled=settled.until())
             if claimed is not None:
                 at_work.add(pool.submit(self._work, task, backfill, claimed, self._in_time(claimed, asked)))
             elif action is Action.CLAIM and not at_work:
                 states = self._registry.counts(task.upgrade).keys()
-                action = next_action(now, row, 0, wish, stopping=stop.is_set(), states=states)
+                action = next_action(now, row, 0, goal, stopping=stop.is_set(), states=states)
             if action is Action.STOP:
                 now = self._registry.progress(task.upgrade)
                 progress(now)

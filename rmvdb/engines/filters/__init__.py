@@ -1,7 +1,7 @@
 """Milvus' boolean expressions: read into a tree, bound to a schema, written for an engine, evaluated here.
 
 rmvdb sends a filter only if it understands all of it, and writes it again from the tree. Some engines cut off a filter where they
-stop to understand it, together with the parts joined to it.
+stop understanding it, together with the parts joined to it.
 """
 
 from __future__ import annotations

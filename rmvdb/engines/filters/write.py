@@ -242,7 +242,7 @@ class _Writer:
         if negated or real or not self._writable(name, *values) or not (_plain(name) or self._dialect.json):
             return _ASK_LATER
         exact, written = True, [*values]
-        if name.type == OPEN:  # a float is equal to 1 and to 1.0
+        if name.type == OPEN:  # as a float, the literal is equal to 1 and to 1.0
             large = any(isinstance(value, int) and abs(value) >= _EXACT for value in values)
             exact = self._dialect.json and not large
             written = [float(value) if isinstance(value, int) and not isinstance(value, bool) else value for value in values]

@@ -1,4 +1,4 @@
-"""Errors of Milvus, pymilvus and gRPC: what a failed call means, and whether to send it again."""
+"""Errors of Milvus, pymilvus and gRPC: their meaning for a call, and whether to send it again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _BROKE = ("Stream removed", "Socket closed", "Connection reset", "recvmsg:", "se
 
 
 class Failure(enum.Enum):
-    """What a failed call means for its caller."""
+    """The meaning of a failed call for its caller."""
 
     #: Nothing was done, and the same call would get the same answer.
     REFUSED = enum.auto()
@@ -87,7 +87,7 @@ def classify(exc: BaseException, *, sent: bool, quoted: str = "") -> Failure:
 
 
 class Step(enum.Enum):
-    """What to do after a failed call."""
+    """The next step after a failed call."""
 
     #: Send it again.
     RETRY = enum.auto()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmvdb.backfill.next_action import Action, Wish, next_action
+from rmvdb.backfill.next_action import Action, Goal, next_action
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import BatchState, Phase, Progress
 
@@ -14,11 +14,11 @@ PENDING, COPIED, RETIRED = BatchState.PENDING, BatchState.COPIED, BatchState.RET
 MIDWAY = Progress(done=40, total=100, begun=20)
 SERVING, ENDED = UpgradeRow(phase=Phase.SERVING_BOTH, paused=False), UpgradeRow(phase=Phase.ENDED, paused=False)
 PAUSED = UpgradeRow(phase=Phase.SERVING_BOTH, paused=True)
-TO_THE_END, PATIENT = Wish(until=1.0, width=2, patient=False), Wish(until=1.0, width=2, patient=True)
+TO_THE_END, PATIENT = Goal(until=1.0, width=2, patient=False), Goal(until=1.0, width=2, patient=True)
 
 
 @pytest.mark.parametrize(
-    ("row", "in_hand", "wish", "stopping", "states", "action"),
+    ("row", "in_hand", "goal", "stopping", "states", "action"),
     [
         # fewer than width, and no claim in vain yet
         (SERVING, 0, TO_THE_END, False, None, CLAIM),
@@ -44,15 +44,15 @@ TO_THE_END, PATIENT = Wish(until=1.0, width=2, patient=False), Wish(until=1.0, w
         (PAUSED, 0, PATIENT, False, {PENDING}, WAIT),
         (PAUSED, 0, TO_THE_END, False, {COPIED}, WAIT),
         # a share: 60 of 100 are copied or begun
-        (SERVING, 0, Wish(until=0.6, width=2, patient=True), False, {PENDING}, STOP),
-        (SERVING, 0, Wish(until=0.6, width=2, patient=True), False, {PENDING, COPIED}, WAIT),
-        (SERVING, 0, Wish(until=0.61, width=2, patient=True), False, {PENDING}, WAIT),
+        (SERVING, 0, Goal(until=0.6, width=2, patient=True), False, {PENDING}, STOP),
+        (SERVING, 0, Goal(until=0.6, width=2, patient=True), False, {PENDING, COPIED}, WAIT),
+        (SERVING, 0, Goal(until=0.61, width=2, patient=True), False, {PENDING}, WAIT),
     ],
 )
 def test_a_worker_does_this_next(
-    row: UpgradeRow, in_hand: int, wish: Wish, stopping: bool, states: set[BatchState] | None, action: Action
+    row: UpgradeRow, in_hand: int, goal: Goal, stopping: bool, states: set[BatchState] | None, action: Action
 ) -> None:
-    assert next_action(MIDWAY, row, in_hand, wish, stopping=stopping, states=states) is action
+    assert next_action(MIDWAY, row, in_hand, goal, stopping=stopping, states=states) is action
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,6 @@ def test_a_worker_does_this_next(
     ],
 )
 def test_a_worker_wants_more_until_its_share_is_done_or_begun(progress: Progress, until: float, more: bool, short: bool) -> None:
-    wish = Wish(until=until, width=2, patient=False)
-    assert wish.wants_more(progress) is more
-    assert wish.is_short(progress) is short
+    goal = Goal(until=until, width=2, patient=False)
+    assert goal.wants_more(progress) is more
+    assert goal.is_short(progress) is short
