@@ -20,10 +20,10 @@ from rmvdb.errors import UsageError
 from rmvdb.types import Schema
 
 __all__ = ["EVERY", "INT64_BOUNDS", "LITE_2", "LITE_3", "MILVUS", "MILVUS_2_3", "Dialect", "Tree", "Written", "between", "both"]
-__all__ += ["Asked", "asked", "given", "holds", "ids_in", "literal", "names", "parse", "read", "shown", "write"]
+__all__ += ["EngineFilter", "for_engine", "given", "holds", "ids_in", "literal", "names", "parse", "read", "shown", "write"]
 
 
-class Asked(NamedTuple):
+class EngineFilter(NamedTuple):
     """A filter as it is sent to an engine."""
 
     #: The filter in the engine's words, "" for every record.
@@ -49,8 +49,8 @@ def read(filter: object, schema: Schema) -> Tree:
     return bind(parse(text), schema, text) if text else EVERY
 
 
-def asked(filter: object, schema: Schema, dialect: Dialect) -> Asked:
+def for_engine(filter: object, schema: Schema, dialect: Dialect) -> EngineFilter:
     """Return a filter in the words of an engine. Raises FilterError, UsageError."""
     tree = read(filter, schema)
     written = write(tree, dialect, schema)
-    return Asked(written.text) if written.exact else Asked(written.text, holds(tree), frozenset(names(tree)))
+    return EngineFilter(written.text) if written.exact else EngineFilter(written.text, holds(tree), frozenset(names(tree)))

@@ -102,7 +102,7 @@ class _Part(NamedTuple):
     levels: int = 1
 
 
-_EVERY, _NONE, _ASK_LATER = _Part(None), _Part(""), _Part(None, exact=False)
+_EVERY, _NONE, _TEST_LATER = _Part(None), _Part(""), _Part(None, exact=False)
 
 
 def write(tree: Tree, dialect: Dialect, schema: Schema) -> Written:
@@ -149,11 +149,11 @@ class _Writer:
         if isinstance(right, Name):
             return self._two_fields(left, sign, right, holds=holds)
         if not self._writable(left, right):
-            return _ASK_LATER
+            return _TEST_LATER
         if left.type == OPEN:
             return self._open(left, sign, right, holds=holds)
         if left.type in REAL and left.path:  # it was not measured whether engines round the literal as they round an element
-            return _ASK_LATER
+            return _TEST_LATER
         text = f"{left.name}{_path(left)} {wanted} {literal(right)}"
         if left.type not in REAL or holds or sign in ("==", "!="):
             return _Part(text)
@@ -167,25 +167,25 @@ class _Writer:
             return self._open_loosely(name, wanted, value, holds=holds)
         if holds or sign in ("==", "!="):
             return _Part(f"{place} {wanted} {literal(value)}")
-        return _Part(f"not ({place} {sign} {literal(value)})") if self._dialect.negates else _ASK_LATER
+        return _Part(f"not ({place} {sign} {literal(value)})") if self._dialect.negates else _TEST_LATER
 
     def _open_loosely(self, name: Name, wanted: str, value: Literal, *, holds: bool) -> _Part:
         """Write for an engine to which true is 1, and a missing value is neither equal nor unequal."""
         place, text = spelled_name(name), f"{spelled_name(name)} {wanted} {literal(value)}"
         if isinstance(value, int | float) and abs(value) >= _EXACT:
-            return _ASK_LATER
+            return _TEST_LATER
         if wanted == "!=":
             plain = isinstance(value, str) and not name.path
-            return _Part(f"({text} or {place} is null)", exact=False, levels=2) if plain else _ASK_LATER
-        return _Part(text, exact=False) if holds or wanted == "==" else _ASK_LATER
+            return _Part(f"({text} or {place} is null)", exact=False, levels=2) if plain else _TEST_LATER
+        return _Part(text, exact=False) if holds or wanted == "==" else _TEST_LATER
 
     def _two_fields(self, left: Name, sign: str, right: Name, *, holds: bool) -> _Part:
         if left.type != right.type and {left.type, right.type} - WHOLE:
-            return _ASK_LATER  # engines round differently
+            return _TEST_LATER  # engines round differently
         text = f"{left.name} {sign if holds else _OPPOSITE[sign]} {right.name}"
         if left.type not in REAL or holds or sign in ("==", "!="):
             return _Part(text)
-        return _Part(f"not ({left.name} {sign} {right.name})") if self._dialect.negates else _ASK_LATER
+        return _Part(f"not ({left.name} {sign} {right.name})") if self._dialect.negates else _TEST_LATER
 
     def _arithmetic(self, left: Arithmetic, sign: str, right: Literal | Name) -> _Part:
         name, by = left.name, left.value
@@ -196,24 +196,24 @@ class _Writer:
             or sign not in ("==", "!=")
             or not isinstance(right, int | float)
         ):
-            return _ASK_LATER
+            return _TEST_LATER
         if name.type == "DOUBLE":
             sure = False
         elif left.sign in "/%":
             sure = self._dialect.divides and by > 0
             if not sure:
-                return _ASK_LATER
+                return _TEST_LATER
         else:  # past 64 bits engines wrap around to the smallest number
             sure = abs(by) < _SAFE and abs(right) < _LARGE and (left.sign != "*" or name.type != "INT64")
         if not sure and sign == "!=":
-            return _ASK_LATER
+            return _TEST_LATER
         step = {"+": "-", "-": "+"}.get(left.sign, left.sign) if by < 0 else left.sign
         by = abs(by) if step != left.sign else by
         return _Part(f"{name.name} {step} {literal(by)} {sign} {literal(right)}", exact=sure)
 
     def _length(self, name: Name, sign: str, right: Literal | Name) -> _Part:
         if name.type == OPEN or sign not in ("==", "!=") or isinstance(right, Name):
-            return _ASK_LATER
+            return _TEST_LATER
         return _Part(f"array_length({name.name}) {sign} {literal(right)}")
 
     # --- lists --------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class _Writer:
         if not values:
             return _NONE if holds else _EVERY
         if not self._writable(name, *values) or (name.type in REAL and name.path):
-            return _ASK_LATER
+            return _TEST_LATER
         groups = [[value for value in values if type(value) is kind] for kind in dict.fromkeys(map(type, values))]
         listed = (name.type == OPEN and self._dialect.json) or (name.type != OPEN and not name.path)
         if listed and (name.type not in REAL or self._dialect.reals):
@@ -230,7 +230,7 @@ class _Writer:
             parts = [_Part(f"{place} {word} [{', '.join(map(literal, group))}]") for group in groups]
             return (_any if holds else _all)(parts)
         if len(values) > _SPELLED_OUT:
-            return _ASK_LATER
+            return _TEST_LATER
         distinct = dict.fromkeys((type(value), value) for value in values)
         parts = [self._compare(name, "==", value, holds=holds) for _, value in distinct]
         return (_any if holds else _all)(parts)
@@ -240,14 +240,14 @@ class _Writer:
         real = name.element in REAL
         place = spelled_name(name) if self._dialect.json or not name.meta else f"{name.name}{_path(name)}"
         if negated or real or not self._writable(name, *values) or not (_plain(name) or self._dialect.json):
-            return _ASK_LATER
+            return _TEST_LATER
         exact, written = True, [*values]
         if name.type == OPEN:  # as a float, the literal is equal to 1 and to 1.0
             large = any(isinstance(value, int) and abs(value) >= _EXACT for value in values)
             exact = self._dialect.json and not large
             written = [float(value) if isinstance(value, int) and not isinstance(value, bool) else value for value in values]
         if not exact and not holds:
-            return _ASK_LATER
+            return _TEST_LATER
         function = ("json" if name.type == OPEN else "array") + "_contains" + ("" if which == "one" else f"_{which}")
         listed = ", ".join(map(literal, written))
         text = f"{function}({place}, {listed if which == 'one' else f'[{listed}]'})"
@@ -272,7 +272,7 @@ class _Writer:
         start = first[: min((at for at, character in enumerate(first) if character in "%_\\"), default=len(first))]
         if holds and start and self._writable(name, start):
             return _Part(f"{spelled_name(name)} like {literal(start + '%')}", exact=False)
-        return _ASK_LATER
+        return _TEST_LATER
 
     def _null(self, name: Name, *, holds: bool) -> _Part:
         place = spelled_name(name)
@@ -281,18 +281,18 @@ class _Writer:
         if not name.nullable:
             return _NONE if holds else _EVERY
         if name.path or not self._dialect.nulls:
-            return _ASK_LATER
+            return _TEST_LATER
         return _Part(f"{place} is {'' if holds else 'not '}null")
 
     def _nothing(self, name: Name, *, holds: bool) -> _Part:
         """Write whether a value in JSON, or in an undeclared field, is missing or null."""
         if not self._writable(name):
-            return _ASK_LATER
+            return _TEST_LATER
         if not self._dialect.json and not name.path:
             return _Part(f"{spelled_name(name)} is {'' if holds else 'not '}null")
         if not holds and self._dialect.exists and (name.meta or name.path):  # to `exists` a null is a value
             return _Part(f"(exists {spelled_name(name)})", exact=False)  # Milvus 2.3 reads the `and` behind it as its own
-        return _ASK_LATER
+        return _TEST_LATER
 
     def _writable(self, name: Name, *values: Literal) -> bool:
         """Return whether the engine reads these texts and this place in JSON as they are."""

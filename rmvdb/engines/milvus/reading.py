@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rmvdb.canonical import INT64_BOUNDS, checked_ids
-from rmvdb.engines.filters import Asked, between, both, ids_in
+from rmvdb.engines.filters import EngineFilter, between, both, ids_in
 from rmvdb.engines.milvus.describing import schema_of
 from rmvdb.engines.milvus.querying import query
 from rmvdb.engines.milvus.rows import MESSAGE, WINDOW, output_of, record_of, weight_of
@@ -32,29 +32,31 @@ def get(
     """Return the records of these ids that exist and match, each once, in the order of `ids`; `fields=None` gives all fields."""
     schema = schema_of(session, collection)
     wanted = checked_ids(ids, schema)
-    return _get(session, schema, wanted, session.asked(filter, schema), fields=fields, vector=vector, strong=strong)
+    return _get(session, schema, wanted, session.engine_filter(filter, schema), fields=fields, vector=vector, strong=strong)
 
 
 def _get(
     session: Session,
     schema: Schema,
     wanted: Sequence[Id],
-    asked: Asked,
+    condition: EngineFilter,
     *,
     fields: Sequence[str] | None,
     vector: bool,
     strong: bool = True,
 ) -> list[Record]:
-    read = fields if fields is None else [*fields, *asked.fields]
+    read = fields if fields is None else [*fields, *condition.fields]
     output = [*output_of(schema, read), *([schema.vector_field] if vector else [])]
     kind = (schema.collection, *output)
     found: dict[Id, Record] = {}
     start = 0
     while start < len(wanted):
         part = wanted[start : start + _rows_at_once(session, schema, kind)]
-        wanted_here = both(asked.text, ids_in(schema.id_field, part))
-        rows = _query(session, schema, wanted_here, output=output, strong=strong, filter=asked.text)
-        found |= {row[schema.id_field]: record_of(schema, fields, row) for row in rows if asked.test is None or asked.test(row)}
+        wanted_here = both(condition.text, ids_in(schema.id_field, part))
+        rows = _query(session, schema, wanted_here, output=output, strong=strong, filter=condition.text)
+        found |= {
+            row[schema.id_field]: record_of(schema, fields, row) for row in rows if condition.test is None or condition.test(row)
+        }
         if rows:
             session.weights[kind] = max(1, sum(weight_of(schema, row) for row in rows) // len(rows))
         start += len(part)
@@ -78,10 +80,10 @@ def scan(
     short only if no record follows: later records fill in for records that were deleted meanwhile or no longer match.
     """
     schema = schema_of(session, collection)
-    asked, ready = session.asked(filter, schema), list[Record]()
-    bare = not vector and fields is not None and not fields and asked.test is None
-    records = functools.partial(_get, session, schema, asked=asked, fields=fields, vector=vector)
-    for window in _windows(session, schema, asked.text, after, upto):
+    condition, ready = session.engine_filter(filter, schema), list[Record]()
+    bare = not vector and fields is not None and not fields and condition.test is None
+    records = functools.partial(_get, session, schema, condition=condition, fields=fields, vector=vector)
+    for window in _windows(session, schema, condition.text, after, upto):
         for start in range(0, len(window.ids), page):
             ids = window.ids[start : start + page]
             ready += [Record(id=id) for id in ids] if bare else records(ids)
@@ -99,15 +101,15 @@ def count(session: Session, collection: str, *, filter: str | None = "") -> int:
     If not, the collection has duplicated keys, and every id is read. So it is if the engine cannot express the filter exactly.
     """
     schema = schema_of(session, collection)
-    asked = session.asked(filter, schema)
-    if asked.test is not None:
+    condition = session.engine_filter(filter, schema)
+    if condition.test is not None:
         return sum(len(page) for page in scan(session, collection, filter=filter, page=WINDOW))
-    windows = _windows(session, schema, asked.text, None, None)
+    windows = _windows(session, schema, condition.text, None, None)
     first = next(windows, _NOTHING)
     if first.last:
         return len(first.ids)
     if first.rows == len(first.ids):
-        return _rows(session, schema, asked.text, None, None)
+        return _rows(session, schema, condition.text, None, None)
     return len(first.ids) + sum(len(window.ids) for window in windows)
 
 

@@ -38,11 +38,11 @@ def search(
 ) -> list[list[Hit]]:
     """Return the nearest `limit` distinct records of each query (n, dim), nearest first; `fields=None` gives all fields."""
     schema = schema_of(session, collection)
-    asked, queries = session.asked(filter, schema), queries_of(schema, vectors)
+    condition, queries = session.engine_filter(filter, schema), queries_of(schema, vectors)
     if not 0 < limit <= WINDOW:
         raise Mismatch(f"limit is {limit}; Milvus gives between 1 and {WINDOW} hits")
 
-    read = fields if fields is None else [*fields, *asked.fields]
+    read = fields if fields is None else [*fields, *condition.fields]
     chosen = _EVERYTHING if session.engine().lite3 else search or {}
 
     def ask(rows: Vectors, most: int) -> list[_Answer]:
@@ -52,23 +52,23 @@ def search(
                 collection,
                 data=list(rows),
                 anns_field=schema.vector_field,
-                filter=asked.text,
+                filter=condition.text,
                 limit=most,
                 output_fields=output_of(schema, read),
                 search_params={"metric_type": schema.metric.value, "params": _search_params(chosen, most)},
                 consistency_level=level(strong),
                 **ONCE,
             ),
-            filter=asked.text,
+            filter=condition.text,
             gated=True,
         )
-        return [_Answer(hits_of(schema, fields, hits, asked.test), len(hits.ids)) for hits in found]
+        return [_Answer(hits_of(schema, fields, hits, condition.test), len(hits.ids)) for hits in found]
 
     most = min(WINDOW, MESSAGE // (4 * schema.dim))
     size = max(1, min(_HITS // limit, most))
     parts = [queries[start : start + size] for start in range(0, len(queries), size)]
-    answers = [answer for part in parts for answer in _filled(part, limit, ask, loose=asked.test is not None)]
-    if asked.test is not None:
+    answers = [answer for part in parts for answer in _filled(part, limit, ask, loose=condition.test is not None)]
+    if condition.test is not None:
         _complete(answers, limit, filter or "", session)
     return [answer.hits[:limit] for answer in answers]
 
@@ -85,13 +85,13 @@ def _filled(queries: Vectors, limit: int, ask: Callable[[Vectors, int], list[_An
     Every short list is checked. Under load Milvus 2.3.5 shows, once in hundreds of searches, every version that a record ever had
     (93 of each were counted). All rows of an answer then belong to a record or two.
     """
-    found, asked = ask(queries, limit), limit
+    found, wanted = ask(queries, limit), limit
     short = [at for at, answer in enumerate(found) if answer.rows and len(answer.hits) < limit]  # an empty answer hides nothing
-    while short and asked < WINDOW:
-        asked = min(max(_MORE * asked, _MORE_AT_LEAST), WINDOW)
-        size = max(1, _HITS // asked)
+    while short and wanted < WINDOW:
+        wanted = min(max(_MORE * wanted, _MORE_AT_LEAST), WINDOW)
+        size = max(1, _HITS // wanted)
         parts = [short[start : start + size] for start in range(0, len(short), size)]
-        more = {at: answer for part in parts for at, answer in zip(part, ask(queries[part], asked), strict=True)}
+        more = {at: answer for part in parts for at, answer in zip(part, ask(queries[part], wanted), strict=True)}
         grown = [at for at in short if (more[at].rows > found[at].rows if loose else len(more[at].hits) > len(found[at].hits))]
         for at in grown:
             found[at] = more[at]
@@ -108,5 +108,5 @@ def _complete(answers: Sequence[_Answer], limit: int, filter: str, session: Sess
         )
 
 
-def _search_params(search: Mapping[str, Any], asked: int) -> dict[str, Any]:
-    return {name: max(int(value), asked) if name in _AT_LEAST_LIMIT else value for name, value in search.items()}
+def _search_params(search: Mapping[str, Any], wanted: int) -> dict[str, Any]:
+    return {name: max(int(value), wanted) if name in _AT_LEAST_LIMIT else value for name, value in search.items()}

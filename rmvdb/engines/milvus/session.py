@@ -138,11 +138,11 @@ class Session:
         """Return which engine it is."""
         return self.run("", lambda client: self._connection.engine(client, fresh=fresh))
 
-    def asked(self, filter: str | None, schema: Schema) -> filters.Asked:
+    def engine_filter(self, filter: str | None, schema: Schema) -> filters.EngineFilter:
         """Translate a filter into this engine's words."""
         engine = self.engine()
         milvus = filters.MILVUS if engine.numbers >= (2, 4) else filters.MILVUS_2_3
-        return filters.asked(filter, schema, filters.LITE_2 if engine.lite2 else filters.LITE_3 if engine.lite3 else milvus)
+        return filters.for_engine(filter, schema, filters.LITE_2 if engine.lite2 else filters.LITE_3 if engine.lite3 else milvus)
 
     @contextlib.contextmanager
     def gate(self, *, alone: bool) -> Iterator[None]:

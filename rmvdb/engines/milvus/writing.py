@@ -71,11 +71,11 @@ class _Refused:
         self._ids.append(id)
         self._cause = cause
 
-    def tell(self, session: Session, schema: Schema, asked: int) -> None:
+    def tell(self, session: Session, schema: Schema, sent: int) -> None:
         """Raise EngineKilled with their ids, if there are any."""
         if self._ids:
             named = ", ".join(map(repr, self._ids[:5])) + (" …" if len(self._ids) > 5 else "")
-            count, what = asked - len(self._ids), counted(len(self._ids), "record")
+            count, what = sent - len(self._ids), counted(len(self._ids), "record")
             others = f"the other {counted(count, 'record')} of this call are written; " if count else ""
             raise EngineKilled(
                 f"{' '.join(session.engine())} ended {_TRIES} times at the write of {what} of {schema.collection!r} ({named}), "
