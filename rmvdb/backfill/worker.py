@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import os
@@ -23,7 +22,7 @@ from rmvdb.backfill.throttle import Limits, Throttle
 from rmvdb.protocols import Permit
 from rmvdb.registry.claims import Claim
 from rmvdb.registry.registry import Registry
-from rmvdb.registry.tables import BatchRow, ClientRow
+from rmvdb.registry.tables import BatchRow, UpgradeRow
 from rmvdb.serving.latency import ENOUGH, WINDOW
 from rmvdb.timing import uptime
 from rmvdb.types import BatchState, Progress
@@ -118,7 +117,7 @@ class Worker:
 
     def _wait_for_limits(self, upgrade: int, gallery: str) -> float:
         row = self._registry.upgrade(upgrade)
-        self._reasons = self._throttle.look(row, functools.partial(self._slowest_client, gallery))
+        self._reasons = self._look(row, gallery)
         self._renew(upgrade)
         return math.inf if row.paused else self._throttle.wait()
 
@@ -141,7 +140,7 @@ class Worker:
                 now, row = self._registry.progress(task.upgrade), self._registry.upgrade(task.upgrade)
                 looked, self.paused = time.monotonic(), row.paused
                 progress(now)
-                limits = self._throttle.look(row, functools.partial(self._slowest_client, task.gallery))
+                limits = self._look(row, task.gallery)
                 self._say(task, (limits if goal.is_short(now) else []) + settled.reasons)
             claimed, asked = None, uptime()
             action = next_action(now, row, len(at_work), goal, stopping=stop.is_set())
@@ -195,8 +194,9 @@ class Worker:
                 self._throttle.begin(claimed.count)
         return claimed
 
-    def _slowest_client(self, gallery: str) -> ClientRow | None:
-        return self._registry.slowest_client(gallery, enough=ENOUGH, within=WINDOW)
+    def _look(self, row: UpgradeRow, gallery: str) -> list[str]:
+        """Return what holds the worker back now, in words: limits, slow searches."""
+        return self._throttle.look(row, lambda: self._registry.slowest_client(gallery, enough=ENOUGH, within=WINDOW))
 
     def _say(self, task: Task, reasons: list[str]) -> None:
         """Let `status` show at once what holds this worker back now."""

@@ -46,19 +46,28 @@ def not_found(
         [hits] = store.search(name, vectors[:1], limit=len(part), filter=ids_in(schema.id_field, part), search=search)
         there = {hit.id for hit in hits}
         missed |= {id: "a search with a filter by its key does not find it" for id in part if id not in there}
-    for record in records[:1]:
-        if (filter := _by_field(record)) and record.id in asked:
-            ask = functools.partial(store.search, limit=_HITS, filter=filter, search=search, strong=True)
-            [hits] = ask(name, asked[record.id][None])
-            if len(hits) < _HITS and (matching := min(_HITS, store.count(name, filter=filter))) > len(hits):
-                [hits] = ask(name, asked[record.id][None])  # once more: the records may be fresh writes
-                if len(hits) < matching:
-                    missed.setdefault(record.id, f"a search with the filter {filter!r} finds {len(hits)} of {matching} records")
-            _judge(schema, record.id, asked[record.id], hits, missed, f"a search with the filter {filter!r}")
+    if records and records[0].id in asked:
+        _search_by_field(store, schema, records[0], search, missed)
     near = store.search(name, vectors, limit=_HITS, search=search, strong=True)
     for id, vector, hits in zip(ids, vectors, near, strict=True):
         _judge(schema, id, vector, hits, missed, "a search by its own vector")
     return missed
+
+
+def _search_by_field(
+    store: VectorStore, schema: Schema, record: Record, search: Mapping[str, object] | None, missed: dict[Id, str]
+) -> None:
+    """Search for a record with a filter by one of its fields, and add it to `missed` if the search misses it."""
+    if record.vector is None or not (filter := _by_field(record)):
+        return
+    name, how = schema.collection, f"a search with the filter {filter!r}"
+    ask = functools.partial(store.search, name, record.vector[None], limit=_HITS, filter=filter, search=search, strong=True)
+    [hits] = ask()
+    if len(hits) < _HITS and (matching := min(_HITS, store.count(name, filter=filter))) > len(hits):
+        [hits] = ask()  # once more: the records may be fresh writes
+        if len(hits) < matching:
+            missed.setdefault(record.id, f"{how} finds {len(hits)} of {matching} records")
+    _judge(schema, record.id, record.vector, hits, missed, how)
 
 
 def _judge(schema: Schema, id: Id, vector: Vectors, hits: Sequence[Hit], missed: dict[Id, str], how: str) -> None:

@@ -73,8 +73,20 @@ def settle(
     if _read_whole(session, collection):
         _rows(session, collection)  # at Strong: it waits for all writes
         return
-    if not _flush_enough(session, collection, coming, missed):
-        return
+    if _flush_enough(session, collection, coming, missed):
+        _wait_for_index(session, collection, coming, report)
+
+
+def segments(session: Session, collection: str) -> Segments:
+    """Return how many flushed rows the collection has, and how many of them searches reach through a loaded index."""
+    if session.engine().name == "milvus-lite" or _read_whole(session, collection):
+        return Segments()
+    state = _look(session, collection)
+    partly = sum(rows for segment, rows in state.rows.items() if segment not in state.reached and _PARTLY <= rows < _INDEXED)
+    return Segments(rows=sum(state.rows.values()), waiting=sum(state.waiting.values()), partly=partly, exact=_EXACT)
+
+
+def _wait_for_index(session: Session, collection: str, coming: int, report: Callable[[int, int], None]) -> None:
     state, deadline = _look(session, collection), time.monotonic() + _INDEXED_AFTER
     mine = session.flushed[collection] = set(state.rows)
     while True:
@@ -92,15 +104,6 @@ def settle(
             )
         time.sleep(0.5)
         state = _look(session, collection)
-
-
-def segments(session: Session, collection: str) -> Segments:
-    """Return how many flushed rows the collection has, and how many of them searches reach through a loaded index."""
-    if session.engine().name == "milvus-lite" or _read_whole(session, collection):
-        return Segments()
-    state = _look(session, collection)
-    partly = sum(rows for segment, rows in state.rows.items() if segment not in state.reached and _PARTLY <= rows < _INDEXED)
-    return Segments(rows=sum(state.rows.values()), waiting=sum(state.waiting.values()), partly=partly, exact=_EXACT)
 
 
 def _flush_enough(session: Session, collection: str, coming: int, missed: bool) -> bool:
