@@ -1,1 +1,1 @@
-"""Moving records: `worker` claims batches, `batches` moves one, `fate` decides about each record, `throttle` holds back."""
+"""Moving records: the worker, its limits, and one batch from claimed to retired. The steps of an upgrade are in `upgrade`."""

@@ -1,4 +1,4 @@
-"""What becomes of each record of a batch that is copied: decided from everything that is known of it, in one place."""
+"""The fate of each record of a copied batch, decided in one place from all the evidence about it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from enum import StrEnum
 
 from rmvdb.types import Id
 
-#: So many records of a batch may be gone from the old collections, whatever share of it they are.
+#: This many records of a batch may be missing from the old collections, whatever share of it they are.
 FEW = 3
 
 
 class Fate(StrEnum):
-    """What becomes of one record."""
+    """The fate of one record."""
 
     #: It leaves the old collections.
     REMOVE = "remove"
-    #: Another program deleted it from the old collection: it is taken out of the new one.
+    #: Another program deleted it from the old collection: it is removed from the new one.
     REMOVE_FROM_NEW = "remove_from_new"
     #: It is moved again, by a batch of its own.
     REQUEUE = "requeue"
@@ -26,27 +26,27 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """What is known of one record once the grace of its batch is over."""
+    """The evidence about one record once the grace of its batch is over."""
 
-    #: "" where no client announced a write of it; "open", also for a write that was done less than a grace ago; or what the last
-    #: write that was done was: "upsert" or "delete".
+    #: The last write that clients announced: "" if there is none, "open" if it is not done or was done less than a grace ago,
+    #: else its kind, "upsert" or "delete".
     written: str = ""
-    #: It was not copied: a write that was never made was to do it, or it was left in a place where it is no more.
+    #: It was not copied: a write that was never made should have done so, or it was left in a place where it is missing now.
     uncopied: bool = False
     #: The batch read it from an old collection and copied it.
     read: bool = False
     #: An old collection holds it.
     in_old: bool = False
-    #: What the old collection holds is what the batch read.
+    #: The old collection's content is what the batch read.
     same: bool = False
     #: The new collection holds it.
     in_new: bool = False
-    #: A batch had decided before that it leaves the old collection (`Archive.leave`); the registry may have forgotten that.
+    #: An earlier decision took it out of the old collection (`Archive.leave`); the registry may have forgotten that.
     left: bool = False
 
 
 def record_fate(of: Evidence) -> Fate:
-    """Decide by the first line that fits; nothing leaves an old collection that the new one does not hold.
+    """Decide by the first line that fits. Nothing leaves an old collection unless the new one holds it.
 
     | written | uncopied | read | in old | same | in new | left | fate |
     |---|---|---|---|---|---|---|---|
@@ -60,7 +60,7 @@ def record_fate(of: Evidence) -> Fate:
     | | | yes | yes | no | | | REQUEUE: another program changed it |
     | | | yes | yes | yes | no | | REQUEUE: the new collection has lost it |
     | | | yes | yes | yes | yes | | REMOVE |
-    | | | yes | no | | | yes | REMOVE: it left before, the registry has gone back since |
+    | | | yes | no | | | yes | REMOVE: it left before, and the registry has gone back since |
     | | | yes | no | | | no | REMOVE_FROM_NEW: another program deleted it |
     """
     if of.written == "open":
@@ -78,8 +78,41 @@ def record_fate(of: Evidence) -> Fate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LaterEvidence:
+    """The evidence about a record that an earlier try decided to remove and that an old collection still holds."""
+
+    #: The kind of the last write that clients announced, done or not; "" if there is none.
+    written: str = ""
+    #: The new collection holds it.
+    in_new: bool = False
+    #: The batch read it from a newer collection than the one that holds it now.
+    older: bool = False
+    #: The collection that the batch read it from holds it as it was read.
+    same: bool = False
+
+
+def later_fate(of: LaterEvidence) -> Fate:
+    """Decide again, by the first line that fits, before an earlier decision to remove is carried out.
+
+    | written | in new | older | same | fate |
+    |---|---|---|---|---|
+    | delete | | | | REMOVE |
+    | | no | | | REQUEUE: the new collection has lost it |
+    | upsert | yes | | | REMOVE |
+    | | yes | yes | | REMOVE: clients never saw this copy |
+    | | yes | no | yes | REMOVE |
+    | | yes | no | no | REQUEUE: it was changed, or came into a newer collection, or its reading is lost |
+    """
+    if of.written == "delete":
+        return Fate.REMOVE
+    if not of.in_new:
+        return Fate.REQUEUE
+    return Fate.REMOVE if of.written or of.older or of.same else Fate.REQUEUE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What is to be done with the ids of a copied batch; written down before it is done."""
+    """The fates of a copied batch's ids; written down before they are carried out."""
 
     remove: list[Id]
     remove_from_new: list[Id]
@@ -87,5 +120,5 @@ class Decision:
 
 
 def too_many(gone: int, of: int, share: float) -> bool:
-    """Whether so many missing records, of a number, are more than another program's single deletions."""
+    """Return whether more records are missing than single deletions by another program explain."""
     return gone > max(FEW, share * of)

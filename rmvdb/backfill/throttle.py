@@ -1,4 +1,4 @@
-"""What a worker's copying is kept to. Only the beginning of a batch is held back: what is in hand, and retiring, go on."""
+"""The limits of a worker's copying. They hold back the beginning of a batch only: batches in hand, and retiring, go on."""
 
 from __future__ import annotations
 
@@ -15,63 +15,63 @@ from rmvdb.registry.tables import ClientRow, UpgradeRow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How gently one worker copies; None and 0 are no limit."""
+    """How gently one worker copies; None and 0 mean without a limit."""
 
-    #: Records a second that it stays below.
+    #: The most records a second.
     rate: float | None = None
-    #: The share of its wall time, 0 to 1, in which it has a batch that is being copied.
+    #: The share of its wall time, 0 to 1, during which it copies.
     nice: float | None = None
-    #: Milliseconds; no batch is begun while the p99 of a client's searches lies above.
+    #: Milliseconds. While the p99 of a client's searches is above, it begins no batch.
     p99_ms: float | None = None
-    #: No batch is begun while this file exists.
+    #: While this file exists, it begins no batch.
     flag: Path | None = None
 
     def changed_by(self, asked: UpgradeRow) -> Limits:
-        """These, but for what was asked for of the upgrade."""
-        told = {name: getattr(asked, name) for name in ("rate", "nice", "p99_ms")}
-        return replace(self, **{name: value for name, value in told.items() if value is not None})
+        """Return these limits, replaced by those that the upgrade sets."""
+        own = {name: getattr(asked, name) for name in ("rate", "nice", "p99_ms")}
+        return replace(self, **{name: value for name, value in own.items() if value is not None})
 
     @property
     def words(self) -> list[str]:
-        """What slows a worker down all the time."""
+        """The limits that slow a worker down all the time."""
         rate = [f"throttled to {self.rate:g} records/s"] if self.rate else []
         nice = [f"nice {self.nice:g}: copies at most {100 * self.nice:g} % of the time"] if self.nice and self.nice < 1 else []
         return rate + nice
 
 
 class Throttle:
-    """Keeps one worker to its limits. One thread asks and begins batches; they may end in others.
+    """Keeps one worker to its limits. One thread asks and begins batches; they may end in other threads.
 
-    `nice`: up to `width` batches are begun as one burst, and after a burst of d seconds none for d · (1 / share − 1) seconds, so
-    that batches may overlap and the share of time is kept all the same.
+    `nice`: up to `width` batches begin as one burst, and after a burst of d seconds none begins for d · (1 / share − 1) seconds.
+    So batches may overlap, and the share of time holds all the same.
     """
 
     def __init__(self, limits: Limits, *, width: int) -> None:
         self._own, self._width = limits, width
         self._limits = limits
-        #: Whose searches are too slow, in words; empty where nobody's are.
+        #: The clients whose searches are too slow, in words.
         self._slow: list[str] = []
         self._lock = threading.Lock()
-        #: When the last batch was begun, and its records.
+        #: When the last batch began, and its records.
         self._begun, self._count = -math.inf, 0
         #: Batches being copied; batches of the latest burst, when it began, and when it ended.
         self._in_hand = 0
         self._burst, self._burst_began, self._burst_ended = 0, 0.0, 0.0
 
     def look(self, asked: UpgradeRow, slowest: Callable[[], ClientRow | None]) -> list[str]:
-        """Learn what is asked for now, and how searches fare; what holds the worker back, in words."""
+        """Read the limits of now and the speed of searches; return what holds the worker back, in words."""
         limits = self._limits = self._own.changed_by(asked)
         self._slow = _slow(limits.p99_ms, slowest()) if limits.p99_ms else []
         return limits.words + ([f"flag file {limits.flag} exists"] if self._flagged() else []) + self._slow
 
     def wait(self) -> float:
-        """Seconds until a batch may begin to be copied; 0 is now, infinity is until something has changed."""
+        """Return the seconds until a batch may begin: 0 is now, infinity is until something has changed."""
         if self._slow or self._flagged():
             return math.inf
         return max(0.0, max(self._rate_until(), self._nice_until()) - time.monotonic())
 
     def begin(self, count: int) -> None:
-        """A batch of so many records begins to be copied."""
+        """Note that the copying of a batch of `count` records begins."""
         with self._lock:
             self._begun, self._count = time.monotonic(), count
             # Cut bursts even without `nice`; otherwise turning it on would pause for the whole run so far.
@@ -81,7 +81,7 @@ class Throttle:
             self._in_hand += 1
 
     def end(self) -> None:
-        """A batch is copied, or has failed."""
+        """Note that a batch is copied, or has failed."""
         with self._lock:
             self._in_hand -= 1
             self._burst_ended = time.monotonic()
@@ -103,7 +103,7 @@ class Throttle:
 
 
 def _slow(ceiling: float, client: ClientRow | None) -> list[str]:
-    # The client's window keeps this from flapping: what slowed its searches down goes on counting until they have left it.
+    # The client's window keeps this from flapping: a slow search counts until it has left the window.
     if client is None or client.p99_ms <= ceiling:
         return []
     above = f"{client.p99_ms - ceiling:.1f} ms above the ceiling of {ceiling:g} ms"

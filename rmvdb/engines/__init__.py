@@ -1,1 +1,1 @@
-"""The vector stores: Milvus, Milvus Lite's process, and Faiss in memory for tests; filters and indexes as each has them."""
+"""Vector stores: Milvus, the process of Milvus Lite, and Faiss in memory for tests; their filters and indexes."""

@@ -1,6 +1,6 @@
-"""VectorStore in this process over faiss: tests, simulation, small galleries.
+"""VectorStore in memory over faiss. The tests use it as the reference for every engine; rmvdb itself does not.
 
-Every search is exact, whatever index is asked for: what an approximate index would miss is not simulated.
+Every search is exact, whatever the index. It does not simulate the misses of an approximate index.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rmvdb.types import Hit, Id, Index, Metric, Record, Schema, Segments, Vector
 
 _Test: TypeAlias = Callable[[Mapping[str, Any]], bool]
 
-#: As many hits as Milvus gives.
+#: The most hits, as in Milvus.
 _MOST = 16_384
-#: None: it holds whatever a schema allows.
+#: It has no limits: it holds every value that a schema allows.
 _LIMITS = canonical.EngineLimits(engine="the store in this process")
 
 
 class FaissStore:
-    """Collections in memory, shared by the threads of this process; every call sees every write that returned before it."""
+    """Collections in memory, shared by the threads of this process. Every call sees every write that returned before it."""
 
     staleness = 0.0
     settles_at_once = True
@@ -41,11 +41,11 @@ class FaissStore:
         self._lock = threading.RLock()
 
     def version(self) -> str:
-        """The engine and its version, such as "faiss 1.15.1"."""
+        """Return the engine and its version, such as "faiss 1.15.1"."""
         return f"faiss {_faiss().__version__}"
 
     def create(self, schema: Schema, index: Index) -> None:
-        """Make the collection; does nothing where it exists with that schema, else AlreadyExists. `index` changes nothing."""
+        """Create the collection; do nothing if it exists, but AlreadyExists for another schema. `index` has no effect."""
         with self._lock:
             found = self._collections.setdefault(schema.collection, _Collection(schema))
         if _essence(found.schema) != _essence(schema):
@@ -56,30 +56,30 @@ class FaissStore:
         return self._collection(collection).schema
 
     def index(self, collection: str) -> Index:
-        """Every search is exact."""
+        """Return FLAT: every search is exact."""
         self._collection(collection)
         return Index(type="FLAT")
 
     def exists(self, collection: str) -> bool:
-        """Whether there is a collection of that name."""
+        """Return whether a collection of that name exists."""
         return collection in self._collections
 
     def field_names(self, collection: str) -> list[str]:
-        """The names of its fields."""
+        """Return the names of its fields."""
         schema = self._collection(collection).schema
         return [schema.id_field, schema.vector_field, *(field.name for field in schema.fields)]
 
     def collection_names(self) -> list[str]:
-        """Every collection that there is."""
+        """Return the names of all collections."""
         return list(self._collections)
 
     def drop(self, collection: str) -> None:
-        """Remove the collection and its records; does nothing where there is none."""
+        """Remove the collection and its records; do nothing if it does not exist."""
         with self._lock:
             self._collections.pop(collection, None)
 
     def move_aliases(self, collection: str, target: str) -> list[str]:
-        """There are none."""
+        """Return nothing: this store does not have aliases."""
         return []
 
     def search(
@@ -93,7 +93,7 @@ class FaissStore:
         search: Mapping[str, object] | None = None,
         strong: bool = False,
     ) -> list[list[Hit]]:
-        """The nearest `limit` records of each query (n, dim), nearest first; `fields=None` gives all of them."""
+        """Return the nearest `limit` records of each query (n, dim), nearest first; `fields=None` gives all fields."""
         if not 0 < limit <= _MOST:
             raise Mismatch(f"limit is {limit}; a search gives between 1 and {_MOST} hits")
         return self._collection(collection).search(vectors, limit, filter, fields)
@@ -108,7 +108,7 @@ class FaissStore:
         vector: bool = False,
         strong: bool = True,
     ) -> list[Record]:
-        """The records of these ids that exist and match, each once, in the order asked; `fields=None` gives all of them."""
+        """Return the records of these ids that exist and match, each once, in that order; `fields=None` gives all fields."""
         held = self._collection(collection)
         return held.get(ids, held.test(filter), fields, vector=vector)
 
@@ -123,7 +123,7 @@ class FaissStore:
         upto: Id | None = None,
         page: int = 1000,
     ) -> Iterator[list[Record]]:
-        """Every record in ascending id order, in pages, with `after < id <= upto`; records removed meanwhile are left out."""
+        """Yield every record in ascending id order, in pages, with `after < id <= upto`, except those removed meanwhile."""
         held = self._collection(collection)
         test = held.test(filter)
         ids = held.ids(test, after, upto)
@@ -136,7 +136,7 @@ class FaissStore:
             yield records
 
     def fields_of(self, collection: str, records: Sequence[Record]) -> list[Record]:
-        """These records, vectors left out, as the collection would keep them."""
+        """Return these records without vectors, as the collection would keep them."""
         return canonical.without_vectors(self._collection(collection).schema, records, _LIMITS)
 
     def upsert(self, collection: str, records: Sequence[Record], *, as_read: bool = False, permit: Permit = always) -> None:
@@ -145,11 +145,11 @@ class FaissStore:
         held.upsert([canonical.record_of(held.schema, record, _LIMITS, as_read=as_read) for record in records], permit)
 
     def delete(self, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
-        """Remove the records of these ids; ids that are not there are no error."""
+        """Remove the records of these ids; unknown ids are not an error."""
         self._collection(collection).delete(ids, permit)
 
     def count(self, collection: str, *, filter: str | None = "") -> int:
-        """How many records match."""
+        """Return how many records match."""
         held = self._collection(collection)
         return len(held.ids(held.test(filter), None, None))
 
@@ -161,11 +161,11 @@ class FaissStore:
         missed: bool = False,
         report: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
-        """Nothing waits: every search is exact."""
+        """Return at once: every search is exact."""
         self._collection(collection)
 
     def segments(self, collection: str) -> Segments:
-        """Nothing waits."""
+        """Return that nothing waits."""
         self._collection(collection)
         return Segments()
 
@@ -177,7 +177,7 @@ class FaissStore:
 
 
 class _Collection:
-    """Rows without gaps: the last one moves into the place of one that is removed."""
+    """Rows without gaps: the last row moves into the place of a removed one."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
@@ -186,7 +186,7 @@ class _Collection:
         self._rows: dict[Id, int] = {}
         self._fields: list[dict[str, Any]] = []
         self._vectors = np.empty((0, schema.dim), np.float32)
-        #: What is searched: unit vectors for COSINE, else the vectors themselves.
+        #: The vectors that are searched: unit vectors for COSINE, else the vectors themselves.
         self._keys = self._vectors
 
     def upsert(self, records: Sequence[Record], permit: Permit) -> None:
@@ -226,7 +226,7 @@ class _Collection:
             return [id for id in found[start:stop] if test(self._tested(self._rows[id]))]
 
     def test(self, filter: str | None) -> _Test:
-        """Whether a record with these fields, its id among them, is meant."""
+        """Return a test: whether a record with these fields, including its id, matches."""
         return filters.holds(filters.read(filter, self.schema))
 
     def search(self, vectors: Vectors, limit: int, filter: str | None, fields: Sequence[str] | None) -> list[list[Hit]]:
@@ -298,7 +298,7 @@ def _essence(schema: Schema) -> tuple[Any, ...]:
 
 
 def _nearest(queries: Vectors, keys: Vectors, limit: int, metric: Metric) -> tuple[Any, Any]:
-    """Distances, smaller is closer, and rows, each (q, limit), nearest first."""
+    """Return distances, smaller is closer, and rows, each (q, limit), nearest first."""
     faiss = _faiss()
     if metric is Metric.L2:
         return faiss.knn(queries, keys, limit, metric=faiss.METRIC_L2)  # type: ignore[no-any-return]

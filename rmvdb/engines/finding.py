@@ -1,4 +1,4 @@
-"""Whether searches find records that a collection holds: by their own vectors, with a filter and without."""
+"""Whether searches find a collection's records: by their own vectors, with a filter and without."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rmvdb.engines.filters import ids_in
 from rmvdb.protocols import VectorStore
 from rmvdb.types import Hit, Id, Metric, Record, Schema, Vectors
 
-#: Records that are asked for by their own vectors at once.
+#: Records searched by their own vectors at once.
 TOGETHER = 20
-#: Ids in one filter. Of one id 2.3.5 found one at any time, of twenty between 1 and 7: it takes many to see what is missed.
+#: Ids in one filter. Of one id 2.3.5 always found one, of twenty between 1 and 7: only many ids show that some are missed.
 _IDS = 1_000
 #: Hits of a search without a filter.
 _HITS = 10
-#: What two computations of a distance may differ by, as a share of the vector's squared length.
+#: The most by which two computations of a distance differ, as a share of the vector's squared length.
 _ROUNDING = 1e-4
 
 
@@ -29,10 +29,10 @@ def not_found(
     among: Sequence[Id] = (),
     search: Mapping[str, object] | None = None,
 ) -> dict[Id, str]:
-    """Of these records with their vectors, at most TOGETHER, those that a search misses, and how, in words.
+    """Return the records that a search misses, and how, in words. `records` have their vectors and are at most TOGETHER.
 
-    Without a filter a record is missed only where farther ones were found instead of it. `among`: the ids of these and more
-    records of the collection, which a search with a filter by key must find, whatever its vector.
+    Without a filter a record counts as missed only if the search found farther ones instead. `among`: the ids of these and more
+    records of the collection. A search with a filter by key must find them, whatever its vector.
     """
     asked = {each.id: each.vector for each in records if each.vector is not None and np.any(each.vector)}
     if not asked:
@@ -42,23 +42,32 @@ def not_found(
     missed: dict[Id, str] = {}
     wanted = list(among) or ids
     for part in (wanted[start : start + _IDS] for start in range(0, len(wanted), _IDS)):
-        # Asked as applications do, and not at Strong: what was written just now may be missed, and is asked for again.
+        # Searched as applications do, not at Strong: it may miss a write of just now, and the caller repeats it.
         [hits] = store.search(name, vectors[:1], limit=len(part), filter=ids_in(schema.id_field, part), search=search)
         there = {hit.id for hit in hits}
         missed |= {id: "a search with a filter by its key does not find it" for id in part if id not in there}
-    for record in records[:1]:
-        if (filter := _by_field(record)) and record.id in asked:
-            ask = functools.partial(store.search, limit=_HITS, filter=filter, search=search, strong=True)
-            [hits] = ask(name, asked[record.id][None])
-            if len(hits) < _HITS and (matching := min(_HITS, store.count(name, filter=filter))) > len(hits):
-                [hits] = ask(name, asked[record.id][None])  # again: they may have been written since
-                if len(hits) < matching:
-                    missed.setdefault(record.id, f"a search with the filter {filter!r} finds {len(hits)} of {matching} records")
-            _judge(schema, record.id, asked[record.id], hits, missed, f"a search with the filter {filter!r}")
+    if records and records[0].id in asked:
+        _search_by_field(store, schema, records[0], search, missed)
     near = store.search(name, vectors, limit=_HITS, search=search, strong=True)
     for id, vector, hits in zip(ids, vectors, near, strict=True):
         _judge(schema, id, vector, hits, missed, "a search by its own vector")
     return missed
+
+
+def _search_by_field(
+    store: VectorStore, schema: Schema, record: Record, search: Mapping[str, object] | None, missed: dict[Id, str]
+) -> None:
+    """Search for a record with a filter by one of its fields, and add it to `missed` if the search misses it."""
+    if record.vector is None or not (filter := _by_field(record)):
+        return
+    name, how = schema.collection, f"a search with the filter {filter!r}"
+    ask = functools.partial(store.search, name, record.vector[None], limit=_HITS, filter=filter, search=search, strong=True)
+    [hits] = ask()
+    if len(hits) < _HITS and (matching := min(_HITS, store.count(name, filter=filter))) > len(hits):
+        [hits] = ask()  # once more: the records may be fresh writes
+        if len(hits) < matching:
+            missed.setdefault(record.id, f"{how} finds {len(hits)} of {matching} records")
+    _judge(schema, record.id, record.vector, hits, missed, how)
 
 
 def _judge(schema: Schema, id: Id, vector: Vectors, hits: Sequence[Hit], missed: dict[Id, str], how: str) -> None:
@@ -69,7 +78,7 @@ def _judge(schema: Schema, id: Id, vector: Vectors, hits: Sequence[Hit], missed:
 
 
 def _by_field(record: Record) -> str:
-    """A filter by one of the record's fields; empty where none of them is a short text or a number."""
+    """Return a filter by one of the record's fields; empty if none is a short text or a number."""
     for name, value in record.fields.items():
         if name.isidentifier() and type(value) is int and abs(value) < 2**53:
             return f"{name} == {value}"
@@ -79,6 +88,6 @@ def _by_field(record: Record) -> str:
 
 
 def _own_distance(metric: Metric, vector: Vectors) -> tuple[float, float]:
-    """The distance of a vector from itself, and by how much an engine's may differ."""
+    """Return the distance of a vector from itself, and how much an engine's may differ."""
     square = float(np.dot(vector.astype(np.float64), vector.astype(np.float64)))
     return (-square if metric.stored is Metric.IP else 0.0), _ROUNDING * (1.0 if metric is Metric.COSINE else square)

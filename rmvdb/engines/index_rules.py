@@ -1,12 +1,12 @@
 """Milvus' vector indexes and their parameters, checked before anything is created.
 
 The table follows Milvus' documentation (milvus.io/docs, source milvus-io/milvus-docs, site/en/userGuide/indexes and
-reference/index.md); where versions differ the wider range stands here and the server has the last word. What an engine lacks
-altogether is refused by its name and version.
+reference/index.md). If versions differ, the table has the wider range, and the server has the last word. An index that an engine
+lacks is refused by the engine's name and version.
 
 GPU indexes compare by L2 or IP only: "Currently, GPU indexes do not support COSINE distance" (gpu-index-overview.md; Milvus
 2.4.12 answers "metric type not found or not supported, supported: [L2 IP]", milvus issue 36605). gpu-ivf-pq.md names COSINE
-all the same; it is refused here too, because IP over normalised vectors gives the same order on every version.
+all the same. It is refused here, too, because IP over normalised vectors gives the same order on every version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INT_MAX = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Range:
-    """Numbers between two bounds; Milvus takes them as text as well."""
+    """Numbers between two bounds; Milvus also accepts them as text."""
 
     low: float
     high: float = _INT_MAX
@@ -62,7 +62,7 @@ class _Kind:
     build: _Parameters = field(default_factory=dict)
     search: _Parameters = field(default_factory=dict)
     required: tuple[str, ...] = ()
-    #: What holds between parameters, or with the dimension: (index, dim) → what is wrong, "" if nothing is.
+    #: Rules between parameters, or with the dimension: (index, dim) → the problem, "" if there is none.
     rules: tuple[Callable[[Index, int], str], ...] = ()
     metrics: tuple[Metric, ...] = (Metric.COSINE, Metric.IP, Metric.L2)
 
@@ -111,7 +111,7 @@ _PROBES: _Parameters = {"nprobe": _LISTS}
 _GPU = (Metric.L2, Metric.IP)
 
 _KINDS: Mapping[str, _Kind] = {
-    # docs.zilliz.com/docs/autoindex-explained: the level is Zilliz Cloud's; elsewhere there is nothing to set.
+    # docs.zilliz.com/docs/autoindex-explained: the level is Zilliz Cloud's; elsewhere AUTOINDEX has no parameters.
     "AUTOINDEX": _Kind(search={"level": _Range(low=1, high=10)}),
     # reference/index.md
     "FLAT": _Kind(),
@@ -125,7 +125,7 @@ _KINDS: Mapping[str, _Kind] = {
     "SCANN": _Kind(
         build={"nlist": _LISTS, "with_raw_data": _FLAG}, search={"nprobe": _LISTS, "reorder_k": _COUNT}, rules=(_probes_fit,)
     ),
-    # disk_index.md (search_list), diskann.md (the others, from Milvus 2.6 on; before, they stand in milvus.yaml)
+    # disk_index.md (search_list), diskann.md (the others, from Milvus 2.6 on; before, they are in milvus.yaml)
     "DISKANN": _Kind(
         build={
             "MaxDegree": _Range(low=1, high=512),
@@ -169,22 +169,25 @@ _KINDS: Mapping[str, _Kind] = {
     "GPU_BRUTE_FORCE": _Kind(metrics=_GPU),
 }
 
-#: What an engine has of these, by the beginning of its version; another one is believed to have them all. Lite 3 takes any name
-#: and builds others as well, which miss most of what matches a filter, and much of what is left beside deleted rows. A server's
-#: version does not tell whether it has a GPU; GPU_CAGRA and GPU_BRUTE_FORCE came with Milvus 2.4.
+#: The index types of an engine, by the beginning of its version. An engine that is not here counts as having them all. Lite 3
+#: accepts any name and builds others as well, which miss most matches of a filter, and many records beside deleted rows. A
+#: server's version does not tell whether it has a GPU. GPU_CAGRA and GPU_BRUTE_FORCE came with Milvus 2.4.
 _HAS: Mapping[str, tuple[str, ...]] = {
     "milvus-lite 2": ("AUTOINDEX", "FLAT", "IVF_FLAT"),
     "milvus-lite 3": ("AUTOINDEX", "FLAT"),
     "milvus 2.3.": tuple(name for name in _KINDS if name not in ("GPU_CAGRA", "GPU_BRUTE_FORCE")),
 }
-#: Milvus 2.3 refuses an index without these, later ones have defaults.
+#: Milvus 2.3 refuses an index without these; later versions have defaults.
 _NO_DEFAULT_IN_2_3 = ("nlist", "M", "efConstruction")
 
 
 def check(index: Index, *, dim: int | None, metric: Metric | None, engine: str) -> None:
-    """Raises ConfigError, naming the parameter and what it may be, for an index that the engine would refuse.
+    """Check an index before it is created.
 
-    `engine` is what `VectorStore.version` gives, "" where nobody knows; `dim` and `metric` are None where there is no vector yet.
+    `engine`: its name and version (`VectorStore.version`), "" if unknown. `dim`, `metric`: None before the first vector.
+
+    Raises:
+        ConfigError: The engine would refuse the index. The message names the parameter and its allowed values.
     """
     kind = _kind(index.type)
     _check_engine(index.type, engine)
@@ -204,15 +207,16 @@ def check(index: Index, *, dim: int | None, metric: Metric | None, engine: str) 
 
 
 def search_for(there: Index, chosen: Index, *, dim: int) -> Mapping[str, object]:
-    """The chosen search parameters for an index that is there already: none where they are for another type.
+    """Return the chosen search parameters for an existing index; none if they are for another type.
 
-    Raises ConfigError where they are for this type and do not fit it.
+    Raises:
+        ConfigError: They are for this type and do not fit it.
     """
     if chosen.type != there.type:
         return {}
     kind = _kind(there.type)
     _check_values(f"{there.type} index: search", chosen.search, kind.search)
-    if there.params:  # Lite 3 does not tell them
+    if there.params:  # Lite 3 does not give them
         _check_rules(replace(there, search=chosen.search), kind, dim)
     return chosen.search
 
@@ -232,9 +236,9 @@ def _check_rules(index: Index, kind: _Kind, dim: int) -> None:
 def _check_engine(kind: str, engine: str) -> None:
     has = next((kinds for beginning, kinds in _HAS.items() if engine.startswith(beginning)), tuple(_KINDS))
     if kind not in has:
-        lacks = "has no index" if "lite 3" not in engine else "finds all that matches a filter with no index"
+        lacks = "misses matches of a filter with an index" if "lite 3" in engine else "has no index"
         raise ConfigError(
-            f"{engine} {lacks} of type {kind}; write one that it has into index.type: {', '.join(has)}"
+            f"{engine} {lacks} of type {kind}; set index.type to one that it has: {', '.join(has)}"
             f"{', or use a Milvus server' if 'lite' in engine else ''}"
         )
 
@@ -253,4 +257,4 @@ def _offer(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name.lower(), folded, n=1)
     if near:
         return f"did you mean {folded[near[0]]!r}?"
-    return f"there are: {', '.join(names)}" if names else "there is none to set"
+    return f"there are: {', '.join(names)}" if names else "there is nothing to set"

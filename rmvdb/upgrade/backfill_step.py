@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rmvdb.backfill.batches import Backfill, Task
+from rmvdb.backfill.batches import Backfill
+from rmvdb.backfill.task import Task
 from rmvdb.backfill.worker import Worker
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import BatchState, Progress

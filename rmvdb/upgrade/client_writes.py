@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.backfill.batches import Task
+from rmvdb.backfill.task import Task
 from rmvdb.protocols import VectorStore
 from rmvdb.registry.codec import key
 from rmvdb.registry.registry import Registry

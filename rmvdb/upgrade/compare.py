@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.backfill.batches import Task
+from rmvdb.backfill.task import Task
 from rmvdb.items.digest import item_digest
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.registry.codec import key, unpack_ids

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rmvdb.backfill.batches import same
+from rmvdb.backfill.records import same
 from rmvdb.protocols import VectorStore
 from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.serving.announced_writes import Writes

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rmvdb import errors
-from rmvdb.backfill.batches import Task
+from rmvdb.backfill.task import Task
 from rmvdb.canonical import unrankable
 from rmvdb.items.check import TOLERANCE, embed_checked
 from rmvdb.items.sources import given

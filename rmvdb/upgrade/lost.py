@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rmvdb import errors
-from rmvdb.backfill.batches import Task
+from rmvdb.backfill.task import Task
 from rmvdb.items.check import KNOWN_GOOD
 from rmvdb.items.sources import given
 from rmvdb.registry.codec import key

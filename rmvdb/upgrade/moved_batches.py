@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.backfill.batches import Task
+from rmvdb.backfill.task import Task
 from rmvdb.registry.codec import key, unpack_ids
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import BatchRow

@@ -387,7 +387,7 @@ def test_doctor_looks_at_the_index_before_there_is_a_gallery(tmp_path: Path, kin
 
 
 def test_an_index_that_the_engine_lacks_is_refused_before_anything_is_made(project: Project) -> None:
-    saying = r"milvus-lite 2.5.1 has no index of type HNSW; write one that it has into index.type: AUTOINDEX, FLAT, IVF_FLAT"
+    saying = r"milvus-lite 2.5.1 has no index of type HNSW; set index.type to one that it has: AUTOINDEX, FLAT, IVF_FLAT"
     collections = project.json("gallery", "show")["collections"]
     settings = project.folder / "rmvdb.toml"
     settings.write_text(settings.read_text().replace('type = "AUTOINDEX"', 'type = "HNSW"'))

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from rmvdb.engines import lite
+from rmvdb.engines.lite import lease
 from rmvdb.engines.milvus import MilvusStore, writing
 from rmvdb.errors import EngineKilled
 from rmvdb.protocols import always
@@ -38,13 +39,13 @@ def path(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A line for each owner of a file that is started from here on."""
-    started, real = list[str](), lite._start_owner
+    started, real = list[str](), lease._start_owner
 
     def start(*args: Any, **options: Any) -> str:
         started.append(real(*args, **options))
         return started[-1]
 
-    monkeypatch.setattr(lite, "_start_owner", start)
+    monkeypatch.setattr(lease, "_start_owner", start)
     return started
 
 
@@ -92,7 +93,7 @@ def test_records_that_end_the_engine_are_refused_by_name_and_the_others_written(
     store: MilvusStore, poison: Poison, bad: set[Id]
 ) -> None:
     poison(bad)
-    with pytest.raises(EngineKilled, match=r"2\.5\.1 ended 2 times as it was given . records? of 'c'") as refused:
+    with pytest.raises(EngineKilled, match=r"2\.5\.1 ended 2 times at the write of . records? of 'c'") as refused:
         store.upsert("c", [record(id, 1) for id in range(-10, 100)])
     assert set(refused.value.ids) == bad
     assert all(repr(id) in str(refused.value) for id in bad)

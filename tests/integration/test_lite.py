@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from rmvdb.engines import lite
+from rmvdb.engines.lite import locks
 from rmvdb.engines.milvus import MilvusStore
 from rmvdb.errors import DiskFull, EngineError, EngineUnavailable
 from rmvdb.types import IdType, Index, Metric, Record, Schema
@@ -151,7 +152,7 @@ def test_the_server_ends_at_once_though_who_started_it_ignores_interrupts(path: 
     assert starter.stdout is not None
     starter.stdout.readline()
     os.kill(processes(path)["owner"], signal.SIGTERM)
-    eventually(lambda: processes(path) == {}, "both have ended", within=lite._RELEASE / 2 - 0.5)
+    eventually(lambda: processes(path) == {}, "both have ended", within=locks.RELEASE / 2 - 0.5)
     starter.communicate("\n", timeout=60)
 
 
@@ -504,7 +505,7 @@ def test_a_process_suspended_inside_the_gate_holds_nobody_up_for_long(path: Path
 
 
 def test_who_goes_on_without_the_gate_needs_room_for_others_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lite, "ROOM", shutil.disk_usage(path.parent).free // 4)
+    monkeypatch.setattr(locks, "ROOM", shutil.disk_usage(path.parent).free // 4)
     with lite.gate(path, alone=True):
         pass
     with lite.gate(path, alone=False), pytest.raises(DiskFull, match="make room"), lite.gate(path, alone=True, patience=0.1):

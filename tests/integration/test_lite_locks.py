@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rmvdb.engines import lite
+from rmvdb.engines.lite import lease, locks
 from rmvdb.errors import EngineUnavailable
 
 
@@ -46,7 +47,7 @@ def test_the_files_are_their_owners_alone_and_those_of_before_become_so(path: Pa
 def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(
     path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(lite, "_PATIENCE", 0.5)
+    monkeypatch.setattr(locks, "_PATIENCE", 0.5)
     with (path.parent / f".x.db.{name}").open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(EngineUnavailable, match=rf"\.x\.db\.{name} is locked by another process for over 0\.5 s; end that"):
@@ -65,13 +66,13 @@ def test_who_only_reads_the_address_waits_for_no_lock(path: Path) -> None:
 
 def test_a_server_that_does_not_start_is_started_more_and_more_rarely(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_bytes(b"SQLite format 3\0" + b"broken" * 1000)
-    starts, real = list[float](), lite._start_owner
+    starts, real = list[float](), lease._start_owner
 
     def start(*args: object) -> str:
         starts.append(time.monotonic())
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(lite, "_start_owner", start)
+    monkeypatch.setattr(lease, "_start_owner", start)
     end = time.monotonic() + 4.0
     said = set()
     while time.monotonic() < end:

@@ -270,7 +270,7 @@ def test_verify_asks_what_a_user_asks(gallery: Gallery) -> None:
 def test_no_record_leaves_old_that_a_filtered_search_does_not_find_in_new(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmvdb.backfill.batches._PATIENCE", (0.0,))
+    monkeypatch.setattr("rmvdb.backfill.retire._PATIENCE", (0.0,))
     real = gallery.store.search
     gallery.store.search = lambda *args, **options: [[] for _ in real(*args, **options)]  # type: ignore[method-assign]
     with pytest.raises(errors.EngineError, match="the batch stays in"):
@@ -282,7 +282,7 @@ def test_not_one_record_of_a_batch_leaves_old_that_a_filtered_search_does_not_fi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of sixty: a sample of twenty, asked for by their own vectors, would not tell."""
-    monkeypatch.setattr("rmvdb.backfill.batches._PATIENCE", (0.0,))
+    monkeypatch.setattr("rmvdb.backfill.retire._PATIENCE", (0.0,))
     made = make(tmp_path, records=60, batch=60)
     real = made.store.search
 

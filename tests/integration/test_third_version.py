@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rmvdb import errors
-from rmvdb.backfill.batches import Task
+from rmvdb.backfill.task import Task
 from rmvdb.errors import WrongPhase
 from rmvdb.learning.method import Method
 from rmvdb.planning.plan import Question

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmvdb.backfill.batches import Backfill, Task
+from rmvdb.backfill.batches import Backfill
+from rmvdb.backfill.task import Task
 from rmvdb.backfill.throttle import Limits
 from rmvdb.backfill.worker import Worker
 from rmvdb.engines.faiss import FaissStore

@@ -1,7 +1,7 @@
 """Milvus' boolean expressions: read into a tree, bound to a schema, written for an engine, evaluated here.
 
-Nothing that was not understood is sent, and what is sent is written again from the tree: some engines cut off a filter where they
-stop understanding it, together with what was joined to it.
+rmvdb sends a filter only if it understands all of it, and writes it again from the tree. Some engines cut off a filter where they
+stop understanding it, together with the parts joined to it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from rmvdb.errors import UsageError
 from rmvdb.types import Schema
 
 __all__ = ["EVERY", "INT64_BOUNDS", "LITE_2", "LITE_3", "MILVUS", "MILVUS_2_3", "Dialect", "Tree", "Written", "between", "both"]
-__all__ += ["Asked", "asked", "given", "holds", "ids_in", "literal", "names", "parse", "read", "shown", "write"]
+__all__ += ["EngineFilter", "for_engine", "given", "holds", "ids_in", "literal", "names", "parse", "read", "shown", "write"]
 
 
-class Asked(NamedTuple):
-    """A filter as an engine is asked."""
+class EngineFilter(NamedTuple):
+    """A filter as it is sent to an engine."""
 
-    #: In the engine's words, "" for every record.
+    #: The filter in the engine's words, "" for every record.
     text: str
-    #: Where the engine answers with other records, too: whether a record with these fields, its id among them, is meant.
+    #: Whether a record with these fields, including its id, matches; set if the engine also gives records that do not.
     test: Callable[[Mapping[str, Any]], bool] | None = None
-    #: The fields that the test looks at.
+    #: The fields that the test reads.
     fields: frozenset[str] = frozenset()
 
 
 def given(filter: object) -> str:
-    """The text of a filter, "" where none was given; UsageError for what is no text."""
+    """Return the text of a filter, "" for None. Raises UsageError for anything else."""
     if filter is None:
         return ""
     if not isinstance(filter, str):
@@ -44,13 +44,13 @@ def given(filter: object) -> str:
 
 
 def read(filter: object, schema: Schema) -> Tree:
-    """The tree of a filter, bound to a schema; `EVERY` where none was given. Raises FilterError, UsageError."""
+    """Return the tree of a filter, bound to a schema; `EVERY` without a filter. Raises FilterError, UsageError."""
     text = given(filter)
     return bind(parse(text), schema, text) if text else EVERY
 
 
-def asked(filter: object, schema: Schema, dialect: Dialect) -> Asked:
-    """A filter in the words of an engine. Raises FilterError, UsageError."""
+def for_engine(filter: object, schema: Schema, dialect: Dialect) -> EngineFilter:
+    """Return a filter in the words of an engine. Raises FilterError, UsageError."""
     tree = read(filter, schema)
     written = write(tree, dialect, schema)
-    return Asked(written.text) if written.exact else Asked(written.text, holds(tree), frozenset(names(tree)))
+    return EngineFilter(written.text) if written.exact else EngineFilter(written.text, holds(tree), frozenset(names(tree)))

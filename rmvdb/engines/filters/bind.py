@@ -1,4 +1,4 @@
-"""A tree bound to a schema: every name has a type, every literal is as its field keeps it, and what doesn't fit is refused."""
+"""Binding a tree to a schema: each name gets its type, each literal is as its field keeps it, and a misfit is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KINDS = {"BOOL": "true or false", "VARCHAR": "texts"} | dict.fromkeys(WHOLE, "w
 
 
 def bind(tree: Tree, schema: Schema, text: str) -> Tree:
-    """The tree with its types; FilterError with the position of what the schema does not have or what does not fit it."""
+    """Return the tree with its types. Raises FilterError, with the position, for an unknown name or a value that does not fit."""
     return _Binder(schema, text).tree(tree)
 
 
@@ -69,7 +69,7 @@ class _Binder:
         if isinstance(left, Length):
             name = self._list(left.name)
             if not isinstance(right, int) or isinstance(right, bool):
-                self._fail(name, f"a length is a whole number, and {right!r} is none")
+                self._fail(name, f"a length is a whole number, not {right!r}")
             return Compare(Length(name), sign, self._whole(name, right))
         if isinstance(left, Arithmetic):
             name = self._number(self._scalar(left.name), left.sign)
@@ -85,7 +85,7 @@ class _Binder:
         one = self._scalar(left)
         for name in (right, one):
             if name.meta and name.name.lower() == "null":
-                self._fail(name, f"nothing is compared with {name}; write `is null` or `is not null` behind a field")
+                self._fail(name, f"{name} cannot be compared; write `is null` or `is not null` behind a field")
             if name.type == OPEN or name.path:
                 self._fail(name, f"{name} cannot be compared with another field, because the schema does not say what it is")
         kinds = [(_KINDS[name.type] if name.type not in WHOLE | REAL else "numbers") for name in (one, right)]
@@ -114,7 +114,7 @@ class _Binder:
                 self._fail(name, f"{name.name} is an ARRAY; name one element by its number, as in {name.name}[0]")
             return replace(name, type=element, nullable=True)
         if name.path:
-            self._fail(name, f"{name.name} is {field.type} and has no parts; only JSON and ARRAY do")
+            self._fail(name, f"{name.name} is {field.type} and does not have parts; only JSON and ARRAY do")
         return replace(name, type=field.type, nullable=nullable)
 
     def _undeclared(self, name: Name) -> Name:
@@ -129,17 +129,17 @@ class _Binder:
     def _scalar(self, name: Name) -> Name:
         found = self._name(name)
         if found.type == "ARRAY":
-            self._fail(name, f"{name} is an ARRAY; ask by array_contains({name}, …), array_length({name}) or {name}[0]")
+            self._fail(name, f"{name} is an ARRAY; use array_contains({name}, …), array_length({name}) or {name}[0]")
         if found.type == OPEN and not found.meta and not found.path:
             self._fail(name, f'{name} is JSON; name a place in it, as in {name}["key"]')
         if found.type != OPEN and found.type not in _KINDS:
-            self._fail(name, f"{name} is {found.type}, which filters cannot ask for")
+            self._fail(name, f"{name} is {found.type}, which filters cannot read")
         return found
 
     def _list(self, name: Name) -> Name:
         found = self._name(name)
         if found.type not in ("ARRAY", OPEN):
-            self._fail(name, f"{name} is {found.type} and holds no list; only ARRAY and JSON do")
+            self._fail(name, f"{name} is {found.type} and does not hold a list; only ARRAY and JSON do")
         return found
 
     def _text_like(self, name: Name) -> Name:
@@ -155,13 +155,13 @@ class _Binder:
     def _nullable(self, name: Name, asked: str) -> Name:
         if asked == "exists" and (name.type != OPEN or not (name.meta or name.path)):
             way_out = f"{name} is null" if name.type != OPEN else f'exists {name}["key"]'
-            self._fail(name, f"'exists' asks for a place in JSON, or for a field that is not declared; write {way_out}")
+            self._fail(name, f"'exists' takes a place in JSON, or a field that is not declared; write {way_out}")
         return name
 
     # --- literals -----------------------------------------------------------------------------------------------------
 
     def _fitting(self, name: Name, value: Literal, *, number: bool = False) -> Literal:
-        """The literal as a field keeps it."""
+        """Return the literal as the field keeps it."""
         kind = _KINDS.get(name.type, "")
         if name.type == OPEN:
             return self._open(name, value, number=number)
@@ -171,11 +171,11 @@ class _Binder:
             return self._whole(name, value)
         if (name.type == "BOOL" and isinstance(value, bool)) or (name.type == "VARCHAR" and isinstance(value, str)):
             return value
-        return self._fail(name, f"{name} has {kind}, and {_written(value)} is none; compare it with {kind}")
+        return self._fail(name, f"{name} has {kind}, not {_written(value)}; compare it with {kind}")
 
     def _open(self, name: Name, value: Literal, *, number: bool) -> Literal:
         if number and (isinstance(value, str | bool)):
-            self._fail(name, f"what is computed from {name} is a number, and {_written(value)} is none")
+            self._fail(name, f"the result computed from {name} is a number, not {_written(value)}")
         return self._whole(name, value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     def _whole(self, name: Name, value: int) -> int:
@@ -188,14 +188,14 @@ class _Binder:
         try:
             return float(value) if name.type == "DOUBLE" else single(float(value))
         except OverflowError:
-            self._fail(name, f"{value} is compared with {name}, which is {name.type} and holds no such number")
+            self._fail(name, f"{value} is compared with {name}, which is {name.type} and cannot hold it")
 
     def _fail(self, name: Name, reason: str) -> NoReturn:
         refuse(self._text, name.position, reason)
 
 
 def single(value: float) -> float:
-    """The nearest number that a FLOAT holds; OverflowError where there is none."""
+    """Return the nearest number that a FLOAT holds. Raises OverflowError if the value is too large."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 

@@ -1,8 +1,8 @@
-"""What a bound tree says of a record: how the store in this process filters, and the reference for every engine.
+"""Evaluating a bound tree for a record: the filter of the store in this process, and the reference for every engine.
 
-Three answers, as in SQL: a comparison with a declared field that is null, or with an element that an ARRAY doesn't have, is
-neither true nor false (None). In JSON and in fields that are not declared a value that is missing or null is just not equal:
-only `!=`, `not in` and `not (…)` hold for it, as for a value of another kind. true is not 1 there; 1 is 1.0.
+There are three answers, as in SQL. A comparison with a declared field that is null, or with an element that an ARRAY lacks, is
+neither true nor false (None). In JSON and in undeclared fields, a missing or null value is just not equal: only `!=`, `not in`
+and `not (…)` are true for it, as for a value of another kind. There true is not 1, and 1 is 1.0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rmvdb.engines.filters.tree import (
     Tree,
 )
 
-#: What a record's fields are asked; the id is one of them.
+#: A record's fields; the id is one of them.
 Fields: TypeAlias = Mapping[str, Value]
 _Test: TypeAlias = Callable[[Fields], bool | None]
 _Number: TypeAlias = int | float
@@ -51,13 +51,13 @@ _INDEX = re.compile(r"0|[1-9][0-9]*")
 
 
 def holds(tree: Tree) -> Callable[[Fields], bool]:
-    """Whether a bound tree holds for a record."""
+    """Return a test: whether a bound tree is true for a record."""
     test = _test(tree)
     return lambda fields: test(fields) is True
 
 
 def names(tree: Tree) -> set[str]:
-    """The fields that a tree asks for."""
+    """Return the fields that a tree reads."""
     return {name.name for name in _names(tree)}
 
 
@@ -146,7 +146,7 @@ def _length(value: Value) -> Value:
 
 
 def _result(operand: Arithmetic, value: Value) -> Value:
-    """What is computed from a number; of what is none it is the value itself, which equals no number."""
+    """Return what is computed from a number. For another value: None for null, else `_MISSING`, which equals no number."""
     if _kind(value) is not float:
         return None if value is None else _MISSING
     found = computed(value, operand.sign, operand.value)
@@ -201,7 +201,7 @@ def _like(name: Name, pattern: str) -> _Test:
 
 
 def pieces(pattern: str) -> list[str]:
-    r"""A pattern in pieces: "%", "_", and texts with a NUL in front, their escapes resolved."""
+    r"""Split a pattern into pieces: "%", "_", and texts with a NUL in front, their escapes resolved."""
     found: list[str] = []
     for match in re.finditer(r"\\(.)|([%_])|(.)", pattern, re.DOTALL):
         if match[2]:
@@ -219,7 +219,7 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _reader(name: Name) -> Callable[[Fields], Value]:
-    """What a record has there: None for a null, and in JSON `_MISSING` for nothing."""
+    """Return a reader of the record's value there: None for null, and in JSON `_MISSING` for a missing value."""
     if name.absent:
         return lambda fields: _MISSING
     if name.type == OPEN:
@@ -240,7 +240,7 @@ def _single(value: float) -> float:
 
 
 def _step(value: Value, path: Sequence[str | int]) -> Value:
-    """A place in JSON. As for a JSON pointer the number of an element and a key of the same digits are one."""
+    """Return the value at a place in JSON. As in a JSON pointer, an element's number and a key of the same digits are equal."""
     for part in map(str, path):
         if isinstance(value, Mapping):
             value = value.get(part, _MISSING)
@@ -252,14 +252,14 @@ def _step(value: Value, path: Sequence[str | int]) -> Value:
 
 
 def _kind(value: Value) -> type:
-    """What a value can be compared with: true is not 1, but 1 is 1.0."""
+    """Return the kind of values that a value can be compared with: true is not 1, but 1 is 1.0."""
     if isinstance(value, bool):
         return bool
     return float if isinstance(value, int | float) else type(value)
 
 
 def _alike(one: Value, other: Value) -> tuple[Value, Value]:
-    """Two numbers as an engine compares them: both as floats if one of them is a float."""
+    """Return two numbers as an engine compares them: both as floats if one of them is a float."""
     if isinstance(one, float) is isinstance(other, float) or isinstance(one, str):
         return one, other
     return float(one), float(other)

@@ -1,4 +1,4 @@
-"""A filter's text to its tree, by Milvus' grammar (https://milvus.io/docs/boolean.md).
+"""A parser from a filter's text to its tree, by Milvus' grammar (https://milvus.io/docs/boolean.md).
 
     or      := and (("or" | "||") and)*
     and     := equal (("and" | "&&") equal)*
@@ -12,7 +12,7 @@
     primary := literal | name | function "(" … ")" | "exists" name | "(" or ")"
     name    := (identifier | "$meta") ("[" (string | whole number) "]")*
 
-What can be computed without a record is computed here. Keywords and functions are read in any case.
+Parts that need no record are computed here. Keywords and functions may be in upper or lower case.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import NamedTuple, NoReturn, TypeAlias, cast
 from rmvdb.engines.filters.tree import All, Any, Arithmetic, Compare, Contains, In, IsNull, Length, Like, Literal, Name, Not, Tree
 from rmvdb.errors import FilterError
 
-#: Levels of parentheses, negations and signs: Milvus Lite 2.5 takes some 50, and the stack of this process ends, too.
+#: The most levels of parentheses, negations and signs: Milvus Lite 2.5 takes some 50, and the stack of this process is limited.
 DEEPEST = 32
-#: Characters of a filter: a list of 100,000 whole numbers takes a server 6 s, one of a million was not answered in a minute.
+#: The most characters of a filter: a list of 100,000 whole numbers takes a server 6 s, one of a million over a minute.
 LONGEST = 1_000_000
 
 _FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -55,10 +55,10 @@ _Node: TypeAlias = _Operand | Tree
 
 @functools.lru_cache(maxsize=256)
 def parse(text: str) -> Tree:
-    """The tree of a filter, not bound to any schema; FilterError with the position of what cannot be understood."""
+    """Parse a filter into a tree that is not bound to a schema. Raises FilterError with the position of an error."""
     if len(text) > LONGEST:
         raise FilterError(
-            f"The filter {shown(text)} has {len(text):,} characters; write at most {LONGEST:,}, and ask for the rest in another"
+            f"The filter {shown(text)} has {len(text):,} characters; write at most {LONGEST:,}, and put the rest into another"
         )
     try:
         return _Parser(text).parse()
@@ -67,12 +67,12 @@ def parse(text: str) -> Tree:
 
 
 def refuse(text: str, position: int, reason: str) -> NoReturn:
-    """Raise the FilterError of a text that is wrong at a position."""
+    """Raise the FilterError of a text with an error at a position."""
     raise FilterError(f"The filter {shown(text)} cannot be understood at position {position}: {reason}")
 
 
 def shown(text: str) -> str:
-    """A filter in a message."""
+    """Return a filter as messages show it."""
     return repr(text if len(text) <= 300 else f"{text[:300]}…")
 
 
@@ -96,7 +96,7 @@ class _Parser:
             self._refuse("expected 'and', 'or' or the end")
         return whole
 
-    # --- parts that hold or don't -------------------------------------------------------------------------------------
+    # --- parts that are true or false -------------------------------------------------------------------------------------
 
     def _or(self) -> _Node:
         return self._joined(self._and, ("or", "||"), Any)
@@ -138,14 +138,14 @@ class _Parser:
     def _compared(
         self, left: _Node, start: _Token, sign: str, operand: Callable[[], _Node], right_start: _Token
     ) -> tuple[Compare, _Operand]:
-        """The comparison with the record's side on the left, and the operand on the right as it was written."""
+        """Return the comparison with the record's side on the left, and the right operand as it was written."""
         one, other = self._operand(left, start), self._operand(operand(), right_start)
         if isinstance(one, Literal):
             one, swapped, sign = other, one, _FLIPPED[sign]
         else:
             swapped = other
         if isinstance(one, Literal):
-            self._fail(start.position, "this compares nothing of a record; name a field")
+            self._fail(start.position, "this compares two literals; name a field")
         if not isinstance(swapped, Literal | Name):
             self._fail(right_start.position, "expected a literal or a field; do arithmetic on one side only")
         return Compare(one, sign, swapped), other
@@ -186,7 +186,7 @@ class _Parser:
             return node
         token = self._peek()
         found = token.text if token.kind == "end" else repr(token.text)
-        hint = f"; a field of truth values is asked for by {node.name} == true" if isinstance(node, Name) else ""
+        hint = f"; compare a field of truth values: {node.name} == true" if isinstance(node, Name) else ""
         return self._fail(token.position, f"expected a comparison, 'in', 'like' or 'is null', found {found}{hint}")
 
     # --- values -------------------------------------------------------------------------------------------------------
@@ -210,13 +210,13 @@ class _Parser:
         if isinstance(one, Literal) and not isinstance(other, Literal) and sign in "+*":
             one, other, start, right_start = other, one, right_start, start
         if not isinstance(other, int | float) or isinstance(other, bool):
-            self._fail(right_start.position, f"{sign!r} takes a field and then a number; it has no other operands")
+            self._fail(right_start.position, f"{sign!r} takes a field and then a number, and nothing else")
         if sign in "/%" and other == 0:
             self._fail(right_start.position, "nothing can be divided by zero")
         if isinstance(one, Name):
             return Arithmetic(one, sign, other)
         if not isinstance(one, int | float) or isinstance(one, bool):
-            self._fail(start.position, f"{sign!r} takes a field and then a number; it has no other operands")
+            self._fail(start.position, f"{sign!r} takes a field and then a number, and nothing else")
         return self._number(computed(one, sign, other), start)
 
     def _unary(self) -> _Node:
@@ -243,7 +243,7 @@ class _Parser:
         try:
             return self._number(math.pow(cast(float, base), cast(float, exponent)), start)
         except (OverflowError, ValueError):
-            self._fail(start.position, "this power is no finite number")
+            self._fail(start.position, "this power is not a finite number")
 
     def _primary(self) -> _Node:
         token = self._peek()
@@ -334,7 +334,7 @@ class _Parser:
         if not token.text.isdigit():
             return self._number(float(token.text), token)
         if token.text[0] == "0" and token.text != "0":
-            self._fail(token.position, "engines differ on what a number with a zero in front is; write it without")
+            self._fail(token.position, "engines read a number with a leading zero differently; write it without the zero")
         if len(token.text) > 100:
             self._fail(token.position, "this number is too long; Milvus has whole numbers of 64 bits")
         return int(token.text)
@@ -361,7 +361,7 @@ class _Parser:
             if code < 0:
                 self._fail(position, f"the escape {match[0]!r} is not known; write a backslash twice")
             if code > (0x7F if body[0] not in "uU" else 0x10FFFF) or 0xD800 <= code <= 0xDFFF:
-                self._fail(position, f"the escape {match[0]!r} names no character; write the character itself")
+                self._fail(position, f"the escape {match[0]!r} does not name a character; write the character itself")
             return chr(code)
 
         return _ESCAPE.sub(character, token.text[1:-1])
@@ -379,7 +379,7 @@ class _Parser:
             if kind == "word" and token.text.lower() in _KEYS:
                 token = _Token("key", token.text.lower(), token.position)
             if kind == "string" and any("\ud800" <= character <= "\udfff" for character in token.text):
-                self._fail(token.position, "half of a surrogate pair is no character; write the character itself")
+                self._fail(token.position, "half of a surrogate pair is not a character; write the character itself")
             tokens.append(token)
             position = match.end()
         return [*tokens, _Token("end", "the end", len(text))]
@@ -420,7 +420,7 @@ class _Parser:
         return self._tokens[self._next]
 
     def _word(self, text: str) -> bool:
-        """Whether a word comes that is a keyword only here."""
+        """Return whether the next word is this one, which is a keyword only here."""
         token = self._peek()
         return token.kind == "word" and token.text.lower() == text
 
@@ -447,7 +447,7 @@ class _Parser:
 
 
 def computed(one: int | float, sign: str, other: int | float) -> int | float:
-    """What Milvus computes: whole numbers are divided as in C, towards zero, and their remainder has the dividend's sign."""
+    """Compute as Milvus does: whole numbers are divided as in C, towards zero; a remainder has the dividend's sign."""
     if sign in "/%" and isinstance(one, int) and isinstance(other, int):
         quotient = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
         return quotient if sign == "/" else one - other * quotient
@@ -463,5 +463,5 @@ def computed(one: int | float, sign: str, other: int | float) -> int | float:
                 return one / other
             case _:
                 return math.fmod(one, other)
-    except (OverflowError, ValueError):  # a whole number too large for a float; infinity by a remainder
+    except (OverflowError, ValueError):  # a whole number too large for a float, or a remainder of infinity
         return math.nan

@@ -1,4 +1,4 @@
-"""A filter as a tree. Every node is a frozen value; two filters that say the same thing in other words are equal."""
+"""A filter as a tree of frozen values; two filters that say the same in other words are equal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 Literal: TypeAlias = bool | int | float | str
 
-#: The type of a value that only the record knows: inside a JSON field, or in a field that the schema doesn't declare.
+#: The type of a value that only the record tells: inside a JSON field, or in a field that the schema does not declare.
 OPEN = "JSON"
 
 
@@ -17,17 +17,17 @@ class Name:
 
     name: str
     path: tuple[str | int, ...] = ()
-    #: Whether it is a field that the schema doesn't declare: `$meta["name"]`.
+    #: Whether the schema does not declare the field: `$meta["name"]`.
     meta: bool = False
     #: The type of the value in Milvus' words, "" until the tree is bound to a schema.
     type: str = ""
-    #: The type of the elements, where the value is an ARRAY.
+    #: The type of the elements, if the value is an ARRAY.
     element: str = ""
-    #: Whether a record may have no value here, so that a comparison with it is neither true nor false.
+    #: Whether a record may lack a value here, so that a comparison with it is neither true nor false.
     nullable: bool = False
-    #: Whether no record has it: `$meta["name"]` of a field that the schema declares.
+    #: Whether every record lacks it: `$meta["name"]` of a field that the schema declares.
     absent: bool = False
-    #: Where it stands in the text.
+    #: Its position in the text.
     position: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """A number of the record, and what is done with it: `name + value`. The sign is one of + - * / %."""
+    """An operation on a number of the record: `name + value`. The sign is one of + - * / %."""
 
     name: Name
     sign: str
@@ -71,7 +71,7 @@ class In:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """Whether a list holds the value ("one"), every value ("all") or at least one of them ("any")."""
+    """Whether a list has the value ("one"), every value ("all") or at least one of them ("any")."""
 
     name: Name
     which: str
@@ -80,7 +80,7 @@ class Contains:
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """Whether a text fits a pattern: `%` stands for any characters, `_` for one, a backslash before them for themselves."""
+    """Whether a text fits a pattern: `%` stands for any characters, `_` for one; after a backslash they stand for themselves."""
 
     name: Name
     pattern: str
@@ -88,34 +88,34 @@ class Like:
 
 @dataclass(frozen=True, slots=True)
 class IsNull:
-    """Whether a record has no value there: none, or null."""
+    """Whether a value is missing or null."""
 
     name: Name
-    #: Whether it was asked by `exists`, which only a place in JSON allows. The negation is a `Not`.
+    #: The word of the text. Only a place in JSON allows `exists`, whose node is the `Not` of this one.
     asked: str = field(default="is null", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The opposite; where the part is neither true nor false, the opposite is neither."""
+    """The opposite. If the part is neither true nor false, so is the opposite."""
 
     part: Tree
 
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Every part holds."""
+    """Every part is true."""
 
     parts: tuple[Tree, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Any:
-    """At least one part holds."""
+    """At least one part is true."""
 
     parts: tuple[Tree, ...]
 
 
 Tree: TypeAlias = Compare | In | Contains | Like | IsNull | Not | All | Any
-#: What holds for every record.
+#: The tree that is true for every record.
 EVERY = All(())

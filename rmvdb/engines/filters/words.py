@@ -1,4 +1,4 @@
-"""Pieces of an expression in words that every engine reads."""
+"""Pieces of an expression that every engine reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"}
 
 
 def literal(value: Literal) -> str:
-    """A value as Milvus reads it back, whatever quotes, backslashes or line breaks it holds; FilterError for what has no form."""
+    """Write a value so that Milvus reads it back, with any quotes, backslashes or line breaks.
+
+    Raises:
+        FilterError: Milvus cannot read the number.
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -25,22 +29,22 @@ def literal(value: Literal) -> str:
         if value - value != 0.0:
             raise FilterError(f"{value} cannot be written in a filter; use a finite number")
         return repr(value)
-    # Line breaks end a string for every engine; all other characters but the quote and the backslash stand for themselves.
+    # A line break ends a string for every engine. All other characters except quote and backslash stand for themselves.
     return '"' + "".join(_ESCAPES.get(character, character) for character in value) + '"'
 
 
 def ids_in(field: str, ids: Iterable[Id]) -> str:
-    """The expression that holds for these ids; there must be at least one, because Milvus Lite 2.5 cannot read an empty list."""
+    """Return the expression that is true for these ids: one or more, because Milvus Lite 2.5 cannot read an empty list."""
     return f"{field} in [{', '.join(map(literal, ids))}]"
 
 
 def between(field: str, after: Id | None, upto: Id | None) -> str:
-    """The expression `after < field <= upto`; None leaves a side open, "" where both are."""
+    """Return the expression `after < field <= upto`. None leaves a side open; two open sides give ""."""
     low = "" if after is None else f"{field} > {literal(after)}"
     high = "" if upto is None else f"{field} <= {literal(upto)}"
     return both(low, high)
 
 
 def both(one: str, other: str) -> str:
-    """The expression that holds where both do; an empty one always holds."""
+    """Return the expression that is true if both are; an empty one always is."""
     return f"({one}) and ({other})" if one and other else one or other

@@ -1,18 +1,18 @@
 """A bound tree in the words of an engine.
 
-Not every engine can ask everything, and some answer another question than they were asked. What is written here holds for every
-record that the tree holds for; `Written.exact` says whether for no other. If it isn't, whoever asks looks at each answer again
-(`evaluate`). Negations are pushed down to the leaves first, because Milvus Lite 2.5 has none. `and` and `or` are written as
-balanced trees: an engine reads a chain of thousands level by level, and Lite 2.5 takes some fifty levels.
+Some engines cannot express every filter, and some answer another question. The text written here is true for every record that
+the tree is true for. `Written.exact` says whether it is true for these only. If not, the caller tests each answer again
+(`evaluate`). Negations move down to the leaves first, because Milvus Lite 2.5 lacks them. `and` and `or` become balanced trees:
+an engine reads a chain of thousands level by level, and Lite 2.5 takes some fifty levels.
 
-What was measured, and makes the difference:
+Measured differences:
 
-- Lite 2.5 reads `1 == a` as `a != 1`, `5 > a >= 1` as `1 < a <= 5`, `like "%"` as `== "%"`, and a line break in a text not at
-  all; it has no `not (…)`, `exists`, `is null`, `in []`, and no arithmetic on JSON; `a in [0.5]` finds NaN in a FLOAT.
-- Lite 3 takes true for 1 in JSON, finds no missing value by `!=`, `not in` and `not (…)`, divides whole numbers with a remainder,
-  has no `%`, no paths with `in`, and compares a FLOAT with the literal's other digits.
-- Milvus 2.3.5 takes the `_` of `like` for itself and knows only prefixes.
-- For all of them an element that an ARRAY doesn't have is not unequal to anything, yet `not in` a list.
+- Lite 2.5 reads `1 == a` as `a != 1`, `5 > a >= 1` as `1 < a <= 5`, and `like "%"` as `== "%"`. It cannot read a line break in a
+  text. It lacks `not (…)`, `exists`, `is null`, `in []`, and arithmetic on JSON. `a in [0.5]` finds NaN in a FLOAT.
+- Lite 3 takes true for 1 in JSON, and misses missing values by `!=`, `not in` and `not (…)`. It divides whole numbers with a
+  remainder, lacks `%` and paths with `in`, and compares a FLOAT with all digits of the literal.
+- Milvus 2.3.5 takes the `_` of `like` literally and knows only prefixes.
+- On all of them an element that an ARRAY lacks is not unequal to anything, yet `not in` a list.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from rmvdb.errors import FilterError
 from rmvdb.types import IdType, Schema
 
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
-#: How many comparisons a list is written as, where an engine has no list.
+#: The most comparisons that replace a list, if an engine lacks lists.
 _SPELLED_OUT = 1_000
-#: Levels of a written tree.
+#: The most levels of a written tree.
 _LEVELS = 40
-#: What Lite 3 takes for the name of a field in a function.
+#: The names of fields that Lite 3 reads in a function.
 _IDENTIFIER = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _KEYWORDS = {"and", "or", "not", "in", "like", "is", "null", "exists", "iso", "interval", "true", "false"}
 _SAFE, _LARGE, _EXACT = 2**31, 2**62, 2**53
@@ -58,7 +58,7 @@ _SAFE, _LARGE, _EXACT = 2**31, 2**62, 2**53
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """What an engine can be asked."""
+    """The filters that an engine can read."""
 
     name: str
     #: `not (…)`.
@@ -69,7 +69,7 @@ class Dialect:
     json: bool = True
     #: `exists`.
     exists: bool = True
-    #: `is null`, where the schema allows null.
+    #: `is null`, if the schema allows null.
     nulls: bool = True
     #: `like` with more than a prefix.
     patterns: bool = True
@@ -90,27 +90,27 @@ class Written(NamedTuple):
 
     #: "" for every record.
     text: str
-    #: Whether it holds for no record but those that the tree holds for.
+    #: Whether it is true only for records that the tree is true for.
     exact: bool
 
 
 class _Part(NamedTuple):
-    """A part of it: text, or None for what holds for every record, "" for none."""
+    """A part of a filter. Its text is None if it is true for every record, "" if for none."""
 
     text: str | None
     exact: bool = True
     levels: int = 1
 
 
-_EVERY, _NONE, _ASK_LATER = _Part(None), _Part(""), _Part(None, exact=False)
+_EVERY, _NONE, _TEST_LATER = _Part(None), _Part(""), _Part(None, exact=False)
 
 
 def write(tree: Tree, dialect: Dialect, schema: Schema) -> Written:
-    """The filter that an engine is sent for a bound tree; FilterError where it would be nested too deep."""
+    """Write a bound tree for an engine. Raises FilterError if the text would be nested too deep."""
     part = _Writer(dialect).tree(tree, holds=True)
     if part.levels > _LEVELS:
-        raise FilterError(f"The filter is nested {part.levels} levels deep, and {_LEVELS} can be asked; write it flatter")
-    if part.text == "":  # no engine has a word for what never holds
+        raise FilterError(f"The filter is nested {part.levels} levels deep, and engines read {_LEVELS}; write it flatter")
+    if part.text == "":  # engines lack a word for "never"
         return Written(f"{schema.id_field} < {literal('' if schema.id_type is IdType.VARCHAR else INT64_BOUNDS[0] + 1)}", True)
     return Written(part.text or "", part.exact)
 
@@ -149,11 +149,11 @@ class _Writer:
         if isinstance(right, Name):
             return self._two_fields(left, sign, right, holds=holds)
         if not self._writable(left, right):
-            return _ASK_LATER
+            return _TEST_LATER
         if left.type == OPEN:
             return self._open(left, sign, right, holds=holds)
-        if left.type in REAL and left.path:  # no engine was asked whether it rounds the literal as it rounds an element
-            return _ASK_LATER
+        if left.type in REAL and left.path:  # it was not measured whether engines round the literal as they round an element
+            return _TEST_LATER
         text = f"{left.name}{_path(left)} {wanted} {literal(right)}"
         if left.type not in REAL or holds or sign in ("==", "!="):
             return _Part(text)
@@ -167,25 +167,25 @@ class _Writer:
             return self._open_loosely(name, wanted, value, holds=holds)
         if holds or sign in ("==", "!="):
             return _Part(f"{place} {wanted} {literal(value)}")
-        return _Part(f"not ({place} {sign} {literal(value)})") if self._dialect.negates else _ASK_LATER
+        return _Part(f"not ({place} {sign} {literal(value)})") if self._dialect.negates else _TEST_LATER
 
     def _open_loosely(self, name: Name, wanted: str, value: Literal, *, holds: bool) -> _Part:
-        """For an engine to which true is 1 and a missing value is neither equal nor unequal."""
+        """Write for an engine to which true is 1, and a missing value is neither equal nor unequal."""
         place, text = spelled_name(name), f"{spelled_name(name)} {wanted} {literal(value)}"
         if isinstance(value, int | float) and abs(value) >= _EXACT:
-            return _ASK_LATER
+            return _TEST_LATER
         if wanted == "!=":
             plain = isinstance(value, str) and not name.path
-            return _Part(f"({text} or {place} is null)", exact=False, levels=2) if plain else _ASK_LATER
-        return _Part(text, exact=False) if holds or wanted == "==" else _ASK_LATER
+            return _Part(f"({text} or {place} is null)", exact=False, levels=2) if plain else _TEST_LATER
+        return _Part(text, exact=False) if holds or wanted == "==" else _TEST_LATER
 
     def _two_fields(self, left: Name, sign: str, right: Name, *, holds: bool) -> _Part:
         if left.type != right.type and {left.type, right.type} - WHOLE:
-            return _ASK_LATER  # each engine rounds in its own way
+            return _TEST_LATER  # engines round differently
         text = f"{left.name} {sign if holds else _OPPOSITE[sign]} {right.name}"
         if left.type not in REAL or holds or sign in ("==", "!="):
             return _Part(text)
-        return _Part(f"not ({left.name} {sign} {right.name})") if self._dialect.negates else _ASK_LATER
+        return _Part(f"not ({left.name} {sign} {right.name})") if self._dialect.negates else _TEST_LATER
 
     def _arithmetic(self, left: Arithmetic, sign: str, right: Literal | Name) -> _Part:
         name, by = left.name, left.value
@@ -196,24 +196,24 @@ class _Writer:
             or sign not in ("==", "!=")
             or not isinstance(right, int | float)
         ):
-            return _ASK_LATER
+            return _TEST_LATER
         if name.type == "DOUBLE":
             sure = False
         elif left.sign in "/%":
             sure = self._dialect.divides and by > 0
             if not sure:
-                return _ASK_LATER
-        else:  # engines count on past 64 bits, to the smallest number
+                return _TEST_LATER
+        else:  # past 64 bits engines wrap around to the smallest number
             sure = abs(by) < _SAFE and abs(right) < _LARGE and (left.sign != "*" or name.type != "INT64")
         if not sure and sign == "!=":
-            return _ASK_LATER
+            return _TEST_LATER
         step = {"+": "-", "-": "+"}.get(left.sign, left.sign) if by < 0 else left.sign
         by = abs(by) if step != left.sign else by
         return _Part(f"{name.name} {step} {literal(by)} {sign} {literal(right)}", exact=sure)
 
     def _length(self, name: Name, sign: str, right: Literal | Name) -> _Part:
         if name.type == OPEN or sign not in ("==", "!=") or isinstance(right, Name):
-            return _ASK_LATER
+            return _TEST_LATER
         return _Part(f"array_length({name.name}) {sign} {literal(right)}")
 
     # --- lists --------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class _Writer:
         if not values:
             return _NONE if holds else _EVERY
         if not self._writable(name, *values) or (name.type in REAL and name.path):
-            return _ASK_LATER
+            return _TEST_LATER
         groups = [[value for value in values if type(value) is kind] for kind in dict.fromkeys(map(type, values))]
         listed = (name.type == OPEN and self._dialect.json) or (name.type != OPEN and not name.path)
         if listed and (name.type not in REAL or self._dialect.reals):
@@ -230,7 +230,7 @@ class _Writer:
             parts = [_Part(f"{place} {word} [{', '.join(map(literal, group))}]") for group in groups]
             return (_any if holds else _all)(parts)
         if len(values) > _SPELLED_OUT:
-            return _ASK_LATER
+            return _TEST_LATER
         distinct = dict.fromkeys((type(value), value) for value in values)
         parts = [self._compare(name, "==", value, holds=holds) for _, value in distinct]
         return (_any if holds else _all)(parts)
@@ -240,14 +240,14 @@ class _Writer:
         real = name.element in REAL
         place = spelled_name(name) if self._dialect.json or not name.meta else f"{name.name}{_path(name)}"
         if negated or real or not self._writable(name, *values) or not (_plain(name) or self._dialect.json):
-            return _ASK_LATER
+            return _TEST_LATER
         exact, written = True, [*values]
-        if name.type == OPEN:  # as a float it is equal to 1 and to 1.0
+        if name.type == OPEN:  # as a float, the literal is equal to 1 and to 1.0
             large = any(isinstance(value, int) and abs(value) >= _EXACT for value in values)
             exact = self._dialect.json and not large
             written = [float(value) if isinstance(value, int) and not isinstance(value, bool) else value for value in values]
         if not exact and not holds:
-            return _ASK_LATER
+            return _TEST_LATER
         function = ("json" if name.type == OPEN else "array") + "_contains" + ("" if which == "one" else f"_{which}")
         listed = ", ".join(map(literal, written))
         text = f"{function}({place}, {listed if which == 'one' else f'[{listed}]'})"
@@ -272,7 +272,7 @@ class _Writer:
         start = first[: min((at for at, character in enumerate(first) if character in "%_\\"), default=len(first))]
         if holds and start and self._writable(name, start):
             return _Part(f"{spelled_name(name)} like {literal(start + '%')}", exact=False)
-        return _ASK_LATER
+        return _TEST_LATER
 
     def _null(self, name: Name, *, holds: bool) -> _Part:
         place = spelled_name(name)
@@ -281,21 +281,21 @@ class _Writer:
         if not name.nullable:
             return _NONE if holds else _EVERY
         if name.path or not self._dialect.nulls:
-            return _ASK_LATER
+            return _TEST_LATER
         return _Part(f"{place} is {'' if holds else 'not '}null")
 
     def _nothing(self, name: Name, *, holds: bool) -> _Part:
-        """Whether nothing or null is there, in JSON or in a field that is not declared."""
+        """Write whether a value in JSON, or in an undeclared field, is missing or null."""
         if not self._writable(name):
-            return _ASK_LATER
+            return _TEST_LATER
         if not self._dialect.json and not name.path:
             return _Part(f"{spelled_name(name)} is {'' if holds else 'not '}null")
-        if not holds and self._dialect.exists and (name.meta or name.path):  # to which a null is something
+        if not holds and self._dialect.exists and (name.meta or name.path):  # to `exists` a null is a value
             return _Part(f"(exists {spelled_name(name)})", exact=False)  # Milvus 2.3 reads the `and` behind it as its own
-        return _ASK_LATER
+        return _TEST_LATER
 
     def _writable(self, name: Name, *values: Literal) -> bool:
-        """Whether the engine reads these texts and this place in JSON as they are."""
+        """Return whether the engine reads these texts and this place in JSON as they are."""
         texts = [value for value in (*values, name.name, *name.path) if isinstance(value, str)]
         if (
             name.absent
@@ -304,7 +304,7 @@ class _Writer:
         ):
             return False
         if not self._dialect.json and any(str(part).isdigit() for part in name.path) and name.type == OPEN:
-            return False  # a number and a key of the same digits are one elsewhere
+            return False  # elsewhere an element's number and a key of the same digits are equal
         return self._dialect.breaks or not any(set(text) & set("\r\n") for text in texts)
 
 
@@ -323,7 +323,7 @@ def _any(parts: Iterable[_Part]) -> _Part:
 
 
 def _joined(word: str, parts: Sequence[_Part], *, exact: bool, empty: str | None) -> _Part:
-    """The parts as a balanced tree."""
+    """Join the parts as a balanced tree."""
     if not parts:
         return _Part(empty, exact)
     if len(parts) == 1:
@@ -342,12 +342,12 @@ def _plain(name: Name) -> bool:
 
 
 def spelled_name(name: Name) -> str:
-    """A name as every engine reads it."""
+    """Return a name as every engine reads it."""
     return f"$meta[{literal(name.name)}]{_path(name)}" if name.meta else f"{name.name}{_path(name)}"
 
 
 def spelled(tree: Tree) -> str:
-    """A tree in Milvus' words, whatever engine is asked."""
+    """Return a tree in Milvus' words, for whatever engine."""
     match tree:
         case All(parts):
             return " and ".join(f"({spelled(part)})" for part in parts)

@@ -1,4 +1,4 @@
-"""The connection to an engine, with a deadline for every call, and which engine it is."""
+"""The connection to an engine, with a deadline for every call, and the engine's name and version."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rmvdb.engines.milvus.failures import status_of
 if TYPE_CHECKING:
     from rmvdb.engines.milvus.driver import MilvusClient
 
-#: Seconds of one attempt to connect. pymilvus also spends them on the old address before it gives a broken connection up.
+#: Seconds of one attempt to connect. pymilvus also spends them on the old address before it gives up a broken connection.
 _CONNECT = 2.0
 
 
 class Engine(NamedTuple):
-    """Which engine answers, and what it cannot do."""
+    """The name and version of an engine, and its limits."""
 
     name: str
     version: str
@@ -37,7 +37,7 @@ class Engine(NamedTuple):
 
     @property
     def limits(self) -> EngineLimits:
-        """What it cannot hold, though a schema allows it."""
+        """The values that it cannot hold, though a schema allows them."""
         if self.lite2:
             # It deletes, and so upserts, with SQL that it writes itself: a quote in an id would be read as SQL.
             return EngineLimits(engine="Milvus Lite 2.5", not_in_ids="'\0\n\r")
@@ -49,10 +49,10 @@ class Engine(NamedTuple):
 
     @property
     def partition_keys(self) -> bool:
-        """Whether a partition key can be written and filtered by.
+        """Whether it can write a partition key and filter by it.
 
-        Lite 2.5 takes one and cannot read a filter any more; an upsert of Milvus 2.3.5 puts records into partitions where a
-        filter by the key does not find them (milvus pull request 30772).
+        Lite 2.5 accepts a partition key and cannot read a filter any more. An upsert of Milvus 2.3.5 puts records into partitions
+        where a filter by the key does not find them (milvus pull request 30772).
         """
         return not self.lite2 and (self.name != "milvus" or self.numbers >= (2, 4))
 
@@ -63,7 +63,7 @@ class Engine(NamedTuple):
 
 
 class Connection:
-    """The one client of a store, opened when it is needed and opened anew after a failure."""
+    """The one client of a store: opened at its first use, and opened again after a failure."""
 
     def __init__(self, address: Callable[[], str], token: str, timeout: float) -> None:
         self._address = address
@@ -72,11 +72,11 @@ class Connection:
         self._lock = threading.Lock()
         self._client: MilvusClient | None = None
         self._engine: Engine | None = None
-        #: Where the last client was sent.
+        #: The address of the last client.
         self.place = "its address"
 
     def get(self) -> MilvusClient:
-        """The client, opened where none is."""
+        """Return the client; open it if needed."""
         client = self._client
         if client is not None:
             return client
@@ -88,7 +88,7 @@ class Connection:
             return self._client
 
     def drop(self, client: MilvusClient | None = None) -> None:
-        """Close the client; nothing where another thread has already done so with this one."""
+        """Close the client; do nothing if another thread has already closed this one."""
         with self._lock:
             if self._client is None or client not in (None, self._client):
                 return
@@ -96,19 +96,19 @@ class Connection:
         old.close()
 
     def engine(self, client: MilvusClient, *, fresh: bool) -> Engine:
-        """Which engine is at the other end; asked again where it must be `fresh`."""
+        """Return which engine is at the other end; ask it again if the answer must be `fresh`."""
         if self._engine is None or fresh:
             self._engine = _ask_engine(client)
         return self._engine
 
 
 def _open(place: str, token: str, timeout: float) -> MilvusClient:
-    # A deadline for every call of the channel: pymilvus' own timeout would also make it repeat failures that long.
+    # A deadline for every call of the channel. pymilvus' own timeout would also make it repeat failures for that long.
     deadline = json.dumps({"methodConfig": [{"name": [{}], "timeout": f"{timeout:.3f}s"}]})
     options: dict[str, Any] = {"grpc.service_config": deadline}
     if place.startswith("unix:"):
-        # pymilvus pings every 10 s. A Milvus server allows that; Milvus Lite ends the connection ("too_many_pings") after a
-        # minute and a half without a call, and no firewall forgets a socket of this machine.
+        # pymilvus pings every 10 s. A Milvus server allows that. Milvus Lite ends the connection ("too_many_pings") after a
+        # minute and a half without a call. A socket of this machine needs no pings: no firewall forgets it.
         options["grpc.keepalive_time_ms"] = 2**31 - 1
     opened: MilvusClient = pymilvus().MilvusClient(
         uri=place, token=token, timeout=min(timeout, _CONNECT), dedicated=True, grpc_options=options
@@ -122,7 +122,7 @@ def _ask_engine(client: MilvusClient) -> Engine:
     except foreign_errors() as exc:
         if status_of(exc) != "UNIMPLEMENTED":
             raise
-        # Only Lite 2 cannot say; the process serves the package that is installed beside this one.
+        # Only Lite 2 cannot say its version; its process serves the package that is installed here.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version("milvus-lite")
             return Engine("milvus-lite", version if version.startswith("2.") else "2")

@@ -1,4 +1,4 @@
-"""Making collections and taking them away, and what schemas and indexes are in pymilvus' own form."""
+"""Creating and dropping collections, with schemas and indexes in pymilvus' own form."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from rmvdb.types import IdType, Index, Schema
 if TYPE_CHECKING:
     from rmvdb.engines.milvus.driver import MilvusClient
 
-#: Seconds in which a collection must be loaded, mostly an empty one.
+#: Seconds within which a collection, mostly an empty one, must be loaded.
 _LOADED_AFTER = 600.0
 
 
 def create(session: Session, schema: Schema, index: Index) -> None:
-    """Make the collection with its index, loaded; finishes one that was left half made, AlreadyExists for another schema."""
+    """Create the collection with its index and load it; finish one that was left half made.
+
+    Raises:
+        AlreadyExists: The collection exists with another schema.
+    """
     name, engine = schema.collection, session.engine()
     made = not exists(session, name) and _make(session, schema, engine)
     if not made:
@@ -29,7 +33,7 @@ def create(session: Session, schema: Schema, index: Index) -> None:
     try:
         _finish(session, schema, index)
     except EngineUnavailable:
-        raise  # another one may have finished and filled it meanwhile; the next one finishes what is left
+        raise  # another process may have finished and filled it meanwhile; the next call finishes the rest
     except RmvdbError:
         if made:
             drop(session, name)
@@ -37,14 +41,14 @@ def create(session: Session, schema: Schema, index: Index) -> None:
 
 
 def drop(session: Session, collection: str) -> None:
-    """Remove the collection and its records; does nothing where there is none."""
+    """Remove the collection and its records; do nothing if it does not exist."""
     session.schemas.pop(collection, None)
     if exists(session, collection):
         session.run(collection, lambda client: client.drop_collection(collection, **ONCE))
 
 
 def move_aliases(session: Session, collection: str, target: str) -> list[str]:
-    """Let every other name of the collection stand for the target; tells them, none where the engine has no aliases."""
+    """Point every alias of the collection to the target, and return them; an engine without aliases gives none."""
     found = sorted(read(session, collection).get("aliases", ())) if exists(session, collection) else []
 
     def move(client: MilvusClient) -> None:
@@ -56,11 +60,11 @@ def move_aliases(session: Session, collection: str, target: str) -> list[str]:
 
 
 def _make(session: Session, schema: Schema, engine: Engine) -> bool:
-    """Whether this call made it; False where another one was faster."""
+    """Create the collection; return False if another process was faster."""
     try:
         session.run(
             schema.collection,
-            # For the other programs that will read it; every call of rmvdb names its own level.
+            # For other programs that read it; every call of rmvdb names its own level.
             lambda client: client.create_collection(
                 schema.collection, schema=_engine_schema(schema, engine), consistency_level="Bounded", **ONCE
             ),
@@ -82,7 +86,7 @@ def _finish(session: Session, schema: Schema, index: Index) -> None:
             try:
                 client.create_index(name, params, sync=False, **ONCE)
             except foreign_errors():
-                if not (found := vector_index(client, name, field)):  # nobody else was faster
+                if not (found := vector_index(client, name, field)):  # no other process was faster
                     raise
         if found and found.get("metric_type") != schema.metric.value:
             raise AlreadyExists(f"Collection {name!r} exists with metric {found.get('metric_type')}; drop it or take its name")
@@ -95,7 +99,7 @@ def _finish(session: Session, schema: Schema, index: Index) -> None:
         return state
 
     session.run(name, finish)
-    # Waited for here: pymilvus waits without end, or, where it is told how long, repeats every failure for as long.
+    # pymilvus would wait without end or, given a time, repeat every failure for as long. So the wait is here.
     deadline = time.monotonic() + _LOADED_AFTER
     while session.run(name, load) != "Loaded":
         if time.monotonic() > deadline:
@@ -121,9 +125,9 @@ def _engine_schema(schema: Schema, engine: Engine) -> Any:
 
 
 def index_params(schema: Schema, index: Index, engine: Engine) -> Any:
-    """The index in pymilvus' own form: exactly the parameters of `index`.
+    """Return the index in pymilvus' own form, with exactly the parameters of `index`.
 
-    AUTOINDEX on Lite 3 is FLAT: its own choice, HNSW, misses most of what matches a filter, and FLAT is as fast.
+    AUTOINDEX on Lite 3 becomes FLAT: its own choice, HNSW, misses most records that match a filter, and FLAT is as fast.
     """
     params = pymilvus().MilvusClient.prepare_index_params()
     params.add_index(
@@ -131,14 +135,14 @@ def index_params(schema: Schema, index: Index, engine: Engine) -> Any:
         index_name=schema.vector_field,
         index_type="FLAT" if engine.lite3 and index.type == "AUTOINDEX" else index.type,
         metric_type=schema.metric.value,
-        # pymilvus would send True; Milvus 2.4 takes "true" and "false" only.
+        # pymilvus would send True; Milvus 2.4 accepts "true" and "false" only.
         params={name: str(value).lower() if isinstance(value, bool) else value for name, value in index.params.items()},
     )
     return params
 
 
 def _same(schema: Schema, raw: Mapping[str, Any]) -> None:
-    """AlreadyExists where the collection is not what the schema says; lengths and such differ between engines."""
+    """Raise AlreadyExists if the collection does not fit the schema; lengths and such differ between engines."""
     found = {field["name"]: (field["type"].name, dim_of(field)) for field in raw["fields"]}
     wanted: dict[str, tuple[str, int]] = {field.name: (field.type, 0) for field in schema.fields}
     wanted |= {schema.id_field: (schema.id_type.value, 0), schema.vector_field: ("FLOAT_VECTOR", schema.dim)}

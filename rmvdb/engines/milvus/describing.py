@@ -1,4 +1,4 @@
-"""What a collection is: its schema, its index, and whether rmvdb can serve it."""
+"""A collection's schema and index, and whether rmvdb can serve it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from rmvdb.types import Field, IdType, Index, Metric, Schema
 if TYPE_CHECKING:
     from rmvdb.engines.milvus.driver import MilvusClient
 
-#: What the description of an index says besides its parameters.
+#: The parts of an index's description that are not parameters.
 _NO_PARAMETERS = {"index_type", "metric_type", "dim", "field_name", "index_name", "state"}
 _NO_PARAMETERS |= {"total_rows", "indexed_rows", "pending_index_rows"}
 
 
 def describe(session: Session, collection: str) -> Schema:
-    """Read the schema (of the collection behind the name, where it is an alias); CannotAdopt for what cannot be served.
+    """Read the schema; an alias stands for its collection. From here on this session reads and writes by it.
 
-    From here on this session reads and writes by it: the name may have been another collection's before.
+    Until now the name may have been another collection's.
+
+    Raises:
+        CannotAdopt: rmvdb cannot serve the collection.
     """
     raw = read(session, collection)
     _adoptable(collection, raw, session.engine())
@@ -42,39 +45,39 @@ def _noted(session: Session, collection: str, raw: Mapping[str, Any]) -> Schema:
 
 
 def index(session: Session, collection: str) -> Index:
-    """The index on the vectors as it was built, as far as the engine tells; Lite 3 gives no parameters."""
+    """Return the index on the vectors as it was built, as far as the engine tells; Lite 3 gives no parameters."""
     field = schema_of(session, collection).vector_field
     found = session.run(collection, lambda client: vector_index(client, collection, field))
     return Index(type=found["index_type"], params={name: found[name] for name in found.keys() - _NO_PARAMETERS})
 
 
 def exists(session: Session, collection: str) -> bool:
-    """Whether there is a collection of that name."""
+    """Return whether a collection of that name exists."""
     return bool(session.run(collection, lambda client: client.has_collection(collection, **ONCE)))
 
 
 def field_names(session: Session, collection: str) -> list[str]:
-    """The names of its fields as they are now, also of a collection that is only half made."""
+    """Return the names of its fields now; the collection may be half made."""
     return [str(field["name"]) for field in read(session, collection)["fields"]]
 
 
 def collection_names(session: Session) -> list[str]:
-    """Every collection that there is."""
+    """Return the names of all collections."""
     return list(session.run("", lambda client: client.list_collections(**ONCE)))
 
 
 def schema_of(session: Session, collection: str) -> Schema:
-    """The schema as it was last read; what was adopted is served on, whatever somebody has made of it since."""
+    """Return the schema as it was last read: an adopted collection is served on, even if another program has changed it since."""
     return session.schemas.get(collection) or _noted(session, collection, read(session, collection))
 
 
 def read(session: Session, collection: str) -> dict[str, Any]:
-    """What the engine says of a collection."""
+    """Return the engine's description of a collection."""
     return dict(session.run(collection, lambda client: client.describe_collection(collection, **ONCE)))
 
 
 def _partitions(session: Session, collection: str, raw: Mapping[str, Any]) -> list[str]:
-    """Partitions that somebody made; those of a partition key are the engine's own."""
+    """Return the partitions that a user made; those of a partition key are the engine's own."""
     if session.engine().lite2 or any(field.get("is_partition_key") for field in raw["fields"]):
         return []
     names = session.run(collection, lambda client: client.list_partitions(collection, **ONCE))
@@ -82,7 +85,7 @@ def _partitions(session: Session, collection: str, raw: Mapping[str, Any]) -> li
 
 
 def vector_index(client: MilvusClient, collection: str, field: str) -> dict[str, Any]:
-    """The description of the index on the vector field, empty without one."""
+    """Return the description of the index on the vector field, empty if it has none."""
     for name in client.list_indexes(collection, **ONCE):
         found = client.describe_index(collection, name, **ONCE) or {}
         if found.get("field_name") == field:
@@ -95,7 +98,7 @@ def _vector_fields(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def dim_of(field: Mapping[str, Any]) -> int:
-    """The dimension of a field, 0 for one that holds no vectors."""
+    """Return the dimension of a field, 0 if it does not hold vectors."""
     return int(field.get("params", {}).get("dim", 0))
 
 
@@ -156,6 +159,6 @@ def _field(raw: Mapping[str, Any]) -> Field:
 
 
 def _default(value: Any) -> Any:
-    """The value inside Milvus' message, which names its type."""
+    """Return the value inside Milvus' message, which names its type."""
     kind = value.WhichOneof("data") if hasattr(value, "WhichOneof") else None
     return getattr(value, kind) if kind else None if hasattr(value, "WhichOneof") else value

@@ -1,4 +1,4 @@
-"""pymilvus, loaded when it is first needed; its only importer."""
+"""pymilvus, loaded at its first use. Only this file imports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pymilvus import MilvusClient as MilvusClient
 
-#: pymilvus repeats a failed call 75 times by default, in minutes; a session repeats it, and asks for the address again.
+#: By default pymilvus repeats a failed call 75 times, over minutes. A session repeats it instead, and reads the address again.
 ONCE: dict[str, Any] = {"retry_times": 0}
 
 
@@ -20,7 +20,7 @@ _loading = threading.Lock()
 
 
 def pymilvus() -> Any:
-    """The module."""
+    """Return the module."""
     with _loading:
         return _loaded()
 
@@ -30,11 +30,11 @@ def _loaded() -> Any:
     with warnings.catch_warnings(action="ignore"):  # which say nothing to rmvdb's users
         import pymilvus
 
-    # It logs a traceback for each failed call, also for those that are repeated or expected here.
+    # It logs a traceback for each failed call, even for a call that is repeated or expected to fail.
     for name in ("pymilvus", "pymilvus.milvus_client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # At its first vectors it runs scipy's module once more, beside the import system: of two threads that do so one may fail.
-    with contextlib.suppress(ImportError, AttributeError):  # a pymilvus that does not
+    # At its first vectors it runs scipy's module once more, beside the import system. If two threads do so at once, one may fail.
+    with contextlib.suppress(ImportError, AttributeError):  # other versions of pymilvus do not
         from pymilvus.client.utils import SciPyHelper
 
         SciPyHelper.is_scipy_sparse(None)
@@ -43,7 +43,7 @@ def _loaded() -> Any:
 
 @functools.cache
 def foreign_errors() -> tuple[type[BaseException], ...]:
-    """What a call of pymilvus may raise."""
+    """Return the errors that a call of pymilvus may raise."""
     import grpc  # type: ignore[import-untyped]
 
     return (pymilvus().MilvusException, grpc.RpcError)
@@ -51,6 +51,6 @@ def foreign_errors() -> tuple[type[BaseException], ...]:
 
 @functools.cache
 def unwritable() -> tuple[type[BaseException], ...]:
-    """What pymilvus raises for rows that do not fit their collection, before it sends any."""
+    """Return the errors that pymilvus raises, before it sends anything, for rows that do not fit their collection."""
     exceptions = pymilvus().exceptions
     return (exceptions.DataNotMatchException, exceptions.ParamError)

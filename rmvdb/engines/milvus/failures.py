@@ -1,9 +1,10 @@
-"""What Milvus, pymilvus and gRPC raise when a call fails, and what that means for the call."""
+"""Errors of Milvus, pymilvus and gRPC: their meaning for a call, and whether to send it again."""
 
 from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rmvdb.engines.milvus.driver import ONCE, foreign_errors
@@ -11,19 +12,19 @@ from rmvdb.engines.milvus.driver import ONCE, foreign_errors
 if TYPE_CHECKING:
     from rmvdb.engines.milvus.driver import MilvusClient
 
-#: Milvus' own codes: there is no such collection, and it is not loaded.
+#: Milvus' own codes: the collection does not exist, and it is not loaded.
 MISSING, NOT_LOADED = 100, 101
 #: The code of segcore, which reads filters and holds vectors, in Milvus Lite 2.5.
 SEGCORE = 2000
 #: Milvus' own codes for "not now": unavailable, busy, rate limit, (not) recovering, no replica, channel, segment (it was merged
 #: into another one meanwhile) or node.
 _PASSING = {2, 4, 8, 103, 106, 401, 500, 501, 503, 600, 601, 602, 901, 902, 903, 904}
-#: Codes for a request that is refused before anything is done: denied, no such collection or field, an invalid parameter; 6 is
-#: Lite 3's for the last.
+#: Codes for a request that is refused before anything is done: denied, no such collection or field, an invalid parameter (6 is
+#: Lite 3's code for it).
 _INVALID = {6, 9, MISSING, 1100, 1700, 1701}
 #: pymilvus' code for a channel that it could not open.
 _NOT_CONNECTED = 2
-#: What Milvus and Lite say under a code that tells nothing (unexpected error; segcore), by code.
+#: The words of Milvus and Lite under a code that says nothing (unexpected error, segcore), by code.
 _PASSING_TEXT = {
     65535: re.compile(
         r"no available shard|channel .*not available|not (ready|healthy|serviceable)|recovering"
@@ -33,21 +34,23 @@ _PASSING_TEXT = {
     SEGCORE: re.compile(r"mmap manager has not been init", re.IGNORECASE),  # Lite answers a moment before it has started
 }
 _PASSING_TEXT[1] = _PASSING_TEXT[65535]  # servers before 2.3
-#: The places in its source that Milvus puts before what it says.
+#: How often a call that got no answer is sent again, if it is neither patient nor permitted.
+_SILENCES = 1
+#: The places in its source that Milvus puts before its message.
 _TRACE = re.compile(r"(stack trace: )?(/\S+\.go:\d+ \S+ ?)+(: )?")
-#: What pymilvus and gRPC say, with the code of an unexpected error, of a client that another thread has closed.
+#: The messages of pymilvus and gRPC, with the code of an unexpected error, for a client that another thread has closed.
 _CLOSED = ("should create connection first", "Unexpected error, message=<Cannot invoke RPC")
-#: How gRPC itself begins to say that a connection broke under a call. All else that it calls unavailable may be asked again: a
-#: call that never left since no connection could be made, what a proxy between answers while its servers start.
+#: How gRPC's message begins if a connection broke under a call. Every other unavailable call may be sent again: one that never
+#: left because no connection could be made, or one that a proxy answered while its servers start.
 _BROKE = ("Stream removed", "Socket closed", "Connection reset", "recvmsg:", "sendmsg:", "Broken pipe", "End of TCP stream")
 
 
 class Failure(enum.Enum):
-    """What a failed call means for who made it."""
+    """The meaning of a failed call for its caller."""
 
     #: Nothing was done, and the same call would get the same answer.
     REFUSED = enum.auto()
-    #: The engine failed at it. What was done is unknown; the same call would most likely fail again.
+    #: The engine failed at it, and may have done a part. The same call would most likely fail again.
     FAILED = enum.auto()
     #: The engine is away or busy: the same call may be answered a little later.
     BUSY = enum.auto()
@@ -57,10 +60,14 @@ class Failure(enum.Enum):
     CUT = enum.auto()
 
 
-def classify(exc: BaseException, *, sent: bool, quoted: str = "") -> Failure:
-    """What this failure means, by codes alone; where the code tells nothing, by Milvus' words without those of the user.
+#: The failures after which a call may be sent again.
+PASSING = {Failure.BUSY, Failure.SILENT, Failure.CUT}
 
-    `sent`: there was a connection. `quoted`: what the call carried of the user's words, which an engine may quote.
+
+def classify(exc: BaseException, *, sent: bool, quoted: str = "") -> Failure:
+    """Return what an error means, by its code; if the code says nothing, by Milvus' words without those of the user.
+
+    `sent`: there was a connection. `quoted`: the user's words in the call, which an engine may quote.
     """
     status, code = status_of(exc), code_of(exc)
     if status in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
@@ -79,6 +86,45 @@ def classify(exc: BaseException, *, sent: bool, quoted: str = "") -> Failure:
     return Failure.FAILED
 
 
+class Step(enum.Enum):
+    """The next step after a failed call."""
+
+    #: Send it again.
+    RETRY = enum.auto()
+    #: Send it again, and wait longer for the answer.
+    SLOW = enum.auto()
+    #: Give up: most likely the call itself ends the engine.
+    KILLED = enum.auto()
+    #: Give up.
+    FATAL = enum.auto()
+
+
+def next_step(failure: Failure, seen: Mapping[Failure, int], *, cuts: int, patient: bool, permitted: bool, late: bool) -> Step:
+    """Decide by the first line that fits. A repeated call changes nothing more.
+
+    `seen`: the failures of this call, this one included. `patient`: a silent engine counts as away. `permitted`: a permit ends
+    the repeats. `late`: the time for repeats is over.
+
+    | failure | step |
+    |---|---|
+    | CUT, `cuts` times | KILLED |
+    | REFUSED, FAILED | FATAL |
+    | SILENT twice, neither patient nor permitted | FATAL: a server that recovers may swallow a call, but not two |
+    | any other, late | FATAL |
+    | SILENT, patient | SLOW: an engine that is slow only gets slower by many short calls |
+    | any other | RETRY |
+    """
+    if failure is Failure.CUT and seen[failure] >= cuts:
+        return Step.KILLED
+    if failure not in PASSING or late:
+        return Step.FATAL
+    if failure is not Failure.SILENT:
+        return Step.RETRY
+    if patient:
+        return Step.SLOW
+    return Step.RETRY if permitted or seen[failure] <= _SILENCES else Step.FATAL
+
+
 def _by_status(status: str, exc: BaseException) -> Failure:
     if status == "UNAVAILABLE":
         return Failure.CUT if _details(_root(exc)).startswith(_BROKE) else Failure.BUSY
@@ -91,13 +137,13 @@ def _says_closed(exc: BaseException) -> bool:
 
 
 def _without(text: str, quoted: str) -> str:
-    """What is left of an engine's sentence without the words that it may quote."""
+    """Return an engine's sentence without the words that it may quote."""
     words = {word for word in re.findall(r"\w+", quoted) if len(word) > 1}
     return re.sub(r"\w+", lambda found: "" if found[0] in words else found[0], text)
 
 
 def is_loading(client: MilvusClient, collection: str) -> bool:
-    """Whether a server is still loading the collection, as after its restart, rather than keeping it released."""
+    """Return whether a server is still loading the collection, as after a restart, rather than keeping it released."""
     try:
         state = client.get_load_state(collection, **ONCE)["state"]
     except foreign_errors():
@@ -106,18 +152,18 @@ def is_loading(client: MilvusClient, collection: str) -> bool:
 
 
 def status_of(exc: BaseException) -> str:
-    """The name of the gRPC status of the call, "" for an error of Milvus itself."""
+    """Return the name of the call's gRPC status, "" for an error of Milvus itself."""
     return _status(_root(exc))
 
 
 def code_of(exc: BaseException) -> int:
-    """Milvus' own code, 0 for an error of gRPC."""
+    """Return Milvus' own code, 0 for an error of gRPC."""
     code = getattr(exc, "code", None)
     return int(code) if isinstance(code, int) and not status_of(exc) else 0
 
 
 def text_of(exc: BaseException) -> str:
-    """What it says, in one line, without the places in Milvus' source that it came through."""
+    """Return the message in one line, without the places in Milvus' source that it came through."""
     return _TRACE.sub("", _said(exc))[:300]
 
 
@@ -127,14 +173,14 @@ def _said(exc: BaseException) -> str:
 
 
 def broken(exc: BaseException) -> bool:
-    """Whether another connection is needed."""
+    """Return whether the connection must be replaced."""
     return bool(status_of(exc)) or code_of(exc) == _NOT_CONNECTED or _says_closed(exc)
 
 
 def _root(exc: BaseException) -> BaseException:
-    """The error of gRPC that the call ended with, if there is one.
+    """Return the gRPC error that ended the call, if there is one.
 
-    Where the connection broke, pymilvus connects again at once, and raises that this failed while it handles the first error.
+    If the connection broke, pymilvus connects again at once. If that fails too, it raises that error while it handles the first.
     """
     if getattr(exc, "code", None) != _NOT_CONNECTED:
         return exc

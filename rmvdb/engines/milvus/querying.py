@@ -1,4 +1,4 @@
-"""One query, and what an engine cannot be asked."""
+"""One query, and how many rows a collection has."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 def query(
     client: MilvusClient, *, schema: Schema, expression: str, output: list[str], level: str, limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """The rows that match, with these fields; `count(*)` may have no limit."""
+    """Return the rows that match, with these fields; `count(*)` may not have a limit."""
     options: dict[str, Any] = {"limit": limit} if limit else {}
     try:
         found = client.query(
             schema.collection, filter=expression, output_fields=output, consistency_level=level, **options, **ONCE
         )
     except foreign_errors() as exc:
-        # Lite 2.5 fails to give vectors of a collection that has an index and no rows ("Growing segment loss raw data").
+        # Lite 2.5 cannot give vectors of a collection that has an index and no rows ("Growing segment loss raw data").
         if schema.vector_field in output and code_of(exc) == SEGCORE and _is_empty(client, schema.collection):
             return []
         raise
@@ -34,6 +34,6 @@ def _is_empty(client: MilvusClient, collection: str) -> bool:
 
 
 def rows_of(client: MilvusClient, collection: str) -> int:
-    """How many rows there are now; a row that was replaced or deleted is none."""
+    """Count the rows of now; a replaced or deleted row does not count."""
     counted = client.query(collection, filter="", output_fields=["count(*)"], consistency_level="Strong", **ONCE)
     return int(counted[0]["count(*)"])

@@ -1,4 +1,4 @@
-"""Records by id, all of them page by page, and how many there are."""
+"""Reading: records by id, all records page by page, and their number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rmvdb.canonical import INT64_BOUNDS, checked_ids
-from rmvdb.engines.filters import Asked, between, both, ids_in
+from rmvdb.engines.filters import EngineFilter, between, both, ids_in
 from rmvdb.engines.milvus.describing import schema_of
 from rmvdb.engines.milvus.querying import query
 from rmvdb.engines.milvus.rows import MESSAGE, WINDOW, output_of, record_of, weight_of
@@ -15,7 +15,7 @@ from rmvdb.engines.milvus.session import Session, level
 from rmvdb.errors import EngineError
 from rmvdb.types import Id, IdType, Record, Schema
 
-#: The most rows of one call, and the rows of the first one, when it is not known what they weigh.
+#: The most rows of one call, and the rows of the first call, before their size is known.
 _ROWS, _FEW = 1_000, 100
 
 
@@ -29,32 +29,34 @@ def get(
     vector: bool = False,
     strong: bool = True,
 ) -> list[Record]:
-    """The records of these ids that exist and match, each once, in the order asked; `fields=None` gives all of them."""
+    """Return the records of these ids that exist and match, each once, in the order of `ids`; `fields=None` gives all fields."""
     schema = schema_of(session, collection)
     wanted = checked_ids(ids, schema)
-    return _get(session, schema, wanted, session.asked(filter, schema), fields=fields, vector=vector, strong=strong)
+    return _get(session, schema, wanted, session.engine_filter(filter, schema), fields=fields, vector=vector, strong=strong)
 
 
 def _get(
     session: Session,
     schema: Schema,
     wanted: Sequence[Id],
-    asked: Asked,
+    condition: EngineFilter,
     *,
     fields: Sequence[str] | None,
     vector: bool,
     strong: bool = True,
 ) -> list[Record]:
-    read = fields if fields is None else [*fields, *asked.fields]
+    read = fields if fields is None else [*fields, *condition.fields]
     output = [*output_of(schema, read), *([schema.vector_field] if vector else [])]
     kind = (schema.collection, *output)
     found: dict[Id, Record] = {}
     start = 0
     while start < len(wanted):
         part = wanted[start : start + _rows_at_once(session, schema, kind)]
-        wanted_here = both(asked.text, ids_in(schema.id_field, part))
-        rows = _query(session, schema, wanted_here, output=output, strong=strong, filter=asked.text)
-        found |= {row[schema.id_field]: record_of(schema, fields, row) for row in rows if asked.test is None or asked.test(row)}
+        wanted_here = both(condition.text, ids_in(schema.id_field, part))
+        rows = _query(session, schema, wanted_here, output=output, strong=strong, filter=condition.text)
+        found |= {
+            row[schema.id_field]: record_of(schema, fields, row) for row in rows if condition.test is None or condition.test(row)
+        }
         if rows:
             session.weights[kind] = max(1, sum(weight_of(schema, row) for row in rows) // len(rows))
         start += len(part)
@@ -72,16 +74,16 @@ def scan(
     upto: Id | None = None,
     page: int = 1000,
 ) -> Iterator[list[Record]]:
-    """Every record in ascending id order, each once, in pages, with `after < id <= upto`; strong; bounded by the page.
+    """Yield every record in ascending id order, each once, in pages, with `after < id <= upto`; strong; bounded by the page.
 
-    Up to 16,384 ids are read ahead, a range of them at a time that is proven whole; their records come page by page. A page is
-    short only where no record follows: those that were deleted meanwhile, or match no longer, are made up for.
+    It reads up to 16,384 ids ahead, one range at a time that is proven to be whole. Their records come page by page. A page is
+    short only if no record follows: later records fill in for records that were deleted meanwhile or no longer match.
     """
     schema = schema_of(session, collection)
-    asked, ready = session.asked(filter, schema), list[Record]()
-    bare = not vector and fields is not None and not fields and asked.test is None
-    records = functools.partial(_get, session, schema, asked=asked, fields=fields, vector=vector)
-    for window in _windows(session, schema, asked.text, after, upto):
+    condition, ready = session.engine_filter(filter, schema), list[Record]()
+    bare = not vector and fields is not None and not fields and condition.test is None
+    records = functools.partial(_get, session, schema, condition=condition, fields=fields, vector=vector)
+    for window in _windows(session, schema, condition.text, after, upto):
         for start in range(0, len(window.ids), page):
             ids = window.ids[start : start + page]
             ready += [Record(id=id) for id in ids] if bare else records(ids)
@@ -93,26 +95,26 @@ def scan(
 
 
 def count(session: Session, collection: str, *, filter: str | None = "") -> int:
-    """How many distinct ids match, at strong consistency.
+    """Return how many distinct ids match, at strong consistency.
 
-    Exact up to 16,384 ids. Above, `count(*)` is believed if the first 16,384 ids stand for as many rows; else, since the
-    collection has duplicated keys, every id is read. So is what the engine cannot be asked for as it is meant.
+    Up to 16,384 ids are counted one by one. Above that, `count(*)` is correct if the first 16,384 ids stand for as many rows.
+    If not, the collection has duplicated keys, and every id is read. So it is if the engine cannot express the filter exactly.
     """
     schema = schema_of(session, collection)
-    asked = session.asked(filter, schema)
-    if asked.test is not None:
+    condition = session.engine_filter(filter, schema)
+    if condition.test is not None:
         return sum(len(page) for page in scan(session, collection, filter=filter, page=WINDOW))
-    windows = _windows(session, schema, asked.text, None, None)
+    windows = _windows(session, schema, condition.text, None, None)
     first = next(windows, _NOTHING)
     if first.last:
         return len(first.ids)
     if first.rows == len(first.ids):
-        return _rows(session, schema, asked.text, None, None)
+        return _rows(session, schema, condition.text, None, None)
     return len(first.ids) + sum(len(window.ids) for window in windows)
 
 
 def _rows_at_once(session: Session, schema: Schema, kind: tuple[str, ...]) -> int:
-    """How many rows of these fields fit into one answer, from what the last ones weighed; a few where none was seen."""
+    """Return how many rows of these fields fit into one answer, by the size of the last ones; a few if none was read yet."""
     if kind[1:] == (schema.id_field,):
         return _ROWS
     weight = session.weights.get(kind, MESSAGE // _FEW)
@@ -122,7 +124,7 @@ def _rows_at_once(session: Session, schema: Schema, kind: tuple[str, ...]) -> in
 class _Window(NamedTuple):
     #: Every id of a range, ascending.
     ids: list[Id]
-    #: How many rows they stand for.
+    #: How many rows these ids stand for.
     rows: int
     #: Whether no id follows.
     last: bool
@@ -132,10 +134,10 @@ _NOTHING = _Window([], 0, last=True)
 
 
 def _windows(session: Session, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> Iterator[_Window]:
-    """Whole ranges of ids, ascending.
+    """Yield whole ranges of ids, ascending.
 
-    No engine promises which rows a limited query gives, so what it gave is believed once `count(*)` of the range it
-    spans agrees; else a range that is small enough to be given whole is looked for.
+    An engine may give any rows for a limited query. So a range is whole only once its `count(*)` agrees. If it does not, a
+    smaller range is read that fits into one answer.
     """
     while True:
         window = _window(session, schema, filter, after, upto)
@@ -168,7 +170,7 @@ def _ids(session: Session, schema: Schema, filter: str, after: Id | None, upto: 
     within = between(schema.id_field, after, upto) or _every(schema)
     rows = _query(session, schema, both(filter, within), output=[schema.id_field], filter=filter)
     found = sorted({row[schema.id_field] for row in rows})
-    # Else whoever pages would get the same page for ever.
+    # Otherwise a scan would get the same page for ever.
     if (after is not None and found[:1] and found[0] <= after) or (upto is not None and found[-1:] and found[-1] > upto):
         raise EngineError(
             f"Milvus at {session.place()} was asked for the ids of {schema.collection!r} after {after!r} up to {upto!r} and gave "
@@ -184,7 +186,7 @@ def _rows(session: Session, schema: Schema, filter: str, after: Id | None, upto:
 
 
 def _every(schema: Schema) -> str:
-    """An expression that holds for every id: a query must have one."""
+    """Return an expression that holds for every id, because a query must have one."""
     return f'{schema.id_field} >= ""' if schema.id_type is IdType.VARCHAR else f"{schema.id_field} >= {INT64_BOUNDS[0] + 1}"
 
 
@@ -197,8 +199,8 @@ def _query(
     strong: bool = True,
     filter: str = "",
 ) -> list[dict[str, Any]]:
-    # Without a limit a server loses records where keys are duplicated; for count(*) it may not be given.
+    # Without a limit a server loses records if keys are duplicated. count(*) may not have one.
     limit = None if output == ["count(*)"] else WINDOW
     call = functools.partial(query, schema=schema, expression=expression, output=output, level=level(strong), limit=limit)
-    # A long reading would begin again at its first page.
+    # Patient, because a long reading that fails would begin again at its first page.
     return session.run(schema.collection, call, filter=filter, quoted=expression, patient=strong, gated=True)

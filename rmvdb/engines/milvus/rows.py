@@ -1,4 +1,4 @@
-"""Records as rows, rows and results as records and hits, and how much of them one call carries."""
+"""Records as rows, rows as records, results as hits, and how many of them one call carries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmvdb.canonical import json_source
 from rmvdb.errors import Mismatch
 from rmvdb.types import Hit, Id, Metric, Record, Schema
 
-#: Whether a record with these fields is meant.
+#: Whether a record with these fields matches.
 Test: TypeAlias = Callable[[Mapping[str, Any]], bool]
 
 #: The most rows of one query and hits of one search: Milvus' quotaAndLimits.limits.maxQueryResultWindow and topK.
@@ -23,7 +23,7 @@ IDS = 5_000
 
 
 def row_of(schema: Schema, record: Record) -> dict[str, Any]:
-    """A canonical record as it is written."""
+    """Return a canonical record as the row to write."""
     sources = {
         field.name: json_source(record.fields[field.name])
         for field in schema.fields
@@ -33,14 +33,14 @@ def row_of(schema: Schema, record: Record) -> dict[str, Any]:
 
 
 def record_of(schema: Schema, fields: Sequence[str] | None, row: Mapping[str, Any]) -> Record:
-    """A row that was read, as a record."""
+    """Return a row of an answer as a record."""
     vector = row.get(schema.vector_field)
     array = None if vector is None else np.asarray(vector, dtype=np.float32)
     return Record(id=row[schema.id_field], vector=array, fields=_fields(schema, fields, row))
 
 
 def hits_of(schema: Schema, fields: Sequence[str] | None, found: Any, test: Test | None = None) -> list[Hit]:
-    """Hits with each id once, its nearest one; those that pass the test, if there is one."""
+    """Return the hits that pass the test, with each id once, its nearest hit."""
     hits: dict[Id, Hit] = {}
     for id, score, hit in zip(found.ids, found.distances, found, strict=True):
         if id not in hits and (test is None or test({**hit["entity"], schema.id_field: id})):
@@ -51,14 +51,14 @@ def hits_of(schema: Schema, fields: Sequence[str] | None, found: Any, test: Test
 
 
 def _distance(metric: Metric, score: float) -> float:
-    """Smaller is closer: Milvus gives the cosine, the inner product or the squared Euclidean distance."""
+    """Return a distance, smaller is closer. Milvus gives the cosine, the inner product or the squared Euclidean distance."""
     if metric is Metric.COSINE:
         return 1.0 - score
     return -score if metric is Metric.IP else score
 
 
 def output_of(schema: Schema, fields: Sequence[str] | None) -> list[str]:
-    """Declared fields by name and the undeclared ones as a whole: only that works on every engine, empty collections too."""
+    """Name declared fields one by one and undeclared ones as a whole: only that works on every engine and empty collection."""
     declared = [field.name for field in schema.fields]
     if fields is None:
         return [schema.id_field, *declared, *(["$meta"] if schema.dynamic else [])]
@@ -75,12 +75,12 @@ def _fields(schema: Schema, fields: Sequence[str] | None, row: Mapping[str, Any]
 
 
 def _plain(value: Any) -> Any:
-    """An ARRAY arrives as a message's own sequence."""
+    """Return a plain value; an ARRAY arrives as a message's own sequence."""
     return value if value is None or isinstance(value, str | int | float | dict | list) else list(value)
 
 
 def parts(rows: list[dict[str, Any]], schema: Schema) -> Iterator[list[dict[str, Any]]]:
-    """Rows in requests that stay under gRPC's limit."""
+    """Split rows into requests that stay under gRPC's limit."""
     part: list[dict[str, Any]] = []
     size = 0
     for row in rows:
@@ -95,6 +95,6 @@ def parts(rows: list[dict[str, Any]], schema: Schema) -> Iterator[list[dict[str,
 
 
 def weight_of(schema: Schema, row: Mapping[str, Any]) -> int:
-    """About how many bytes a row is on the wire."""
+    """Return about how many bytes a row takes on the wire."""
     fields = sum(len(repr(value)) for name, value in row.items() if name != schema.vector_field)
     return fields + 4 * schema.dim * (schema.vector_field in row)

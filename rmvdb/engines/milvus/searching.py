@@ -16,12 +16,12 @@ from rmvdb.types import Hit, Vectors
 
 #: The most hits of one call.
 _HITS = 200_000
-#: How much more is asked for where duplicated keys may have cost hits, and how many hits at least.
+#: If duplicated keys may have cost hits: how many times more hits a search asks for, and how many at least.
 _MORE, _MORE_AT_LEAST = 8, 1_000
-#: Search parameters that must not be smaller than the number of hits asked for.
+#: Search parameters that must not be smaller than the number of hits of the search.
 _AT_LEAST_LIMIT = ("ef", "search_list", "itopk_size", "reorder_k")
 
-#: Lite 3 looks at so many vectors, or lists of them, and only then at the filter and at what is deleted; so at all of them.
+#: Lite 3 applies the filter and deletions only after it has looked at so many vectors or lists. So it must look at all of them.
 _EVERYTHING: Mapping[str, object] = {"ef": 2**20, "nprobe": 65_536}
 
 
@@ -36,13 +36,13 @@ def search(
     search: Mapping[str, object] | None = None,
     strong: bool = False,
 ) -> list[list[Hit]]:
-    """The nearest `limit` distinct records of each query (n, dim), nearest first; `fields=None` gives all of them."""
+    """Return the nearest `limit` distinct records of each query (n, dim), nearest first; `fields=None` gives all fields."""
     schema = schema_of(session, collection)
-    asked, queries = session.asked(filter, schema), queries_of(schema, vectors)
+    condition, queries = session.engine_filter(filter, schema), queries_of(schema, vectors)
     if not 0 < limit <= WINDOW:
         raise Mismatch(f"limit is {limit}; Milvus gives between 1 and {WINDOW} hits")
 
-    read = fields if fields is None else [*fields, *asked.fields]
+    read = fields if fields is None else [*fields, *condition.fields]
     chosen = _EVERYTHING if session.engine().lite3 else search or {}
 
     def ask(rows: Vectors, most: int) -> list[_Answer]:
@@ -52,46 +52,46 @@ def search(
                 collection,
                 data=list(rows),
                 anns_field=schema.vector_field,
-                filter=asked.text,
+                filter=condition.text,
                 limit=most,
                 output_fields=output_of(schema, read),
                 search_params={"metric_type": schema.metric.value, "params": _search_params(chosen, most)},
                 consistency_level=level(strong),
                 **ONCE,
             ),
-            filter=asked.text,
+            filter=condition.text,
             gated=True,
         )
-        return [_Answer(hits_of(schema, fields, hits, asked.test), len(hits.ids)) for hits in found]
+        return [_Answer(hits_of(schema, fields, hits, condition.test), len(hits.ids)) for hits in found]
 
     most = min(WINDOW, MESSAGE // (4 * schema.dim))
     size = max(1, min(_HITS // limit, most))
     parts = [queries[start : start + size] for start in range(0, len(queries), size)]
-    answers = [answer for part in parts for answer in _filled(part, limit, ask, loose=asked.test is not None)]
-    if asked.test is not None:
+    answers = [answer for part in parts for answer in _filled(part, limit, ask, loose=condition.test is not None)]
+    if condition.test is not None:
         _complete(answers, limit, filter or "", session)
     return [answer.hits[:limit] for answer in answers]
 
 
 class _Answer(NamedTuple):
     hits: list[Hit]
-    #: How many rows the engine gave; more than hits, where a record came twice or the filter is meant in a narrower sense.
+    #: How many rows the engine gave: more than hits if a record came twice, or if the engine's filter is wider than the user's.
     rows: int
 
 
 def _filled(queries: Vectors, limit: int, ask: Callable[[Vectors, int], list[_Answer]], *, loose: bool) -> list[_Answer]:
-    """Answers to every query, asked for more where duplicated keys, or records that don't match, may have cost some hits.
+    """Answer every query. Ask for more hits if duplicated keys, or records that don't match, may have cost some.
 
-    No short list is believed untried. Under load Milvus 2.3.5 shows, once in hundreds of searches, every version that a record
-    ever had (93 of each were counted): as many rows as were asked for are then those of a record or two.
+    Every short list is checked. Under load Milvus 2.3.5 shows, once in hundreds of searches, every version that a record ever had
+    (93 of each were counted). All rows of an answer then belong to a record or two.
     """
-    found, asked = ask(queries, limit), limit
-    short = [at for at, answer in enumerate(found) if answer.rows and len(answer.hits) < limit]  # in nothing, nothing is hidden
-    while short and asked < WINDOW:
-        asked = min(max(_MORE * asked, _MORE_AT_LEAST), WINDOW)
-        size = max(1, _HITS // asked)
+    found, wanted = ask(queries, limit), limit
+    short = [at for at, answer in enumerate(found) if answer.rows and len(answer.hits) < limit]  # an empty answer hides nothing
+    while short and wanted < WINDOW:
+        wanted = min(max(_MORE * wanted, _MORE_AT_LEAST), WINDOW)
+        size = max(1, _HITS // wanted)
         parts = [short[start : start + size] for start in range(0, len(short), size)]
-        more = {at: answer for part in parts for at, answer in zip(part, ask(queries[part], asked), strict=True)}
+        more = {at: answer for part in parts for at, answer in zip(part, ask(queries[part], wanted), strict=True)}
         grown = [at for at in short if (more[at].rows > found[at].rows if loose else len(more[at].hits) > len(found[at].hits))]
         for at in grown:
             found[at] = more[at]
@@ -100,13 +100,13 @@ def _filled(queries: Vectors, limit: int, ask: Callable[[Vectors, int], list[_An
 
 
 def _complete(answers: Sequence[_Answer], limit: int, filter: str, session: Session) -> None:
-    """FilterError where records beyond the most that an engine gives may match."""
+    """Raise FilterError if records beyond the most that an engine gives may match."""
     if short := next((answer for answer in answers if answer.rows >= WINDOW and len(answer.hits) < limit), None):
         raise FilterError(
-            f"The filter {filters.shown(filter)} cannot be answered: {session.version()} cannot be asked for all of it, and of "
+            f"The filter {filters.shown(filter)} cannot be answered: {session.version()} cannot express all of it, and of "
             f"the {WINDOW:,} nearest records that it gave {len(short.hits)} match; ask for fewer than {limit}, or narrow it"
         )
 
 
-def _search_params(search: Mapping[str, Any], asked: int) -> dict[str, Any]:
-    return {name: max(int(value), asked) if name in _AT_LEAST_LIMIT else value for name, value in search.items()}
+def _search_params(search: Mapping[str, Any], wanted: int) -> dict[str, Any]:
+    return {name: max(int(value), wanted) if name in _AT_LEAST_LIMIT else value for name, value in search.items()}

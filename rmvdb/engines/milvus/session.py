@@ -1,4 +1,4 @@
-"""Calls to an engine: repeated while it is unavailable, and what it raises in rmvdb's words."""
+"""Calls to an engine: repeated while it is unavailable, their errors translated into rmvdb's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from rmvdb import timing
 from rmvdb.engines import filters
 from rmvdb.engines.milvus.connection import Connection, Engine
 from rmvdb.engines.milvus.driver import ONCE, foreign_errors
-from rmvdb.engines.milvus.failures import MISSING, NOT_LOADED, Failure, broken, classify, code_of, is_loading, status_of, text_of
+from rmvdb.engines.milvus.failures import (
+    MISSING,
+    NOT_LOADED,
+    PASSING,
+    Failure,
+    Step,
+    broken,
+    classify,
+    code_of,
+    is_loading,
+    next_step,
+    status_of,
+    text_of,
+)
 from rmvdb.errors import CollectionMissing, EngineError, EngineKilled, EngineUnavailable, Refused, RmvdbError, offer
 from rmvdb.protocols import Permit, always
 from rmvdb.text import counted
@@ -26,22 +39,18 @@ if TYPE_CHECKING:
     from rmvdb.engines.milvus.driver import MilvusClient
 
 _log = logging.getLogger(__name__)
-#: Of its own: an application may have seeded the one that all share.
+#: An instance of its own, because an application may have seeded the shared one.
 _random = random.Random()  # noqa: S311 (no secret)
 _T = TypeVar("_T")
 
-#: After which of its failures a call is sent again.
-_AGAIN = {Failure.BUSY, Failure.SILENT, Failure.CUT}
 #: How often the connection may break under one call.
 _CUTS = 2
-#: Seconds between two attempts of a call, at the most, and where the connection broke under the first.
+#: The most seconds between two attempts of a call, and the most if the connection broke under the first.
 _PAUSE, _APART = 2.0, 1.0
-#: How often a call that got no answer is sent again, where somebody waits for it.
-_SILENCES = 1
 
 
 class Gate(Protocol):
-    """Keeps searches away while a record is replaced; for an engine that does not do so itself (`lite.gate`)."""
+    """Keeps searches away while a record is replaced, for an engine that does not do so itself (`lite.gate`)."""
 
     def __call__(self, *, alone: bool) -> AbstractContextManager[None]:
         """Enter with others, or alone."""
@@ -53,12 +62,25 @@ def _open_gate(*, alone: bool) -> AbstractContextManager[None]:
 
 
 def level(strong: bool) -> str:
-    """The consistency level of a call."""
+    """Return the consistency level of a call."""
     return "Strong" if strong else "Bounded"
 
 
+class _Request(NamedTuple, Generic[_T]):
+    """One call, as `Session.run` was given it."""
+
+    collection: str
+    call: Callable[[MilvusClient], _T]
+    filter: str
+    quoted: str
+    permit: Permit
+    patient: bool
+    gated: bool
+    cuts: int
+
+
 class Session:
-    """What a store knows of its engine, and how it calls it; the verbs of `MilvusStore` are functions of a session."""
+    """A store's knowledge of its engine, and its calls to it. The verbs of `MilvusStore` are functions of a session."""
 
     def __init__(
         self,
@@ -71,36 +93,36 @@ class Session:
         gate: Gate = _open_gate,
     ) -> None:
         self._connection = Connection(address, token, timeout)
-        #: For what an engine was silent to and somebody waits for.
+        #: For a patient call that got no answer.
         self._slow = Connection(address, token, max(timeout, patience))
         self._patience = patience
         self._staleness = staleness
         self._gate, self._inside = gate, threading.local()
-        #: Of each collection, until it is described again or the engine says that there is none.
+        #: The schema of each collection, until it is described again or the engine says that it does not exist.
         self.schemas: dict[str, Schema] = {}
         #: Rows written into each collection since its last flush.
         self.unflushed: dict[str, int] = {}
-        #: The flushed segments of each collection, as this session saw them last before a flush.
+        #: The flushed segments of each collection, as this session last saw them before a flush.
         self.flushed: dict[str, set[int]] = {}
-        #: The collections whose schema pymilvus has seen, by where they are.
+        #: The collections whose schema pymilvus has read, as address and name.
         self.introduced: set[tuple[str, str]] = set()
-        #: Bytes of a row of a collection and fields, as the last ones were.
+        #: The average bytes of the last rows read, by collection and fields.
         self.weights: dict[tuple[str, ...], int] = {}
 
     @property
     def staleness(self) -> float:
-        """Seconds within which the engine shows every write to every search: none for Milvus Lite, 5 (gracefulTime) else."""
+        """Seconds within which the engine shows every write to every search: 0 for Milvus Lite, else 5 (gracefulTime)."""
         if self._staleness is not None:
             return self._staleness
         return 0.0 if self.engine().name == "milvus-lite" else 5.0
 
     @property
     def settles_at_once(self) -> bool:
-        """Whether every search finds what was written without a flush: a server's filtered ones miss much of it."""
+        """Whether every search finds every write without a flush. A server's filtered searches miss many."""
         return self.engine().name == "milvus-lite"
 
     def version(self) -> str:
-        """The engine and its version, such as "milvus 2.3.5"; raises EngineUnavailable if it does not answer."""
+        """Return the engine and its version, such as "milvus 2.3.5". Raises EngineUnavailable if it does not answer."""
         return " ".join(self.engine(fresh=True))
 
     def close(self) -> None:
@@ -109,22 +131,22 @@ class Session:
         self._slow.drop()
 
     def place(self) -> str:
-        """Where the last call was sent."""
+        """Return the address of the last call."""
         return self._connection.place
 
     def engine(self, *, fresh: bool = False) -> Engine:
-        """Which engine it is."""
+        """Return which engine it is."""
         return self.run("", lambda client: self._connection.engine(client, fresh=fresh))
 
-    def asked(self, filter: str | None, schema: Schema) -> filters.Asked:
-        """The filter in words that this engine knows."""
+    def engine_filter(self, filter: str | None, schema: Schema) -> filters.EngineFilter:
+        """Translate a filter into this engine's words."""
         engine = self.engine()
         milvus = filters.MILVUS if engine.numbers >= (2, 4) else filters.MILVUS_2_3
-        return filters.asked(filter, schema, filters.LITE_2 if engine.lite2 else filters.LITE_3 if engine.lite3 else milvus)
+        return filters.for_engine(filter, schema, filters.LITE_2 if engine.lite2 else filters.LITE_3 if engine.lite3 else milvus)
 
     @contextlib.contextmanager
     def gate(self, *, alone: bool) -> Iterator[None]:
-        """Pass the engine's gate, unless this thread is inside."""
+        """Pass the engine's gate, unless this thread is inside already."""
         if getattr(self._inside, "now", False):
             yield
             return
@@ -147,64 +169,58 @@ class Session:
         gated: bool = False,
         cuts: int = _CUTS,
     ) -> _T:
-        """Run one call, again while the engine is away or busy and `permit` allows it, and translate what it raises.
+        """Run one call, repeat it while the engine is away or busy and `permit` allows it, and translate its errors.
 
-        `quoted`: what else than the filter the call carries of the user's words. `patient`: an engine that is silent is away,
-        too, and has longer to answer from then on: what it is slow at, many short calls only make slower. Else it is asked once
-        more. `gated`: while a record is replaced it waits. EngineKilled where the connection broke `cuts` times under the call:
-        most likely the call itself ends the engine.
+        `quoted`: the user's words in the call, besides the filter. `patient`: an engine that is silent counts as away, and has
+        longer to answer from then on; otherwise the call is repeated once. `gated`: the call waits while a record is replaced.
+
+        Raises:
+            EngineKilled: The connection broke `cuts` times under the call: most likely the call itself ends the engine.
         """
+        request = _Request(collection, call, filter, quoted, permit, patient, gated, cuts)
         with timing.under_way(f"Milvus at {self._connection.place}", self._patience, slow=True):
-            return self._repeated(
-                collection, call, filter=filter, quoted=quoted, permit=permit, patient=patient, gated=gated, cuts=cuts
-            )
+            return self._repeated(request)
 
-    def _repeated(
-        self,
-        collection: str,
-        call: Callable[[MilvusClient], _T],
-        *,
-        filter: str,
-        quoted: str,
-        permit: Permit,
-        patient: bool,
-        gated: bool,
-        cuts: int,
-    ) -> _T:
+    def _repeated(self, request: _Request[_T]) -> _T:
         connection, deadline = self._connection, time.monotonic() + self._patience
         seen: Counter[Failure] = Counter()
         while True:
             client = None
-            # Of several calls that were under way when the engine ended one may end it again: by itself.
-            gate = self.gate(alone=seen[Failure.CUT] > 0) if gated or seen[Failure.CUT] else contextlib.nullcontext()
+            # One of the calls that were under way when the engine ended may end it again: by itself.
+            alone = seen[Failure.CUT] > 0
+            gate = self.gate(alone=alone) if request.gated or alone else contextlib.nullcontext()
             try:
                 with gate:
                     client = connection.get()
-                    permit()
-                    return call(client)
+                    request.permit()
+                    return request.call(client)
             except foreign_errors() as exc:
-                cause, failure = exc, classify(exc, sent=client is not None, quoted=f"{filter} {quoted}")
-                if client and code_of(exc) == NOT_LOADED and self._loads(client, collection):
-                    failure = Failure.BUSY
-            if client and (failure is Failure.CUT or (failure in _AGAIN and broken(cause))):
+                cause = exc
+            failure = self._classified(cause, client, request)
+            if client and (failure is Failure.CUT or (failure in PASSING and broken(cause))):
                 connection.drop(client)
             seen[failure] += 1
-            # Repeated, no call changes anything more. A server that recovers may swallow the first one.
-            silent_too_often = seen[Failure.SILENT] > _SILENCES and not patient and permit is always
-            if failure is Failure.CUT and seen[failure] >= cuts:
-                raise self._killed(collection, filter, seen[failure]) from cause
-            if failure not in _AGAIN or silent_too_often or time.monotonic() > deadline:
-                raise self._translated(cause, failure, collection, filter, within=connection.timeout) from cause
-            if failure is Failure.SILENT and patient:
+            permitted, late = request.permit is not always, time.monotonic() > deadline
+            step = next_step(failure, seen, cuts=request.cuts, patient=request.patient, permitted=permitted, late=late)
+            if step is Step.KILLED:
+                raise self._killed(request, seen[failure]) from cause
+            if step is Step.FATAL:
+                raise self._translated(cause, failure, request.collection, within=connection.timeout) from cause
+            if step is Step.SLOW:
                 connection = self._slow
             timing.tried_in_vain()
             longest = _APART if failure is Failure.CUT else min(_PAUSE, 0.1 * 2 ** min(seen.total(), 8))
             time.sleep(_random.uniform(0.0, longest))
 
-    def _loads(self, client: MilvusClient, collection: str) -> bool:
-        """Whether a collection that is not loaded will be: a server loads it as it recovers, Lite 3 when it is told.
+    def _classified(self, exc: BaseException, client: MilvusClient | None, request: _Request[_T]) -> Failure:
+        if client and code_of(exc) == NOT_LOADED and self._loads(client, request.collection):
+            return Failure.BUSY
+        return classify(exc, sent=client is not None, quoted=f"{request.filter} {request.quoted}")
 
-        Lite 3 lets go of all collections as its process ends. What an administrator released on a server stays so.
+    def _loads(self, client: MilvusClient, collection: str) -> bool:
+        """Return whether a collection that is not loaded will be: a server loads it as it recovers, Lite 3 when told to.
+
+        Lite 3 releases all collections when its process ends. A collection that an administrator released on a server stays so.
         """
         if is_loading(client, collection):
             return True
@@ -214,22 +230,22 @@ class Session:
             client.load_collection(collection, _async=True, **ONCE)
         except foreign_errors():
             return False
-        _log.info("Collection %r is loaded again: Milvus Lite had let it go", collection, extra={"action": "load"})
+        _log.info("Collection %r is loaded again: Milvus Lite had released it", collection, extra={"action": "load"})
         return True
 
-    def _killed(self, collection: str, filter: str, times: int) -> EngineKilled:
-        what = f" with the filter {filter!r}" if filter.strip() else ""
+    def _killed(self, request: _Request[_T], times: int) -> EngineKilled:
+        what = f" with the filter {request.filter!r}" if request.filter.strip() else ""
         way_out = "ask differently" if what else "look at its log and its memory"
         return EngineKilled(
-            f"Milvus at {self.place()} ended {counted(times, 'time')} during a call on {collection!r}{what}, which is not sent "
-            f"again; {way_out}"
+            f"Milvus at {self.place()} ended {counted(times, 'time')} during a call on {request.collection!r}{what}, which is "
+            f"not sent again; {way_out}"
         )
 
-    def _translated(self, exc: BaseException, failure: Failure, collection: str, filter: str, *, within: float) -> RmvdbError:
+    def _translated(self, exc: BaseException, failure: Failure, collection: str, *, within: float) -> RmvdbError:
         place, status, text = self.place(), status_of(exc), text_of(exc)
         if status == "DEADLINE_EXCEEDED":
             return EngineUnavailable(f"Milvus at {place} gave no answer within {within:g} s; look at its load and its log")
-        if failure in _AGAIN and code_of(exc) != NOT_LOADED:
+        if failure in PASSING and code_of(exc) != NOT_LOADED:
             way_out = "see that it runs and that the address is right"
             return EngineUnavailable(f"Milvus at {place} cannot be reached ({text}); {way_out}")
         if status in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
@@ -245,7 +261,7 @@ class Session:
         return kind(f"Milvus at {place} refused a call on {collection!r}: {text}")
 
     def _others(self, collection: str) -> str:
-        """What there is instead, where this program may ask."""
+        """Name the collections that exist, if this program may list them."""
         with contextlib.suppress(*foreign_errors()):
             found = self._connection.get().list_collections(**ONCE)
             return f"; {offer(collection, [name for name in found if not name.startswith(MARK_PREFIX)])}"

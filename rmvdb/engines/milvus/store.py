@@ -1,4 +1,4 @@
-"""The vector store, its verbs in the rooms below."""
+"""The vector store: its verbs, from the files beside this one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rmvdb.engines.milvus.session import Session
 class MilvusStore(Session):
     """A vector store that any number of threads share; it connects when it is first used and reconnects by itself.
 
-    `address` is asked again at each connection, because a Milvus Lite process may have moved. A call that finds the engine
-    unavailable is repeated for `patience` seconds; one that gets no answer for `timeout` seconds is sent once more, a strong
-    reading with `patience` seconds to answer, a write with a permit as often as that allows.
+    It calls `address` at each connection, because a Milvus Lite process may have moved. While the engine is unavailable, a call
+    is repeated for `patience` seconds. A call without an answer within `timeout` seconds is sent once more. A strong reading then
+    has `patience` seconds to answer, and a write with a permit is sent as often as the permit allows.
     """
 
-    # A function of a session is a method here: these are the verbs, and the rooms where they are.
+    # Each function of a session becomes a method here.
     create, drop, move_aliases = creating.create, creating.drop, creating.move_aliases
     describe, index, exists = describing.describe, describing.index, describing.exists
     field_names, collection_names = describing.field_names, describing.collection_names

@@ -25,26 +25,30 @@ from rmvdb.types import Id, IdType, Record, Schema
 if TYPE_CHECKING:
     from rmvdb.engines.milvus.driver import MilvusClient
 
-#: Rows after which Lite 3 is told to flush: searching 100,000 unflushed ones took it twice as long.
+#: Rows after which Lite 3 must flush: a search of 100,000 unflushed rows took twice as long.
 _FLUSH_AFTER = 10_000
-#: Lite 2.5 orders calls by the milliseconds of the clock: of two within the same one, the second does not see the first's rows.
+#: Lite 2.5 orders calls by the milliseconds of the clock: the second call within one millisecond does not see the first's rows.
 _TICK = 0.0011
-#: How often the engine may end as it is given one record.
+#: How often the engine may end at the write of one record.
 _TRIES = 2
 
 
 def fields_of(session: Session, collection: str, records: Sequence[Record]) -> list[Record]:
-    """These records, vectors left out, as the collection would keep them; Mismatch or Unwritable for the first that it cannot."""
+    """Return these records without vectors, as the collection would keep them.
+
+    Raises:
+        Mismatch, Unwritable: The collection cannot keep a record.
+    """
     return canonical.without_vectors(schema_of(session, collection), records, session.engine().limits)
 
 
 def upsert(
     session: Session, collection: str, records: Sequence[Record], *, as_read: bool = False, permit: Permit = always
 ) -> None:
-    """Write records (vectors required), replacing those of the same id; returns when all are written."""
+    """Write records (vectors required), replacing those of the same id; return when all are written."""
     schema, limits = schema_of(session, collection), session.engine().limits
     kept = (canonical.record_of(schema, record, limits, as_read=as_read) for record in records)
-    # A key that stands twice in one call would be stored twice: the last one counts.
+    # The engine would store a key twice that is in a call twice. The last record of a key counts.
     rows = {record.id: row_of(schema, record) for record in kept}
     if rows:
         _let_pymilvus_know(session, schema)
@@ -57,7 +61,7 @@ def upsert(
 
 
 class _Refused:
-    """The records that end the engine, each by itself."""
+    """The records at which the engine ends, each by itself."""
 
     def __init__(self) -> None:
         self._ids: list[Id] = []
@@ -67,23 +71,23 @@ class _Refused:
         self._ids.append(id)
         self._cause = cause
 
-    def tell(self, session: Session, schema: Schema, asked: int) -> None:
-        """EngineKilled with their ids, if there are any."""
+    def tell(self, session: Session, schema: Schema, sent: int) -> None:
+        """Raise EngineKilled with their ids, if there are any."""
         if self._ids:
             named = ", ".join(map(repr, self._ids[:5])) + (" …" if len(self._ids) > 5 else "")
-            count, what = asked - len(self._ids), counted(len(self._ids), "record")
+            count, what = sent - len(self._ids), counted(len(self._ids), "record")
             others = f"the other {counted(count, 'record')} of this call are written; " if count else ""
             raise EngineKilled(
-                f"{' '.join(session.engine())} ended {_TRIES} times as it was given {what} of {schema.collection!r} ({named}), "
+                f"{' '.join(session.engine())} ended {_TRIES} times at the write of {what} of {schema.collection!r} ({named}), "
                 f"not written; {others}look at the values of their fields",
                 ids=self._ids,
             ) from self._cause
 
 
 def _replace(session: Session, schema: Schema, rows: list[dict[str, Any]], permit: Permit, refused: _Refused) -> None:
-    """Write these rows. A call under which the engine ends is not sent again as it is, but in halves.
+    """Write these rows. If the engine ends under the call, send the halves instead of the same call.
 
-    Lite 2.5 deletes, then inserts: what a failed call has deleted is put back before anything else is tried.
+    Lite 2.5 deletes, then inserts. The rows that a failed call has deleted are put back before anything else is tried.
     """
     engine = session.engine()
     held = _held(session, schema, [row[schema.id_field] for row in rows]) if engine.lite2 else []
@@ -108,7 +112,7 @@ def _replace(session: Session, schema: Schema, rows: list[dict[str, Any]], permi
 
 
 def _held(session: Session, schema: Schema, ids: list[Id]) -> list[dict[str, Any]]:
-    """The rows of these ids that the collection holds, as they are written."""
+    """Read the rows of these ids that the collection has, as `upsert` writes them."""
     output = [*output_of(schema, None), schema.vector_field]
     expression = ids_in(schema.id_field, ids)
     call = functools.partial(query, schema=schema, expression=expression, output=output, level=level(strong=True))
@@ -117,7 +121,7 @@ def _held(session: Session, schema: Schema, ids: list[Id]) -> list[dict[str, Any
 
 
 def _put_back(session: Session, schema: Schema, held: list[dict[str, Any]], permit: Permit) -> None:
-    """Write the rows that a failed call has deleted; those that it wrote anew stay."""
+    """Write the rows that a failed call has deleted; rows that it has written stay."""
     if not held:
         return
     there = {row[schema.id_field] for row in _held(session, schema, [row[schema.id_field] for row in held])}
@@ -127,7 +131,7 @@ def _put_back(session: Session, schema: Schema, held: list[dict[str, Any]], perm
 
 
 def delete(session: Session, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
-    """Remove the records of these ids; ids that are not there are no error."""
+    """Remove the records of these ids; unknown ids are not an error."""
     schema = schema_of(session, collection)
     wanted = canonical.checked_ids(ids, schema, session.engine().limits)
     for start in range(0, len(wanted), IDS):
@@ -139,7 +143,7 @@ def delete(session: Session, collection: str, ids: Sequence[Id], *, permit: Perm
 
 
 def _let_pymilvus_know(session: Session, schema: Schema) -> None:
-    """pymilvus asks for the schema of a collection once in a process; in an upsert that would be a second call by one permit."""
+    """Let pymilvus read the schema now. It does so once in a process; in an upsert that would be a second call on one permit."""
 
     def look(client: MilvusClient) -> None:
         client.get(schema.collection, ["0"] if schema.id_type is IdType.VARCHAR else [0], output_fields=[schema.id_field], **ONCE)
@@ -151,7 +155,7 @@ def _let_pymilvus_know(session: Session, schema: Schema) -> None:
         except (EngineUnavailable, CollectionMissing):
             raise
         except EngineError:
-            pass  # one that is not loaded can be written all the same
+            pass  # a collection that is not loaded can be written all the same
         session.introduced.add(known)
 
 
@@ -164,22 +168,22 @@ def _written(session: Session, collection: str, rows: int) -> None:
 
 @contextlib.contextmanager
 def _before_the_next(engine: Engine) -> Iterator[None]:
-    """A call that the next one sees: a search finds its rows, and a deletion removes them, on Lite 2.5, too."""
+    """Make sure that the next call sees this one, on Lite 2.5, too: a search finds its rows, and a deletion removes them."""
     try:
         yield
-    finally:  # it may have been made although no answer came
+    finally:  # the engine may have done it although no answer came
         if engine.lite2:
             time.sleep(_TICK)
 
 
 def _write(client: MilvusClient, *, collection: str, rows: list[dict[str, Any]], engine: Engine) -> None:
-    # Lite 3 keeps the undeclared fields of the old record in an upsert; its insert replaces a record of that id whole.
+    # In an upsert Lite 3 keeps the old record's undeclared fields. Its insert replaces the whole record.
     try:
         with _before_the_next(engine):
             (client.insert if engine.lite3 else client.upsert)(collection, rows, **ONCE)
     except foreign_errors() as exc:
         if any(isinstance(each, unwritable()) for each in (exc, exc.__context__)):  # pymilvus wraps its own
-            raise Unwritable(f"Collection {collection!r} cannot hold these records: {text_of(exc)}; mend them") from exc
+            raise Unwritable(f"Collection {collection!r} cannot hold these records: {text_of(exc)}; correct them") from exc
         raise
 
 

@@ -53,7 +53,7 @@ BAD = [
     (Index(type="hnsw"), "index type 'hnsw' is not known; did you mean 'HNSW'?"),
     (Index(type="GPU_CAGRAH"), "did you mean 'GPU_CAGRA'?"),
     (Index(type="LSH"), "there are: AUTOINDEX, FLAT, IVF_FLAT"),
-    (Index(type="FLAT", params={"nlist": 4}), "FLAT index: params.nlist is not known; there is none to set"),
+    (Index(type="FLAT", params={"nlist": 4}), "FLAT index: params.nlist is not known; there is nothing to set"),
     (Index(type="IVF_FLAT", params={"nlists": 4}), "IVF_FLAT index: params.nlists is not known; did you mean 'nlist'?"),
     (Index(type="HNSW", params={"m": 16}), "HNSW index: params.m is not known; did you mean 'M'?"),
     (Index(type="HNSW", params={"ef_construction": 16}), "did you mean 'efConstruction'?"),
@@ -84,7 +84,7 @@ BAD = [
     (Index(type="GPU_CAGRA", params={"adapt_for_cpu": "true"}), "search.ef must be given where params.adapt_for_cpu is true"),
     (Index(type="GPU_CAGRA", search={"team_size": 64}), "search.team_size = 64 must be a whole number from 0 to 32"),
     (Index(type="GPU_IVF_PQ", params={"nlist": 8}), "GPU_IVF_PQ index: params.m must be given"),
-    (Index(type="GPU_BRUTE_FORCE", search={"nprobe": 1}), "search.nprobe is not known; there is none to set"),
+    (Index(type="GPU_BRUTE_FORCE", search={"nprobe": 1}), "search.nprobe is not known; there is nothing to set"),
 ]
 
 
@@ -122,14 +122,14 @@ def test_a_bad_parameter_is_named_with_what_it_may_be(index: Index, sentence: st
 def test_an_index_that_the_engine_lacks_is_named_with_those_it_has(engine: str, kind: str, way_out: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check(Index(type=kind), dim=128, metric=Metric.IP, engine=engine)
-    assert str(caught.value).startswith(f"{engine} has no index of type {kind}; write one that it has into index.type: AUTOINDEX")
+    assert str(caught.value).startswith(f"{engine} has no index of type {kind}; set index.type to one that it has: AUTOINDEX")
     assert str(caught.value).endswith(way_out)
 
 
 def test_an_index_of_lite_3_that_misses_what_matches_a_filter_is_refused() -> None:
     said = (
-        r"milvus-lite 3\.2\.2 finds all that matches a filter with no index of type HNSW; write one that it has into "
-        r"index\.type: AUTOINDEX, FLAT, or use a Milvus server"
+        r"milvus-lite 3\.2\.2 misses matches of a filter with an index of type HNSW; set index\.type to one that it "
+        r"has: AUTOINDEX, FLAT, or use a Milvus server"
     )
     with pytest.raises(ConfigError, match=said):
         check(Index(type="HNSW"), dim=128, metric=Metric.IP, engine="milvus-lite 3.2.2")

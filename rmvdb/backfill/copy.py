@@ -1,0 +1,82 @@
+"""The first half of a batch, claimed → copied: it fills the new collection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rmvdb import errors
+from rmvdb.backfill.task import Task
+from rmvdb.backfill.vectors import NewVectors
+from rmvdb.protocols import Permit
+from rmvdb.registry.codec import key, pack_ids, unpack_ids
+from rmvdb.registry.tables import BatchRow
+from rmvdb.types import BatchState, Id, Record
+
+
+class Copying(NewVectors):
+    """Fills the new collection."""
+
+    def copy(self, task: Task, batch: BatchRow, in_time: Permit) -> None:
+        """Claimed → copied: read, load, embed, archive, then *writing*, look at the intents, upsert into the new collection.
+
+        `in_time` runs before every attempt of a write. It raises LeaseLost if the claim may end before the write does.
+        """
+        self._owner.settle_now_and_then(task.gallery)
+        ids = unpack_ids(batch.ids)
+        held = self._read(task, ids)
+        old = [record for records in held.values() for record in records]
+        present = {record.id for record in old}
+        if batch.restore:
+            old += self._lost_since(task, batch, present)
+        left = self._left(task, batch, [record.id for record in old])
+        made, reasons = self._embed(task, batch, [record for record in old if record.id not in left])
+        kept = self._kept_earlier(task, batch, present)
+        for collection, records in held.items():
+            kept[collection] = [*records, *kept.get(collection, [])]
+        archived = {
+            collection: self._keep(task, batch, collection, records, made[task.new[0]]) for collection, records in kept.items()
+        }
+        self._registry.advance(batch, BatchState.WRITING, archive=archived, left=pack_ids(left))
+        # Both sides announce, then look: a client that writes from here on sees *writing* and waits.
+        announced = self._registry.intents(task.upgrade, ids)
+        for collection, records in made.items():
+            unannounced = [each for each in records if key(each.id) not in announced]
+            try:
+                self._store.upsert(collection, unannounced, as_read=True, permit=in_time)
+            except errors.EngineKilled as exc:
+                if not exc.ids:
+                    raise
+                reasons |= dict.fromkeys(exc.ids, str(exc))
+        # A record that a client was writing was not copied. However that write ends, the old record must not leave uncopied.
+        uncopied = [id for id in ids if key(id) in announced]
+        self._registry.copied(batch, requeue=uncopied, aside={id: why for id, why in reasons.items() if key(id) not in announced})
+
+    def _lost_since(self, task: Task, batch: BatchRow, present: set[Id]) -> list[Record]:
+        """Return from the archive the records of a batch that were moved once and that neither collection holds any more."""
+        kept = self._kept_earlier(task, batch, present)
+        there = self._in_new(task, [record.id for records in kept.values() for record in records])
+        return [record for records in kept.values() for record in records if record.id not in there]
+
+    def _left(self, task: Task, batch: BatchRow, ids: Sequence[Id]) -> set[Id]:
+        """For a roll back: return the records that are already where they return to, and only leave where they are now.
+
+        A record that never left is still there, unless another program deleted it. One that did leave is there only if another
+        program wrote it. This is decided once: later tries find there what the first try wrote.
+        """
+        if task.undoes is None:
+            return set()
+        written = self._written(task, ids)
+        unwritten = [id for id in ids if key(id) not in written]
+        if batch.archive is not None:
+            return set(unpack_ids(batch.left)).intersection(unwritten)
+        if batch.origin == {}:
+            return set(unwritten)
+        return self._in_place(task, batch, unwritten)
+
+    def _keep(
+        self, task: Task, batch: BatchRow, collection: str, records: Sequence[Record], made: Sequence[Record]
+    ) -> dict[str, Any]:
+        name = *task.archive_folders, collection, f"{batch.id}-{batch.token}"
+        return asdict(self._archive.write(*name, records=records, made=made))
