@@ -49,9 +49,8 @@ def search():
 
 if __name__ == "__main__":
     with empty_folder():
-        application = get_context("spawn").Process(target=your_old_application)  # a process, since it keeps notes.db to itself
-        application.start()
-        application.join()
+        with get_context("spawn").Pool(1) as process:  # of its own, since pymilvus holds notes.db until its process ends
+            process.apply(your_old_application)
         run("rmvdb init --milvus notes.db")
         run("rmvdb model add v1 --embedder adopt_text_collection:v1")
         run("rmvdb gallery add notes --model v1 --collection notes --source field:text")

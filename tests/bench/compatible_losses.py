@@ -1,7 +1,7 @@
 """Trains new models whose vectors can be compared with an old model's, by each loss of rmvdb.learning.losses; says what it is
 worth.
 
-    python examples/compatible_training.py
+    python tests/bench/compatible_losses.py
 
 The old model has learnt scikit-learn's digits 0 to 4, the new ones all ten. `self` searches a gallery of new vectors with new
 queries, `cross` a gallery of the old model's vectors with new queries: what an application would see if it deployed the new model
