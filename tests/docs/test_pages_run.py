@@ -71,6 +71,7 @@ def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
         patch.syspath_prepend(folder)
         patch.setenv("RMVDB_SEARCH__PLAN_MAX_AGE", "0.3")
         patch.setenv("RMVDB_SEARCH__LONGEST_SEARCH", "1")
+        patch.setenv("RMVDB_BACKFILL__WIDTH", "30")
         patch.delenv("RMVDB_CONFIG", raising=False)
         for name in ("epochs", "least_steps"):  # whether a plan is good is asked elsewhere
             patch.setitem(TrainingSettings.__init__.__kwdefaults__, name, 40)

@@ -1,4 +1,4 @@
-"""The example of compatible training, run as its reader runs it."""
+"""The comparison of the losses for compatible models, run as its reader runs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """The table's lines by name, after a short training."""
     written = tmp_path_factory.mktemp("compatible") / "table.json"
-    command = [sys.executable, "examples/compatible_training.py", "--epochs", "15", "--json", str(written)]
+    command = [sys.executable, "tests/bench/compatible_losses.py", "--epochs", "15", "--json", str(written)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     found = {row["name"]: row for row in json.loads(written.read_text())}
