@@ -1,6 +1,7 @@
 # make setup            .venv with rmvdb and everything that its tests need, in the versions of constraints.txt
 # make check            the inner loop, two minutes: lint, types, import contracts, unit tests, and each store but the server
 # make test             all checks and all tests; JOBS=2 TMPDIR=/var/tmp where memory is short
+# make slices           two short stress runs side by side, five minutes
 # make demo [DATA=dir]  an upgrade from the first command to the last, on pictures made here or on those of a folder
 # make docs             the documentation in site/; a broken link, or a page that mkdocs.yml does not name, fails
 # make stress           upgrades under load and faults: make stress SECONDS=3600 ENGINE=server REGISTRY=postgres SEED=7
@@ -13,7 +14,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DOCS_READY := .venv/.docs-ready
 
-JOBS = 5
+JOBS = 7
 
 .PHONY: setup lint check test slices slice-lite slice-server demo docs stress clean
 
@@ -35,17 +36,18 @@ lint: setup
 check: lint
 	$(BIN)/python -m pytest -n 2 -m "not server and not postgres and not bench" tests/unit tests/contract
 
-# More processes than cores, since the tests mostly wait: for leases, graces and servers. The folders in their order, since the
-# unit tests at the end are short: the most tests first, as xdist would have it, is not the longest first. What fails is shown at
+# More processes than cores, since the tests mostly wait: for leases, graces and servers. A file's tests run in one process, but
+# for those that are marked as apart (tests/conftest.py). The folders in their order, since the unit tests at the end are short:
+# the most tests first, as xdist would have it, is not the longest first. What fails is shown at
 # once, since a run that is cut off shows nothing at its end; a process that dies ends the run, since xdist would begin its test
 # again.
 test: lint
-	$(BIN)/python -m pytest --instafail -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-	@$(MAKE) --no-print-directory -j 2 slices
+	$(BIN)/python -m pytest --instafail -n $(JOBS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 	@echo "== all of it passed"
 
-# Two short stress runs side by side.
-slices: slice-lite slice-server
+# Two short stress runs side by side: make slices
+slices:
+	@$(MAKE) --no-print-directory -j 2 slice-lite slice-server
 
 slice-lite: setup
 	$(BIN)/python -m tests.stress --engine lite --registry sqlite --records 2000 --seconds 30 --seed 295
