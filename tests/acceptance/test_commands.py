@@ -222,7 +222,7 @@ def test_a_collection_of_others_is_neither_filled_nor_dropped_by_an_upgrade_that
         opened.store.upsert(schema.collection, [Record(id=1, vector=np.ones(20, np.float32), fields={})])
         refused = project.ask(*NAIVE, code=2).stderr
         there = "Collection 'things_v2_u1_chance' exists already and holds records"
-        assert f"{there}; give the upgrade up with rmvdb rollback" in refused
+        assert f"{there}; drop it, or give up the upgrade with rmvdb rollback" in refused
         project.ask("rollback")
         assert opened.store.count(schema.collection) == 1
 
