@@ -27,7 +27,8 @@ PAGES = {
 WRITTEN = [page for page in PAGES if not page.startswith("reference/")]
 
 _BLOCK = re.compile(
-    r"^(?:[ ]*<!-- not run: (?P<reason>[^\n]*?) -->\n)?(?P<indent>[ ]*)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```[ ]*$",
+    r"^(?:[ ]*<!-- (?:not run: (?P<reason>[^\n]*?)|(?P<printed>printed)) -->\n)?"
+    r"(?P<indent>[ ]*)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```[ ]*$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -42,6 +43,8 @@ class Block:
     text: str
     #: Why it is not run; None where it is.
     reason: str | None
+    #: Whether the commands before it print these lines, but for their numbers.
+    printed: bool
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -63,6 +66,7 @@ def blocks(page: str) -> list[Block]:
             language=found["language"],
             text=textwrap.dedent(found["text"]),
             reason=found["reason"],
+            printed=bool(found["printed"]),
         )
         for found in _BLOCK.finditer(text)
     ]

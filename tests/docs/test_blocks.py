@@ -65,6 +65,7 @@ _collect(cli.main)
 def test_a_block_has_a_language_that_is_checked(block: Block) -> None:
     assert block.language in {"sh", "python", "toml", "ini", "json", "text"}
     assert block.reason is None or (block.reason.strip() and block.language in {"sh", "python"})
+    assert not block.printed or block.language == "text"
 
 
 def test_every_fence_is_found() -> None:
@@ -125,7 +126,7 @@ def test_every_setting_in_the_text_is_there(page: str) -> None:
     }
     for span in spans(page):
         found = re.fullmatch(r"([a-z]+)\.([a-z_0-9]+)", span)
-        if found and sections.get(found[1]) and found[2] not in ("db", "sqlite"):  # files in home
+        if found and sections.get(found[1]) and found[2] not in ("db", "sqlite", "py"):  # files
             assert found[2] in sections[found[1]], span
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import subprocess
 import sys
@@ -16,24 +17,32 @@ from PIL import Image
 
 from rmvdb import cli
 from rmvdb.engines import lite
-from rmvdb.learning.method import TrainingSettings
+from rmvdb.learning.method import Method, TrainingSettings
 from tests.docs.blocks import WRITTEN, Block, blocks
 
-#: Pages whose blocks go on from a gallery of texts, in this order.
-ON = ["coming-from-pymilvus.md", "research/compatible-models.md", "how-to/throttle.md"]
+#: Pages whose blocks go on from another page's last one, in this order.
+AFTER_README, AFTER_START = ["how-to/roll-back.md", "how-to/roll-out-v2.md"], ["coming-from-pymilvus.md"]
+#: Pages that go on from the README's gallery before its upgrade.
+BEFORE_UPGRADE = ["research/compatible-models.md", "choosing.md", "how-to/throttle.md", "how-to/third-version.md"]
 #: Pages that begin in an empty folder.
-ALONE = [page for page in WRITTEN if page not in ON]
+ALONE = [page for page in WRITTEN if page not in ("README.md", "start.md", *AFTER_README, *AFTER_START, *BEFORE_UPGRADE)]
+#: A word with a digit, and the name of a method: they may be others on another day.
+VARIES = re.compile(rf"\S*\d\S*|\b(?:{'|'.join(Method)})\b")
 
 
 def is_run(block: Block) -> bool:
-    return block.reason is None and block.language in ("sh", "python")
+    return block.printed or (block.reason is None and block.language in ("sh", "python"))
+
+
+def shape(line: str) -> str:
+    return VARIES.sub("#", line.strip())
 
 
 class Reader:
     """A reader who types a page's blocks in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.names = folder, {"__name__": "__main__"}
+        self.folder, self.names, self.lines = folder, {"__name__": "__main__"}, set[str]()
 
     def read(self, page: str, *, until: str | None = None) -> None:
         """Run the page's blocks, up to the one with the words `until`."""
@@ -44,7 +53,9 @@ class Reader:
 
     def run(self, block: Block) -> None:
         first = block.text.partition("\n")[0]
-        if block.language == "sh":
+        if block.printed:
+            self.look_for(block)
+        elif block.language == "sh":
             for command in block.commands:
                 self.type(command)
         elif first.startswith("# ") and first.endswith(".py"):
@@ -60,12 +71,21 @@ class Reader:
         assert program == "rmvdb", f"{command}: mark its block as not run, and why"
         done = CliRunner().invoke(cli.main, words)
         assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception!r}"
+        self.lines |= {shape(line) for line in done.output.splitlines()}
+
+    def look_for(self, block: Block) -> None:
+        """The lines of this block have been printed; … at the end of one stands for the rest of it."""
+        for line in map(shape, block.text.splitlines()):
+            start = line.removesuffix("…").rstrip()
+            assert any(each == line or (start != line and each.startswith(start)) for each in self.lines), (
+                f"{block}: {line}\n" + "\n".join(sorted(self.lines))
+            )
 
 
 @contextlib.contextmanager
 def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     """A reader in this folder, whose upgrades train and wait for less long than a user's do."""
-    others = {name: sys.modules.pop(name) for name in ("models", "pictures") if name in sys.modules}
+    others = {name: sys.modules.pop(name) for name in ("models", "models_v3", "pictures") if name in sys.modules}
     with monkeypatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(folder)
@@ -80,7 +100,7 @@ def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
         finally:
             for file in folder.rglob("*.db"):
                 lite.release(file)
-            for name in ("models", "pictures"):
+            for name in ("models", "models_v3", "pictures"):
                 sys.modules.pop(name, None)
             sys.modules.update(others)
 
@@ -94,6 +114,11 @@ def _pictures(folder: Path) -> None:
     Image.open(folder / "photos" / "7.jpg").save(folder / "query.jpg")
 
 
+def _third_version(folder: Path) -> None:
+    """What the page on a third version takes for granted."""
+    (folder / "models_v3.py").write_text("import models\n\n\ndef v3():\n    return models.Sentences(models.Letters(size=4))\n")
+
+
 @pytest.mark.parametrize("page", [page for page in ALONE if any(map(is_run, blocks(page)))])
 def test_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with reader(tmp_path, monkeypatch) as user:
@@ -102,11 +127,20 @@ def test_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         user.read(page)
 
 
-def test_pages_that_go_on_from_a_gallery_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pages", [["README.md", *AFTER_README], ["start.md", *AFTER_START]], ids=["README.md", "start.md"])
+def test_a_page_runs_and_others_go_on_from_it(pages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with reader(tmp_path, monkeypatch) as user:
+        for page in pages:
+            user.read(page)
+
+
+def test_pages_that_go_on_from_a_gallery_before_its_upgrade_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with reader(tmp_path, monkeypatch) as user:
         user.read("README.md", until="rmvdb upgrade")
-        for page in ON:
+        for page in BEFORE_UPGRADE:
             if page == "how-to/throttle.md":
                 user.type("rmvdb upgrade --from v1 --to v2 --method naive --execute --until 0.2 --no-cutover")
+            if page == "how-to/third-version.md":
+                _third_version(tmp_path)
             user.read(page)
         assert "p99_ms" in CliRunner().invoke(cli.main, ["history", "--json"]).output
