@@ -297,7 +297,7 @@ def test_a_source_that_knows_nothing_stops_the_upgrade(project: Project) -> None
 def test_a_source_that_forgot_everything_since_stops_the_backfill_and_sets_no_record_aside(project: Project) -> None:
     project.ask(*NAIVE, "--sample", "80", "--detach")
     project.fault(missing=IDS)
-    refused(project, *NAIVE, code=1, saying="mend the source (rmvdb gallery show says which), then run the same command again")
+    refused(project, *NAIVE, code=1, saying="Repair the source (rmvdb gallery show names it), then run the same command again")
     assert project.json("status")["quarantined"] == 0
     project.fault()
     project.ask(*NAIVE)

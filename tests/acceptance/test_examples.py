@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 #: Lines that each example prints, in this order.
 PRINTED = {
     "adopt_text_collection": [
-        r"8 of its records, embedded again, are what is stored",
+        r"8 records, embedded again, match the stored vectors",
         r"Order \d*6\d*: the lamp arrived broken\. Hits of each collection: \{'notes': 40\}",
         r"\$ rmvdb upgrade --from v1 --to v2 --execute --until 0\.5",
         r"120 of 240 records are re-embedded \(t = 0\.50\); both collections are searched",

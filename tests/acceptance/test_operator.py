@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_a_worker_that_was_killed_is_shown_as_silent_and_since_when(tmp_path: Pa
 def test_the_time_left_is_until_it_is_as_far_as_was_asked_and_ends_there(tmp_path: Path) -> None:
     gallery = make(tmp_path)
     registry, upgrade = gallery.registry, gallery.upgrade
-    registry.set_upgrade(upgrade.id, plan=upgrade.plan | {"until": 0.75}, phase="serving both")
+    registry.set_upgrade(upgrade.id, plan=replace(upgrade.plan, until=0.75), phase="serving both")
     registry.renew("alive:1:a", upgrade.id, lease=60.0)
     seen = []
     for seconds in (9.0, 4.0, 0.0):
