@@ -3,7 +3,7 @@
 import rmvdb
 
 client = rmvdb.connect(gallery="photos")
-hits = client.search("query.jpg", limit=10)
+hits = client.search(Path("query.jpg"), limit=10)  # a str is a text
 """
 
 from __future__ import annotations

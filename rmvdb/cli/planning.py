@@ -35,7 +35,7 @@ def _some(kind: str, known: tuple[str, ...], every: tuple[str, ...]) -> Callable
 @click.option(
     "--methods",
     metavar="NAMES",
-    callback=_some("method", tuple(METHODS), tuple(METHODS)),
+    callback=_some("method", tuple(map(str, METHODS)), tuple(map(str, METHODS))),
     default="all",
     show_default=True,
     help=f"Names from {','.join(METHODS)}, or all.",

@@ -11,6 +11,7 @@ from rmvdb.types import Metric, Vectors
 
 def distances(queries: Vectors, gallery: Vectors, *, metric: Metric) -> npt.NDArray[np.float32]:
     """Compute exact distances (Q, G), smaller is closer: 1 − cos, −⟨q, g⟩, squared L2 or d_L on the hyperboloid."""
+    metric = Metric(metric)
     if metric is Metric.LORENTZ:
         return hyperbolic.distances(queries, gallery)
     if metric is Metric.COSINE:
@@ -31,6 +32,7 @@ def comparable(vectors: Vectors, metric: Metric) -> Vectors:
     They have length 1 for COSINE, and for IP, where no better use of the length is known. L2 keeps them. LORENTZ takes the
     tangent space at the origin, (n, d − 1).
     """
+    metric = Metric(metric)
     if metric is Metric.LORENTZ:
         return hyperbolic.flat(vectors)
     return vectors if metric is Metric.L2 or not len(vectors) else _unit(vectors)

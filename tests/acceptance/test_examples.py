@@ -59,7 +59,7 @@ def test_an_example_is_short(name: str) -> None:
 def test_an_example_prints_what_happens_and_leaves_nothing_behind(
     name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    temporary = tmp_path_factory.mktemp("t")  # a short name, since Milvus Lite takes paths of 107 characters at most
+    temporary = tmp_path_factory.mktemp("t")  # a short name: Milvus Lite's socket in it may have 107 characters
     waits = {"RMVDB_SEARCH__PLAN_MAX_AGE": "0.3", "RMVDB_SEARCH__LONGEST_SEARCH": "1", "RMVDB_BACKFILL__WIDTH": "30"}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],

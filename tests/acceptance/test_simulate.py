@@ -58,9 +58,10 @@ def test_a_simulation_compares_recommends_draws_and_changes_nothing(project: Pro
 
 
 def test_the_table_names_every_row_and_the_command_to_go_on_with(project: Project) -> None:
-    out = project.ask(*SIMULATE, *LABELS, "--methods", "naive,rqt", "--orders", "cluster,random").stdout
-    assert "embedding the sample" in out
-    assert "training rqt" in out
+    done = project.ask(*SIMULATE, *LABELS, "--methods", "naive,rqt", "--orders", "cluster,random")
+    out = done.stdout
+    assert "embedding the sample" in done.stderr
+    assert "training rqt" in done.stderr
     lines = [line.split() for line in out.splitlines() if line.strip()]
     assert {"old", "new", "naive", "rqt"} <= {words[0] for words in lines}
     assert "recommended: --method " in out

@@ -36,7 +36,7 @@ def test_an_upgrade_in_the_order_of_traffic_goes_on(gallery: Gallery, listed: bo
         conductor.deploy(row)
         conductor.list_work(gallery.registry.upgrade(row.id))
     earlier = asdict(question) | {"order": "traffic", "tune": True}
-    gallery.registry.set_upgrade(row.id, order="traffic", plan=row.plan | {"question": earlier})
+    gallery.registry.set_upgrade(row.id, order="traffic", plan=replace(row.plan, question=earlier))
 
     row = conductor.advance(gallery.registry.upgrade(row.id), gallery.worker())
 
