@@ -260,3 +260,9 @@ def test_a_flat_curve_falls_by_chance_no_more_than_is_said_and_a_real_dip_falls_
     dip[:, 50:] = np.nan
     assert quality.fall_by_chance(dip, rounds=300) > 0
     assert math.isnan(quality.fall_by_chance(np.full((3, 4), np.nan)))
+
+
+def test_a_metric_may_be_named_by_its_text() -> None:
+    queries, gallery = np.eye(2, dtype=np.float32), 3 * np.ones((1, 2), np.float32)
+    by_text = geometry.distances(queries, gallery, metric="COSINE")  # type: ignore[arg-type]
+    assert np.array_equal(by_text, geometry.distances(queries, gallery, metric=Metric.COSINE))
