@@ -27,13 +27,6 @@ hypothesis.settings.load_profile("rmvdb")
 END = 300.0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes, a file's tests run in one, unless they are marked as `apart`."""
-    for item in items:
-        if not item.get_closest_marker("apart"):
-            item.add_marker(pytest.mark.xdist_group(item.location[0]))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """Once a test has failed pytest's own limits are off, and what it left behind might be waited for without end."""

@@ -26,7 +26,7 @@ from tests.support.milvus_server import MilvusServer
 from tests.support.postgres import Postgres
 from tests.support.project import Project
 
-pytestmark = [pytest.mark.server, pytest.mark.postgres, pytest.mark.apart]
+pytestmark = [pytest.mark.server, pytest.mark.postgres]
 
 ROLLBACK, CLEANUP = ("rollback",), ("cleanup", "--yes")
 

@@ -19,8 +19,6 @@ from tests.acceptance.test_upgrade import _app, _until, searching
 from tests.support.postgres import Postgres
 from tests.support.project import Project
 
-pytestmark = pytest.mark.apart
-
 #: The label of everything that a client wrote.
 WRITTEN = 77
 

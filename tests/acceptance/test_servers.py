@@ -25,7 +25,7 @@ from tests.support.postgres import PASSWORD, Postgres
 from tests.support.project import Project
 
 IDS = list(range(1, 201))
-pytestmark = [pytest.mark.server, pytest.mark.postgres, pytest.mark.apart]
+pytestmark = [pytest.mark.server, pytest.mark.postgres]
 
 
 #: No call is given up on a busy machine, or by a server that has just come back.

@@ -24,8 +24,6 @@ from rmvdb.upgrade.work_list import LEAST_BATCH
 from tests.acceptance.conftest import IDS, NAIVE, TRAINED, UPGRADE
 from tests.support.project import Project
 
-pytestmark = pytest.mark.apart
-
 
 @dataclass
 class Watch:

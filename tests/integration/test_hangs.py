@@ -29,8 +29,6 @@ from tests.support.photos import OLD, TIMES, add_gallery
 from tests.support.postgres import Postgres
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.apart
-
 #: Longer than any test waits: what hangs hangs until it is let go.
 PATIENCE = 60.0
 
