@@ -109,6 +109,6 @@ def _collections(s: Session, needed: set[int]) -> set[str]:
 
 
 def _in_use(s: Session) -> set[str]:
-    values: list[Any] = [*s.scalars(select(UpgradeRow.plan)), *s.scalars(select(PlanRow.legs))]
+    values: list[Any] = [*(plan.to_json() for plan in s.scalars(select(UpgradeRow.plan))), *s.scalars(select(PlanRow.legs))]
     heads = filter(None, s.scalars(select(VersionRow.head)))
     return {*SHA256.findall(json.dumps(values)), *heads}
