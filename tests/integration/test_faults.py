@@ -1039,7 +1039,7 @@ def test_bad_items_that_lie_together_are_left_out_of_a_sample(
     gallery.registry.close()
 
 
-@pytest.mark.parametrize(("kind", "saying"), [("broken", "for each of 8 items"), ("missing", "an item of none of 8 records")])
+@pytest.mark.parametrize(("kind", "saying"), [("broken", "for each of 8 items"), ("missing", "no item for any of 8 records")])
 def test_where_no_item_is_good_the_source_or_the_model_is_broken(gallery: Gallery, kind: str, saying: str) -> None:
     for id in range(1, 9):
         _spoil(gallery, id, kind)

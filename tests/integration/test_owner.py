@@ -365,7 +365,7 @@ def test_a_worker_with_nothing_to_do_says_that_another_registry_has_taken_a_gall
     gallery = make(tmp_path)
     other = another(tmp_path / "other")
     gallery.conductor().advance(gallery.upgrade, gallery.worker())
-    monkeypatch.setattr(mark, "LOOK", 0.5)
+    monkeypatch.setattr(mark, "COMPARE_EVERY", 0.5)
     with at_work(gallery) as said:
         time.sleep(2.0)
         assert said == []

@@ -405,7 +405,7 @@ def test_a_client_that_cannot_serve_the_next_plan_keeps_no_worker_from_other_gal
     made._stop.set()  # nothing is waited for between two looks
     made._step()
     assert worked == ["texts", "others"]
-    assert said[0].startswith("Epoch 2 waits: client web cannot serve epoch 2 yet: No module named v2; end whoever")
+    assert said[0].startswith("Epoch 2 waits: client web cannot serve epoch 2 yet: No module named v2; end that process")
     assert status(gallery.registry, gallery.registry.gallery("texts")).stopped == said[0]
     gallery.registry.close()
 
