@@ -234,7 +234,7 @@ class Sampler:
         there = [record for record in records if record.id in items]
         if not there and not given(source, known_good())[0]:
             raise errors.SourceError(
-                f"The source has an item of none of {counted(len(records), 'record')}, such as {records[0].id!r}; "
+                f"The source has no item for any of {counted(len(records), 'record')}, such as {records[0].id!r}; "
                 "fix the source, then plan again"
             )
         cache, told = self._cache(version), {record.id: item_digest(items[record.id]) for record in there}

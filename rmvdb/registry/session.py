@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -10,7 +11,7 @@ from sqlalchemy import ColumnElement, column, func, select, table
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
-from tenacity import RetryCallState, Retrying, wait_random_exponential
+from tenacity import RetryCallState, Retrying
 
 from rmvdb import errors, timing
 from rmvdb.registry import manifest_rows, waiting
@@ -21,6 +22,8 @@ from rmvdb.registry.tables import REVISION, REVISION_TABLE, ClockRow
 from rmvdb.text import without_password
 from rmvdb.timing import counted
 
+#: Its own generator: an application may have seeded the shared one.
+_random = random.Random()  # noqa: S311 (no secret)
 P = ParamSpec("P")
 R = TypeVar("R")
 D = TypeVar("D", bound="Database")
@@ -66,10 +69,14 @@ def _worth_another_try(attempt: RetryCallState) -> bool:
     return isinstance(failure, Away) or (isinstance(failure, IntegrityError) and attempt.attempt_number < 3)
 
 
+def _pause(attempt: RetryCallState) -> float:
+    return _random.uniform(0.0, min(0.025 * 2 ** min(attempt.attempt_number, 8), 2.0))
+
+
 def _attempts(call: waiting.Call) -> Retrying:
     return Retrying(
         retry=_worth_another_try,
-        wait=wait_random_exponential(multiplier=0.05, max=2),
+        wait=_pause,
         stop=lambda _: counted() > call.ends,
         reraise=True,
     )
