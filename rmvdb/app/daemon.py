@@ -38,7 +38,7 @@ PATIENCE = 10.0
 
 
 class _Wait(NamedTuple):
-    """Since when a gallery that could not go on is left alone, for how long, and what it looked like."""
+    """A rest of a gallery that could not go on: since when, for how long, and the state it was in."""
 
     since: float
     seconds: float
@@ -46,7 +46,7 @@ class _Wait(NamedTuple):
 
 
 class Scheduler:
-    """Works on the galleries given (all, where none is) until it is stopped; one worker, one upgrade at a time."""
+    """Works on the named galleries, or on all, until it is stopped. One worker works on one upgrade at a time."""
 
     def __init__(
         self,
@@ -63,21 +63,21 @@ class Scheduler:
         self._stop = threading.Event()
         #: Set while the window is closed or the scheduler ends: a batch in hand is finished, no other begun.
         self._rest = threading.Event()
-        #: What it last complained of about each gallery, and what the steps said of it in this phase and epoch.
+        #: The last complaint about each gallery, and the lines of its steps in this phase and epoch.
         self._last: dict[str, str] = {}
         self._told: dict[str, tuple[object, set[str]]] = {}
         #: The upgrade that it is working on.
         self._at: int | None = None
-        #: Held while the registry is told where the worker is: it has one line for each.
+        #: Held while the worker reports its place to the registry, which has one line for each worker.
         self._telling = threading.Lock()
         self._waits: dict[str, _Wait] = {}
         #: When it looked last at the marks of galleries without work.
         self._marks_read = float("-inf")
-        #: Upgrades that were gone on with once: times that were made longer count from then on, also where nothing is left to do.
+        #: Upgrades that it has advanced once. Longer times of the settings count from then on, even if nothing is left to do.
         self._stepped: set[int] = set()
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set; what is in hand then is finished."""
+        """Work until `stop` is set, then finish the batches in hand."""
         self._worker.patient = False
         scheduler = BackgroundScheduler()
         scheduler.add_job(self._step, "interval", seconds=STEP, max_instances=1, coalesce=True, misfire_grace_time=None)
@@ -95,7 +95,7 @@ class Scheduler:
         """Open or close the window, and say that this worker lives."""
         if self._window.is_open():
             self._rest.clear()
-            if self._stop.is_set():  # asked last: it may be set meanwhile
+            if self._stop.is_set():  # checked last: it may be set meanwhile
                 self._rest.set()
             self._worker.resting = ""
         else:
@@ -172,7 +172,7 @@ class Scheduler:
                     return
 
     def _try(self, gallery: str, upgrade: int) -> None:
-        """Work on a gallery; one that cannot go on keeps nobody from the others."""
+        """Work on a gallery. If it cannot go on, the other galleries still do."""
         try:
             with self._telling:
                 self._at = upgrade
@@ -180,7 +180,7 @@ class Scheduler:
             self._work(gallery, upgrade)
         except (errors.Stopped, errors.Paused):
             pass
-        except Exception as exc:  # noqa: BLE001 (what nobody thought of, too: its traceback is in the log)
+        except Exception as exc:  # noqa: BLE001 (any other failure, too: its traceback is in the log)
             self._complain(exc, gallery)
             self._put_off(gallery, upgrade, exc)
         finally:

@@ -1,4 +1,4 @@
-"""Looks at every part and says what to do about each failure. Changes nothing."""
+"""Check every part and say how to fix each failure. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rmvdb.text import counted
 from rmvdb.types import Metric
 from rmvdb.upgrade.status import behind
 
-#: Records whose items are asked of a source.
+#: The number of records for which a source must have items.
 ASKED = 5
 
 
@@ -28,7 +28,7 @@ class Finding:
 
     part: str
     ok: bool
-    #: What was found, or what is wrong and what to do about it.
+    #: The finding: a fact, or the failure and its remedy.
     detail: str
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _files(app: App) -> str:
 
 
 def _model(app: App, row: VersionRow) -> str:
-    app.embedder(row.base or row.name)  # its own check says what differs
+    app.embedder(row.base or row.name)  # its own check names the difference
     if row.head:
         app.artifacts.get(row.head)
     if row.classifier:

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from rmvdb.upgrade.run import Conductor
 
 
-#: In the environment, what `[models] allow` is in rmvdb.toml.
+#: The environment variable for `[models] allow` of rmvdb.toml.
 ALLOW = "RMVDB_MODELS__ALLOW"
 
 
 class App:
-    """One configuration and what is made of it, each part when it is first asked for: `status` never loads torch."""
+    """One configuration and the objects made of it. Each is made on first use, so that `status` never loads torch."""
 
     def __init__(self, settings: ProjectSettings, *, file: Path | None = None) -> None:
         self.settings, self.file = settings, file
@@ -68,7 +68,7 @@ class App:
         return new
 
     def allow_registered(self) -> list[str]:
-        """Let code of the modules run that the registry names, if rmvdb.toml doesn't say yet which may; those that are new."""
+        """Allow the modules that the registry names, if rmvdb.toml allows none yet. Return those that are new."""
         if "allow" in self.settings.models.model_fields_set or self.file is None:
             return []
         versions = [spec for row in self.registry.versions() for spec in (row.embedder, row.classifier) if spec]
@@ -76,7 +76,7 @@ class App:
         return self.allow(spec.partition(":")[0] for spec in (*versions, *called))
 
     def refuse_nowhere(self) -> None:
-        """ConfigError where nothing of rmvdb is: asking must not make an empty registry."""
+        """Raise ConfigError if there is no project here. A question must not create an empty registry."""
         home = self.settings.home
         if not home.exists() and self.settings.registry.url.get_secret_value() == f"sqlite:///{home / 'registry.sqlite'}":
             raise errors.ConfigError(
@@ -190,7 +190,7 @@ class App:
         return Chain(embedder=row.base or row.name, dim=row.dim, head=row.head)
 
     def classifier(self, row: VersionRow) -> Classifier | None:
-        """The classifier of a version, where it declares one."""
+        """The classifier of a version, or None if it declares none."""
         if not row.classifier:
             return None
         from rmvdb.items.load import load_classifier
@@ -198,7 +198,7 @@ class App:
         return load_classifier(row.classifier, allowed=self.allowed)
 
     def source(self, gallery: str) -> Source | None:
-        """Where a gallery's items come from, where it has a source."""
+        """The source of a gallery's items, or None if it has none."""
         spec = self.registry.gallery(gallery).source
         return sources.load(spec, base=self.base, allowed=self.allowed) if spec else None
 
@@ -213,7 +213,7 @@ class App:
         return self.settings.home.parent
 
     def gallery_name(self, asked: str | None, *, how: str = "--gallery") -> str:
-        """The gallery that was named, or the only one there is; UsageError, with `how` to name one, where there are several."""
+        """The named gallery, or the only one. Raises UsageError if there are several; `how` says how to name one."""
         if asked:
             return self.registry.gallery(asked).name
         names = [row.name for row in self.registry.galleries()]
@@ -302,7 +302,7 @@ class App:
         return EmbeddingCache(self.settings.cache / "embeddings", model=name, dim=row.dim)
 
     def collector(self) -> Collector:
-        """What takes what is left behind."""
+        """The collector of leftover rows and files."""
         from rmvdb.upgrade.garbage import Collector
 
         return Collector(

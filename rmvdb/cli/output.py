@@ -1,4 +1,4 @@
-"""What the command line prints: sentences, tables, progress; what it asks; and how it is stopped."""
+"""Sentences, tables, progress and questions of the command line, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stoppable() -> Iterator[threading.Event]:
         if stop.is_set():
             _end_now("Stopped at once. Run the same command to resume.")
         stop.set()
-        with contextlib.suppress(OSError, RuntimeError):  # nobody listens, or a word was just being said
+        with contextlib.suppress(OSError, RuntimeError):  # stderr is closed, or a line is being written
             click.echo("stopping after the batches in hand; once more stops at once", err=True)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -52,13 +52,13 @@ def stoppable() -> Iterator[threading.Event]:
 
 def _end_now(words: str) -> NoReturn:
     """End as a kill would, which loses nothing: threads in the middle of something would be waited for, however long it takes."""
-    with contextlib.suppress(OSError, RuntimeError):  # nobody listens, or a word was just being said
+    with contextlib.suppress(OSError, RuntimeError):  # stderr is closed, or a line is being written
         click.echo(f"{SHOW_CURSOR if sys.stderr.isatty() else ''}{words}", err=True)
         sys.stdout.flush()
     os._exit(130)
 
 
-#: What a terminal would obey, or show in another order than it stands in, and what cannot be written at all.
+#: Characters that a terminal obeys or reorders, and characters that cannot be written.
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -73,7 +73,7 @@ def echo(words: str, *, err: bool = False) -> None:
 
 
 def agree(question: str, done: str, command: str) -> None:
-    """Ask; NeedsConsent for a no, and where nobody is there to answer."""
+    """Ask. Raises NeedsConsent if the answer is no, or if there is no terminal to ask on."""
     try:
         agreed = click.confirm(shown(question))
     except click.Abort:
@@ -83,7 +83,7 @@ def agree(question: str, done: str, command: str) -> None:
         raise errors.NeedsConsent(f"Nothing was {done}; run {command} to agree")
 
 
-#: Seconds after which a command says what it waits for; it says so again after twice as long each time.
+#: Seconds after which a command names the thing it waits for. It repeats that after twice as long each time.
 UNTOLD = 2.0
 
 
@@ -94,7 +94,7 @@ def told_waits() -> Iterator[None]:
 
     def watch() -> None:
         while not ended.wait(0.2):
-            with contextlib.suppress(OSError, RuntimeError, ValueError):  # nobody listens any more
+            with contextlib.suppress(OSError, RuntimeError, ValueError):  # stderr is closed
                 _say_waits(told)
 
     watcher = threading.Thread(target=watch, name="rmvdb-waits", daemon=True)
@@ -107,7 +107,7 @@ def told_waits() -> Iterator[None]:
 
 
 def _say_waits(told: dict[str, float]) -> None:
-    """`told`: after how many seconds of waiting for each it is said next."""
+    """`told`: for each thing that is waited for, the seconds of waiting after which the next line comes."""
     longest, now = timing.longer_than(UNTOLD), time.monotonic()
     for what, wait in longest.items():
         waited = now - wait.since
@@ -119,7 +119,7 @@ def _say_waits(told: dict[str, float]) -> None:
 
 
 def log_to_stdout() -> logging.Logger:
-    """The log of a process that stays: what it says and what the library logs, each line with its time and level."""
+    """The log of a process that stays: its own lines and those of the library, each with time and level."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("rmvdb")
@@ -129,7 +129,7 @@ def log_to_stdout() -> logging.Logger:
 
 
 class Reporter:
-    """Progress on stderr: bars on a terminal, elsewhere a line when a step begins, and at every tenth of it."""
+    """Progress on stderr: bars on a terminal, else a line when a step begins and at every tenth of it."""
 
     def __init__(self, progress: Any, *, quiet: bool) -> None:
         self._progress, self._quiet = progress, quiet
@@ -175,7 +175,7 @@ def progress(*, quiet: bool = False) -> Iterator[Reporter]:
         yield Reporter(progress, quiet=quiet)
 
 
-#: Columns where nobody looks at a screen, so that no cell is cut short.
+#: Columns if the output is no terminal, so that no cell is cut short.
 _UNBOUNDED = 10_000
 
 
@@ -217,7 +217,7 @@ def _cell(value: Any) -> str:
 
 
 def print_plan(found: Plan) -> None:
-    """A plan: the predicted curve, what was measured, the cost."""
+    """Print a plan: the predicted curve, the measured numbers, the cost."""
     cost, told = found.cost, found.prediction
     echo(f"plan: method {found.method}, order {found.order}, {counted(round(cost['records']), 'record')}")
     if told is not None:

@@ -22,7 +22,7 @@ LEVELS = {
 
 
 def check(path: Path) -> None:
-    """Raise ConfigError where matplotlib is missing, UsageError where the file cannot be: before the long part, not after it."""
+    """Raise ConfigError if matplotlib is missing, UsageError if the file cannot be written: before the long part."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("A picture needs matplotlib, which is not installed; run pip install 'rmvdb[plot]', or leave --png out")
     if not path.resolve().parent.is_dir():
