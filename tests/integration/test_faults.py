@@ -946,7 +946,7 @@ def test_a_batch_of_bad_items_is_set_aside_where_items_are_made_of_fields(galler
         registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models, source=FieldSource("text"),
         archive=gallery.archive,
     )  # fmt: skip
-    gallery.worker(width=1).run(gallery.task, backfill)
+    gallery.worker(width=1, lease=30.0).run(gallery.task, backfill)
     assert {row.record for row in gallery.registry.quarantined(gallery.upgrade.id)} == {"5", "6", "7", "8"}
 
 
