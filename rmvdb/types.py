@@ -166,6 +166,18 @@ class Segments:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Blend:
+    """The part of a query vector that the old model makes, beside the part of the new one."""
+
+    #: The model version whose embedder makes this part.
+    embedder: str
+    #: SHA-256 of the transforms after it, in order.
+    transforms: tuple[str, ...] = ()
+    #: The weight of this part, from 0 to 1. The other part has the rest.
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Leg:
     """One search of a merged search."""
 
@@ -183,6 +195,8 @@ class Leg:
     write_with: str | None = None
     #: False for a mirror: it gets every write, and no search.
     searched: bool = True
+    #: What another model adds to the query vector. None: `embedder` and `transforms` make all of it.
+    blend: Blend | None = None
 
     def transforms_after(self, other: Leg) -> tuple[str, ...] | None:
         """Return the transforms from the queries of `other` to those of this leg, None if this leg's chain has another start."""
@@ -228,7 +242,8 @@ class ServingPlan:
     @property
     def embedders(self) -> tuple[str, ...]:
         """The model versions that embed a query, each once."""
-        return tuple(dict.fromkeys(leg.embedder for leg in self.legs))
+        blends = (leg.blend.embedder for leg in self.legs if leg.blend)
+        return tuple(dict.fromkeys((*(leg.embedder for leg in self.legs), *blends)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

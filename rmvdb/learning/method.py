@@ -187,6 +187,9 @@ class Fitted:
     reverse: Transform | None = None
     #: h: old → new, for stored vectors; queries then need no ψ.
     lift: Transform | None = None
+    #: The weight of the old model's own query beside ψ's, from 0 to 1. None: the query is ψ's alone, or the old model's if there
+    #: is no ψ.
+    blend: float | None = None
 
     def final(self, new: Vectors) -> Vectors:
         """Return what the new collection stores and searches: ρ(f_n), (n, d_new) to (n, d_new)."""

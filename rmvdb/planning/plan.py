@@ -93,6 +93,18 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """How queries reach the old collections, from deploy or from the stage before on."""
+
+    #: SHA-256 of ψ. None: each model embeds the queries for its own collection.
+    reverse: str | None = None
+    #: The weight of the old model's own query vector beside ψ's. None: ψ alone.
+    blend: float | None = None
+    #: One for each old leg, newest first, then one for the new leg.
+    calibrations: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """The answer: the trained files by SHA-256, and the quality and cost to expect."""
 
@@ -100,9 +112,8 @@ class Plan:
     method: str
     order: str
     head: str | None
-    reverse: str | None
-    #: One for each old leg, newest first, then one for the new leg.
-    calibrations: tuple[str | None, ...]
+    #: One stage, or two with a schedule: the first until `switch`.
+    stages: tuple[Stage, ...]
     #: SHA-256 of the packed ids of the records that ψ or h was trained on. None if nothing was trained.
     trained_on: str | None
     #: `predict.Prediction` as JSON. None if the gallery is too small to measure on.
@@ -114,11 +125,18 @@ class Plan:
     made_at: float
     #: Records left out of the sample because they have no label.
     unlabelled: int = 0
-    #: Until this t each model embeds the queries for its own leg, calibrated by `early`. None without a schedule.
+    #: The t from which on the second stage serves. None without a schedule.
     switch: float | None = None
-    early: tuple[str | None, ...] = ()
     #: h, which lifts the old collection's vectors.
     lift: str | None = None
+    #: How many of the old collections' best candidates each search embeds anew and ranks by their true distance. 0: none.
+    rescore: int = 0
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Plan:
+        """Read what `asdict` wrote as JSON. Raises TypeError or KeyError for another form."""
+        stages = tuple(Stage(**each | {"calibrations": tuple(each["calibrations"])}) for each in value["stages"])
+        return cls(**{**value, "stages": stages})
 
 
 class Planner:
@@ -259,9 +277,9 @@ class Planner:
         """Return the plan that was made for this question, if all of its files are there."""
         try:
             data = json.loads(self._artifacts.get(self._pointer(question).read_text()))
-        except (OSError, errors.ArtifactError):
+            return Plan.from_json(data)
+        except (OSError, KeyError, TypeError, errors.ArtifactError):  # it is gone, or an earlier rmvdb wrote it
             return None
-        return Plan(**data | {name: tuple(data[name]) for name in ("calibrations", "early")})
 
     def order(
         self, question: Question, leg: Leg, classifier: Classifier | None, records: Sequence[Record] | None = None
@@ -384,17 +402,19 @@ class Planner:
         def kept(transform: Transform | None) -> str | None:
             return put(transform.to_bytes(), suffix="safetensors") if transform else None
 
+        last = Stage(
+            reverse=kept(fitted.reverse),
+            calibrations=_put(put, told.calibrations if told else few or (None,) * (len(legs) + 1)),
+        )
         trained_on = pack_ids([sample.records[row].id for row in told.seen]) if told and (fitted.reverse or fitted.lift) else None
         return Plan(
             question=asdict(question),
             method=told.method if told else Method.NAIVE,
             order=order,
             head=kept(fitted.head),
-            reverse=kept(fitted.reverse),
             lift=kept(fitted.lift),
-            calibrations=_put(put, told.calibrations if told else few or (None,) * (len(legs) + 1)),
+            stages=(*([Stage(calibrations=_put(put, told.early))] if told and told.early else []), last),
             switch=told.switch if told else None,
-            early=_put(put, told.early if told else ()),
             trained_on=put(trained_on, suffix="ids") if trained_on else None,
             prediction=told.to_json() if told else None,
             cost=self._cost(question, legs, counts, sample),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rmvdb.planning.plan import Plan
+from rmvdb.planning.plan import Plan, Stage
 from rmvdb.registry.tables import VersionRow
 from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.types import Leg, Metric
@@ -16,11 +16,14 @@ def served(collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan)
     new = leg_of(version, collection)
     if plan.lift:
         return {EpochName.SERVING: [new], EpochName.FINAL: [new]}
-    reached = [with_new_queries(leg, old[0], new, plan.reverse) if plan.reverse else leg for leg in old]
-    serving = _calibrated(new, reached, plan.calibrations)
-    if plan.switch is None:
-        return {EpochName.SERVING: serving, EpochName.FINAL: [new]}
-    return {EpochName.SERVING: _calibrated(new, old, plan.early), EpochName.LATER: serving, EpochName.FINAL: [new]}
+    epochs = [EpochName.SERVING] if plan.switch is None else [EpochName.SERVING, EpochName.LATER]
+    stages = {epoch: _served(old, new, stage) for epoch, stage in zip(epochs, plan.stages, strict=True)}
+    return {**stages, EpochName.FINAL: [new]}
+
+
+def _served(old: Sequence[Leg], new: Leg, stage: Stage) -> list[Leg]:
+    reached = [with_new_queries(leg, old[0], new, stage.reverse) if stage.reverse else leg for leg in old]
+    return _calibrated(new, reached, stage.calibrations)
 
 
 def leg_of(version: VersionRow, collection: str) -> Leg:

@@ -58,7 +58,7 @@ def begin(
         _check_consent(context, leg.collection, execute=execute)
     version = _register_version(context, question, plan)
     # A mirror is written by its own model if that can be loaded, else by ψ. Nothing may be loaded inside a transaction.
-    own = question.instant_rollback and (plan.reverse is None or context.can_load(legs[0].model))
+    own = question.instant_rollback and (plan.stages[-1].reverse is None or context.can_load(legs[0].model))
 
     def details(number: int) -> dict[str, Any]:
         made = _details(context.gallery.name, number, question, plan, legs, version, own=own, collection=collection)
@@ -152,8 +152,9 @@ def _check_consent(context: UpgradeContext, collection: str, *, execute: bool) -
 
 
 def _register_version(context: UpgradeContext, question: Question, plan: Plan) -> VersionRow:
-    calibrations = ((each, "calibration") for each in (*plan.calibrations, *plan.early))
-    made = ((plan.head, "head"), (plan.reverse, "reverse"), (plan.lift, "lift"), (plan.trained_on, "ids"))
+    calibrations = ((each, "calibration") for stage in plan.stages for each in stage.calibrations)
+    reverses = ((stage.reverse, "reverse") for stage in plan.stages)
+    made = ((plan.head, "head"), (plan.lift, "lift"), (plan.trained_on, "ids"), *reverses)
     for sha256, kind in (*made, *calibrations):
         if sha256:
             path = context.services.artifacts.path(sha256)

@@ -21,7 +21,7 @@ import pytest
 from rmvdb import errors
 from rmvdb.backfill.throttle import Limits
 from rmvdb.learning.method import Method
-from rmvdb.planning.plan import Question
+from rmvdb.planning.plan import Plan, Question, Stage
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.serving.announced_writes import Writes
@@ -70,6 +70,11 @@ def begin(gallery: Gallery, *, until: float = 1.0, to: str = "v2", method: Metho
     if plan.prediction and method is Method.FCT:  # forty texts, that others change meanwhile, say nothing of the quality
         plan = replace(plan, prediction=plan.prediction | {"verdict": "ok"})
     return conductor.begin(question, plan, gallery.worker(), until=until, cutover=until == 1.0)
+
+
+def scheduled(plan: Plan) -> Plan:
+    """The plan on a schedule: until t = 0.3 each model embeds the queries for its own collection."""
+    return replace(plan, switch=0.3, stages=(Stage(calibrations=(None, None)), *plan.stages))
 
 
 def go_on(gallery: Gallery, row: UpgradeRow | None) -> UpgradeRow:
@@ -739,7 +744,7 @@ def test_a_schedule_changes_what_is_searched_and_the_original_is_kept_all_the_wh
         gallery="texts", from_version="v1", to_version="v2", method=Method.RQT, order="random", instant_rollback=True
     )
     question = conductor.resolve(question)
-    plan = replace(conductor.plan(question), switch=0.3, early=(None, None))
+    plan = scheduled(conductor.plan(question))
     with busy(gallery) as wrong:
         row = go_on(gallery, conductor.begin(question, plan, gallery.worker(), until=0.2, cutover=False))
         early = gallery.registry.plan("texts")
@@ -902,7 +907,7 @@ def test_every_worker_stops_where_a_schedule_switches(tmp_path: Path) -> None:
     assert gallery.conductor().roll_back(gallery.upgrade) is None
     conductor = gallery.conductor()
     question = conductor.resolve(Question(gallery="texts", from_version="v1", to_version="v2", method=Method.RQT, order="random"))
-    row = conductor.begin(question, replace(conductor.plan(question), switch=0.3, early=(None, None)), gallery.worker())
+    row = conductor.begin(question, scheduled(conductor.plan(question)), gallery.worker())
     gallery.loaded_models.embedder("v2").seconds = 0.1  # type: ignore[attr-defined]
     switched, over = list[float](), threading.Event()
 

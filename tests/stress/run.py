@@ -180,7 +180,7 @@ class Run:
                 ids = range(first, min(first + 500, self.records))
                 client.upsert([{"id": id, "item": self.models.item(id, 0), **fields(self.models, id, 0)} for id in ids])
         self.app = rmvdb.app.load(self.project.folder)
-        # A server searches that many fresh rows in part until they have an index, whoever wrote them (tests/bench/small_flushes.py).
+        # A server searches so many fresh rows in part until they have an index, without rmvdb, too.
         for leg in self.app.registry.plan("things").legs:
             self.app.store.settle(leg.collection)
         self.say(f"{self.records} records written in {time.monotonic() - started:.0f} s")
