@@ -14,8 +14,8 @@ from examples.paper_tables.rows import Ground, Legs, Row, measured, row, tuned
 from examples.paper_tables.tasks import Task
 from rmvdb.learning import training
 from rmvdb.learning.training import Fitted, Method, Pairs, TrainingSettings
-from rmvdb.planning import simulate
-from rmvdb.planning.simulate import UNCALIBRATED, Calibrations, Curve
+from rmvdb.planning import curve as curves
+from rmvdb.planning.curve import UNCALIBRATED, Calibrations, Curve
 from rmvdb.types import Metric
 
 #: The share of the kept pictures that ψ and ρ learn from; on the others calibrations are fitted and judged.
@@ -158,4 +158,9 @@ class Upgrade:
         if plan.labels:
             return ground
         legs = self.legs("pairs", new=plan.new)
-        return replace(ground, relevance=simulate.neighbours(legs.new_g[check], metric=legs.new_metric))
+        return replace(
+            ground,
+            relevance=curves.neighbours(
+                legs.new_g[check], legs.new_g[check], metric=legs.new_metric, itself=np.arange(len(check))
+            ),
+        )

@@ -9,7 +9,7 @@ from typing import Any
 
 from examples.paper_tables.published import AREAS, COMPATIBILITY
 from rmvdb.errors import NeedsConsent
-from rmvdb.planning.predict import finite
+from rmvdb.planning.prediction import finite
 
 Row = dict[str, Any]
 HEADS = {

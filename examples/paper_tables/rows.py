@@ -15,9 +15,9 @@ from rmvdb import metrics
 from rmvdb.errors import PlanRefused
 from rmvdb.learning import calibration
 from rmvdb.learning.training import Fitted
-from rmvdb.planning import simulate
+from rmvdb.planning import curve as curves
+from rmvdb.planning.curve import UNCALIBRATED, Calibrations, Curve
 from rmvdb.planning.quality import Bools
-from rmvdb.planning.simulate import UNCALIBRATED, Calibrations, Curve
 from rmvdb.types import Metric, Vectors
 
 #: Queries that are searched for at once: memory is bounded by the gallery.
@@ -108,7 +108,7 @@ def measured(legs: Legs, ground: Ground, calibrations: Calibrations = UNCALIBRAT
     parts = np.array_split(np.arange(len(legs.new_q)), max(1, -(-len(legs.new_q) // AT_ONCE)))
 
     def some(rows: np.ndarray) -> Curve:
-        return simulate.curve(
+        return curves.curve(
             legs.old_q[rows],
             legs.old_g,
             legs.new_q[rows],
@@ -158,7 +158,7 @@ def fitted(legs: Legs, ground: Ground) -> Calibrations:
 
 def row(method: str, curves: Sequence[Curve], base: Curve, *, calibrated: float = 0.0, regression: float = 0.0) -> Row:
     """A method's line from its curves, one a seed; `base` goes from the old model alone to the new one alone."""
-    found = [simulate.summary(curve, old=base.map[0], new=base.map[-1]) for curve in curves]
+    found = [curves.summary(curve, old=base.map[0], new=base.map[-1]) for curve in curves]
     values = {name: [getattr(each, name) for each in found] for name in ("auc_map", "auc_cmc", "gain")}
     flips = [[metrics.negative_flips(base.top1[0], now) for now in curve.top1] for curve in curves]
     means = {name: float(np.mean(each)) for name, each in values.items()}

@@ -18,8 +18,8 @@ from examples.paper_tables.scales import SEQUENCE
 from examples.paper_tables.tasks import Task
 from rmvdb import metrics
 from rmvdb.learning.training import Method, TrainingSettings
+from rmvdb.planning.curve import UNCALIBRATED
 from rmvdb.planning.orders.table import Known, make_order
-from rmvdb.planning.simulate import UNCALIBRATED
 from rmvdb.types import Metric, Record
 
 #: ψ, and where the method has one ρ, for a new model that was trained without a thought of the old one.

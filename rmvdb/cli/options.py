@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rmvdb import canonical, errors
 from rmvdb.learning.method import METHODS, Method
+from rmvdb.planning.objective import Objective
 from rmvdb.planning.orders.table import ORDERS
 
 if TYPE_CHECKING:
-    from rmvdb.planning.plan import Question
+    from rmvdb.planning.question import Question
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -28,6 +30,16 @@ force_option = click.option(
     is_flag=True,
     help="Do not wait for clients that cannot serve the next plan. Their searches fail from then on. The command names them.",
 )
+
+
+def _count(_ctx: click.Context, _param: click.Parameter, value: str) -> int | None:
+    """Read a number of candidates. `auto` is None."""
+    if value == AUTO:
+        return None
+    try:
+        return canonical.whole("--rescore", int(value), least=0)
+    except ValueError as exc:
+        raise errors.UsageError(f"--rescore is auto, 0 or a number of candidates, not {value!r}") from exc
 
 
 def _together(*options: Decorator) -> Decorator:
@@ -54,6 +66,28 @@ def sample_options(most: int) -> Decorator:
             help='A file with one query a line: {"item": "a text", "answers": [7, 42]}. Queries with answers choose and measure. '
             "Queries without answers train ψ, too.",
         ),
+        click.option(
+            "--for",
+            "objective",
+            type=click.Choice(list(map(str, Objective))),
+            help="The metric to choose by [default: nDCG@10 if answers are known, mAP with --labels, else recall@10 of the new "
+            "model's own neighbours].",
+        ),
+        click.option(
+            "--rescore",
+            metavar="auto|0|K",
+            default=AUTO,
+            show_default=True,
+            callback=_count,
+            help="How many candidates of the old collection each search embeds anew. auto measures what that is worth.",
+        ),
+        click.option(
+            "--minutes",
+            type=click.FloatRange(min=0.1),
+            default=2.0,
+            show_default=True,
+            help="About how long the plan may take. What it embeds is kept for the next plan and for the backfill.",
+        ),
         click.option("--paper", is_flag=True, help="Train with the paper's settings as printed, and do not calibrate."),
         click.option("--seed", type=int, default=0, show_default=True, help="The seed of sample, split and training."),
     )
@@ -71,7 +105,7 @@ plan_options = _together(
     click.option(
         "--order",
         type=click.Choice(list(ORDERS)),
-        help="Which records move first [default: the first that the version can give].",
+        help="Which records move first [default: the order that is worth most on the sample].",
     ),
     click.option(
         "--instant-rollback",
@@ -84,6 +118,7 @@ plan_options = _together(
 
 def make_question(gallery: str, options: dict[str, Any], *, method: str = AUTO) -> Question:
     """Return the question that the shared options of a plan and a simulation ask."""
-    from rmvdb.planning.plan import Question
+    from rmvdb.planning.question import Question
 
-    return Question(gallery=gallery, method=None if method == AUTO else Method(method), **options)
+    objective = options["objective"] and Objective(options["objective"])
+    return Question(gallery=gallery, method=None if method == AUTO else Method(method), **options | {"objective": objective})

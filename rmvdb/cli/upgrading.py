@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--detach", is_flag=True, help="Plan and deploy, then leave the backfill to workers.")
 @click.option("--collection", metavar="NAME", help="Name of the new collection [default: gallery, version and a number].")
 @click.option("--execute", is_flag=True, help="Allow removing records from an adopted collection.")
+@click.option("--accept-risk", is_flag=True, help="Go on although the plan has a warning.")
 @missing_option
 @force_option
 def upgrade(
@@ -36,6 +37,7 @@ def upgrade(
     detach: bool,
     collection: str | None,
     execute: bool,
+    accept_risk: bool,
     accept_missing: bool,
     force: bool,
     **options: Any,
@@ -66,7 +68,14 @@ def upgrade(
             found = conductor.plan(question, again=again)
             report.show(lambda: output.print_plan(found))
             row = conductor.begin(
-                question, found, app.worker(), until=until, cutover=not no_cutover, execute=execute, collection=collection
+                question,
+                found,
+                app.worker(),
+                until=until,
+                cutover=not no_cutover,
+                execute=execute,
+                accept_risk=accept_risk,
+                collection=collection,
             )
         else:
             _refuse_another_way(row, method, options)
@@ -107,7 +116,7 @@ def _is_kept(app: App, collection: str) -> bool:
 
 
 #: What is asked of an upgrade, besides method and order, only where it begins.
-_FROM_THE_START = ("labels", "sample", "seed", "side", "queries", "instant_rollback", "paper")
+_FROM_THE_START = ("labels", "sample", "seed", "side", "queries", "instant_rollback", "paper", "objective", "rescore")
 
 
 def _refuse_another_way(row: UpgradeRow, method: str, options: dict[str, Any]) -> None:

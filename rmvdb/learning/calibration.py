@@ -68,10 +68,11 @@ class Calibration:
             ) from exc
 
 
-def match(distances: npt.NDArray[np.floating], others: npt.NDArray[np.floating]) -> Calibration:
+def match(distances: npt.NDArray[np.floating], others: npt.NDArray[np.floating], *, zero: bool = False) -> Calibration:
     """Fit distances (n,) of one leg to the distribution of `others` (n,), the same (query, record) pairs in another leg.
 
-    At every threshold, as many pairs are then nearer in one leg as in the other. Labels are not needed.
+    At every threshold, as many pairs are then nearer in one leg as in the other. Labels are not needed. `zero`: a distance of 0
+    stays 0, so that no record of one leg comes before the very item of the query in the other.
 
     Raises: PlanRefused if there are fewer than LEAST_HITS pairs, or all distances of a leg are equal.
     """
@@ -81,7 +82,11 @@ def match(distances: npt.NDArray[np.floating], others: npt.NDArray[np.floating])
     # The same number of quantiles in each power of ten, because the nearest pairs matter most.
     shares = np.geomspace(min(0.5, max(NEAREST, LEAST_HITS / len(d))), 1.0, MOST_BINS)
     rise = LEAST_SLOPE * float(np.ptp(other))
-    return _strict(np.quantile(d, shares), np.quantile(other, shares), low=float(d.min()), high=float(d.max()), rise=rise)
+    x, y = np.quantile(d, shares), np.quantile(other, shares)
+    if zero and x[0] > 0 and y[0] > 0:
+        x, y = np.concatenate([[0.0], x]), np.concatenate([[0.0], y])
+        return _strict(x, y, low=0.0, high=float(d.max()), rise=rise)
+    return _strict(x, y, low=float(d.min()), high=float(d.max()), rise=rise)
 
 
 def fit(distances: npt.NDArray[np.floating], relevant: npt.NDArray[np.bool_]) -> Calibration:

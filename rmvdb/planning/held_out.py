@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,9 @@ from rmvdb.errors import PlanRefused, UsageError
 from rmvdb.learning import geometry
 from rmvdb.learning.method import Fitted, Pairs
 from rmvdb.planning import quality
-from rmvdb.planning.simulate import TS, Calibrations, Curve, Part, Queries
+from rmvdb.planning.curve import Calibrations, Course
+from rmvdb.planning.objective import Objective
+from rmvdb.planning.part import Part, Queries
 from rmvdb.text import counted
 from rmvdb.types import Metric
 
@@ -55,30 +58,34 @@ class HeldOutParts:
         fresh = np.flatnonzero(np.concatenate([*nearest, np.empty(0)]) > SAME)
         return logged.take(fresh) if len(fresh) else None
 
-    def tuned(self, fitted: Fitted, *, calibrate: bool) -> tuple[Calibrations, list[Curve]]:
-        """Return the calibrations that pay, and their curves. There is no curve if the pairs are too few.
+    def tuned(
+        self, fitted: Fitted, objective: Objective, *, calibrate: bool, rescore: int = 0
+    ) -> tuple[Calibrations, tuple[Course, ...]]:
+        """Return the calibrations that pay, and their courses. There is no course if the pairs are too few.
 
-        Fitted on one half, a calibration must raise the curve on the other, unless the metrics differ: such distances cannot be
+        Fitted on one half, a calibration must raise the course on the other, unless the metrics differ: such distances cannot be
         compared without one. The odds of relevance need labels, because the new model's neighbours would confirm themselves.
         Lifted vectors share a collection with embedded ones and are served as one leg, so nothing is calibrated.
         """
         if fitted.lift is None and (calibrate or self.check.mixed(fitted)):
-            calibrations, curves = self._calibrated(fitted)
+            calibrations, courses = self._calibrated(fitted, objective, rescore)
         else:
-            calibrations, curves = self.check.uncalibrated, self._raw(fitted)
-        return calibrations, [each.curve(fitted, calibrations) for each in self.choosers] or curves
+            calibrations, courses = self.check.uncalibrated, self._raw(fitted, objective, rescore)
+        if self.choosers:
+            courses = tuple(each.course(objective, fitted, calibrations, rescore=rescore) for each in self.choosers)
+        return calibrations, courses
 
-    def _calibrated(self, fitted: Fitted) -> tuple[Calibrations, list[Curve]]:
-        found = [] if self.check.mixed(fitted) else [(self.check.uncalibrated, self._raw(fitted))]
+    def _calibrated(self, fitted: Fitted, objective: Objective, rescore: int) -> tuple[Calibrations, tuple[Course, ...]]:
+        found = [] if self.check.mixed(fitted) else [(self.check.uncalibrated, self._raw(fitted, objective, rescore))]
         for fit in (Part.matched, Part.calibrations)[: 1 if self.check.pairs.labels is None else 2]:
             with contextlib.suppress(PlanRefused):  # too few pairs to calibrate on
                 others = zip(self.halves, self.halves[::-1], strict=True)
-                curves = [half.curve(fitted, fit(other, fitted)) for half, other in others]
-                found.append((fit(self.check, fitted), curves))
-        return max(found, key=lambda each: merit(each[1])) if found else (self.check.matched(fitted), [])
+                courses = tuple(half.course(objective, fitted, fit(other, fitted), rescore=rescore) for half, other in others)
+                found.append((fit(self.check, fitted), courses))
+        return max(found, key=lambda each: merit(each[1])) if found else (self.check.matched(fitted), ())
 
-    def _raw(self, fitted: Fitted) -> list[Curve]:
-        return [half.curve(fitted) for half in self.halves]
+    def _raw(self, fitted: Fitted, objective: Objective, rescore: int) -> tuple[Course, ...]:
+        return tuple(half.course(objective, fitted, rescore=rescore) for half in self.halves)
 
 
 def parts_by_order(
@@ -114,11 +121,9 @@ def _asked(queries: Queries, seed: int) -> list[Queries]:
     return [queries.take(known[::2]), queries.take(known[1::2])]
 
 
-def merit(curves: Sequence[Curve]) -> float:
-    """Return the areas of mAP and CMC@1 less their falls: a curve that only rises is worth more than one that dips."""
-    return sum(quality.area(TS, values) - quality.largest_fall(values) for values in (_mean(curves, "map"), _mean(curves, "cmc")))
-
-
-def _mean(curves: Sequence[Curve], name: str) -> list[float]:
-    means: list[float] = np.mean([getattr(one, name) for one in curves], axis=0).tolist()
-    return means
+def merit(courses: Sequence[Course]) -> float:
+    """Return the area under the mean course less its largest fall: one that only rises is worth more than one that dips."""
+    if not courses:
+        return -math.inf
+    means = np.mean([each.means for each in courses], axis=0).tolist()
+    return quality.area(courses[0].ts, means) - quality.largest_fall(means)

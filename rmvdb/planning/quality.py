@@ -61,6 +61,35 @@ def recall(distance: npt.NDArray[np.floating], relevant: Bools, *, k: int) -> Fl
     return _of_first(k, distance, relevant, _share)
 
 
+def ndcg(distance: npt.NDArray[np.floating], relevant: Bools, *, k: int) -> Floats:
+    """Return nDCG@k of binary relevance, (Q, G) to (Q,): Σ rel_i / log2(i + 1) over the first k, as a share of the best possible.
+
+    Equal distances share the mean of their relevance, which is the mean over all their orders (McSherry and Najork, ECIR 2008).
+    """
+    if not distance.size:
+        return np.full(len(distance), np.nan)
+    parts = [_ndcg(distance[i : i + CHUNK], relevant[i : i + CHUNK], k) for i in range(0, len(distance), CHUNK)]
+    return np.concatenate(parts)
+
+
+def _ndcg(distance: npt.NDArray[np.floating], relevant: Bools, k: int) -> Floats:
+    distance = np.where(np.isnan(distance), np.inf, distance)
+    relevant = relevant & np.isfinite(distance)
+    k = min(k, distance.shape[1])
+    first = np.argpartition(distance, k - 1, axis=1)[:, :k]
+    first = np.take_along_axis(first, np.argsort(np.take_along_axis(distance, first, 1), axis=1, kind="stable"), 1)
+    d, rel = np.take_along_axis(distance, first, 1), np.take_along_axis(relevant, first, 1)  # (q, k)
+    alike = d[:, :, None] == d[:, None, :]  # (q, k, k)
+    shared = (alike * rel[:, None, :]).sum(2) / alike.sum(2)
+    edge = d[:, -1:]
+    level = distance == edge  # the records at the distance of place k, beyond it, too
+    last = ((level & relevant).sum(1) / level.sum(1))[:, None]
+    gains = np.where(d == edge, last, shared)  # (q, k)
+    discount = 1 / np.log2(np.arange(2, k + 2))
+    best = np.concatenate([[0.0], discount.cumsum()])[np.minimum(relevant.sum(1), k)]
+    return np.where(best > 0, (gains * discount).sum(1) / np.where(best > 0, best, 1), np.nan)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Cut:
     """Rankings cut after k places, (q,) each. The records at the distance of place k may straddle the cut."""

@@ -16,7 +16,7 @@ from rmvdb.items.check import KNOWN_GOOD, embed_checked
 from rmvdb.items.digest import item_digest
 from rmvdb.items.sources import given
 from rmvdb.learning.method import Pairs
-from rmvdb.planning.simulate import Queries
+from rmvdb.planning.part import Queries
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage.embedding_cache import EmbeddingCache
@@ -25,6 +25,10 @@ from rmvdb.types import Id, Item, Leg, Query, Record, ReportProgress, Vectors
 
 #: Records read and embedded at once while sampling.
 CHUNK = 500
+#: Records embedded between two looks at the time.
+AT_ONCE = 250
+#: So many records are embedded however long it takes.
+ENOUGH = 300
 #: With fewer records that have side information, h cannot learn to use it.
 LEAST_SIDED = 60
 
@@ -103,11 +107,13 @@ class Sampler:
         logged: Sequence[Item] = (),
         labels: str | None = None,
         side: str | None = None,
+        seconds: float | None = None,
     ) -> Sample:
         """Sample `sizes` records of each leg's collection, add the answers to `queries`, and embed them.
 
         Collections behind the newest leave out the records in `seen`. `logged`: queries without answers. Left out are logged
-        queries that cannot be embedded and, with `labels`, records without that field.
+        queries that cannot be embedded and, with `labels`, records without that field. After `seconds` the sample is what was
+        embedded by then, if those are enough to choose by.
 
         Before it embeds anything, it raises UsageError for an answer that is not an id here and for malformed `side`
         information, UnknownName for labels that no record has. Later it raises PlanRefused if no record could be embedded, and
@@ -118,10 +124,13 @@ class Sampler:
         held = _labelled(held, labels) if labels else held
         # A client's write leaves a record in two collections. It counts for the newest one.
         home = {record.id: (at, record) for at, records in reversed(list(enumerate(held))) for record in records}
-        records = [record for _, record in home.values()]
+        records: Sequence[Record] = [record for _, record in home.values()]
         if side:
             side_of(records, side)
-        new = self._embed_all(to_version, records, functools.partial(report, "embedding the sample"))
+        first = {id for query in queries for id in query.answers}
+        records = _shuffled(records, first, seed)
+        until = None if seconds is None else time.monotonic() + seconds
+        new, records = self._embed_all(to_version, records, functools.partial(report, "embedding the sample"), until=until)
         asked = {at: self._asked(leg, held[at], records, report) for at, leg in enumerate(legs) if not at or _own(leg, legs[0])}
         usable = [id for id in home if all(id in found for found in (new, *asked.values()))]
         if not usable:
@@ -207,20 +216,25 @@ class Sampler:
         """Return each record as a query of this leg: its stored vector if the leg holds it, else a new one."""
         own = {record.id: record.vector for record in held if record.vector is not None}
         others = [record for record in records if record.id not in own]
-        raw = self._embed_all(leg.embedder, others, functools.partial(report, f"embedding the sample by {leg.embedder}"))
+        raw, _ = self._embed_all(leg.embedder, others, functools.partial(report, f"embedding the sample by {leg.embedder}"))
         if raw:
             own |= zip(raw, self._loaded_models.apply(leg.transforms, np.stack(list(raw.values()))), strict=True)
         return own
 
-    def _embed_all(self, version: str, records: Sequence[Record], report: Callable[[int, int], None]) -> dict[Id, Vectors]:
-        """Return raw vectors of a version by id, of the records that have one."""
+    def _embed_all(
+        self, version: str, records: Sequence[Record], report: Callable[[int, int], None], *, until: float | None = None
+    ) -> tuple[dict[Id, Vectors], Sequence[Record]]:
+        """Return raw vectors of a version by id, and the records that were tried: all, or as many as time allowed."""
         found: dict[Id, Vectors] = {}
         known_good = functools.partial(_known_good, records, found.keys())
-        for start in range(0, len(records), CHUNK):
+        for start in range(0, len(records), AT_ONCE):
+            if until is not None and time.monotonic() > until and len(found) >= ENOUGH:
+                report(start, start)
+                return found, records[:start]
             report(start, len(records))
-            found |= self._embedded(version, records[start : start + CHUNK], known_good)
+            found |= self._embedded(version, records[start : start + AT_ONCE], known_good)
         report(len(records), len(records))
-        return found
+        return found, records
 
     def _embedded(self, version: str, records: Sequence[Record], known_good: Callable[[], Sequence[Record]]) -> dict[Id, Vectors]:
         """Return raw vectors by id: kept ones, and new ones, which are kept for the backfill.
@@ -256,6 +270,13 @@ class Sampler:
         seconds = loading + time.monotonic() - started
         cache.put(ids, vectors_of(made), [told[id] for id in ids], vectors[good], seconds=seconds)
         return known | dict(zip(ids, vectors[good], strict=True))
+
+
+def _shuffled(records: Sequence[Record], first: Set[Id], seed: int) -> list[Record]:
+    """Return these records in random order, those in `first` before the others, so that any part of them is a fair sample."""
+    places = np.random.default_rng(seed).permutation(len(records)).tolist()
+    drawn = [records[place] for place in places]
+    return sorted(drawn, key=lambda record: record.id not in first)
 
 
 def _known_good(records: Sequence[Record], found: Set[Id]) -> Sequence[Record]:

@@ -9,8 +9,10 @@ from rmvdb import errors
 from rmvdb.catalog.checks import check_made
 from rmvdb.catalog.versions import check_model
 from rmvdb.learning.method import Method
-from rmvdb.planning.choose import Comparison
-from rmvdb.planning.plan import Plan, Planner, Question
+from rmvdb.planning.comparison import Comparison
+from rmvdb.planning.plan import Plan
+from rmvdb.planning.planner import Planner
+from rmvdb.planning.question import Question
 from rmvdb.protocols import Classifier
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.shared_queries import refuse_paused

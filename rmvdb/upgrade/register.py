@@ -11,7 +11,8 @@ from typing import Any
 from rmvdb import errors
 from rmvdb.backfill.worker import Worker
 from rmvdb.catalog.galleries import collection_name
-from rmvdb.planning.plan import Plan, Question
+from rmvdb.planning.plan import Plan
+from rmvdb.planning.question import Question
 from rmvdb.registry.tables import UpgradeRow, VersionRow
 from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.types import MARK_PREFIX, Leg, Phase
@@ -33,6 +34,7 @@ def begin(
     until: float = 1.0,
     cutover: bool = True,
     execute: bool = False,
+    accept_risk: bool = False,
     collection: str | None = None,
 ) -> UpgradeRow:
     """Register the upgrade, in the place of an unfinished one if there is one. The serving plan stays the same.
@@ -41,7 +43,7 @@ def begin(
 
     Raises:
         PlanRefused: the plan would lower the quality.
-        NeedsConsent: records would leave a collection that rmvdb did not make.
+        NeedsConsent: records would leave a collection that rmvdb did not make, or the plan has a warning.
         UsageError, AlreadyExists: the new collection cannot have that name.
         Stopped: it should stop.
     """
@@ -50,6 +52,8 @@ def begin(
         check_name(context, collection)
     if plan.prediction and plan.prediction["verdict"] == "refuse":
         raise errors.PlanRefused(plan.prediction["reason"])
+    if plan.prediction and plan.prediction["verdict"] == "warn" and not accept_risk:
+        raise errors.NeedsConsent(f"{plan.prediction['reason']}; run the same command with --accept-risk to go on all the same")
     context.owner.settle(context.gallery.name)
     clean_up.drop_given_up(context)
     epoch = context.registry.plan(context.gallery.name).epoch

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.planning.plan import Question
+from rmvdb.planning.question import Question
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.tables import BatchRow, UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName
@@ -64,7 +64,8 @@ def _in_order(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[tuple[li
 def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[Id], *, batch: int) -> Iterator[list[Id]]:
     question = Question.of_upgrade(upgrade.plan.question)
     classifier = context.services.classifier(context.registry.version(leg.model))
-    name, order = plan_step.planner(context).order(question, leg, classifier)
+    name = upgrade.order.split(", ")[0]
+    order = plan_step.planner(context).order(question, leg, classifier, name)
     context.say(f"listing the records of {leg.collection} in {name} order")
     noted = time.monotonic()
 

@@ -23,8 +23,8 @@ from sklearn.datasets import load_digits
 
 import demo_models
 from rmvdb.learning.method import Method, Pairs, TrainingSettings
-from rmvdb.planning import simulate
-from rmvdb.planning.predict import Trial
+from rmvdb.planning.part import OlderCollection
+from rmvdb.planning.trial import Trial
 from rmvdb.types import Metric, Vectors
 
 COSINE = {"old_metric": Metric.COSINE, "new_metric": Metric.COSINE}
@@ -65,7 +65,7 @@ def second(first: Method, at: float, v1: Vectors, v2: Vectors, v3: Vectors, labe
     held = np.argsort(np.argsort(sure)) >= at * len(labels)  # by v1 still
     used = ~(held & seen)
     reverse = plan.fitted.reverse
-    behind = simulate.OlderCollection(
+    behind = OlderCollection(
         metric=Metric.COSINE,
         held=held[used],
         vectors=v1[used],

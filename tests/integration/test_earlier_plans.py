@@ -10,7 +10,7 @@ import pytest
 
 from rmvdb.errors import UnknownName
 from rmvdb.learning.method import Method
-from rmvdb.planning.plan import Question
+from rmvdb.planning.question import Question
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.types import Phase
 from tests.support.inprocess import Gallery, make

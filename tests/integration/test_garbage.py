@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rmvdb.learning.method import Method
-from rmvdb.planning.plan import Question
+from rmvdb.planning.question import Question
 from rmvdb.registry.manifest import Manifest
 from rmvdb.types import Phase
 from rmvdb.upgrade import garbage

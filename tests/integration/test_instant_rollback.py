@@ -21,7 +21,8 @@ import pytest
 from rmvdb import errors
 from rmvdb.backfill.throttle import Limits
 from rmvdb.learning.method import Method
-from rmvdb.planning.plan import Plan, Question, Stage
+from rmvdb.planning.plan import Plan, Stage
+from rmvdb.planning.question import Question
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.serving.announced_writes import Writes
@@ -42,7 +43,7 @@ METHOD = Method.NAIVE
 @pytest.fixture(params=[Method.NAIVE, Method.FCT])
 def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Method:
     """How the copy is searched: as the original is, or lifted, by few records."""
-    monkeypatch.setattr("rmvdb.planning.predict.LEAST_PAIRS", 20)
+    monkeypatch.setattr("rmvdb.planning.trial.LEAST_PAIRS", 20)
     monkeypatch.setattr("tests.integration.test_instant_rollback.METHOD", request.param)
     found: Method = request.param
     return found

@@ -23,7 +23,7 @@ from rmvdb.app import daemon
 from rmvdb.app.window import Window
 from rmvdb.catalog import galleries
 from rmvdb.learning.method import Method
-from rmvdb.planning.plan import Question
+from rmvdb.planning.question import Question
 from rmvdb.registry.mark import mark_of
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName

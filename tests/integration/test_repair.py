@@ -134,7 +134,7 @@ def test_a_record_that_only_the_original_holds_comes_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Method
 ) -> None:
     """Its archive file is damaged; the original that is kept for an instant roll back has it whole."""
-    monkeypatch.setattr("rmvdb.planning.predict.LEAST_PAIRS", 20)
+    monkeypatch.setattr("rmvdb.planning.trial.LEAST_PAIRS", 20)
     gallery = make(tmp_path, deployed=False)
     gallery.conductor().roll_back(gallery.upgrade)
     gallery.upgrade = go_on(gallery, begin(gallery, until=0.9, method=method))

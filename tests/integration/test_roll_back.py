@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from rmvdb import errors
 from rmvdb.learning.method import Method
-from rmvdb.planning.plan import Question
+from rmvdb.planning.question import Question
 from rmvdb.registry.codec import pack_ids, unpack_ids
 from rmvdb.registry.tables import BatchRow
 from rmvdb.types import BatchState, Phase, Record

@@ -18,7 +18,7 @@ from rmvdb.app.daemon import Scheduler
 from rmvdb.app.window import Window
 from rmvdb.backfill.throttle import Limits
 from rmvdb.learning.method import Method
-from rmvdb.planning.plan import Question
+from rmvdb.planning.question import Question
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.storage.artifacts import Artifacts

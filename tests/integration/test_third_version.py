@@ -20,7 +20,7 @@ from rmvdb import errors
 from rmvdb.backfill.task import Task
 from rmvdb.errors import WrongPhase
 from rmvdb.learning.method import Method
-from rmvdb.planning.plan import Question
+from rmvdb.planning.question import Question
 from rmvdb.protocols import Source
 from rmvdb.registry.codec import pack_ids, unpack_ids
 from rmvdb.registry.tables import BatchRow, UpgradeRow

@@ -17,7 +17,7 @@ from rmvdb.backfill.throttle import Limits
 from rmvdb.backfill.worker import Worker
 from rmvdb.engines.faiss import FaissStore
 from rmvdb.learning.method import Method
-from rmvdb.planning.plan import Question
+from rmvdb.planning.question import Question
 from rmvdb.protocols import Permit, always
 from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.mark import is_mark

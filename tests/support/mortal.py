@@ -17,7 +17,8 @@ from rmvdb.backfill.worker import Worker
 from rmvdb.engines.faiss import FaissStore
 from rmvdb.learning.method import Method
 from rmvdb.learning.transforms import Config, Network, Transform
-from rmvdb.planning.plan import Plan, Question
+from rmvdb.planning.plan import Plan
+from rmvdb.planning.question import Question
 from rmvdb.registry.mark import is_mark
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import UpgradeRow

@@ -26,7 +26,8 @@ from examples.paper_tables.settings import SETTINGS
 from examples.paper_tables.tasks import Sizes, Task
 from rmvdb.errors import ItemError, NeedsConsent, UnknownName, UsageError
 from rmvdb.learning.training import Fitted, Method, TrainingSettings
-from rmvdb.planning import quality, simulate
+from rmvdb.planning import curve as curves
+from rmvdb.planning import quality
 from rmvdb.types import Metric
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -252,7 +253,7 @@ def test_a_row_is_what_simulate_measures_in_one_piece(
     (both, ground, labels), itself = legs, np.eye(60, dtype=bool)
     monkeypatch.setattr(rows, "AT_ONCE", 7)
     found = rows.measured(both, ground)
-    whole = simulate.curve(
+    whole = curves.curve(
         both.old_q,
         both.old_g,
         both.new_q,
@@ -265,7 +266,7 @@ def test_a_row_is_what_simulate_measures_in_one_piece(
     )
     assert found.map == whole.map
     row = rows.row("naive", [found], found)
-    summary = simulate.summary(whole, old=whole.map[0], new=whole.map[-1])
+    summary = curves.summary(whole, old=whole.map[0], new=whole.map[-1])
     assert (row.auc_map, row.auc_cmc, row.gain) == (summary.auc_map, summary.auc_cmc, summary.gain)
     flips = [quality.negative_flips(whole.top1[0], now) for now in whole.top1]
     assert row.flips_curve == pytest.approx(flips)
@@ -287,12 +288,12 @@ def test_the_models_alone_gain_nothing_and_everything(legs: tuple[Legs, Ground, 
 def test_calibration_is_kept_only_where_it_helps_the_other_half(legs: tuple[Legs, Ground, np.ndarray]) -> None:
     both, ground, _ = legs
     same = replace(both, old_q=both.new_q, old_g=both.new_g)
-    assert rows.tuned(same, ground)[1] == simulate.UNCALIBRATED
+    assert rows.tuned(same, ground)[1] == curves.UNCALIBRATED
     # Distances of half the size: the old leg takes every first place until it is calibrated.
     shrunk = replace(both, old_q=both.old_q * 0.1, old_g=both.old_g * 0.1, old_metric=Metric.L2, new_metric=Metric.L2)
     worth, scales = rows.tuned(shrunk, ground)
     assert None not in scales
-    assert rows.tuned(shrunk, ground, calibrate=False)[1] == simulate.UNCALIBRATED
+    assert rows.tuned(shrunk, ground, calibrate=False)[1] == curves.UNCALIBRATED
     assert rows.tuned(shrunk, ground, calibrate=False)[0] < worth
 
 
@@ -465,7 +466,10 @@ def test_rows_without_labels_are_calibrated_by_the_new_models_neighbours(
     labels, without = (upgrade.check_ground(replace(plan, labels=each)) for each in (True, False))
     same = legs[2][check][:, None] == legs[2][check][None, :]
     assert np.array_equal(labels.relevance, same & ~np.eye(len(check), dtype=bool))
-    assert np.array_equal(without.relevance, simulate.neighbours(legs[0].new_g[check], metric=Metric.COSINE))
+    assert np.array_equal(
+        without.relevance,
+        curves.neighbours(legs[0].new_g[check], legs[0].new_g[check], metric=Metric.COSINE, itself=np.arange(len(check))),
+    )
     assert not np.array_equal(without.relevance, labels.relevance)
     assert np.array_equal(without.order, labels.order)
 

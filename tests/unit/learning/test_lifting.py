@@ -11,7 +11,7 @@ from rmvdb.learning import geometry
 from rmvdb.learning.losses import fct
 from rmvdb.learning.training import Fitted, Method, Pairs, TrainingSettings, fit
 from rmvdb.learning.transforms import Config, Network, Norm, Transform
-from rmvdb.planning import simulate
+from rmvdb.planning.part import Part
 from rmvdb.types import Metric
 
 QUICK = TrainingSettings(least_steps=150, hidden=64)
@@ -30,7 +30,7 @@ def pairs(n=400, seed=0, *, length=1.0):
 
 
 def part(some, metric):
-    return simulate.Part(pairs=some, confidence=np.arange(len(some), dtype=float), old_metric=metric, new_metric=metric)
+    return Part(pairs=some, confidence=np.arange(len(some), dtype=float), old_metric=metric, new_metric=metric)
 
 
 @pytest.mark.parametrize("metric", [Metric.COSINE, Metric.IP, Metric.L2])

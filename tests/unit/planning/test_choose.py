@@ -1,5 +1,6 @@
 """What stands in a row is what a slow search finds, and what is recommended is worth most."""
 
+import functools
 import json
 from dataclasses import replace
 
@@ -8,11 +9,16 @@ import pytest
 
 from rmvdb.errors import UsageError
 from rmvdb.learning import geometry
-from rmvdb.learning.method import Method, Pairs
-from rmvdb.planning import choose, quality
-from rmvdb.planning.choose import CANDIDATES, chosen, compare, recommend, with_order
-from rmvdb.planning.predict import Trial
-from rmvdb.planning.simulate import Queries
+from rmvdb.learning.method import Fitted, Method, Pairs
+from rmvdb.planning import quality
+from rmvdb.planning.candidates import Choice, candidates
+from rmvdb.planning.choose import CANDIDATES, chosen, preferred
+from rmvdb.planning.comparison import Comparison, rows_of
+from rmvdb.planning.curve import TS, Course
+from rmvdb.planning.objective import Objective
+from rmvdb.planning.part import Queries
+from rmvdb.planning.prediction import predict
+from rmvdb.planning.trial import Candidate, Measured, Trial
 from rmvdb.types import Metric
 from tests.unit.planning.test_simulate import COSINE, QUICK, pairs, strangers
 
@@ -35,10 +41,30 @@ def trial(sample=None, orders=("one", "two"), **options):
     )
 
 
+def predicted(made, method, order=None):
+    return predict(made, made.candidate(method, order))
+
+
+def every(made, methods, **options):
+    """All of these methods in all orders, without rescoring."""
+    return candidates(made, Choice(methods=tuple(methods), every=True, **options))
+
+
+def compared(made, methods):
+    told = [predict(made, each) for each in every(made, methods)]
+    return Comparison(rows=rows_of(made, told), recommended=told[0], relevance=made.relevance, objective=made.objective)
+
+
+def best_of(made, methods, **options):
+    """What `auto` would choose among these methods, in the first order."""
+    found = candidates(made, Choice(methods=tuple(methods), orders=made.orders[:1]))
+    return chosen(found, functools.partial(predict, made), objective=made.objective, seed=made.seed, **options)
+
+
 @pytest.fixture(scope="module")
 def found():
     made = trial()
-    return made, compare(made, [Method.NAIVE, Method.RQT, Method.RM])
+    return made, compared(made, [Method.NAIVE, Method.RQT, Method.RM])
 
 
 def slow(d_old, d_new, relevant, order, t):
@@ -58,7 +84,7 @@ def test_the_numbers_of_a_row_are_those_of_a_slow_search(found):
     made, table = found
     row = next(row for row in table.rows if (row.name, row.order) == ("rqt", "two"))
     fitted, judge = made.fitted(Method.RQT)[1], made._parts_by_order["two"].judge
-    calibrations = made.measure("rqt", fitted, "two").calibrations
+    calibrations = made.measure(fitted, "two").calibrations
     part = judge.pairs
     d_old = geometry.distances(fitted.reverse.apply(part.new), part.old, metric=Metric.COSINE)
     d_new = geometry.distances(part.new, part.new, metric=Metric.COSINE)
@@ -112,7 +138,7 @@ def test_the_best_order_of_each_method_is_marked(found):
 def test_methods_that_come_down_to_the_same_are_trained_and_told_once():
     said = []
     made = trial(pairs(300, labels=False), progress=lambda step, done, total: said.append(step))
-    table = compare(made, [method for method in Method if method not in (Method.IDENTITY, Method.FCT)])
+    table = compared(made, [Method.NAIVE, Method.RQT, Method.CL_S, Method.CL_M, Method.MCL, Method.RM])
     assert {row.name for row in table.rows if row.verdict} == {"naive", "rqt", "cl-s", "mcl"}
     assert {step for step in said if "training" in step} == {"training rqt", "training cl-s", "training mcl"}
     assert table.relevance == "neighbours"
@@ -127,134 +153,125 @@ def test_a_comparison_is_plain_json(found):
 # --- the recommendation -----------------------------------------------------------------------------------------------
 
 
-def told(method, merit, *, verdict="ok", better=0.0, order="one"):
-    """A prediction whose measured queries are better than the naive ones by so much, on average."""
-    naive = trial().predict(Method.NAIVE)
-    noise = 0.01 * np.random.default_rng(0).normal(size=naive.measured.precision.shape[1])
-    curve = replace(naive.measured, precision=naive.measured.precision + better + noise * bool(better))
-    return replace(naive, method=method, merit=merit, verdict=verdict, measured=curve, order=order)
+def tried(method, merit, *, queries=None, rescore=0, switch=None, order="one"):
+    """A candidate of this merit on the part to choose by. `queries`: its value for each query."""
+    values = np.full(200, merit) if queries is None else queries
+    course = Course(ts=TS, values=np.repeat(values[None], len(TS), axis=0))
+    reverse = None if method is Method.NAIVE else object()
+    measured = Measured(fitted=Fitted(reverse=reverse), calibrations=(None, None), tuning=(course,), show=lambda: None)
+    early = measured if switch else None
+    return Candidate(method=method, asked=method, order=order, measured=measured, rescore=rescore, switch=switch, early=early)
 
 
-def test_what_is_worth_most_is_recommended_and_the_next_named():
-    best = recommend([told(Method.NAIVE, 0.9), told(Method.RQT, 1.1, better=0.2), told(Method.RM, 1.3, better=0.4)], seed=0)
-    assert best.method is Method.RM
-    assert "rm is worth most" in best.choice
-    assert "(AUC of mAP + CMC@1 130.0, less its falls; rqt 110.0)" in best.choice
-    assert "noise" not in best.choice
+def first(*found):
+    return next(preferred(found, objective=Objective.MAP, seed=0))
 
 
-def test_a_simpler_one_within_the_noise_is_named_and_not_taken():
-    best = recommend([told(Method.NAIVE, 0.9), told(Method.RQT, 1.29, better=0.4), told(Method.RM, 1.3, better=0.4001)], seed=0)
-    assert best.method is Method.RM
-    assert "rqt, which is simpler, lies within the noise of the measured queries" not in best.choice  # surely better, by a hair
-    best = recommend([told(Method.RQT, 1.29, better=0.4), told(Method.RM, 1.3, better=0.39)], seed=0)
-    assert best.method is Method.RM
-    assert "rqt, which is simpler, lies within the noise of the measured queries (-1.0 to -1.0)" in best.choice
+def noisy(seed, mean, *, near=None, by=0.0):
+    rng = np.random.default_rng(seed)
+    return mean + 0.1 * rng.normal(size=200) if near is None else near - by + 0.02 * rng.normal(size=200)
 
 
-def test_after_a_tie_the_one_that_embeds_each_query_once_is_taken_and_said():
-    rng = np.random.default_rng(0)
-    naive = replace(told(Method.NAIVE, 1.31), chosen_by=1.31 + 0.1 * rng.normal(size=200))
-    near, far = (replace(told(Method.RM, 1.3), chosen_by=naive.chosen_by - by + 0.01 * rng.normal(size=200)) for by in (0.0, 0.1))
-    taken = recommend([naive, near], seed=0)
-    assert taken.method is Method.RM
-    assert "naive is worth most" in taken.choice
-    assert "rm is taken: it embeds each query once, not twice, and lies within the noise" in taken.choice
-    assert recommend([naive, far], seed=0).method is Method.NAIVE
-    assert recommend([naive, replace(near, verdict="refuse")], seed=0).method is Method.NAIVE
-    dearer = replace(told(Method.RM, 1.32), chosen_by=naive.chosen_by, switch=0.4)
-    assert recommend([dearer, near], seed=0).switch is None
+def test_what_is_worth_most_is_preferred_and_the_next_named():
+    rm, rqt = tried(Method.RM, 0.9, queries=noisy(0, 0.9)), tried(Method.RQT, 0.5, queries=noisy(1, 0.5))
+    best, why = first(tried(Method.NAIVE, 0.4, queries=noisy(2, 0.4)), rqt, rm)
+    assert best is rm
+    assert "rm is worth most on the part kept to choose by (AUC of mAP 9" in why
+    assert "less its fall; rqt 49.3)" in why
+    assert "noise" not in why
 
 
-def test_what_would_start_lower_is_not_recommended_and_said():
-    best = recommend([told(Method.NAIVE, 0.9), told(Method.RM, 1.3, verdict="refuse")], seed=0)
-    assert best.method is Method.NAIVE
-    assert "rm would start below the present quality" in best.choice
-    assert recommend([told(Method.RQT, 0.9, verdict="refuse")], seed=0).verdict == "refuse"
+def test_after_a_tie_the_one_that_embeds_fewer_items_is_taken_and_said():
+    values = noisy(0, 0.8)
+    naive = tried(Method.NAIVE, 0.8, queries=values)
+    near, far = (tried(Method.RM, 0.8, queries=noisy(1, 0, near=values, by=by)) for by in (0.0, 0.1))
+    best, why = first(naive, near)
+    assert best is near
+    assert "naive is worth most" in why
+    assert "rm is taken: a query embeds once, not twice, and it lies within the noise" in why
+    assert first(naive, far)[0] is naive
+    rescored = tried(Method.RM, 0.8, queries=values, rescore=20)
+    assert first(rescored, near)[0] is near
+    assert "embeds twice, not 21 items" in first(rescored, tried(Method.NAIVE, 0.8, queries=noisy(3, 0, near=values, by=0.001)))[1]
+    assert first(rescored, far)[0] is rescored
+    dearer = tried(Method.RM, 0.8, queries=values, switch=0.4)
+    assert first(dearer, near)[0] is near
 
 
-def test_what_a_simulation_recommends_is_what_a_plan_chooses_in_its_best_order(found):
-    made, table = found
-    best = table.recommended
-    assert best.method is chosen(made, TRAINED).method
-    assert best.merit == max(row.merit for row in table.rows if row.name == best.method)
+def test_all_are_offered_one_after_the_other():
+    found = [tried(Method.NAIVE, 0.3, queries=noisy(0, 0.3)), tried(Method.RM, 0.9, queries=noisy(1, 0.9))]
+    assert [each.method for each, _ in preferred(found, objective=Objective.MAP, seed=0)] == [Method.RM, Method.NAIVE]
 
 
-def test_an_order_that_is_worth_more_is_taken_and_a_method_that_is_no_candidate_named():
-    first = replace(told(Method.RQT, 1.0), choice="rqt is worth most")
-    others = [first, told(Method.RQT, 1.2, order="two"), told(Method.NAIVE, 1.1), told(Method.FCT, 1.4, order="two")]
-    best = with_order(first, others)
-    assert (best.method, best.order) == (Method.RQT, "two")
-    assert (
-        "rqt is worth most; rqt is worth more in the order two (120.0; one 100.0); fct is worth more still (140.0)" in best.choice
-    )
-    assert best.choice.endswith(": --method fct --order two")
-    assert with_order(first, others[:1]) == first
+def judged(verdicts):
+    """A function that gives each method its verdict."""
+    made = predicted(trial(), Method.NAIVE)
+    return lambda candidate: replace(made, method=candidate.method, verdict=verdicts.get(candidate.method, "ok"))
+
+
+def test_the_first_that_is_ok_is_chosen_then_one_with_a_warning_then_nothing_better():
+    found = [
+        tried(Method.NAIVE, 0.3, queries=noisy(0, 0.3)),
+        tried(Method.RQT, 0.5, queries=noisy(1, 0.5)),
+        tried(Method.RM, 0.9, queries=noisy(2, 0.9)),
+    ]
+
+    def best(**verdicts):
+        told = judged({Method(name): verdict for name, verdict in verdicts.items()})
+        return chosen(found, told, objective=Objective.MAP, seed=0)
+
+    assert best().method is Method.RM
+    assert best(rm="refuse").method is Method.RQT
+    assert "rm would start below the present quality" in best(rm="refuse").choice
+    assert best(rm="warn").method is Method.RQT
+    assert "of rm there is a warning" in best(rm="warn").choice
+    assert best(rm="refuse", rqt="warn", naive="warn").method is Method.RQT
+    assert best(rm="refuse", rqt="refuse", naive="refuse").verdict == "refuse"
 
 
 def test_a_merit_that_is_not_a_number_is_worth_nothing():
-    assert recommend([told(Method.NAIVE, float("nan")), told(Method.RQT, 0.1)], seed=0).method is Method.RQT
+    assert first(tried(Method.NAIVE, float("nan")), tried(Method.RQT, 0.1))[0].method is Method.RQT
 
 
-def test_strangers_are_served_naively():
+def test_strangers_are_not_served_by_a_map_alone():
     made = trial(strangers(), orders=("one",))
-    best = chosen(made, TRAINED)
-    assert best.method is Method.NAIVE
+    best = best_of(made, TRAINED)
+    assert best.extractions == 2
     assert best.verdict != "refuse"
-    assert chosen(made, TRAINED[1:]).method is not Method.NAIVE
 
 
 def test_a_comparable_model_is_found_out_without_being_told():
     made = trial(kin(), orders=("one",))
-    found = made.predict(Method.IDENTITY)
+    found = predicted(made, Method.IDENTITY)
     assert found.verdict == "ok"
     assert found.curve.map[0] > found.map_old
-    assert "identity" in chosen(made, CANDIDATES).choice
-    table = compare(made, [Method.NAIVE, Method.IDENTITY])
-    assert table.recommended.method is Method.IDENTITY
+    assert best_of(made, [Method.NAIVE, Method.IDENTITY]).method is Method.IDENTITY
 
 
 def test_a_model_declared_comparable_is_taken_at_its_word_unless_measured_to_be_worse():
     taken = trial(kin(), orders=("one",))
-    best = chosen(taken, CANDIDATES, declared=True)
+    best = best_of(taken, [Method.NAIVE, Method.IDENTITY, Method.PROCRUSTES], declared=True)
     assert (best.method, best.verdict, best.evaluated) == (Method.IDENTITY, "ok", taken.evaluated)
     assert "declared to be compatible with the old one, so nothing is trained" in best.choice
-    assert taken._fits.keys() == {Method.IDENTITY}
-
-    refuted = chosen(trial(strangers(), orders=("one",)), CANDIDATES, declared=True)
+    refuted = best_of(trial(strangers(), orders=("one",)), [Method.NAIVE, Method.IDENTITY], declared=True)
     assert refuted.method is Method.NAIVE
-    assert refuted.choice.startswith(
-        "the new model is declared to be compatible, but would start below the old one; naive is worth"
-    )
 
 
-def test_of_strangers_nobody_says_that_they_are_not_comparable():
+def test_of_strangers_nothing_says_that_they_are_not_comparable():
     made = trial(strangers(), orders=("one",))
-    assert made.predict(Method.IDENTITY).verdict == "refuse"
-    assert "identity" not in chosen(made, CANDIDATES).choice
-
-
-def test_too_few_to_choose_by_is_the_last_candidate():
-    best = chosen(trial(pairs(120), orders=("one",)), TRAINED)
-    assert best.asked is Method.RM
-    assert "too few" in best.choice
+    assert predicted(made, Method.IDENTITY).verdict == "refuse"
+    assert "identity" not in best_of(made, [Method.NAIVE, Method.IDENTITY]).choice
 
 
 @pytest.mark.parametrize("declared", [False, True])
 @pytest.mark.parametrize("records", [120, 300])
 def test_of_strangers_nothing_that_is_refused_is_recommended_while_there_is_another_and_nothing_else_fails(declared, records):
     made = trial(strangers(records), orders=("one",))
-    alone = compare(made, [Method.IDENTITY], declared=declared).recommended
+    alone = best_of(made, [Method.IDENTITY], declared=declared)
     assert (alone.method, alone.verdict) == (Method.IDENTITY, "refuse")
-    several = compare(made, [Method.NAIVE, Method.IDENTITY, Method.RM], declared=declared).recommended
+    several = best_of(made, [Method.NAIVE, Method.IDENTITY, Method.RM], declared=declared)
     assert several.verdict != "refuse"
-    assert compare(made, [Method.NAIVE], declared=True).recommended.method is Method.NAIVE
-
-
-def test_what_cannot_be_served_is_measured_and_not_recommended():
-    table = compare(trial(strangers(), orders=("one",)), [Method.NAIVE, Method.RQT], unable={Method.NAIVE})
-    assert table.recommended.method is Method.RQT
-    assert {"naive", "rqt"} <= {row.name for row in table.rows}
+    assert best_of(made, [Method.NAIVE], declared=True).method is Method.NAIVE
 
 
 def test_no_measured_record_has_a_say_in_what_is_chosen():
@@ -265,9 +282,84 @@ def test_no_measured_record_has_a_say_in_what_is_chosen():
     changed.new[measured] = changed.new[measured][::-1]
     trials = [trial(each, orders=("one",)) for each in (sample, changed)]
     for method in TRAINED:
-        one, two = (each.predict(method) for each in trials)
+        one, two = (predicted(each, method) for each in trials)
         assert (one.method, one.merit) == (two.method, two.merit)
         assert one.curve != two.curve
+
+
+# --- every part of a candidate is chosen by the sample ----------------------------------------------------------------
+
+
+def test_the_best_is_measured_in_every_order_on_schedules_and_rescored():
+    made = trial(pairs(600, labels=False))
+    found = candidates(made, Choice(methods=(Method.NAIVE, Method.PROCRUSTES, Method.CENTRED), rescore=(0, 5, 20)))
+    assert {each.order for each in found} == {"one", "two"}
+    assert {each.rescore for each in found} == {0, 5, 20}
+    assert {each.method for each in found} == {Method.NAIVE, Method.PROCRUSTES, Method.CENTRED}
+
+
+def test_every_record_rescored_is_the_new_model_from_the_first_minute():
+    made = trial(pairs(400, labels=False), orders=("one",))
+    whole = predict(made, made.rescored(made.candidate(Method.NAIVE), 400))
+    assert whole.course == [1.0] * len(TS)
+    some = predict(made, made.rescored(made.candidate(Method.NAIVE), 20))
+    assert some.old < some.course[0] < 1
+
+
+def test_a_blend_is_measured_as_one_query_of_both_models():
+    made = trial(pairs(400), orders=("one",))
+    fitted = made.fitted(Method.BLEND)[1]
+    assert 0 < fitted.blend < 1
+    judge = made.judge("one")
+    asked = judge.query_set
+    units = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (asked.old, fitted.reverse.apply(asked.new))]
+    query = fitted.blend * units[0] + (1 - fitted.blend) * units[1]
+    gallery = judge.pairs.old / np.linalg.norm(judge.pairs.old, axis=1, keepdims=True)
+    summed = -(fitted.blend * units[0] @ gallery.T + (1 - fitted.blend) * units[1] @ gallery.T)
+    own = geometry.distances(query, judge.pairs.old, metric=Metric.COSINE)
+    for distance in (summed, own):
+        distance[asked.leave_out] = np.inf
+    np.testing.assert_array_equal(np.argsort(summed)[:, :10], np.argsort(own)[:, :10])
+    curve = judge.curve(fitted)
+    np.testing.assert_allclose(curve.precision[0], quality.average_precision(own, asked.relevance))
+
+
+def test_labels_that_say_nothing_cannot_shape_what_is_served():
+    """Labels that can be learned from one of twelve coordinates."""
+    sample = pairs(900, classes=12)
+    wrong = replace(sample, labels=np.argsort(np.argsort(sample.new[:, 0])) * 8 // len(sample))
+    told = predicted(trial(wrong, orders=("one",)), Method.RM)
+    assert told.verdict == "refuse" or told.fitted.head is None
+    assert told.neighbours is not None
+    assert best_of(trial(wrong, orders=("one",)), TRAINED).verdict == "ok"
+
+
+def test_beside_the_metric_stands_whether_a_record_still_finds_itself():
+    made = trial(replace(strangers(), labels=None), orders=("one",))
+    naive, other = predicted(made, Method.NAIVE), predicted(made, Method.PROCRUSTES)
+    assert naive.self_found.values == [1.0, 1.0, 1.0] == [naive.self_found.old] * 3
+    assert naive.warnings == []
+    assert other.self_found.values[0] < 0.5
+    assert other.self_found.values[-1] == 1.0
+    (warning,) = other.warnings
+    assert "at t = 0 a record's own item finds it first in" in warning
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_it_is_chosen_and_judged_by_the_metric_that_was_named(objective):
+    made = trial(pairs(400), orders=("one",), objective=objective)
+    told = predicted(made, Method.NAIVE)
+    assert told.objective is objective
+    curve = {"mAP": told.curve.map, "CMC@1": told.curve.cmc, "nDCG@10": told.curve.ndcg, "recall@10": told.curve.recall}[
+        objective
+    ]
+    assert told.course == curve
+
+
+def test_without_a_name_the_metric_follows_from_what_is_known():
+    assert trial(pairs(300)).objective is Objective.MAP
+    assert trial(pairs(300, labels=False)).objective is Objective.RECALL
+    assert trial(pairs(400), queries=asked(pairs(400))).objective is Objective.NDCG
 
 
 # --- queries with known answers ---------------------------------------------------------------------------------------
@@ -301,7 +393,7 @@ def test_queries_are_searched_for_in_place_of_the_records():
     distance = geometry.distances(stage.judge.query_set.old, stage.judge.pairs.old, metric=Metric.COSINE)
     np.testing.assert_allclose(naive.precision[0], quality.average_precision(distance, stage.judge.query_set.relevance))
     assert stage.judge.query_set.relevance.sum(1).tolist() == [5] * 40  # every answer is there
-    told = made.predict(Method.RM)
+    told = predicted(made, Method.RM)
     assert told.evaluated == 40
     assert told.curve.map[-1] == pytest.approx(quality.mean(told.measured.precision[-1]))
 
@@ -320,7 +412,7 @@ def test_few_queries_are_all_measured_and_records_choose():
     made = trial(pairs(400), orders=("one",), queries=asked(pairs(400), 79))
     stage = made._parts_by_order["one"]
     assert (stage.choosers, made.evaluated) == ((), 79)
-    assert [each.precision.shape[1] for each in made.naive("one").tuning] == [len(half.pairs) for half in stage.halves]
+    assert [each.values.shape[1] for each in made.naive("one").tuning] == [len(half.pairs) for half in stage.halves]
 
 
 def test_too_few_queries_are_named():
@@ -346,7 +438,7 @@ def test_nothing_is_measured_on_a_query_that_was_trained_on():
         left = set(map(bytes, made.logged.new))
         assert set(map(bytes, others.new)) <= left
         assert len(made.logged) == 30 + (len(made.seen) if searched is None else 0)
-        assert made.predict(Method.RQT).to_json()["logged"] == len(made.logged)
+        assert predicted(made, Method.RQT).to_json()["logged"] == len(made.logged)
 
 
 def test_a_log_of_nothing_but_measured_queries_changes_nothing():
@@ -355,27 +447,27 @@ def test_a_log_of_nothing_but_measured_queries_changes_nothing():
     log = Pairs(old=queries.old, new=queries.new)
     with_log, without = (trial(sample, orders=("one",), queries=queries, logged=each) for each in (log, None))
     assert with_log.logged is None
-    assert with_log.predict(Method.RQT).to_json() == without.predict(Method.RQT).to_json()
+    assert predicted(with_log, Method.RQT).to_json() == predicted(without, Method.RQT).to_json()
 
 
 def test_a_log_is_trained_on():
     sample, some = pairs(400), pairs(100, seed=9)
     one, two = (trial(sample, orders=("one",), logged=log) for log in (Pairs(old=some.old, new=some.new), None))
     for method in (Method.RQT, Method.RM):
-        assert one.predict(method).fitted.reverse.to_bytes() != two.predict(method).fitted.reverse.to_bytes()
-    assert two.predict(Method.RQT).logged == 0
+        assert predicted(one, method).fitted.reverse.to_bytes() != predicted(two, method).fitted.reverse.to_bytes()
+    assert predicted(two, Method.RQT).logged == 0
 
 
 def test_the_candidates_are_methods_that_differ_in_what_they_need():
-    assert CANDIDATES == (Method.NAIVE, Method.IDENTITY, Method.RQT, Method.RM)
-    assert choose.LEAST_TO_CHOOSE <= 80
+    forms = (Method.PROCRUSTES, Method.RIDGE, Method.CENTRED, Method.NEIGHBOURS)
+    assert (Method.NAIVE, Method.IDENTITY, *forms, Method.BLEND, Method.RQT, Method.RM) == CANDIDATES
 
 
 @pytest.mark.parametrize(("records", "tuned"), [(300, {"pull": 1.0}), (600, {})])
 def test_with_labels_a_regression_beside_the_contrast_is_taken_where_it_is_worth_more(records, tuned):
     sample = pairs(records)
     ways = {pull: trial(sample, orders=("one",), settings=replace(QUICK, pull=pull)) for pull in (None, 0.0, 1.0)}
-    told = {pull: each.predict(Method.MCL) for pull, each in ways.items()}
+    told = {pull: predicted(each, Method.MCL) for pull, each in ways.items()}
     assert told[None].tuned == tuned
     assert told[None].merit == max(told[0.0].merit, told[1.0].merit)
     assert told[None].curve == told[tuned.get("pull", 0.0)].curve
@@ -386,10 +478,10 @@ def test_with_labels_a_regression_beside_the_contrast_is_taken_where_it_is_worth
 def test_what_is_lifted_is_measured_as_the_one_leg_that_it_is_served_as(metric):
     """In one collection, whose distances nobody can tell apart by where a vector came from."""
     made = trial(pairs(600), orders=("one",), old_metric=metric, new_metric=metric)
-    told = made.predict(Method.FCT)
+    told = predicted(made, Method.FCT)
     assert told.calibrations == (None, None)
     assert not told.calibrated
     stage = made._parts_by_order["one"]
     assert told.curve.map == stage.judge.curve(told.fitted).map
-    tuning = made.measure(Method.FCT, told.fitted, "one").tuning
-    assert [each.map for each in tuning] == [half.curve(told.fitted).map for half in stage.halves]
+    tuning = made.measure(told.fitted, "one").tuning
+    assert [each.means for each in tuning] == [half.curve(told.fitted).map for half in stage.halves]

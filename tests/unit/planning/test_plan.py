@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from rmvdb.errors import UsageError
-from rmvdb.planning import simulate
-from rmvdb.planning.plan import LEAST_HELD_OUT, Question, _sizes
+from rmvdb.planning.planner import LEAST_HELD_OUT, _sizes
+from rmvdb.planning.question import Question
 from rmvdb.planning.sample import LEAST_SIDED, side_of
+from rmvdb.planning.split import MOST_HELD_OUT
 from rmvdb.types import Record
 
 
@@ -21,12 +22,12 @@ def test_what_is_held_out_has_the_proportions_of_the_gallery(counts):
     assert newest == min(20_000, counts[0])
     for size, count in zip(others, counts[1:], strict=True):
         assert size / 2 / held_out == pytest.approx(count / counts[0], rel=0.02)
-    assert held_out + sum(others) / 2 <= simulate.MOST_HELD_OUT * 1.001
+    assert held_out + sum(others) / 2 <= MOST_HELD_OUT * 1.001
 
 
 def test_few_records_in_the_newest_collection_are_still_measured_on():
     (newest, other), held_out = _sizes(20_000, [1_000, 10_000_000])
-    assert (newest, other, held_out) == (1_000, 2 * simulate.MOST_HELD_OUT, LEAST_HELD_OUT)
+    assert (newest, other, held_out) == (1_000, 2 * MOST_HELD_OUT, LEAST_HELD_OUT)
 
 
 def test_what_is_asked_with_queries_has_the_content_of_the_file_for_a_name(tmp_path):

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from rmvdb.learning.method import Fitted
-from rmvdb.planning.predict import Measured
-from rmvdb.planning.simulate import TS, Curve
+from rmvdb.planning.curve import TS, Curve
+from rmvdb.planning.objective import Objective
+from rmvdb.planning.trial import Measured
 
 
 def measured(*maps):
-    """One query whose average precision, and first hit, go like this over t."""
+    """One query whose quality goes like this over t."""
     rows = np.array(maps)[:, None]
-    curve = Curve(ts=tuple(TS), precision=rows, top1=rows, top5=rows, recall=rows)
-    return Measured(fitted=Fitted(), calibrations=(None, None), tuning=(curve,), curve=curve)
+    curve = Curve(ts=tuple(TS), precision=rows, top1=rows, top5=rows, recall=rows, ndcg=rows)
+    return Measured(fitted=Fitted(), calibrations=(None, None), tuning=(curve.course(Objective.MAP),), show=lambda: curve)
 
 
 BOTH = measured(0.40, 0.41, 0.42, 0.43, 0.45, 0.50, 0.55, 0.60, 0.65, 0.75, 0.90)

@@ -8,10 +8,16 @@ import pytest
 
 from rmvdb.errors import PlanRefused
 from rmvdb.learning import calibration, geometry
-from rmvdb.learning.method import Method, Pairs, TrainingSettings
-from rmvdb.planning import quality, simulate
-from rmvdb.planning.predict import Prediction, Trial
-from rmvdb.planning.simulate import TS, UNCALIBRATED, Curve, OlderCollection, Part, curve, split
+from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
+from rmvdb.planning import prediction as predictions
+from rmvdb.planning import quality
+from rmvdb.planning import split as splits
+from rmvdb.planning.curve import TS, UNCALIBRATED, Curve, curve
+from rmvdb.planning.objective import Objective
+from rmvdb.planning.part import OlderCollection, Part
+from rmvdb.planning.prediction import Prediction
+from rmvdb.planning.split import split
+from rmvdb.planning.trial import Candidate, Measured, Trial
 from rmvdb.planning.verdict import verdict_of
 from rmvdb.types import Metric
 
@@ -40,7 +46,11 @@ def strangers(n=400):
 
 def predict(sample: Pairs, *, method: Method, confidence=None, **options) -> Prediction:
     confidences = None if confidence is None else {"given": confidence}
-    return Trial(sample, confidences=confidences, **options).predict(method)
+    return predicted(Trial(sample, confidences=confidences, **options), method)
+
+
+def predicted(trial: Trial, method: Method) -> Prediction:
+    return predictions.predict(trial, trial.candidate(method))
 
 
 def plain(sample, **options):
@@ -92,7 +102,7 @@ def test_the_three_parts_are_disjoint_and_together_everything(labels):
 
 
 def test_a_large_sample_is_mostly_trained_on(monkeypatch):
-    monkeypatch.setattr(simulate, "MOST_HELD_OUT", 50)
+    monkeypatch.setattr(splits, "MOST_HELD_OUT", 50)
     train, check, judge = split(pairs(600), seed=0)
     assert (len(train), len(check), len(judge)) == (500, 50, 50)
 
@@ -180,9 +190,12 @@ def test_a_start_below_the_old_model_is_refused_and_the_way_out_named():
 def test_a_dip_of_cmc_beyond_the_noise_is_warned_of_though_map_rises(lost, verdict, saying):
     rising, top1 = np.linspace(0.5, 0.8, 11)[:, None] * np.ones(200), np.ones((11, 200))
     top1[4:6, :lost] = 0
-    dipping = Curve(ts=TS, precision=rising, top1=top1, top5=top1, recall=rising)
+    dipping = Curve(ts=TS, precision=rising, top1=top1, top5=top1, recall=rising, ndcg=rising)
     nothing = np.zeros(200)
-    found = verdict_of(Method.RQT, dipping, nothing, nothing, without="", before="the old model", seed=0)
+    measured = Measured(fitted=Fitted(), calibrations=(None, None), tuning=(), show=lambda: dipping)
+    candidate = Candidate(method=Method.RQT, asked=Method.RQT, order="random", measured=measured)
+    options = {"objective": Objective.MAP, "labelled": True, "before": "the old model", "seed": 0}
+    found = verdict_of(candidate, dipping, (nothing, nothing), None, **options)
     assert (found[0], saying in found[1]) == (verdict, True)
 
 
@@ -198,8 +211,8 @@ def test_a_head_that_lowers_the_new_models_quality_is_left_out():
     trial = Trial(pairs(), settings=QUICK, **COSINE)
     learnt = trial.train.pairs
     wrong = np.random.default_rng(0).permutation(learnt.labels)  # what ρ learns; what it is checked on is right
-    trial.train = replace(trial.train, pairs=replace(learnt, labels=wrong))
-    told = trial.predict(Method.RM)
+    trial.fits._train = replace(trial.train, pairs=replace(learnt, labels=wrong))
+    told = predicted(trial, Method.RM)
     assert (told.asked, told.method, told.fitted.head) == (Method.RM, Method.MCL, None)
     assert "no ρ was shown to keep the new model's quality" in told.reason
 

@@ -1,0 +1,77 @@
+"""The candidates of a question, fitted and measured, from the cheap ones to the dear ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rmvdb.errors import PlanRefused
+from rmvdb.learning.method import METHODS, Method
+from rmvdb.planning.trial import Candidate, Trial
+
+#: So many of the best go on to the next round.
+BEST = 2
+#: So many candidates of the old collections may be rescored.
+RESCORED = (5, 10, 20, 50)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What may be chosen among."""
+
+    methods: tuple[Method, ...]
+    #: Empty: all orders of the trial.
+    orders: tuple[str, ...] = ()
+    #: Whether every old model can embed queries.
+    both: bool = True
+    #: How many records a search may rescore, 0 among them if it need not.
+    rescore: tuple[int, ...] = (0,)
+    #: Whether every method is measured in every order, not the best alone.
+    every: bool = False
+
+
+def candidates(trial: Trial, choice: Choice) -> list[Candidate]:
+    """Fit and measure every method in the first order, then the best of them in other orders, on schedules and with rescoring.
+
+    Raises PlanRefused if no method can be fitted.
+    """
+    orders = choice.orders or trial.orders
+    made = _scheduled(trial, _made(trial, choice.methods, orders[0]), choice)
+    best = [each for each in made if each.switch is None] if choice.every else _best(made)
+    more = [trial.in_order(each, order) for each in best for order in orders[1:]]
+    made += _scheduled(trial, more, choice)
+    several = [each for each in _best(made, most=2 * BEST) if not each.method.lifts]  # a lifted gallery is one collection
+    rescored = [trial.rescored(each, count) for each in several for count in choice.rescore if count]
+    return [each for each in made if 0 in choice.rescore or each.method.lifts] + rescored
+
+
+def _made(trial: Trial, methods: Sequence[Method], order: str) -> list[Candidate]:
+    """Fit the methods, the cheap ones first. Of methods that come down to the same, return one."""
+    made: dict[Method, Candidate] = {}
+    refused: list[PlanRefused] = []
+    for done, method in enumerate(sorted(methods, key=list(METHODS).index)):
+        trial.progress("fitting methods", done, len(methods))
+        try:
+            candidate = trial.candidate(method, order)
+        except PlanRefused as exc:  # of these spaces there is no such map
+            refused.append(exc)
+        else:
+            made.setdefault(candidate.method, candidate)
+    trial.progress("fitting methods", len(methods), len(methods))
+    if not made:
+        raise refused[0]
+    return list(made.values())
+
+
+def _scheduled(trial: Trial, made: Sequence[Candidate], choice: Choice) -> list[Candidate]:
+    """Return the candidates, and schedules of those that a start by both models would raise."""
+    blends = [each for each in made if each.method is Method.BLEND]
+    later = [trial.scheduled(each, blends) for each in made] if choice.both else []
+    return [*made, *(each for each in later if each)]
+
+
+def _best(made: Sequence[Candidate], most: int = BEST) -> list[Candidate]:
+    """Return the best candidates that embed a query once, and the best of all, without schedules."""
+    whole = sorted((each for each in made if each.switch is None), key=lambda each: each.merit, reverse=True)
+    once = [each for each in whole if each.extractions == 1]
+    return list({id(each): each for each in (*whole[:most], *once[:most])}.values())

@@ -1,0 +1,22 @@
+"""The metrics that a plan can be chosen by. Imports neither numpy nor torch, because `rmvdb --help` reads the names."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Objective(StrEnum):
+    """What should rise: the metric that users judge their searches by."""
+
+    #: The mean over queries of average precision over the full ranking.
+    MAP = "mAP"
+    #: The share of queries whose first hit is relevant.
+    CMC = "CMC@1"
+    #: The discounted gain of the first ten hits, as a share of the best possible.
+    NDCG = "nDCG@10"
+    #: The share of relevant records among the first ten hits.
+    RECALL = "recall@10"
+
+
+#: The metric if none is named, by what decides relevance.
+DEFAULT = {"answers": Objective.NDCG, "labels": Objective.MAP, "neighbours": Objective.RECALL}

@@ -1,0 +1,307 @@
+"""A part of the sample as a gallery, searched exactly, and its queries: its own records, or others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from rmvdb.learning import calibration, geometry
+from rmvdb.learning.calibration import Calibration
+from rmvdb.learning.method import Fitted, Pairs
+from rmvdb.planning.curve import TS, Calibrations, Course, Curve, calibrated_distances, course_of, curve_of, neighbours
+from rmvdb.planning.objective import Objective
+from rmvdb.planning.quality import Bools, Floats
+from rmvdb.planning.split import Split, split
+from rmvdb.types import Metric, Vectors
+
+#: If the records are the queries, so many of them are. More narrow the interval, and cost as much again.
+MOST_QUERIES = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OlderCollection:
+    """An old collection behind the newest one. ψ is trained on the newest alone, but all are calibrated and measured on."""
+
+    metric: Metric
+    #: Which of the n pairs it holds, (n,), and their vectors there, (n, d). Nothing reads the other rows.
+    held: Bools
+    vectors: Vectors
+    #: Maps queries of the newest old collection to queries of this one.
+    lead: Callable[[Vectors], Vectors]
+    #: The queries of all pairs, (n, d), if its own embedder makes them and `lead` does not.
+    asked: Vectors | None = None
+
+    def take(self, rows: npt.NDArray[np.intp]) -> OlderCollection:
+        """Return the collection with these pairs only."""
+        asked = None if self.asked is None else self.asked[rows]
+        return replace(self, held=self.held[rows], vectors=self.vectors[rows], asked=asked)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Queries:
+    """q queries with their vectors in every space, and the records, of n, that each should find."""
+
+    #: (q, d_old) and (q, d_new), the latter before ρ.
+    old: Vectors
+    new: Vectors
+    #: (q, n)
+    relevance: Bools
+    #: Records that must not be a result, (q, n), such as the query itself.
+    leave_out: Bools
+    #: One for each collection behind: (q, d) if it has its own embedder, else None.
+    behind: tuple[Vectors | None, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.new)
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Queries:
+        """Return these queries only."""
+        return Queries(
+            old=self.old[rows],
+            new=self.new[rows],
+            relevance=self.relevance[rows],
+            leave_out=self.leave_out[rows],
+            behind=tuple(None if each is None else each[rows] for each in self.behind),
+        )
+
+    def among(self, rows: npt.NDArray[np.intp]) -> Queries:
+        """Return the same queries for a gallery of these records."""
+        return replace(self, relevance=self.relevance[:, rows], leave_out=self.leave_out[:, rows])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of the sample as a gallery, and the queries: its own records, or others."""
+
+    pairs: Pairs
+    #: (n,). The lowest is re-embedded first.
+    confidence: Floats
+    old_metric: Metric
+    new_metric: Metric
+    behind: tuple[OlderCollection, ...] = ()
+    #: None: records are the queries, and the others are the gallery.
+    queries: Queries | None = None
+    #: So many records are queries at most.
+    most_queries: int = MOST_QUERIES
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Part:
+        """Return these records, with the same queries if there are any."""
+        return replace(
+            self,
+            pairs=self.pairs.take(rows),
+            confidence=self.confidence[rows],
+            behind=tuple(each.take(rows) for each in self.behind),
+            queries=self.queries and self.queries.among(rows),
+        )
+
+    @property
+    def own(self) -> Bools:
+        """Return which records the newest old collection holds, (n,)."""
+        own = np.ones(len(self.pairs), dtype=np.bool_)
+        for each in self.behind:
+            own &= ~each.held
+        return own
+
+    def mixed(self, fitted: Fitted) -> bool:
+        """Return whether the legs have different metrics, so that only calibrated distances can be merged."""
+        newest = self.old_metric if fitted.lift is None else self.new_metric
+        return len({newest, self.new_metric, *(each.metric for each in self.behind)}) > 1
+
+    @property
+    def uncalibrated(self) -> Calibrations:
+        """Return no calibration for any leg."""
+        return (None,) * (2 + len(self.behind))
+
+    def split(self, *, seed: int, most: int | None, seen: Bools) -> Split:
+        """Return the rows of the three parts. Only records of the newest old collection are trained on.
+
+        The answers to the queries go to the last part, which is measured, unless an earlier training has `seen` them.
+        """
+        own, others = np.flatnonzero(self.own), np.flatnonzero(~self.own & ~seen)
+        others = np.random.default_rng(seed).permutation(others)
+        train, check, judge = (own[rows] for rows in split(self.pairs.take(own), seed=seed, most=most, seen=seen[own]))
+        parts = train, np.concatenate([check, others[::2]]), np.concatenate([judge, others[1::2]])
+        if self.queries is None:
+            return parts
+        answers = self.queries.relevance.any(axis=0) & ~seen
+        train, check, judge = (rows[~answers[rows]] for rows in parts)
+        return train, check, np.concatenate([judge, np.flatnonzero(answers)])
+
+    @functools.cached_property
+    def order(self) -> npt.NDArray[np.intp]:
+        """Return the rows in the order of the backfill: the oldest collection first, ascending confidence within each."""
+        return np.lexsort((self.confidence, -self.depth))
+
+    @functools.cached_property
+    def depth(self) -> npt.NDArray[np.intp]:
+        """Return the number of the old leg that each record is in. 0 is the newest."""
+        depth = np.zeros(len(self.pairs), dtype=np.intp)
+        for at, each in enumerate(self.behind, start=1):
+            depth[each.held] = at
+        return depth
+
+    @functools.cached_property
+    def query_set(self) -> Queries:
+        """Return the queries. By default they are records, which should find their class, else the new model's nearest."""
+        return self._records(labelled=self.pairs.labels is not None) if self.queries is None else self.queries
+
+    def by_neighbours(self) -> Part:
+        """Return this part with its records as queries, which should find the new model's nearest, whatever else is known."""
+        return replace(self, queries=self._records(labelled=False))
+
+    def of_themselves(self, most: int) -> Part:
+        """Return this part with `most` of its records as queries, which should find themselves."""
+        rows = self._drawn(most)
+        itself = self._itself(rows)
+        records = self._records(labelled=False, rows=rows)
+        return replace(self, queries=replace(records, relevance=itself, leave_out=np.zeros_like(itself)))
+
+    def _records(self, *, labelled: bool, rows: npt.NDArray[np.intp] | None = None) -> Queries:
+        rows = self._drawn(self.most_queries) if rows is None else rows
+        itself = self._itself(rows)
+        return Queries(
+            old=self.pairs.old[rows],
+            new=self.pairs.new[rows],
+            relevance=self._alike(rows, labelled=labelled) & ~itself,
+            leave_out=itself,
+            behind=tuple(None if each.asked is None else each.asked[rows] for each in self.behind),
+        )
+
+    def _drawn(self, most: int) -> npt.NDArray[np.intp]:
+        count = len(self.pairs)
+        return np.sort(np.random.default_rng(count).permutation(count)[:most])
+
+    def _itself(self, rows: npt.NDArray[np.intp]) -> Bools:
+        itself: Bools = rows[:, None] == np.arange(len(self.pairs))[None, :]
+        return itself
+
+    def _alike(self, rows: npt.NDArray[np.intp], *, labelled: bool) -> Bools:
+        """Return relevance, (q, n): records of the same class, else the nearest by the new model."""
+        if labelled and (labels := self.pairs.labels) is not None:
+            return np.asarray(labels[rows, None] == labels[None, :], dtype=np.bool_)
+        return neighbours(self.pairs.new[rows], self.pairs.new, metric=self.new_metric, itself=rows)
+
+    def legs(self, fitted: Fitted) -> list[_Leg]:
+        """Return the old legs, newest first, then the new one."""
+        asked = self.query_set
+        final = fitted.final(asked.new)
+        mapped = None if fitted.reverse is None else fitted.reverse.apply(final)
+        older = [
+            _Leg(
+                held=each.held,
+                queries=self._asked(fitted, each.metric, own, mapped, each.lead),
+                gallery=each.vectors[each.held],
+                metric=each.metric,
+            )
+            for each, own in zip(self.behind, asked.behind, strict=True)
+        ]
+        everything = np.ones(len(self.pairs), dtype=bool)
+        new = _Leg(held=everything, queries=final, gallery=fitted.final(self.pairs.new), metric=self.new_metric)
+        return [self._newest(fitted, final, mapped), *older, new]
+
+    def _newest(self, fitted: Fitted, final: Vectors, mapped: Vectors | None) -> _Leg:
+        """Return the newest old leg. `final` (q, d_new) are the queries of the new one, `mapped` (q, d_old) ψ's."""
+        old = self.pairs.old[self.own]
+        if fitted.lift is not None:
+            lifted = fitted.lifted(old, None if self.pairs.side is None else self.pairs.side[self.own])
+            return _Leg(held=self.own, queries=final, gallery=lifted, metric=self.new_metric)
+        queries = self._asked(fitted, self.old_metric, None, mapped, lambda vectors: vectors)
+        return _Leg(held=self.own, queries=queries, gallery=old, metric=self.old_metric)
+
+    def _asked(
+        self,
+        fitted: Fitted,
+        metric: Metric,
+        own: Vectors | None,
+        mapped: Vectors | None,
+        lead: Callable[[Vectors], Vectors],
+    ) -> Vectors:
+        """Return the queries of an old leg: its own embedder's, else ψ's, the newest old model's, or a blend of both."""
+        if own is not None:
+            return own
+        if mapped is None:
+            return lead(self.query_set.old)
+        if fitted.blend is None:
+            return lead(mapped)
+        return geometry.blended(lead(self.query_set.old), lead(mapped), weight=fitted.blend, metric=metric)
+
+    def curve(
+        self, fitted: Fitted, calibrations: Calibrations | None = None, *, ts: Sequence[float] = TS, rescore: int = 0
+    ) -> Curve:
+        """Measure every metric over t of a fitted method, with its distances calibrated or not."""
+        d_old, d_new = self._distances(fitted, calibrations)
+        asked = self.query_set
+        return curve_of(d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, rescore=rescore)
+
+    def course(
+        self,
+        objective: Objective,
+        fitted: Fitted,
+        calibrations: Calibrations | None = None,
+        *,
+        ts: Sequence[float] = TS,
+        rescore: int = 0,
+    ) -> Course:
+        """Measure one metric over t, which takes a fraction of the time."""
+        d_old, d_new = self._distances(fitted, calibrations)
+        asked = self.query_set
+        return course_of(objective, d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, rescore=rescore)
+
+    def _distances(self, fitted: Fitted, calibrations: Calibrations | None) -> tuple[Floats, Floats]:
+        """Return the distances of each record in its old collection and in the new one, (q, n) each, on the common scale."""
+        *old, new = zip(self.legs(fitted), calibrations or self.uncalibrated, strict=True)
+        d_new = new[0].distances(new[1])
+        d_old = np.empty_like(d_new)
+        for leg, calibrate in old:
+            d_old[:, leg.held] = leg.distances(calibrate)
+        return d_old, d_new
+
+    def matched(self, fitted: Fitted) -> Calibrations:
+        """Fit one for each old leg to the distances of the new leg. Raises PlanRefused if there is too little to fit on."""
+        *old, new = self.legs(fitted)
+        counted, others = ~self.query_set.leave_out, new.distances(None)
+        return (
+            *(
+                leg.matched(others[:, leg.held], counted[:, leg.held], zero=Metric.IP not in (leg.metric, new.metric))
+                for leg in old
+            ),
+            None,
+        )
+
+    def calibrations(self, fitted: Fitted) -> Calibrations:
+        """Fit one for each leg to the odds of relevance. Raises PlanRefused if there is too little to fit on."""
+        relevant, counted = self.query_set.relevance, ~self.query_set.leave_out
+        return tuple(leg.calibration(relevant[:, leg.held], counted[:, leg.held]) for leg in self.legs(fitted))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Leg:
+    """One leg over a part of n records. It holds m of them, for q queries."""
+
+    #: (n,), (q, d), (m, d)
+    held: Bools
+    queries: Vectors
+    gallery: Vectors
+    metric: Metric
+
+    def distances(self, calibrate: Calibration | None) -> Floats:
+        """Return the distances of every query to every record that it holds, (q, m)."""
+        return calibrated_distances(self.queries, self.gallery, self.metric, calibrate)
+
+    def matched(self, others: Floats, counted: Bools, *, zero: bool) -> Calibration | None:
+        """Fit a calibration to the distances in another leg, both (q, m), over the pairs that count. None if it holds nothing.
+
+        `zero`: 0 is the distance of a record to itself in both.
+        """
+        return calibration.match(self.distances(None)[counted], others[counted], zero=zero) if self.held.any() else None
+
+    def calibration(self, relevant: Bools, counted: Bools) -> Calibration | None:
+        """Fit a calibration to the odds of relevance, (q, m), over the pairs that count. None if it holds nothing."""
+        if not self.held.any():
+            return None
+        distances = geometry.distances(self.queries, self.gallery, metric=self.metric)
+        return calibration.fit(distances[counted], relevant[counted])

@@ -1,0 +1,302 @@
+"""Fit, calibrate and measure candidates on three disjoint parts of one sample."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rmvdb.errors import PlanRefused
+from rmvdb.learning.method import METHODS, Fitted, Method, Pairs, TrainingSettings
+from rmvdb.planning import quality
+from rmvdb.planning.curve import TS, Calibrations, Course, Curve
+from rmvdb.planning.fits import Fits
+from rmvdb.planning.held_out import merit, parts_by_order
+from rmvdb.planning.objective import DEFAULT, Objective
+from rmvdb.planning.part import OlderCollection, Part, Queries
+from rmvdb.planning.quality import Bools, Floats
+from rmvdb.text import counted
+from rmvdb.types import Metric, ReportProgress
+
+LEAST_PAIRS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The quality over t of one fitted and calibrated candidate."""
+
+    fitted: Fitted
+    calibrations: Calibrations
+    #: The metric to choose by, on the part kept for that. Empty if that is too small.
+    tuning: tuple[Course, ...]
+    #: Measures every metric on the part that nothing was fitted or chosen on.
+    show: Callable[[], Curve] = field(repr=False)
+
+    @functools.cached_property
+    def curve(self) -> Curve:
+        """Every metric, on the part that nothing was fitted or chosen on."""
+        return self.show()
+
+    @property
+    def merit(self) -> float:
+        """Return the area of the metric to choose by less its fall. `curve` has no influence on it."""
+        return merit(self.tuning)
+
+    @property
+    def chosen_by(self) -> Floats:
+        """Return the areas of each query to choose by, (Q,)."""
+        return np.concatenate([each.areas for each in self.tuning]) if self.tuning else np.empty(0)
+
+    def starts_below(self, other: Measured) -> bool:
+        """Return whether its mean at t = 0 is lower than the other's, on the part to choose by."""
+        return sum(each.means[0] for each in self.tuning) < sum(each.means[0] for each in other.tuning)
+
+    def crossed_by(self, later: Measured) -> float | None:
+        """Return the t between start and end from which on `later` pays most by `merit`, or None if it never does."""
+        if not (self.tuning and later.tuning):
+            return None
+        best = max(TS[1:-1], key=lambda at: self.until(at, later).merit)
+        return best if self.until(best, later).merit > self.merit else None
+
+    def until(self, at: float, later: Measured) -> Measured:
+        """Return this one below `at`, and `later` from there on."""
+        pairs = zip(self.tuning, later.tuning, strict=True)
+        tuning = tuple(one.until(at, other) for one, other in pairs)
+        return replace(later, tuning=tuning, show=lambda: self.curve.until(at, later.curve))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """Everything that decides a curve, and the curve as far as candidates are chosen by it."""
+
+    #: The method that was fitted, and the one that it stands for: without a ρ that helps, `rm` is `mcl`.
+    method: Method
+    asked: Method
+    #: The backfill order.
+    order: str
+    measured: Measured
+    #: How many candidates of the old collections each search embeds anew.
+    rescore: int = 0
+    #: From this t on ψ alone serves, until then `early`. None without a schedule.
+    switch: float | None = None
+    early: Measured | None = None
+    #: The settings that the second part chose.
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def merit(self) -> float:
+        """Return `Measured.merit`, or minus infinity for NaN."""
+        value = self.measured.merit
+        return -math.inf if math.isnan(value) else value
+
+    @property
+    def extractions(self) -> int:
+        """Return how many models embed a query until cut-over."""
+        both = self.measured.fitted.blend is not None or METHODS[self.method].embeds_twice or self.switch is not None
+        return 2 if both else 1
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """Return the items that a query embeds until cut-over, and the searches that it makes."""
+        return self.extractions + self.rescore, 1 if self.measured.fitted.lift else 2
+
+    @property
+    def name(self) -> str:
+        """Return it in words."""
+        words = str(self.method) if self.switch is None else f"{self.method} from t = {self.switch:g} on"
+        return f"{words}, rescoring {self.rescore}" if self.rescore else words
+
+
+class Trial:
+    """One sample in three parts: fitted on the first, chosen and calibrated on the second, measured on the third.
+
+    Everything is fitted and measured once. Methods that come down to the same ψ share it.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        *,
+        old_metric: Metric,
+        new_metric: Metric,
+        settings: TrainingSettings,
+        confidences: Mapping[str, npt.NDArray[np.floating]] | None = None,
+        seed: int = 0,
+        seen: Bools | None = None,
+        behind: Sequence[OlderCollection] = (),
+        held_out: int | None = None,
+        queries: Queries | None = None,
+        logged: Pairs | None = None,
+        calibrate: bool = True,
+        objective: Objective | None = None,
+        seconds: float | None = None,
+        progress: ReportProgress = lambda *_: None,
+    ) -> None:
+        """Split the sample.
+
+        `confidences`: backfill orders by name, (n,) each, lowest first. Without them the order is random. A query's old vector
+        is its stored one. `seen` (n,): records that an earlier training has seen, whose ψ or ρ is served now. They look better
+        than others would, so they are only trained on. `behind`: the collections behind the newest old one. The old vector of a
+        record there is its query in the newest, and `held_out` bounds how many records of the newest are kept to calibrate,
+        and to measure on. `queries` are searched for in place of the measured records. The `logged` ones are trained on beside
+        the records, but for those that are searched for here. Without `calibrate` distances are merged as they are, unless
+        their metrics differ. `objective` is the metric to choose by; None takes that of `objective.DEFAULT`. `seconds`: all
+        training together takes about so long at most.
+
+        Raises PlanRefused if the pairs are too few, UsageError if the queries are.
+        """
+        confidences = confidences or {"random": np.random.default_rng(seed).random(len(pairs))}
+        self.orders, self.settings, self.seed, self.progress = tuple(confidences), settings, seed, progress
+        self._calibrate = calibrate
+        sample = Part(
+            pairs=pairs,
+            confidence=np.zeros(len(pairs)),
+            old_metric=old_metric,
+            new_metric=new_metric,
+            behind=tuple(behind),
+            queries=queries,
+        )
+        if (known := int(sample.own.sum())) < LEAST_PAIRS:
+            raise PlanRefused(
+                f"{counted(known, 'pair is', 'pairs are')} too few to train and to measure on; "
+                f"sample {LEAST_PAIRS} or more, or use the method naive"
+            )
+        rows = sample.split(seed=seed, most=held_out, seen=np.zeros(len(pairs), dtype=bool) if seen is None else seen)
+        #: The rows of the pairs to train on.
+        self.seen = rows[0]
+        self.train = replace(sample, queries=None).take(self.seen)
+        self._parts_by_order = parts_by_order(sample, rows[1:], confidences, seed)
+        first = self._parts_by_order[self.orders[0]]
+        if not (first.check.query_set.relevance.any() and first.judge.query_set.relevance.any()):
+            raise PlanRefused("Hardly two records of the sample share a label, so nothing can be measured; leave the labels out")
+        self.logged = None if logged is None else first.unasked(logged)
+        self.objective = objective or DEFAULT[self.relevance]
+        self.fits = Fits(
+            self.train,
+            self.logged,
+            worth=self._worth,
+            keeps_quality=self._keeps_quality,
+            settings=settings,
+            seconds=seconds,
+            progress=progress,
+        )
+        self._measured: dict[tuple[object, ...], Measured] = {}
+
+    @property
+    def relevance(self) -> str:
+        """Return what decides relevance: a query's own `answers`, `labels`, or `neighbours` by the new model."""
+        judge = self._parts_by_order[self.orders[0]].judge
+        return "answers" if judge.queries else "labels" if judge.pairs.labels is not None else "neighbours"
+
+    @property
+    def labelled(self) -> bool:
+        """Return whether the sample has labels."""
+        return self.train.pairs.labels is not None
+
+    @property
+    def serves_several(self) -> bool:
+        """Return whether the gallery lies in several collections now."""
+        return bool(self.train.behind)
+
+    @property
+    def held_out(self) -> int:
+        """Return the number of records to tune and calibrate on."""
+        return len(self._parts_by_order[self.orders[0]].check.pairs)
+
+    @property
+    def evaluated(self) -> int:
+        """Return the number of queries to measure on."""
+        return len(self._parts_by_order[self.orders[0]].judge.query_set)
+
+    def judge(self, order: str) -> Part:
+        """Return the part that nothing was fitted or chosen on, in one backfill order."""
+        return self._parts_by_order[order].judge
+
+    def fitted(self, method: Method) -> tuple[Method, Fitted]:
+        """Fit a method. Leave ρ out unless the part to choose by shows that ρ keeps the new model's quality."""
+        return self.fits.fitted(method)
+
+    def measure(self, fitted: Fitted, order: str, *, rescore: int = 0) -> Measured:
+        """Calibrate and measure the transforms of a method."""
+        key = (*map(id, (fitted.head, fitted.reverse, fitted.lift)), fitted.blend, order, rescore)
+        if key not in self._measured:
+            parts = self._parts_by_order[order]
+            calibrations, tuning = parts.tuned(fitted, self.objective, calibrate=self._calibrate, rescore=rescore)
+            self._measured[key] = Measured(
+                fitted=fitted,
+                calibrations=calibrations,
+                tuning=tuning,
+                show=lambda: parts.judge.curve(fitted, calibrations, rescore=rescore),
+            )
+        return self._measured[key]
+
+    def naive(self, order: str) -> Measured:
+        """Measure both embedders for each query, the baseline of all comparisons."""
+        return self.measure(Fitted(), order)
+
+    def candidate(self, method: Method, order: str | None = None) -> Candidate:
+        """Fit and measure a method, in this order or in the first one."""
+        order = order or self.orders[0]
+        chosen, fitted = self.fits.fitted(method)
+        measured = self.measure(fitted, order)
+        return Candidate(
+            method=chosen, asked=method, order=order, measured=measured, settings=self.fits.settings_of.get(chosen, {})
+        )
+
+    def in_order(self, candidate: Candidate, order: str) -> Candidate:
+        """Return the candidate in another backfill order, without a schedule."""
+        measured = self.measure(candidate.measured.fitted, order, rescore=candidate.rescore)
+        return replace(candidate, order=order, measured=measured, switch=None, early=None)
+
+    def rescored(self, candidate: Candidate, rescore: int) -> Candidate:
+        """Return the candidate with so many records rescored in each search, without a schedule."""
+        measured = self.measure(candidate.measured.fitted, candidate.order, rescore=rescore)
+        return replace(candidate, rescore=rescore, measured=measured, switch=None, early=None)
+
+    def scheduled(self, candidate: Candidate, blends: Sequence[Candidate] = ()) -> Candidate | None:
+        """Return the same method on a schedule: both models embed each query first, ψ alone serves from the best t on.
+
+        Both serve by `naive`, or by one of these blends. None if a schedule never pays.
+        """
+        fitted, order, rescore = candidate.measured.fitted, candidate.order, candidate.rescore
+        if fitted.reverse is None or fitted.blend is not None:
+            return None
+        first = self.measure(Fitted(head=fitted.head), order, rescore=rescore)
+        firsts = [first] if candidate.measured.starts_below(first) else []
+        firsts += [self.measure(each.measured.fitted, order, rescore=rescore) for each in blends if fitted.head is None]
+        ways = [(each, at) for each in firsts if (at := each.crossed_by(candidate.measured)) is not None]
+        if not ways:
+            return None
+        early, at = max(ways, key=lambda way: way[0].until(way[1], candidate.measured).merit)
+        return replace(candidate, measured=early.until(at, candidate.measured), switch=at, early=early)
+
+    def _worth(self, fitted: Fitted) -> float:
+        """Return the merit of these transforms in the first order, NaN as minus infinity."""
+        value = self.measure(fitted, self.orders[0]).merit
+        return -math.inf if math.isnan(value) else value
+
+    def _keeps_quality(self, fitted: Fitted) -> bool:
+        """Return whether the interval of what ρ adds to the new model's quality, on the part to choose by, is not below 0.
+
+        The interval decides, not the mean: if ρ changes next to nothing, the mean alone would let it pass half of the time.
+        """
+        parts = self._parts_by_order[self.orders[0]]
+        added = [
+            part.course(self.objective, fitted, ts=(1.0,)).values[0] - part.course(self.objective, Fitted(), ts=(1.0,)).values[0]
+            for part in parts.choosers or (parts.check,)
+        ]
+        return quality.bootstrap(np.concatenate(added), seed=self.settings.seed)[0] >= 0
+
+
+def unmeasured(pairs: Pairs, *, old_metric: Metric, new_metric: Metric, behind: Sequence[OlderCollection]) -> Calibrations:
+    """Return calibrations for `naive` if there is too little to measure on: none, unless the metrics differ.
+
+    Raises PlanRefused if there is too little even for that.
+    """
+    part = Part(pairs=pairs, confidence=np.zeros(len(pairs)), old_metric=old_metric, new_metric=new_metric, behind=tuple(behind))
+    return part.matched(Fitted()) if part.mixed(Fitted()) else part.uncalibrated
