@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from rmvdb.errors import Mismatch
+from rmvdb.errors import Mismatch, PlanRefused
+from rmvdb.text import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +26,10 @@ class Method(StrEnum):
 
     NAIVE = "naive"
     IDENTITY = "identity"
+    PROCRUSTES = "procrustes"
+    RIDGE = "ridge"
+    CENTRED = "centred"
+    NEIGHBOURS = "neighbours"
     RQT = "rqt"
     CL_S = "cl-s"
     CL_M = "cl-m"
@@ -34,12 +39,17 @@ class Method(StrEnum):
 
     @property
     def trains_reverse(self) -> bool:
-        """Tell whether it trains a ψ."""
-        return METHODS[self].loss is not None
+        """Tell whether it makes a ψ from pairs, by training or in closed form."""
+        return METHODS[self].loss is not None or self.is_closed_form
+
+    @property
+    def is_closed_form(self) -> bool:
+        """Tell whether its ψ is computed from pairs at once."""
+        return METHODS[self].closed_form
 
     @property
     def trains(self) -> bool:
-        """Tell whether it trains anything."""
+        """Tell whether it makes anything from pairs."""
         return self.trains_reverse or self.lifts
 
     @property
@@ -74,6 +84,8 @@ class MethodSpec:
 
     #: The loss that trains ψ, and ρ if the method has one: a name in `training.OBJECTIVES`. None trains neither.
     loss: str | None = None
+    #: Whether its ψ is computed from pairs at once, by `closed_forms.variants`. It reads no labels.
+    closed_form: bool = False
     #: Whether it trains a ρ, so that the new vectors change.
     has_head: bool = False
     #: The method with the same loss without ρ, if that is another one.
@@ -96,6 +108,11 @@ METHODS: Mapping[Method, MethodSpec] = {
     Method.NAIVE: MethodSpec(has_transforms=False, needs_old_embedders=True, is_candidate=True),
     # ψ is the identity: the new model was trained to be comparable with the old one (BCT and its kin).
     Method.IDENTITY: MethodSpec(shares_space=True, is_candidate=True),
+    # ψ in closed form: the formulas are in `closed_forms`.
+    Method.PROCRUSTES: MethodSpec(closed_form=True),
+    Method.RIDGE: MethodSpec(closed_form=True),
+    Method.CENTRED: MethodSpec(closed_form=True),
+    Method.NEIGHBOURS: MethodSpec(closed_form=True),
     # ψ by regression, Eq. 9.
     Method.RQT: MethodSpec(loss="rqt", is_candidate=True),
     # ψ by contrast within the old space, Eq. 10.
@@ -149,6 +166,10 @@ class TrainingSettings:
         return 0.0 if labelled else 1.0
 
 
+#: With fewer pairs nothing is learnt.
+LEAST_PAIRS = 8
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairs:
     """Old and new vectors of the same records, row by row."""
@@ -170,6 +191,23 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self.old)
+
+    def check(self) -> None:
+        """Raise PlanRefused if there are too few pairs to learn from, or if they are not finite."""
+        import numpy as np
+
+        if len(self) < LEAST_PAIRS:
+            raise PlanRefused(
+                f"{counted(len(self), 'pair is', 'pairs are')} too few to train on; give a larger sample, "
+                "or plan with the method naive"
+            )
+        for name, vectors in (("old", self.old), ("new", self.new)):
+            if not np.isfinite(vectors).all():
+                raise PlanRefused(
+                    f"The {name} vectors of the sample hold NaN or infinite values; fix the {name} model's embedder"
+                )
+        if self.side is not None and not np.isfinite(self.side).all():
+            raise PlanRefused("The side information of the sample holds NaN or infinite values; correct the field that has it")
 
     def take(self, rows: npt.NDArray[np.intp]) -> Pairs:
         """Return the pairs of these rows."""
