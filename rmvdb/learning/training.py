@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rmvdb.errors import PlanRefused
-from rmvdb.learning import geometry, hyperbolic, losses
+from rmvdb.errors import Mismatch, PlanRefused
+from rmvdb.learning import closed_forms, geometry, losses, stopping
 from rmvdb.learning.losses import fct
 from rmvdb.learning.method import METHODS, Fitted, Method, Pairs, TrainingSettings
+from rmvdb.learning.space import REACHED, Space
 from rmvdb.learning.transforms import Config, Network, Norm, Transform
-from rmvdb.text import counted
-from rmvdb.types import Metric, Vectors
+from rmvdb.types import Metric
 
 with warnings.catch_warnings(action="ignore"):  # which say nothing to rmvdb's users
     import faiss
@@ -26,25 +28,25 @@ with warnings.catch_warnings(action="ignore"):  # which say nothing to rmvdb's u
 #: Called with (done, total) steps.
 ReportSteps = Callable[[int, int], None]
 
-
-#: The length of vectors that are compared with a gallery's.
-REACHED = {Metric.COSINE: Norm.FIXED, Metric.IP: Norm.FIXED, Metric.L2: Norm.FREE, Metric.LORENTZ: Norm.LIFTED}
+#: With a start and without labels, ψ is trained by contrast of instances: by these settings, and the temperature of others.
+INSTANCES: dict[str, Any] = {"epochs": 30, "least_steps": 0, "lr": 3e-4, "batch": 256, "mining": False, "pull": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Space:
-    """A vector space: how it is compared, and the typical norm in it (LORENTZ: 1/√K)."""
+class _Clock:
+    """How a training reports its steps, and when it must end."""
 
-    metric: Metric
-    scale: float = field(default=1.0)
+    progress: ReportSteps | None
+    #: As `time.monotonic` gives it; None for no end.
+    end: float | None
 
-    @classmethod
-    def of(cls, vectors: Vectors, metric: Metric) -> Space:
-        """Measure the space on a sample (n, d)."""
-        if metric is Metric.LORENTZ:
-            return cls(metric=metric, scale=hyperbolic.radius(vectors))
-        norm = float(np.linalg.norm(vectors, axis=1).mean())
-        return cls(metric=metric, scale=1.0 if metric is Metric.COSINE or norm == 0 else norm)
+    @property
+    def is_over(self) -> bool:
+        return self.end is not None and time.monotonic() >= self.end
+
+    def report(self, done: int, total: int) -> None:
+        if self.progress:
+            self.progress(done, total)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,65 +99,179 @@ def fit(
     head: bool | None = None,
     logged: Pairs | None = None,
     progress: ReportSteps | None = None,
+    start: Transform | None = None,
+    seconds: float | None = None,
 ) -> Fitted:
-    """Train the transforms of a method. The same pairs and settings always give the same transforms.
+    """Train the transforms of a method. The same pairs and settings always give the same transforms, if time does not run out.
 
     `head` says whether to train a ρ, whatever the method has. `logged` are queries of unknown class to train on beside the
-    records, because ψ is applied to queries.
+    records, because ψ is applied to queries. A method in closed form gives its first variant.
 
-    Raises: PlanRefused if there are too few pairs, or if they are not finite.
+    `start` is a linear ψ, such as `procrustes`, `ridge` and `centred` give: ψ(x) = norm(W x̂ + b + MLP(x̂)) starts there, and ρ
+    at the identity. 15 % of the pairs are held out, and the weights that do best on them are kept, the first ones among them.
+    Without labels the best find most of the new model's ten nearest records among ψ's ten nearest. With labels, if the method
+    learns from them, the best have the highest mean average precision, since labels lead away from the new model's neighbours.
+
+    After `seconds` the training ends with the best weights so far; without `start`, with the last ones.
+
+    Raises: PlanRefused if there are too few pairs, or if they are not finite; Mismatch if ψ cannot start at `start`.
     """
     spec = METHODS[method]
     if not spec.has_transforms:
         return Fitted()
-    _check(pairs)
+    pairs.check()
     if spec.shares_space:
         return Fitted(reverse=_identity(pairs, old_metric, new_metric))
-    old_space, new_space = Space.of(pairs.old, old_metric), Space.of(pairs.new, new_metric)
+    if spec.closed_form:
+        every = pairs if logged is None else _together(pairs, logged)
+        made = closed_forms.variants(method, every, old_metric=old_metric, new_metric=new_metric, seed=settings.seed)
+        return Fitted(reverse=made[0][1])
+    spaces = Space.of(pairs.old, old_metric), Space.of(pairs.new, new_metric)
+    clock = _Clock(progress=progress, end=None if seconds is None else time.monotonic() + seconds)
     if spec.lifts:
-        return Fitted(lift=_lift(pairs, old_space, new_space, settings, progress))
-    groups = _groups(pairs, new_metric, settings)
-    if logged is not None:
-        pairs, groups = _beside(pairs, groups, logged)
+        return Fitted(lift=_lift(pairs, spaces, settings, clock))
+    has_head = spec.has_head if head is None else head
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         torch.manual_seed(settings.seed)
-        reverse = Network(_reverse(pairs, old_space, new_space, settings))
-        rho = Network(_head(pairs, new_space, settings)) if (spec.has_head if head is None else head) else None
-        _train(pairs, groups, reverse, rho, method, (old_space, new_space), settings, progress)
-    return Fitted(head=None if rho is None else Transform(rho), reverse=Transform(reverse))
+        if start is not None:
+            return _fit_from(start, pairs, logged, method, has_head, spaces, settings, clock)
+        course = _course(pairs, logged, method, spaces, settings, has_head=has_head)
+        _descend(course.modules, course.loss, len(course.pairs), settings, clock)
+    return course.fitted()
 
 
-def _train(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Course:
+    """What is trained, on which pairs, and by which loss."""
+
+    pairs: Pairs
+    #: Each pair's class, (n,).
+    groups: npt.NDArray[np.int64]
+    reverse: Network
+    head: Network | None
+    #: A name in `OBJECTIVES`, and the weight of Eq. 9 beside it.
+    loss_name: str
+    pull: float
+    old_space: Space
+    new_space: Space
+    settings: TrainingSettings
+
+    @property
+    def modules(self) -> torch.nn.ModuleList:
+        return torch.nn.ModuleList([self.reverse] if self.head is None else [self.reverse, self.head])
+
+    def loss(self, rows: Tensor) -> Tensor:
+        f_o, f_n, y = (torch.from_numpy(each) for each in (self.pairs.old, self.pairs.new, self.groups))  # (n, d_o) (n, d_n) (n,)
+        batch = self.batch(f_o[rows], f_n[rows], y[rows])
+        value = OBJECTIVES[self.loss_name](batch, self.settings.temperature, self.settings.mining)
+        return value + self.pull * losses.rqt(batch.d_pair) / self.settings.temperature if self.pull else value
+
+    def batch(self, old: Tensor, new: Tensor, groups: Tensor) -> _Batch:
+        """Map new vectors (B, d_new) of records with old vectors (B, d_old) and classes (B,)."""
+        same = groups[:, None] == groups[None, :]  # (B, B)
+        final = new if self.head is None else self.head(new)  # (B, d_n)
+        rev = self.reverse(final)
+        return _Batch(rev=rev, final=final, old=old, same=same, old_space=self.old_space, new_space=self.new_space)
+
+    def fitted(self) -> Fitted:
+        return Fitted(head=None if self.head is None else Transform(self.head), reverse=Transform(self.reverse))
+
+
+def _course(
     pairs: Pairs,
-    groups: npt.NDArray[np.int64],
-    reverse: Network,
-    head: Network | None,
+    logged: Pairs | None,
     method: Method,
     spaces: tuple[Space, Space],
     settings: TrainingSettings,
-    progress: ReportSteps | None,
-) -> None:
-    f_o, f_n, y = torch.from_numpy(pairs.old), torch.from_numpy(pairs.new), torch.from_numpy(groups)  # (n, d_o) (n, d_n) (n,)
+    *,
+    has_head: bool,
+    start: Transform | None = None,
+    instances: bool = False,
+) -> _Course:
+    """Make fresh networks and classes. `instances`: each pair is a class of its own."""
     old_space, new_space = spaces
-    objective = OBJECTIVES[str(METHODS[method].loss)]
-    pull = settings.weight_of_pull(labelled=pairs.labels is not None) if method.contrasts else 0.0
-    modules = torch.nn.ModuleList([reverse] if head is None else [reverse, head])
+    groups = np.arange(len(pairs), dtype=np.int64) if instances else _groups(pairs, new_space.metric, settings)
+    labelled = pairs.labels is not None
+    if logged is not None:
+        pairs, groups = _beside(pairs, groups, logged)
+    return _Course(
+        pairs=pairs,
+        groups=groups,
+        reverse=Network(_reverse(pairs, old_space, new_space, settings)) if start is None else _started(start, settings),
+        head=Network(_head(pairs, new_space, settings)) if has_head else None,
+        loss_name="cl_s" if instances else str(METHODS[method].loss),
+        pull=settings.weight_of_pull(labelled=labelled) if method.contrasts else 0.0,
+        old_space=old_space,
+        new_space=new_space,
+        settings=settings,
+    )
 
-    def loss(rows: Tensor) -> Tensor:
-        old, new, same = f_o[rows], f_n[rows], y[rows, None] == y[None, rows]  # (B, d_o), (B, d_n), (B, B)
-        final = new if head is None else head(new)  # (B, d_n)
-        batch = _Batch(rev=reverse(final), final=final, old=old, same=same, old_space=old_space, new_space=new_space)
-        value = objective(batch, settings.temperature, settings.mining)
-        return value + pull * losses.rqt(batch.d_pair) / settings.temperature if pull else value
 
-    _descend(modules, loss, len(pairs), settings, progress)
+def _fit_from(
+    start: Transform,
+    pairs: Pairs,
+    logged: Pairs | None,
+    method: Method,
+    has_head: bool,
+    spaces: tuple[Space, Space],
+    settings: TrainingSettings,
+    clock: _Clock,
+) -> Fitted:
+    """Train from `start`, and keep what does best on held-out pairs."""
+    _refuse_start(start, pairs, spaces[0].metric)
+    pairs, held_out = stopping.split(pairs, settings.seed)
+    instances = method.contrasts and pairs.labels is None
+    settings = replace(settings, residual=True, **(INSTANCES if instances else {}))  # another ρ would not begin at the start
+    course = _course(pairs, logged, method, spaces, settings, has_head=has_head, start=start, instances=instances)
+    modules = course.modules
+    best = stopping.Best(modules, _check_of(course, held_out, by_class=method.contrasts and not instances))
+    _descend(modules, course.loss, len(course.pairs), settings, clock, best)
+    found = course.fitted()
+    return replace(found, reverse=start) if best.is_start else found  # the start is the smaller one
 
 
-def _lift(
-    pairs: Pairs, old_space: Space, new_space: Space, settings: TrainingSettings, progress: ReportSteps | None
-) -> Transform:
+def _check_of(course: _Course, held_out: Pairs, *, by_class: bool) -> Callable[[], float]:
+    """Return the quality of ψ, and of ρ if it is trained, on held-out pairs, as a function of the weights at that time."""
+    old, new = torch.from_numpy(held_out.old), torch.from_numpy(held_out.new)
+    space = course.new_space
+    groups = torch.from_numpy(_groups(held_out, space.metric, course.settings) if by_class else np.arange(len(held_out)))
+    near = stopping.nearest(losses.distances(new, new, metric=space.metric, scale=space.scale))
+
+    def check() -> float:
+        batch = course.batch(old, new, groups)
+        if not by_class:
+            return sum(stopping.overlap(each, near) for each in ([batch.d_old, batch.d_new] if course.head else [batch.d_old]))
+        # A record counts as of its own class in the old space, as in Eq. 10: ψ is to find it, too.
+        others = batch.same.clone().fill_diagonal_(False)
+        alone = batch.d_new.clone().fill_diagonal_(torch.inf)
+        return stopping.precision(batch.d_old, batch.same) + (stopping.precision(alone, others) if course.head else 0.0)
+
+    return check
+
+
+def _started(start: Transform, settings: TrainingSettings) -> Network:
+    """Return W x̂ + b + MLP(x̂) with a fresh MLP that gives 0."""
+    config, linear = start.config, start.linear
+    assert isinstance(config, Config) and linear is not None  # noqa: S101, PT018  `_refuse_start` has seen to it
+    hidden = settings.hidden or 2 * max(config.d_in, config.d_out)
+    network = Network(replace(config, blocks=settings.blocks, hidden=hidden, skip=True))
+    assert network.skip is not None  # noqa: S101
+    network.skip.load_state_dict(dict(zip(("weight", "bias"), linear, strict=True)))
+    return network
+
+
+def _refuse_start(start: Transform, pairs: Pairs, old_metric: Metric) -> None:
+    shape = (pairs.new.shape[1], pairs.old.shape[1])
+    if start.linear is None:
+        raise Mismatch("ψ can only start at a linear map; give it one of procrustes, ridge or centred")
+    if (start.config.d_in, start.config.d_out) != shape:
+        raise Mismatch(f"ψ maps {shape[0]} to {shape[1]} dimensions, but its start {start.config.d_in} to {start.config.d_out}")
+
+
+def _lift(pairs: Pairs, spaces: tuple[Space, Space], settings: TrainingSettings, clock: _Clock) -> Transform:
     """Train h by Adam at 5e-4 in batches of 1,024 for 80 epochs, as FCT prints. `settings` gives width, least steps and seed."""
     settings = replace(settings, lr=5e-4, batch=1024, epochs=80)
+    old_space, new_space = spaces
     f_o, f_n = torch.from_numpy(pairs.old), torch.from_numpy(pairs.new)  # (n, d_o) (n, d_n)
     if pairs.side is not None:
         f_o = torch.cat([f_o, torch.from_numpy(pairs.side)], dim=1)  # (n, d_o + d_side)
@@ -166,7 +282,7 @@ def _lift(
         def loss(rows: Tensor) -> Tensor:
             return fct.loss(network(f_o[rows]), f_n[rows], metric=new_space.metric, scale=new_space.scale)
 
-        _descend(network, loss, len(pairs), settings, progress)
+        _descend(network, loss, len(pairs), settings, clock)
     return Transform(network)
 
 
@@ -175,22 +291,30 @@ def _descend(
     loss: Callable[[Tensor], Tensor],
     pairs: int,
     settings: TrainingSettings,
-    progress: ReportSteps | None,
+    clock: _Clock,
+    best: stopping.Best | None = None,
 ) -> None:
-    """Minimise the loss of batches of rows, by Adam with cosine annealing."""
+    """Minimise the loss of batches of rows, by Adam with cosine annealing. `best` may end it early, and the clock does."""
     module.train()
     optimizer = torch.optim.Adam(module.parameters(), lr=settings.lr)
     parts = math.ceil(pairs / settings.batch)
     total = parts * max(settings.epochs, math.ceil(settings.least_steps / parts))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total)
+    between = math.ceil(total / stopping.CHECKS)
     for step, rows in enumerate(_batches(pairs, parts, total, settings.seed), start=1):
         value = loss(rows)
         optimizer.zero_grad()
         value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
-        if progress:
-            progress(step, total)
+        clock.report(step, total)
+        if best and (clock.is_over or step % between == 0 or step == total):
+            best.look()
+        if clock.is_over or (best and best.is_final):
+            clock.report(total, total)
+            break
+    if best:
+        best.restore()
 
 
 def _batches(pairs: int, parts: int, total: int, seed: int) -> Iterator[Tensor]:
@@ -229,6 +353,10 @@ def _beside(pairs: Pairs, groups: npt.NDArray[np.int64], logged: Pairs) -> tuple
     groups = np.concatenate([groups, own])
     old, new = np.concatenate([pairs.old, logged.old]), np.concatenate([pairs.new, logged.new])
     return Pairs(old=old, new=new, labels=None if pairs.labels is None else groups), groups
+
+
+def _together(pairs: Pairs, logged: Pairs) -> Pairs:
+    return Pairs(old=np.concatenate([pairs.old, logged.old]), new=np.concatenate([pairs.new, logged.new]))
 
 
 def _reverse(pairs: Pairs, old_space: Space, new_space: Space, settings: TrainingSettings) -> Config:
@@ -283,16 +411,3 @@ def _identity(pairs: Pairs, old_metric: Metric, new_metric: Metric) -> Transform
     network = Network(Config(d_in=d_in, d_out=d_out, blocks=1, input_scale=1.0, output=Norm.FREE), folded=True)
     network.load_state_dict({"body.0.weight": torch.eye(d_in), "body.0.bias": torch.zeros(d_in)})
     return Transform(network)
-
-
-def _check(pairs: Pairs) -> None:
-    if len(pairs) < 8:
-        raise PlanRefused(
-            f"{counted(len(pairs), 'pair is', 'pairs are')} too few to train on; give a larger sample, "
-            "or plan with the method naive"
-        )
-    for name, vectors in (("old", pairs.old), ("new", pairs.new)):
-        if not np.isfinite(vectors).all():
-            raise PlanRefused(f"The {name} vectors of the sample hold NaN or infinite values; fix the {name} model's embedder")
-    if pairs.side is not None and not np.isfinite(pairs.side).all():
-        raise PlanRefused("The side information of the sample holds NaN or infinite values; correct the field that has it")

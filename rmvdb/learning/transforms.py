@@ -1,13 +1,15 @@
-"""ψ, ρ and h: small networks on vectors, torch inside and numpy at the border, stored as safetensors."""
+"""ψ, ρ and h: maps of vectors, numpy at the border, stored as safetensors. Most are small networks, with torch inside."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import safetensors.numpy
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -15,9 +17,13 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from rmvdb.errors import ArtifactError, Mismatch
+from rmvdb.learning import kept_pairs
+from rmvdb.learning.kept_pairs import KeptConfig, KeptPairs
 from rmvdb.types import Vectors
 
 FORMAT = 1
+#: Settings that files of the first version do not have.
+LATER = ("skip",)
 
 
 class Norm(StrEnum):
@@ -45,6 +51,8 @@ class Config:
     hidden: int = 256
     #: ρ(x) = x̂ + MLP(x̂), which starts at the identity.
     residual: bool = False
+    #: ψ(x) = W x̂ + b + MLP(x̂), whose MLP starts at zero, so that ψ starts at a linear map.
+    skip: bool = False
     #: h: before the blocks each input has two of its own, d → 2d → 2 d_out (Ramanujan et al., CVPR 2022).
     branches: bool = False
     #: Dimension of the side information after each input vector, (d_in + side,); 0 for none.
@@ -64,7 +72,7 @@ class Config:
 
 
 class Network(nn.Module):
-    """The trainable part: the blocks, the residual and the output's length."""
+    """The trainable part: the blocks, the residual, the linear map beside them, and the output's length."""
 
     def __init__(self, config: Config, *, folded: bool = False) -> None:
         """Make fresh weights. `folded` leaves BatchNorm out, for weights that already contain it."""
@@ -78,7 +86,8 @@ class Network(nn.Module):
             widths[0] = 2 * config.d_out * (2 if config.side else 1)
         layers = _blocks(widths, folded=folded)
         self.body = nn.Sequential(*inputs, *layers)
-        if config.residual:
+        self.skip = nn.Linear(config.d_in, made) if config.skip else None
+        if config.residual or config.skip:
             last = layers[-1]
             assert isinstance(last, nn.Linear)  # noqa: S101  the last block is Linear only
             nn.init.zeros_(last.weight)
@@ -94,6 +103,8 @@ class Network(nn.Module):
         y: Tensor = self.body(x)  # (n, d_out)
         if self.config.residual:
             y = x[:, -y.shape[1] :] + y
+        if self.skip is not None:
+            y = self.skip(x[:, : self.config.d_in]) + y
         if self.config.output is Norm.FREE:
             return y * self.config.output_scale
         if self.config.output is Norm.LIFTED:
@@ -111,6 +122,8 @@ class Network(nn.Module):
         linears = [layer for layer in twin.body.modules() if isinstance(layer, nn.Linear)]
         for linear, source in zip(linears, fused, strict=True):
             linear.load_state_dict(source.state_dict(), assign=True)
+        if self.skip is not None and twin.skip is not None:
+            twin.skip.load_state_dict(self.skip.state_dict(), assign=True)
         return twin
 
 
@@ -137,12 +150,21 @@ def _blocks(widths: list[int], *, folded: bool, last: bool = True) -> list[nn.Mo
 
 
 class Transform:
-    """A trained map from one vector space to another. It is immutable, and many threads may apply it."""
+    """A map from one vector space to another. It is immutable, and many threads may apply it."""
 
-    def __init__(self, network: Network) -> None:
-        """Take a trained network. BatchNorm is folded away, so that one query takes a few matrix products."""
-        self.config = network.config
-        self._network = network.folded().eval().requires_grad_(False).cpu()
+    def __init__(self, made: Network | KeptPairs) -> None:
+        """Take a trained network, or a map that keeps pairs. BatchNorm is folded away, so that one query takes few products."""
+        self.config: Config | KeptConfig = made.config
+        self._map = made if isinstance(made, KeptPairs) else made.folded().eval().requires_grad_(False).cpu()
+
+    @property
+    def linear(self) -> tuple[Tensor, Tensor] | None:
+        """Return W (d_out, d_in) and b (d_out,) if, but for lengths, it maps x̂ to W x̂ + b: a ψ can start there. Else None."""
+        plain = isinstance(self.config, Config) and replace(self.config, blocks=1, residual=False, skip=False, branches=False)
+        if isinstance(self._map, KeptPairs) or self.config != plain:
+            return None
+        state = self._map.state_dict()
+        return state["body.0.weight"], state["body.0.bias"]
 
     def apply(self, vectors: Vectors) -> Vectors:
         """Map (n, d_in + side) to (n, d_out), float32, in order. Raise Mismatch for another dimension."""
@@ -150,24 +172,31 @@ class Transform:
         if x.ndim != 2 or x.shape[1] != self.config.d_in + self.config.side:
             width = f"{self.config.d_in} + {self.config.side}" if self.config.side else str(self.config.d_in)
             raise Mismatch(f"The transform takes vectors of shape (n, {width}), not {x.shape}; give it its model's vectors")
+        if isinstance(self._map, KeptPairs):
+            return self._map.apply(x)
         if not x.flags.writeable:  # torch warns of read-only arrays
             x = x.copy()
         with torch.inference_mode():
-            result: Vectors = self._network(torch.from_numpy(x)).numpy()
+            result: Vectors = self._map(torch.from_numpy(x)).numpy()
         return result
 
     def to_bytes(self) -> bytes:
-        """Write weights and configuration as safetensors. The same transform always gives the same bytes."""
-        # A single key: safetensors writes several in varying order, and the file's name is its SHA-256.
-        config = json.dumps({"format": FORMAT, **asdict(self.config)}, sort_keys=True)
-        return save(self._network.state_dict(), metadata={"config": config})
+        """Write arrays and configuration as safetensors. The same transform always gives the same bytes."""
+        if isinstance(self._map, KeptPairs):
+            config, arrays = self._map.to_parts()
+            return safetensors.numpy.save(arrays, metadata=_metadata(config))
+        # Settings that came later are left out where they change nothing: a file is named by its SHA-256, which stays.
+        config = {name: value for name, value in asdict(self.config).items() if value or name not in LATER}
+        return save(self._map.state_dict(), metadata=_metadata(config))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Transform:
         """Read what `to_bytes` wrote. Raise ArtifactError for anything else."""
         try:
-            config = _config(data)
-            network = _empty(config)
+            stored = _stored(data)
+            if stored.get("kind") == kept_pairs.KIND:
+                return cls(KeptPairs.from_parts(stored, safetensors.numpy.load(data)))
+            network = _empty(Config(**{**stored, "output": Norm(stored["output"])}))
             network.load_state_dict(load(data), assign=True)
         except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError, Mismatch) as exc:
             raise ArtifactError(f"The file is not a transform that this version reads ({exc}); restore it or plan again") from exc
@@ -180,9 +209,14 @@ def _empty(config: Config) -> Network:
         return Network(config, folded=True)
 
 
-def _config(data: bytes) -> Config:
+def _metadata(config: dict[str, Any]) -> dict[str, str]:
+    # A single key: safetensors writes several in varying order, and the file's name is its SHA-256.
+    return {"config": json.dumps({"format": FORMAT, **config}, sort_keys=True)}
+
+
+def _stored(data: bytes) -> dict[str, Any]:
     size = int.from_bytes(data[:8], "little")  # safetensors: 8 bytes of length, then a JSON header
-    stored = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["config"])
+    stored: dict[str, Any] = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["config"])
     if stored.pop("format") != FORMAT:
         raise ValueError("another format")
-    return Config(**{**stored, "output": Norm(stored["output"])})
+    return stored

@@ -8,9 +8,10 @@ import torch
 
 from rmvdb import metrics
 from rmvdb.errors import ConfigError
-from rmvdb.learning import bridges, hyperbolic
+from rmvdb.learning import hyperbolic
 from rmvdb.learning.losses import lorentz, rank_merge
-from rmvdb.learning.training import Method, Pairs, Space, TrainingSettings, fit
+from rmvdb.learning.space import Space
+from rmvdb.learning.training import Method, Pairs, TrainingSettings, fit
 from rmvdb.learning.transforms import Transform
 from rmvdb.planning.orders.table import Known, make_order
 from rmvdb.types import Hit, Metric, Record
@@ -112,18 +113,6 @@ def test_what_is_trained_leads_onto_the_old_hyperboloid(method):
         return metrics.mean(metrics.average_precision(found, held_out.labels[:, None] == held_out.labels[None, :]))
 
     assert quality(reverse) > quality(held_out.old)
-
-
-@pytest.mark.parametrize("bridge", [bridges.procrustes, bridges.ridge])
-@pytest.mark.parametrize(("old", "new"), [(Metric.LORENTZ, Metric.LORENTZ), (Metric.COSINE, Metric.LORENTZ)])
-def test_bridges_lead_there_too(bridge, old, new):
-    train = lifted_pairs(0)
-    found = bridge(train, old_metric=old, new_metric=new).apply(train.new)
-    assert found.shape == train.old.shape
-    if old is Metric.LORENTZ:
-        assert hyperbolic.hold(found).all()
-        distance = np.diagonal(hyperbolic.distances(found, train.old)).mean()
-        assert distance < hyperbolic.distances(found, train.old).mean()  # nearer to its own than to others
 
 
 def test_space_is_measured_by_its_curvature():
