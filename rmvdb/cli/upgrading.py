@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from rmvdb import errors
-from rmvdb.cli import output
+from rmvdb.cli import show_plan
 from rmvdb.cli.context import conducting, go_on, open_app
 from rmvdb.cli.options import AUTO, force_option, make_question, missing_option, plan_options
 
@@ -64,7 +64,7 @@ def upgrade(
             if yours and not execute and not question.instant_rollback:
                 report.say(f"{' and '.join(yours)}: yours, not made by rmvdb; this plans only, until you agree with --execute")
             found = conductor.plan(question, again=again)
-            report.show(lambda: output.print_plan(found))
+            report.show(lambda: show_plan.print_plan(found))
             row = conductor.begin(
                 question, found, app.worker(), until=until, cutover=not no_cutover, execute=execute, collection=collection
             )
