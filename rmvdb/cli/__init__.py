@@ -19,7 +19,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with progress.told_waits():
+            with progress.name_waits():
                 return super().invoke(ctx)
         except errors.RmvdbError as exc:
             output.echo(f"Error: {exc}", err=True)

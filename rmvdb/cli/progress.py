@@ -51,18 +51,18 @@ def _end_now(words: str) -> NoReturn:
 
 
 #: Seconds after which a command names the thing it waits for. It repeats that after twice as long each time.
-UNTOLD = 2.0
+SILENT = 2.0
 
 
 @contextmanager
-def told_waits() -> Iterator[None]:
+def name_waits() -> Iterator[None]:
     """Say on stderr, for as long as the block runs, when registry or engine keep it waiting, and for how long."""
-    ended, told = threading.Event(), dict[str, float]()
+    ended, next_lines = threading.Event(), dict[str, float]()
 
     def watch() -> None:
         while not ended.wait(0.2):
             with contextlib.suppress(OSError, RuntimeError, ValueError):  # stderr is closed
-                _say_waits(told)
+                _say_waits(next_lines)
 
     watcher = threading.Thread(target=watch, name="rmvdb-waits", daemon=True)
     watcher.start()
@@ -73,16 +73,16 @@ def told_waits() -> Iterator[None]:
         watcher.join()
 
 
-def _say_waits(told: dict[str, float]) -> None:
-    """`told`: for each thing that is waited for, the seconds of waiting after which the next line comes."""
-    longest, now = timing.longer_than(UNTOLD), time.monotonic()
+def _say_waits(next_lines: dict[str, float]) -> None:
+    """Say what is waited for. `next_lines` holds, for each thing, the seconds of waiting after which its next line comes."""
+    longest, now = timing.longer_than(SILENT), time.monotonic()
     for what, wait in longest.items():
         waited = now - wait.since
-        if waited >= told.get(what, UNTOLD):
-            told[what] = 2 * max(waited, UNTOLD)
+        if waited >= next_lines.get(what, SILENT):
+            next_lines[what] = 2 * max(waited, SILENT)
             echo(f"waiting for {what}: {waited:.0f} s of {wait.patience:g} s", err=True)
-    for what in told.keys() - longest.keys():
-        del told[what]
+    for what in next_lines.keys() - longest.keys():
+        del next_lines[what]
 
 
 def log_to_stdout() -> logging.Logger:

@@ -12,53 +12,60 @@ if TYPE_CHECKING:
     from rmvdb.planning.plan import Plan
 
 
-def print_plan(found: Plan) -> None:
+def print_plan(plan: Plan) -> None:
     """Print a plan: the predicted curve, the measured numbers, the cost."""
-    cost, told = found.cost, found.prediction
-    echo(f"plan: method {found.method}, order {found.order}, {counted(round(cost['records']), 'record')}")
-    if told is not None:
-        curve, naive = told["curve"], told["naive"]
-        rows = [
-            {"t": f"{t:.1f}", "mAP": f"{100 * a:.2f}", "CMC@1": f"{100 * b:.2f}", "naive mAP": f"{100 * c:.2f}"}
-            for t, a, b, c in zip(curve["ts"], curve["map"], curve["cmc"], naive["map"], strict=True)
-        ]
-        print_rows(rows, as_json=False)
-        low, high = (100 * bound for bound in told["start"])
-        echo(
-            f"held out ({_measured(told)}): "
-            f"old {100 * told['map_old']:.2f}, new {100 * told['map_new']:.2f} mAP; "
-            f"M_0 - M_old in [{low:+.2f}, {high:+.2f}]; gain {_percent(curve['gain'])} (naive {_percent(naive['gain'])}); "
-            f"calibration {'on' if told['calibrated'] else 'off'}; {_trained(told)}"
-        )
-        if told["choice"]:
-            echo(f"method: {told['choice']}")
-        echo(f"{told['verdict']}: {told['reason']}")
+    echo(f"plan: method {plan.method}, order {plan.order}, {counted(round(plan.cost['records']), 'record')}")
+    if plan.prediction is not None:
+        _print_prediction(plan.prediction)
+    _print_cost(plan.cost)
+    if plan.skipped:
+        echo(f"{counted(plan.skipped, 'record')} of the sample could not be embedded; the backfill will quarantine such records")
+    _say_unlabelled(plan.unlabelled)
+
+
+def _print_prediction(prediction: dict[str, Any]) -> None:
+    curve, naive = prediction["curve"], prediction["naive"]
+    rows = [
+        {"t": f"{t:.1f}", "mAP": f"{100 * a:.2f}", "CMC@1": f"{100 * b:.2f}", "naive mAP": f"{100 * c:.2f}"}
+        for t, a, b, c in zip(curve["ts"], curve["map"], curve["cmc"], naive["map"], strict=True)
+    ]
+    print_rows(rows, as_json=False)
+    low, high = (100 * bound for bound in prediction["start"])
+    echo(
+        f"held out ({_measured(prediction)}): "
+        f"old {100 * prediction['map_old']:.2f}, new {100 * prediction['map_new']:.2f} mAP; "
+        f"M_0 - M_old in [{low:+.2f}, {high:+.2f}]; gain {_percent(curve['gain'])} (naive {_percent(naive['gain'])}); "
+        f"calibration {'on' if prediction['calibrated'] else 'off'}; {_trained(prediction)}"
+    )
+    if prediction["choice"]:
+        echo(f"method: {prediction['choice']}")
+    echo(f"{prediction['verdict']}: {prediction['reason']}")
+
+
+def _print_cost(cost: dict[str, float]) -> None:
     unknown_duration = "; how long it takes is not known"
     time_needed = f", about {duration(cost['seconds'])} to embed" if "seconds" in cost else unknown_duration
     copy = f"{_size(cost['copy_bytes'])} of a copy of the old ones, " if "copy_bytes" in cost else ""
     echo(f"cost: {_size(cost['vector_bytes'])} of new vectors, {copy}{_size(cost['archive_bytes'])} of archive{time_needed}")
-    if found.skipped:
-        echo(f"{counted(found.skipped, 'record')} of the sample could not be embedded; the backfill will quarantine such records")
-    _say_unlabelled(found.unlabelled)
 
 
-def print_comparison(found: dict[str, Any]) -> None:
-    """What `Comparison.to_json` gives: each method with its best order, every order of the one to take, and why that one."""
-    advice, rows = found["recommended"], found["rows"]
+def print_comparison(comparison: dict[str, Any]) -> None:
+    """Print what `Comparison.to_json` returns: each method's best order, every order of the advised method, and the reason."""
+    advice, rows = comparison["recommended"], comparison["rows"]
     print_rows([_compared(row) for row in rows if row["best"]], as_json=False)
     if len(orders := [row for row in rows if row["name"] == advice["method"]]) > 1:
         echo(f"every order of {advice['method']}:")
         print_rows([_compared(row) for row in orders], as_json=False)
-    searched = "queries" if found["relevance"] == "answers" else "others"
+    searched = "queries" if comparison["relevance"] == "answers" else "others"
     relevance = {"labels": "records of the same label", "answers": "their known answers", "neighbours": "the new model's nearest"}
     echo(
-        f"{counted(found['trained'], 'record')}{_logged(found)} trained on, {found['held_out']} calibrated on; "
-        f"{found['evaluated']} {searched} searched for {relevance[found['relevance']]}; "
+        f"{counted(comparison['trained'], 'record')}{_logged(comparison)} trained on, {comparison['held_out']} calibrated on; "
+        f"{comparison['evaluated']} {searched} searched for {relevance[comparison['relevance']]}; "
         "percent, 95 % intervals over these queries; flips: right by the old model, wrong then"
     )
-    if found["skipped"]:
-        echo(f"{counted(found['skipped'], 'record')} of the sample could not be embedded")
-    _say_unlabelled(found["unlabelled"])
+    if comparison["skipped"]:
+        echo(f"{counted(comparison['skipped'], 'record')} of the sample could not be embedded")
+    _say_unlabelled(comparison["unlabelled"])
     echo(f"recommended: --method {advice['method']} --order {advice['order']}: {advice['choice']}")
     echo(f"{advice['verdict']}: {advice['reason']}")
 
@@ -69,23 +76,23 @@ def _say_unlabelled(count: int) -> None:
         echo(f"{what} left out; the backfill moves such records like any other")
 
 
-def _measured(told: dict[str, Any]) -> str:
-    match told["relevance"]:
+def _measured(prediction: dict[str, Any]) -> str:
+    match prediction["relevance"]:
         case "answers":
-            return f"{counted(told['evaluated'], 'query', 'queries')}, their known answers"
+            return f"{counted(prediction['evaluated'], 'query', 'queries')}, their known answers"
         case "labels":
-            return f"{counted(told['evaluated'], 'record')}, labels"
-    return f"{counted(told['evaluated'], 'record')}, neighbours of the new model"
+            return f"{counted(prediction['evaluated'], 'record')}, labels"
+    return f"{counted(prediction['evaluated'], 'record')}, neighbours of the new model"
 
 
-def _trained(told: dict[str, Any]) -> str:
-    if not Method(told["method"]).trains:
+def _trained(prediction: dict[str, Any]) -> str:
+    if not Method(prediction["method"]).trains:
         return "nothing is trained"
-    return f"{counted(told['trained'], 'record')}{_logged(told)} trained on"
+    return f"{counted(prediction['trained'], 'record')}{_logged(prediction)} trained on"
 
 
-def _logged(found: dict[str, Any]) -> str:
-    return f" and {counted(found['logged'], 'logged query', 'logged queries')}" if found["logged"] else ""
+def _logged(measured: dict[str, Any]) -> str:
+    return f" and {counted(measured['logged'], 'logged query', 'logged queries')}" if measured["logged"] else ""
 
 
 def _compared(row: dict[str, Any]) -> dict[str, str | None]:
