@@ -14,7 +14,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DOCS_READY := .venv/.docs-ready
 
-JOBS = 5
+JOBS = 7
 
 .PHONY: setup lint check test slices slice-lite slice-server demo docs stress clean
 
@@ -36,8 +36,8 @@ lint: setup
 check: lint
 	$(BIN)/python -m pytest -n 2 -m "not server and not postgres and not bench" tests/unit tests/contract
 
-# More processes than cores, since the tests mostly wait: for leases, graces and servers. The folders in their order, since the
-# unit tests at the end are short: the most tests first, as xdist would have it, is not the longest first. What fails is shown at
+# More processes than cores, since the tests mostly wait: for leases, graces and servers. A process takes a file, and of a few long
+# files a test (tests/support/spread.py). The folders in their order, since the unit tests at the end are short: the most tests first, as xdist would have it, is not the longest first. What fails is shown at
 # once, since a run that is cut off shows nothing at its end; a process that dies ends the run, since xdist would begin its test
 # again.
 test: lint

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from rmvdb import __version__, errors
-from rmvdb.cli import ending, galleries, models, output, planning, quarantine, running, searching, setup, upgrading
+from rmvdb.cli import ending, galleries, models, output, planning, progress, quarantine, running, searching, setup, upgrading
 
 
 class Commands(click.Group):
@@ -19,7 +19,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with output.told_waits():
+            with progress.name_waits():
                 return super().invoke(ctx)
         except errors.RmvdbError as exc:
             output.echo(f"Error: {exc}", err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rmvdb import errors
-from rmvdb.cli import output
+from rmvdb.cli import output, progress
 from rmvdb.text import RESUMABLE, counted
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ def _last(app: App, name: str) -> str:
 
 
 @contextmanager
-def conducting(app: App, gallery: str | None) -> Iterator[tuple[Conductor, output.Reporter]]:
+def conducting(app: App, gallery: str | None) -> Iterator[tuple[Conductor, progress.Reporter]]:
     """Give a conductor that Ctrl-C stops, and its reporter."""
-    with output.stoppable() as stop, output.progress() as report:
+    with progress.stoppable() as stop, progress.reporting() as report:
         yield app.conductor(gallery, say=report.say, report=report, stop=stop), report
 
 
-def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: output.Reporter, *, detach: bool, force: bool) -> None:
+def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: progress.Reporter, *, detach: bool, force: bool) -> None:
     """Run an upgrade, or leave it to workers, and say how far it is.
 
     Raises Stopped if Ctrl-C came meanwhile, Quarantined if the upgrade stopped short of its cut-over with records aside.

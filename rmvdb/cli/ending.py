@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rmvdb import errors
-from rmvdb.cli import output
+from rmvdb.cli import output, progress
 from rmvdb.cli.context import active_upgrade, conducting, go_on, open_app, upgrade_of, what_now
 from rmvdb.cli.options import force_option, gallery_option, json_option, missing_option
 from rmvdb.text import counted
@@ -40,7 +40,7 @@ def verify(gallery: str | None, sample: int, repair: bool, yes: bool, as_json: b
     app, row = active_upgrade(gallery)
     if repair:
         _repair(app, gallery, row, yes=yes)
-    with output.progress(quiet=as_json) as report:
+    with progress.reporting(quiet=as_json) as report:
         found = app.conductor(gallery, report=report).verify(row, sample=sample)
     if as_json:
         output.print_json(found.to_json())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmvdb import errors
-from rmvdb.cli import output
+from rmvdb.cli import output, progress
 from rmvdb.cli.context import allow, open_app
 from rmvdb.cli.options import json_option
 from rmvdb.items import sources
@@ -209,7 +209,7 @@ def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
             "taken",
             "rmvdb gallery take --from-lost-registry --yes",
         )
-    with output.stoppable() as stop:
+    with progress.stoppable() as stop:
         taken = galleries.take_gallery(app.registry, app.store, name, lambda: _outwait(app, stop))
     held = f"{' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} this registry's"
     known = name in {row.name for row in app.registry.galleries()}

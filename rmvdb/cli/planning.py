@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rmvdb import errors
-from rmvdb.cli import output
+from rmvdb.cli import output, progress, show_plan
 from rmvdb.cli.context import open_app
 from rmvdb.cli.options import json_option, make_question, plan_options, sample_options
 from rmvdb.learning.method import METHODS, Method
@@ -72,7 +72,7 @@ def simulate(
         plot.check(png)
     app = open_app()
     name = app.gallery_name(gallery)
-    with output.progress(quiet=as_json) as report:
+    with progress.reporting(quiet=as_json) as report:
         conductor = app.conductor(name, report=report)
         found = conductor.simulate(
             conductor.resolve(make_question(name, options)),
@@ -82,7 +82,7 @@ def simulate(
     if as_json:
         output.print_json(found)
     else:
-        output.print_comparison(found)
+        show_plan.print_comparison(found)
     if png is not None:
         plot.draw(found, png)
 
@@ -99,7 +99,7 @@ def plan(gallery: str | None, as_json: bool, again: bool, method: str, **options
     """
     app = open_app()
     name = app.gallery_name(gallery)
-    with output.progress(quiet=as_json) as report:
+    with progress.reporting(quiet=as_json) as report:
         conductor = app.conductor(name, report=report)
         found = conductor.plan(conductor.resolve(make_question(name, options, method=method)), again=again)
     if as_json:
@@ -107,4 +107,4 @@ def plan(gallery: str | None, as_json: bool, again: bool, method: str, **options
 
         output.print_json(asdict(found))
     else:
-        output.print_plan(found)
+        show_plan.print_plan(found)

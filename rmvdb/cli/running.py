@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmvdb import errors
-from rmvdb.cli import output
+from rmvdb.cli import output, progress, show_status
 from rmvdb.cli.context import active_upgrade, open_app
 from rmvdb.cli.options import gallery_option, json_option
 
@@ -132,7 +132,7 @@ def status(gallery: str | None, watch: bool, as_json: bool) -> None:
                 click.clear()
             if at:
                 output.echo("")
-            output.print_status(now)
+            show_status.print_status(now)
         if not watch or now.phase in ("", "cut over", "cleaning up", "ended"):
             return
         time.sleep(1)
@@ -182,9 +182,9 @@ def worker(galleries: tuple[str, ...], window: str | None) -> None:
     app = open_app()
     for name in galleries:
         app.registry.gallery(name)
-    log = output.log_to_stdout()
+    log = progress.log_to_stdout()
     scheduler = Scheduler(app, galleries=galleries, window=Window(window), say=log.info, warn=log.error)
-    with output.stoppable() as stop:
+    with progress.stoppable() as stop:
         log.info("worker started; Ctrl-C ends it")
         scheduler.run(stop)
     log.info("worker ended")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rmvdb import errors
-from rmvdb.cli import output
+from rmvdb.cli import output, progress
 from rmvdb.cli.context import open_app
 from rmvdb.cli.options import json_option
 
@@ -153,7 +153,7 @@ def registry_rebuild() -> None:
       rmvdb registry rebuild
     """
     app = open_app()
-    with output.stoppable() as stop, output.progress() as report:
+    with progress.stoppable() as stop, progress.reporting() as report:
         app.rebuild(say=report.say, report=report, stop=stop).run()
     for row in app.registry.galleries():
         upgrade = app.registry.active_upgrade(row.id)

@@ -9,13 +9,16 @@ import click
 from click.core import ParameterSource
 
 from rmvdb import errors
-from rmvdb.cli import output
+from rmvdb.cli import show_plan
 from rmvdb.cli.context import conducting, go_on, open_app
 from rmvdb.cli.options import AUTO, force_option, make_question, missing_option, plan_options
 
 if TYPE_CHECKING:
     from rmvdb.app.wiring import App
+    from rmvdb.cli.progress import Reporter
+    from rmvdb.planning.plan import Plan, Question
     from rmvdb.registry.tables import UpgradeRow
+    from rmvdb.upgrade.run import Conductor
 
 
 @click.command()
@@ -54,22 +57,22 @@ def upgrade(
     app = open_app()
     name = app.gallery_name(gallery)
     with conducting(app, name) as (conductor, report):
-        row = _begun(app, name, options["from_version"], options["to_version"])
-        if row is None:
-            if _is_done(app, name, options["from_version"], options["to_version"]):
-                report.say(f"gallery {name} holds {options['to_version']} already")
-                return
+        row = _unfinished(app, name, options["from_version"], options["to_version"])
+        if row is not None:
+            _refuse_another_way(row, method, options)
+            _refuse_another_name(row, collection)
+            row = _resumed(app, row, report, until=until, cutover=not no_cutover, execute=execute)
+        elif _is_done(app, name, options["from_version"], options["to_version"]):
+            report.say(f"gallery {name} holds {options['to_version']} already")
+            return
+        else:
             question = conductor.resolve(make_question(name, options, method=method))
             if collection is not None:
                 conductor.check_name(collection)
-            yours = [each for each in question.old if _is_kept(app, each)]
-            if yours and not execute and not question.instant_rollback:
-                report.say(f"{' and '.join(yours)}: yours, not made by rmvdb; this plans only, until you agree with --execute")
-            found = conductor.plan(question, again=again)
-            report.show(lambda: output.print_plan(found))
+            plan = _planned(app, conductor, question, report, again=again, execute=execute)
             row = conductor.begin(
                 question,
-                found,
+                plan,
                 app.worker(),
                 until=until,
                 cutover=not no_cutover,
@@ -77,26 +80,33 @@ def upgrade(
                 accept_risk=accept_risk,
                 collection=collection,
             )
-        else:
-            _refuse_another_way(row, method, options)
-            if collection not in (None, row.new_collection):
-                raise errors.UsageError(
-                    f"Upgrade {row.id} fills {row.new_collection!r}; leave --collection out to resume it, or end it first: "
-                    "rmvdb rollback"
-                )
-            report.say(f"going on with upgrade {row.id} by {row.method} in {row.order} order: {row.phase}")
-            app.registry.set_upgrade(row.id, plan=replace(row.plan, until=until, cutover=not no_cutover))
-            if execute:
-                for collection in row.old_collections:
-                    app.registry.allow_removal(collection)
-            row = app.registry.upgrade(row.id)
         if accept_missing:
             app.registry.set_upgrade(row.id, plan=replace(row.plan, accept_missing=True))
             row = app.registry.upgrade(row.id)
         go_on(app, conductor, row, report, detach=detach, force=force)
 
 
-def _begun(app: App, gallery: str, from_version: str, to_version: str) -> UpgradeRow | None:
+def _planned(app: App, conductor: Conductor, question: Question, report: Reporter, *, again: bool, execute: bool) -> Plan:
+    """Plan an upgrade and show the plan. Say first if it needs the user's consent."""
+    yours = [each for each in question.old if _is_kept(app, each)]
+    if yours and not execute and not question.instant_rollback:
+        report.say(f"{' and '.join(yours)}: yours, not made by rmvdb; this plans only, until you agree with --execute")
+    plan = conductor.plan(question, again=again)
+    report.show(lambda: show_plan.print_plan(plan))
+    return plan
+
+
+def _resumed(app: App, row: UpgradeRow, report: Reporter, *, until: float, cutover: bool, execute: bool) -> UpgradeRow:
+    """Take the command's options over into an unfinished upgrade, and return its row."""
+    report.say(f"going on with upgrade {row.id} by {row.method} in {row.order} order: {row.phase}")
+    app.registry.set_upgrade(row.id, plan=replace(row.plan, until=until, cutover=cutover))
+    if execute:
+        for collection in row.old_collections:
+            app.registry.allow_removal(collection)
+    return app.registry.upgrade(row.id)
+
+
+def _unfinished(app: App, gallery: str, from_version: str, to_version: str) -> UpgradeRow | None:
     """Return the gallery's unfinished upgrade if this command resumes it, else None."""
     from rmvdb.registry.upgrade_plan import EpochName
 
@@ -115,30 +125,40 @@ def _is_kept(app: App, collection: str) -> bool:
     return row.adopted and not row.removal_allowed
 
 
-#: What is asked of an upgrade, besides method and order, only where it begins.
-_FROM_THE_START = ("labels", "sample", "seed", "side", "queries", "instant_rollback", "paper", "objective", "rescore")
+#: Options, besides method and order, that an upgrade takes only when it begins, by their names in the question.
+_FROM_THE_START = {
+    name: f"--{name.replace('_', '-')}"
+    for name in ("labels", "sample", "seed", "side", "queries", "instant_rollback", "paper", "rescore")
+} | {"objective": "--for"}
 
 
 def _refuse_another_way(row: UpgradeRow, method: str, options: dict[str, Any]) -> None:
     """Raise UsageError if the options differ from those that the upgrade began with."""
     question, order = row.plan.question, options["order"]
-    for name, asked, known in (
+    for name, wanted, known in (
         ("method", None if method == AUTO else method, (question["method"], row.method)),
         ("order", order, (question["order"], row.order)),
     ):
-        if asked not in (None, *known):
+        if wanted not in (None, *known):
             raise errors.UsageError(
-                f"Upgrade {row.id} was begun by the {name} {known[1]}, not {asked}; leave --{name} out to go on, or end it "
+                f"Upgrade {row.id} was begun by the {name} {known[1]}, not {wanted}; leave --{name} out to go on, or end it "
                 "first: rmvdb rollback"
             )
-    for name in _FROM_THE_START:
+    for name, option in _FROM_THE_START.items():
         given = click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and options[name] != (before := question[name]):
+        if given and options[name] != (before := question.get(name)):
             how = "without" if before is None or before is False else "with another"
             raise errors.UsageError(
-                f"Upgrade {row.id} was begun {how} --{name.replace('_', '-')}; "
-                "leave it out to go on, or end it first: rmvdb rollback"
+                f"Upgrade {row.id} was begun {how} {option}; leave it out to go on, or end it first: rmvdb rollback"
             )
+
+
+def _refuse_another_name(row: UpgradeRow, collection: str | None) -> None:
+    """Raise UsageError if `collection` names another collection than the one that the upgrade fills."""
+    if collection not in (None, row.new_collection):
+        raise errors.UsageError(
+            f"Upgrade {row.id} fills {row.new_collection!r}; leave --collection out to resume it, or end it first: rmvdb rollback"
+        )
 
 
 def _names(app: App, version: str) -> set[str]:
