@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from rmvdb import __version__, errors
-from rmvdb.cli import ending, galleries, models, output, planning, quarantine, running, searching, setup, upgrading
+from rmvdb.cli import ending, galleries, models, output, planning, quarantine, queries, running, searching, setup, upgrading
 
 
 class Commands(click.Group):
@@ -76,6 +76,7 @@ for command in (
     ending.gc,
     ending.rollback,
     quarantine.quarantine,
+    queries.queries,
     searching.search,
 ):
     main.add_command(command)
