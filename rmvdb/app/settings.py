@@ -156,7 +156,7 @@ class SearchSection(Section):
     keep_queries: Annotated[int, Field(ge=0, le=100_000)] = Field(
         default=0,
         description="How many queries of each gallery clients keep in the registry, a uniform sample for the next plan. 0 keeps "
-        "none. They are people's words: see the page on keeping real queries.",
+        "none. They are people's words: see docs/how-to/keep-real-queries.md.",
         examples=[2000],
     )
     keep_queries_days: Annotated[float, Field(gt=0, le=3650)] = Field(

@@ -10,8 +10,7 @@ from sqlalchemy import ColumnElement, and_, delete, func, select
 from sqlalchemy.orm import Session
 
 from rmvdb.registry import shared_queries
-from rmvdb.registry.clock import clock, day
-from rmvdb.registry.kept_queries import DAY
+from rmvdb.registry.clock import DAY, clock, day
 from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import (
     ArtifactRow,

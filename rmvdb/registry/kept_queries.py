@@ -9,7 +9,7 @@ from sqlalchemy import and_, delete, func, insert, or_, select
 from sqlalchemy.orm import Session
 
 from rmvdb.registry import shared_queries
-from rmvdb.registry.clock import day
+from rmvdb.registry.clock import DAY, day
 from rmvdb.registry.codec import item_from_row
 from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import GalleryRow, KeptQueryRow
@@ -17,8 +17,6 @@ from rmvdb.types import Query
 
 #: The advisory lock of PostgreSQL, with the gallery's number, under which a client adds queries: together they keep the bound.
 ADDING = 0x726D71
-#: Seconds of a day.
-DAY = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
