@@ -153,6 +153,15 @@ class SearchSection(Section):
         description="The consistency of searches that do not name theirs. Strong waits, and sees every write that returned "
         "before.",
     )
+    keep_queries: Annotated[int, Field(ge=0, le=100_000)] = Field(
+        default=0,
+        description="How many queries of each gallery clients keep in the registry, a uniform sample for the next plan. 0 keeps "
+        "none. They are people's words: see docs/how-to/keep-real-queries.md.",
+        examples=[2000],
+    )
+    keep_queries_days: Annotated[float, Field(gt=0, le=3650)] = Field(
+        default=30.0, description="Days after which a kept query is neither used nor kept any more."
+    )
 
 
 class BackfillSection(Section):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rmvdb.registry.tables import VersionRow
     from rmvdb.serving.client import Client
     from rmvdb.serving.loaded_models import LoadedModels
+    from rmvdb.serving.query_keeper import QueryKeeper
     from rmvdb.storage.embedding_cache import EmbeddingCache
     from rmvdb.upgrade.garbage import Collector
     from rmvdb.upgrade.rebuild import Rebuild
@@ -243,8 +244,18 @@ class App:
             loaded_models=self.loaded_models,
             engine_timeout=self.settings.milvus.timeout,
             consistency=self.settings.search.consistency,
+            keeper=self._keeper(name),
             closing=closing,
         )
+
+    def _keeper(self, gallery: str) -> QueryKeeper | None:
+        """What keeps a sample of a client's queries, or None if none are to be kept."""
+        from rmvdb.serving.query_keeper import QueryKeeper
+
+        search = self.settings.search
+        if not search.keep_queries:
+            return None
+        return QueryKeeper(gallery, registry=self.registry, most=search.keep_queries, days=search.keep_queries_days)
 
     def worker(self) -> Worker:
         """A worker with this configuration's lease, width and limits."""
@@ -290,6 +301,7 @@ class App:
             engine_timeout=self.settings.milvus.timeout,
             folder=self.settings.cache,
             missing=self.settings.backfill.missing,
+            queries_days=self.settings.search.keep_queries_days,
         )
         return Conductor(name, services, say=say, report=report, stop=stop)
 
@@ -311,6 +323,7 @@ class App:
             artifacts=self.artifacts.folder,
             archive=self.settings.archive,
             cache=self.settings.cache,
+            queries_days=self.settings.search.keep_queries_days,
         )
 
     def rebuild(

@@ -11,7 +11,20 @@ from typing import Any
 import click
 
 from rmvdb import __version__, errors
-from rmvdb.cli import ending, galleries, models, output, planning, progress, quarantine, running, searching, setup, upgrading
+from rmvdb.cli import (
+    ending,
+    galleries,
+    models,
+    output,
+    planning,
+    progress,
+    quarantine,
+    queries,
+    running,
+    searching,
+    setup,
+    upgrading,
+)
 
 
 class Commands(click.Group):
@@ -76,6 +89,7 @@ for command in (
     ending.gc,
     ending.rollback,
     quarantine.quarantine,
+    queries.queries,
     searching.search,
 ):
     main.add_command(command)

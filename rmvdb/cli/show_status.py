@@ -17,6 +17,8 @@ def print_status(now: Status) -> None:
         f"gallery {now.gallery}: epoch {now.epoch}, served from {', '.join(leg['collection'] for leg in now.legs)}, "
         f"{counted(now.clients, 'client')}"
     )
+    if now.kept_queries:
+        echo(f"queries: {now.kept_queries:,} kept, the oldest {now.oldest_query_days:.1f} days old")
     if now.gone_back:
         echo(f"stopped: {now.gone_back}")
     if now.upgrade is None:

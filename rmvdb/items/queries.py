@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import os
 from pathlib import Path
 
 from rmvdb.errors import UsageError
-from rmvdb.types import Query
+from rmvdb.types import Item, Query
 
 
 def read_queries(file: Path) -> list[Query]:
     """Read queries, a JSON object a line: {"item": "a text or the path of a file", "answers": [7, 42]}. Answers are optional.
+
+    {"bytes": "…"} in base64 stands for an item of bytes.
 
     Raises: UsageError, with the line, for a file of another form.
     """
@@ -28,14 +32,23 @@ def read_queries(file: Path) -> list[Query]:
 def _query(line: str, where: str) -> Query:
     try:
         parts = json.loads(line)
-        item, answers = parts["item"], parts.get("answers", [])
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as exc:
+        answers = parts.get("answers", [])
+        item = base64.b64decode(parts["bytes"], validate=True) if "bytes" in parts else parts["item"]
+    except (json.JSONDecodeError, binascii.Error, KeyError, TypeError, ValueError, AttributeError) as exc:
         raise UsageError(
             f'{where} is not a query; write {{"item": "a text or a file"}}, and beside it "answers": [ids] if you know them'
         ) from exc
     if not isinstance(answers, list) or not all(isinstance(id, int | str) and not isinstance(id, bool) for id in answers):
         raise UsageError(f"{where} has answers {answers!r}; write a list of ids")
     return Query(item=item_of(item) if isinstance(item, str) else item, answers=tuple(answers))
+
+
+def line_of(item: Item) -> str:
+    """Return the line from which `read_queries` reads this item: a text, a path, bytes or other JSON values."""
+    value = {"bytes": base64.b64encode(item).decode()} if isinstance(item, bytes) else {"item": item}
+    text = json.dumps(value, ensure_ascii=False, default=str)  # str: of a path
+    # A terminal would obey some characters, and no file can hold half of a surrogate pair.
+    return text if text.isprintable() else json.dumps(value, default=str)
 
 
 def item_of(text: str) -> Path | str:

@@ -25,6 +25,8 @@ from rmvdb.timing import counted
 
 log = logging.getLogger(__name__)
 
+#: Seconds of a day.
+DAY = 86_400.0
 #: Seconds after which the anchor is set again. A process that has not compared the clocks before counts at most that.
 TICK = 0.5
 #: Seconds by which two readings of the clocks may differ: SQLite's clock counts milliseconds.

@@ -1,14 +1,19 @@
-"""Ids, schemas and legs as a row holds them."""
+"""Ids, schemas, legs and items of queries as a row holds them."""
 
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rmvdb.types import Field as SchemaField
-from rmvdb.types import Id, IdType, Leg, Metric, Schema
+from rmvdb.types import Id, IdType, Item, Leg, Metric, Schema
+
+#: The most bytes of an item that a row holds.
+LARGEST_ITEM = 256 * 1024
 
 
 def key(id: Id) -> str:
@@ -52,3 +57,43 @@ def leg_to_json(leg: Leg) -> dict[str, Any]:
 def leg_from_json(value: Mapping[str, Any]) -> Leg:
     """Undo `leg_to_json`."""
     return Leg(**{**value, "metric": Metric(value["metric"]), "transforms": tuple(value["transforms"])})
+
+
+def item_to_row(item: Item) -> tuple[str, bytes] | None:
+    """Return an item's kind and bytes: of a text, bytes, a path or other JSON values.
+
+    Return None for everything else, such as a picture or an array, and for an item over `LARGEST_ITEM` bytes.
+    """
+    if isinstance(item, str | bytes | bytearray) and len(item) > LARGEST_ITEM:
+        return None
+    match item:
+        case str():
+            kind, payload = "text", item.encode(errors="surrogatepass")
+        case bytes() | bytearray():
+            kind, payload = "bytes", bytes(item)
+        case os.PathLike():
+            # Another process reads it, in another folder.
+            kind, payload = "path", str(Path(item).absolute()).encode(errors="surrogatepass")
+        case _:
+            kind, payload = "json", _as_json(item)
+    return (kind, payload) if 0 < len(payload) <= LARGEST_ITEM else None
+
+
+def _as_json(item: Item) -> bytes:
+    """Return the item as JSON, empty if JSON does not give it back."""
+    try:
+        text = json.dumps(item)
+        return text.encode() if type(item) in (dict, int, float) and json.loads(text) == item else b""
+    except (TypeError, ValueError, RecursionError):
+        return b""
+
+
+def item_from_row(kind: str, payload: bytes) -> Item:
+    """Undo `item_to_row`."""
+    match kind:
+        case "bytes":
+            return payload
+        case "json":
+            return json.loads(payload)
+    text = payload.decode(errors="surrogatepass")
+    return Path(text) if kind == "path" else text

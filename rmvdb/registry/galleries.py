@@ -18,6 +18,7 @@ from rmvdb.registry.tables import (
     CollectionRow,
     GalleryRow,
     IntentRow,
+    KeptQueryRow,
     PhaseRow,
     PlanRow,
     TraceRow,
@@ -101,13 +102,13 @@ class Galleries(Database):
 
     @transaction
     def remove_gallery(self, s: Session, /, gallery: str) -> None:
-        """Delete a gallery with its plans, upgrades and history. Raises the errors of `refuse_used`."""
+        """Delete a gallery with its plans, upgrades, history and kept queries. Raises the errors of `refuse_used`."""
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock=shared_queries.FOR_CHANGE)
         _refuse_used(s, row)
         upgrades = s.scalars(select(UpgradeRow.id).where(UpgradeRow.gallery_id == row.id)).all()
         shared_queries.forget_work(s, upgrades)
         s.execute(delete(PhaseRow).where(PhaseRow.upgrade_id.in_(upgrades)))
-        for table in (UpgradeRow, IntentRow, PlanRow, CollectionRow, ClientRow, TraceRow):
+        for table in (UpgradeRow, IntentRow, PlanRow, CollectionRow, ClientRow, TraceRow, KeptQueryRow):
             s.execute(delete(table).where(table.gallery_id == row.id))
         s.delete(row)
 

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, and_, delete, func, select
 from sqlalchemy.orm import Session
 
 from rmvdb.registry import shared_queries
-from rmvdb.registry.clock import clock, day
+from rmvdb.registry.clock import DAY, clock, day
 from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import (
     ArtifactRow,
@@ -19,6 +19,7 @@ from rmvdb.registry.tables import (
     CollectionRow,
     GalleryRow,
     IntentRow,
+    KeptQueryRow,
     PlanRow,
     QuarantineRow,
     Table,
@@ -46,23 +47,23 @@ class Garbage(Database):
         return _in_use(s)
 
     @transaction
-    def collect(self, s: Session, /, *, older: float, spared: set[str], remove: bool) -> dict[str, int]:
+    def collect(self, s: Session, /, *, older: float, spared: set[str], queries_days: float, remove: bool) -> dict[str, int]:
         """Count the rows of each kind that nothing needs and that are over `older` seconds old. Delete them if `remove`.
 
-        `spared`: artifacts that something outside the registry refers to.
+        `spared`: artifacts that something outside the registry refers to. `queries_days`: the days for which queries are kept.
         """
         for gallery in s.scalars(select(GalleryRow).order_by(GalleryRow.id).with_for_update(key_share=True)):
             if gallery.rebuilding:
                 return {}
         counts = {}
-        for name, (table, which) in _kinds(s, older, spared).items():
+        for name, (table, which) in _kinds(s, older, spared, queries_days).items():
             counts[name] = s.scalar(select(func.count()).select_from(table).where(which)) or 0
             if remove and counts[name]:
                 s.execute(delete(table).where(which).execution_options(synchronize_session=False))
         return counts
 
 
-def _kinds(s: Session, older: float, spared: set[str]) -> dict[str, tuple[type[Table], ColumnElement[bool]]]:
+def _kinds(s: Session, older: float, spared: set[str], queries_days: float) -> dict[str, tuple[type[Table], ColumnElement[bool]]]:
     before, dated = clock() - older, day(s) - older  # the registry's time stops while no process works
     needed = _needed(s)
     on = select(UpgradeRow.gallery_id).where(UpgradeRow.phase != Phase.ENDED)
@@ -80,6 +81,7 @@ def _kinds(s: Session, older: float, spared: set[str]) -> dict[str, tuple[type[T
         "batches of ended upgrades": (BatchRow, BatchRow.upgrade_id.in_(ended)),
         "quarantined records of ended upgrades": (QuarantineRow, QuarantineRow.upgrade_id.in_(ended)),
         "writes that no upgrade needs": (IntentRow, IntentRow.upgrade_id.in_(ended) | free),
+        "kept queries that are too old": (KeptQueryRow, KeptQueryRow.asked_at < day(s) - queries_days * DAY),
         "artifacts": (
             ArtifactRow,
             and_(ArtifactRow.created_at < dated, ArtifactRow.sha256.not_in(_in_use(s) | spared)),

@@ -8,6 +8,7 @@ from rmvdb.registry.clients import Clients
 from rmvdb.registry.galleries import Galleries
 from rmvdb.registry.garbage import Garbage
 from rmvdb.registry.intents import Intents
+from rmvdb.registry.kept_queries import KeptQueries
 from rmvdb.registry.owners import Owners
 from rmvdb.registry.plans import Plans
 from rmvdb.registry.quarantine import Quarantine
@@ -16,5 +17,19 @@ from rmvdb.registry.upgrades import Upgrades
 from rmvdb.registry.versions import Versions
 
 
-class Registry(Versions, Galleries, Owners, Clients, Plans, Upgrades, Batches, Claims, Quarantine, Intents, Restoring, Garbage):
+class Registry(
+    Versions,
+    Galleries,
+    Owners,
+    Clients,
+    KeptQueries,
+    Plans,
+    Upgrades,
+    Batches,
+    Claims,
+    Quarantine,
+    Intents,
+    Restoring,
+    Garbage,
+):
     """One database with the methods of every subject. See `session.Database` for its arguments."""

@@ -33,7 +33,7 @@ from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.text import storable
 
 #: The revision of these tables: every call compares it with the database's.
-REVISION = "0003"
+REVISION = "0004"
 #: Where the database's is: a name of our own, since it may be shared with an application that uses Alembic too.
 REVISION_TABLE = "rmvdb_revision"
 
@@ -452,8 +452,25 @@ class WorkerRow(Table):
     heard_at: Mapped[float]
 
 
+class KeptQueryRow(Table):
+    """A query that a client was asked, kept for the next plan."""
+
+    __tablename__ = "kept_queries"
+    __table_args__ = (Index(None, "gallery_id", "priority"),)
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"))
+    #: A random number from 0 to 1. The rows of the smallest ones stay.
+    priority: Mapped[float]
+    #: By the database's clock: the registry's time stops while no process works, and these rows live for weeks.
+    asked_at: Mapped[float]
+    #: How `payload` holds the item. See `codec.item_to_row`.
+    kind: Mapped[str] = mapped_column(String(16))
+    payload: Mapped[bytes]
+
+
 #: The tables in the manifest, each after those that it refers to. rmvdb makes the work (batches, intents, quarantine) again from
-#: the collections and the archive. Clients and workers report again, and finds are counted again.
+#: the collections and the archive. Clients and workers report again, and keep new queries.
 MANIFEST_TABLES: tuple[type[Table], ...] = (
     IdentityRow,
     ChangesRow,

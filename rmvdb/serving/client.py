@@ -21,6 +21,7 @@ from rmvdb.serving.announced_writes import Writes
 from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
 from rmvdb.serving.loaded_models import LoadedModels
+from rmvdb.serving.query_keeper import QueryKeeper
 from rmvdb.serving.search import Encode, Reader
 from rmvdb.serving.writes import Writer
 from rmvdb.types import Hit, Id, Item, Record, ServingPlan, Vectors
@@ -47,14 +48,15 @@ class Client:
         engine_timeout: float = 10.0,
         consistency: Literal["Bounded", "Strong"] = "Bounded",
         item_field: str = "",
+        keeper: QueryKeeper | None = None,
         closing: Callable[[], None] = lambda: None,
     ) -> None:
-        """`item_field`: the field that holds a record's item, if one does. `consistency`: the default of a search. `close`
-        calls `closing` last, to close what was opened for this client."""
+        """`item_field`: the field that holds a record's item, if one does. `consistency`: the default of a search. `keeper`: gets
+        the items of every search that was answered. `close` calls `closing` last, to close what was opened for this client."""
         self.gallery = gallery
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._store, self._loaded_models = store, loaded_models
-        self._consistency, self._item_field, self._closing = consistency, item_field, closing
+        self._consistency, self._item_field, self._keeper, self._closing = consistency, item_field, keeper, closing
         collections = registry.collections(registry.gallery(gallery).id)
         #: The schema of one of its collections. All have the same type of ids.
         self._schema = schema_from_json(collections[0].schema)
@@ -96,6 +98,8 @@ class Client:
             return  # the connections and threads belong to the process that forked this one
         self._current_plan.close()
         self._reader.close()
+        if self._keeper is not None:
+            self._keeper.close()
         self._closing()
 
     @property
@@ -168,6 +172,8 @@ class Client:
             answers = self._reader.search(
                 encode, limit=limit, offset=offset, filter=filter, fields=fields, strong=level == "Strong"
             )
+        if self._keeper is not None and vector is None:
+            self._keeper.offer(item if isinstance(item, list) else [item])
         return answers if several else answers[0]
 
     def _question(self, item: Item, vector: Any, model: str | None) -> tuple[Encode, bool]:

@@ -47,6 +47,8 @@ class Services:
     folder: Path
     #: The share of records that may be missing without a reason.
     missing: float = 0.01
+    #: The days for which queries are kept.
+    queries_days: float = 30.0
 
 
 def _silent(_: str) -> None:

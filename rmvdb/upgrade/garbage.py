@@ -48,6 +48,8 @@ class Collector:
     artifacts: Path
     archive: Path
     cache: Path
+    #: The days for which queries are kept.
+    queries_days: float = 30.0
 
     def run(self, *, remove: bool) -> Found:
         """Find the garbage, and remove it if `remove`.
@@ -67,7 +69,7 @@ class Collector:
             found.files, found.bytes = found.files + 1, found.bytes + path.stat().st_size
             if remove:
                 path.unlink(missing_ok=True)
-        found.rows = self.registry.collect(older=ROWS, spared=spared, remove=remove)
+        found.rows = self.registry.collect(older=ROWS, spared=spared, queries_days=self.queries_days, remove=remove)
         return found
 
     def _planned(self) -> set[str]:

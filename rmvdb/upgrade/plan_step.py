@@ -17,12 +17,14 @@ from rmvdb.protocols import Classifier
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.shared_queries import refuse_paused
 from rmvdb.registry.tables import UpgradeRow, VersionRow
-from rmvdb.types import Id, Leg, Phase
+from rmvdb.types import Id, Leg, Phase, Query
 from rmvdb.upgrade import change_epoch
 from rmvdb.upgrade.context import UpgradeContext
 
 #: The option that makes a copy, without and with h.
 _COPIES = ("--instant-rollback", "--method fct")
+#: The most kept queries that a plan reads.
+MOST_KEPT = 20_000
 
 
 def resolve(context: UpgradeContext, question: Question) -> Question:
@@ -137,6 +139,12 @@ def expect_model(context: UpgradeContext, upgrade: UpgradeRow) -> None:
         check_made(context.store, context.services.loaded_models, upgrade.new_collection, to, source)
     except errors.SourceError as exc:
         context.say(f"could not check that {to.name} is still the same model: {exc}")
+
+
+def kept_queries(context: UpgradeContext) -> list[Query]:
+    """Return what clients have kept of this gallery's queries, without answers. It is empty if they keep none."""
+    days = context.services.queries_days
+    return context.registry.kept_queries(context.gallery.name, max_age_days=days, limit=MOST_KEPT)
 
 
 def _classifiers(context: UpgradeContext, legs: Sequence[Leg]) -> list[Classifier | None]:

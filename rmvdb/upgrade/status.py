@@ -61,6 +61,9 @@ class Status:
     #: The reason why it stopped; empty if it did not.
     stopped: str = ""
     prediction: dict[str, Any] | None = None
+    #: How many of its queries clients have kept, and the days since the oldest was asked.
+    kept_queries: int = 0
+    oldest_query_days: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -69,13 +72,15 @@ class Status:
 
 def status(registry: Registry, gallery: GalleryRow) -> Status:
     """Return the status of one gallery."""
-    plan = registry.plan(gallery.name)
+    plan, kept = registry.plan(gallery.name), registry.count_queries(gallery.name)
     base: dict[str, Any] = {
         "gallery": gallery.name,
         "epoch": plan.epoch,
         "legs": [{"collection": leg.collection, "model": leg.model} for leg in plan.legs],
         "mirrors": [leg.collection for leg in plan.mirrors],
         "clients": len(registry.clients(gallery.id)),
+        "kept_queries": kept.count,
+        "oldest_query_days": kept.oldest_days,
         "gone_back": (trace := registry.trace(gallery.name)).trouble or behind(plan.epoch, trace.reported),
     }
     row = latest(registry.upgrades(gallery.id))

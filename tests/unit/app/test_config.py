@@ -204,8 +204,8 @@ def test_addresses_with_a_scheme_are_left_as_they_are(folder: Path) -> None:
         (
             "[search]\ngrace = 5",
             "there is no setting 'search.grace'; there are: 'search.plan_max_age', 'search.longest_search', "
-            "'search.consistency'; parameters of Milvus' index, such as ef or nlist, go into index.params or "
-            "index.search, and the index of one gallery into [indexes.<gallery>]",
+            "'search.consistency', 'search.keep_queries', 'search.keep_queries_days'; parameters of Milvus' index, such as ef or "
+            "nlist, go into index.params or index.search, and the index of one gallery into [indexes.<gallery>]",
         ),
         (
             '[index.photos]\ntype = "HNSW"',
