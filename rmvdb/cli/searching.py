@@ -47,7 +47,7 @@ def search(
             {
                 "collection": leg.collection,
                 "model": leg.model,
-                "embedder": leg.embedder,
+                "embedder": f"{leg.embedder} + {leg.blend.embedder}" if leg.blend else leg.embedder,
                 "transforms": len(leg.transforms),
                 "calibrated": leg.calibration is not None,
             }

@@ -117,7 +117,7 @@ def _details(
     epochs = {EpochName.BEFORE: listed, **served(collection, old, version, plan)}
     if question.instant_rollback:
         kept = legs[0] if own else replace(epochs[EpochName.SERVING][-1], collection=legs[0].collection)
-        epochs |= epochs_with_copy(legs[0], old[0], epochs, replace(kept, calibration=None))
+        epochs |= epochs_with_copy(legs[0], old[0], epochs, replace(kept, calibration=None, blend=None))
     kept_plan = UpgradePlan(
         epochs={name: tuple(some) for name, some in epochs.items()},
         question=plan.question,
