@@ -12,6 +12,7 @@ import numpy as np
 from rmvdb import errors
 from rmvdb.items.check import CheckedEmbedder
 from rmvdb.items.kinds import REQUIRED
+from rmvdb.items.query_embedder import QueryEmbedder
 from rmvdb.protocols import Embedder
 from rmvdb.serving.blend import blended
 from rmvdb.types import Item, Leg, ServingPlan, Vectors
@@ -34,6 +35,8 @@ class Chain:
     embedder: str
     dim: int
     head: str | None = None
+    #: Whether that embedder embeds queries by `embed_queries`.
+    has_own_queries: bool = False
 
 
 class LoadedModels:
@@ -97,11 +100,15 @@ class LoadedModels:
         """
         return CheckedEmbedder(self.embedder(version), dim=self.chain(version).dim, confirm=confirm).embed(items)
 
+    def embed_queries(self, version: str, items: Sequence[Item]) -> Vectors:
+        """Embed queries with a version's embedder: by `embed_queries`, if it was registered with that. Raises as `embed`."""
+        return CheckedEmbedder(self.query_embedder(version), dim=self.chain(version).dim).embed(items)
+
     def queries(self, plan: ServingPlan, items: Sequence[Item], embedded: MutableMapping[str, Vectors]) -> dict[str, Vectors]:
         """Return the query vectors (n, dim of the leg) of each leg, by collection. `embedded` keeps each embedder's vectors."""
         for version in plan.embedders:
             if version not in embedded:
-                embedded[version] = self.embed(version, items)
+                embedded[version] = self.embed_queries(version, items)
         own = [(embedded[leg.embedder], leg.transforms) for leg in plan.legs]
         others = {leg.collection: (embedded[leg.blend.embedder], leg.blend.transforms) for leg in plan.legs if leg.blend}
         made = self._chains([*own, *others.values()])
@@ -220,6 +227,11 @@ class LoadedModels:
                 return self._load_embedder(version)
 
         return self._keep(Embedder, version, load)  # type: ignore[type-abstract]
+
+    def query_embedder(self, version: str) -> Embedder:
+        """Return what embeds a version's queries. Raises ModelError if its embedder cannot be loaded."""
+        embedder, chain = self.embedder(version), self.chain(version)
+        return QueryEmbedder(embedder, dim=chain.dim) if chain.has_own_queries else embedder
 
     def chain(self, version: str) -> Chain:
         """Return how a version makes its own vectors."""

@@ -166,7 +166,7 @@ def _register_version(context: UpgradeContext, question: Question, plan: Plan) -
     base = context.registry.version(question.to_version)
     if plan.head is None:
         return base
-    same = ("embedder", "options", "dim", "metric", "fingerprint", "probes", "probe_kind")
+    same = ("embedder", "options", "dim", "metric", "fingerprint", "probes", "probe_kind", "query_probes")
     return context.registry.add_version(
         name=f"{base.name}+{plan.head[:8]}",
         base=base.name,
