@@ -31,7 +31,31 @@ def v2():
 """
 #: Other weights in the part for queries alone, which no `state_dict` shows.
 SWAPPED = "\n\nAsking.turn = np.where(np.arange(LATENT) % 2, 1.0, -1.0)\n"
-SHORT = "\n\ndef v2():\n    made = Asking('v2', 20, 20)\n    made.embed_queries = lambda items: made.embed(items)[:, :7]\n    return made\n"
+SHORT = """
+
+def v2():
+    made = Asking("v2", 20, 20)
+    made.embed_queries = lambda items: made.embed(items)[:, :7]
+    return made
+"""
+#: Queries of a form that no probe has.
+UNPROBED = """
+
+def v2():
+    made = Asking("v2", 20, 20)
+    asked = made.embed_queries
+    made.embed_queries = lambda items: asked([{"z": each["z"]} for each in items])
+    return made
+"""
+CLIP = """
+
+class Clip:
+    def embed(self, items):
+        return np.stack([np.resize(np.asarray(each, dtype=np.float32), 9) + 1 for each in items])
+
+    def embed_queries(self, items):
+        return np.stack([np.resize(np.frombuffer(each.encode(), np.uint8), 9) for each in items]).astype(np.float32)
+"""
 
 
 def change(project: Project, text: str) -> None:
@@ -61,7 +85,7 @@ def test_queries_are_embedded_their_own_way_from_registration_to_the_end_of_an_u
     asked = [{"item": question(project, id), "answers": [id]} for id in IDS[:30]]
     file.write_text("".join(json.dumps(each) + "\n" for each in asked))
     told = project.json("plan", "--from", "v1", "--to", "v2", "--method", "naive", "--queries", str(file))["prediction"]
-    assert (told["relevance"], told["m_old"], told["m_new"]) == ("answers", 1.0, 1.0)
+    assert (told["relevance"], told["map_old"], told["map_new"]) == ("answers", 1.0, 1.0)
 
     upgrade = ("upgrade", "--from", "v1", "--to", "v2", "--method", "naive", "--queries", str(file))
     project.ask(*upgrade, "--until", "0.5", "--no-cutover")
@@ -83,9 +107,9 @@ def test_other_weights_for_queries_are_refused_like_other_weights_for_records(pr
 
 def test_a_model_that_has_lost_embed_queries_is_refused(project: Project) -> None:
     change(project, "\n\ndel Asking.embed_queries\n")
-    with pytest.raises(ModelError, match="models:v1 has no embed_queries any more, by which 'v1' embeds queries; put it back"):
-        with project.client() as client:
-            client.search(question(project, 1))
+    saying = "models:v1 has no embed_queries any more, by which 'v1' embeds queries; put it back"
+    with pytest.raises(ModelError, match=saying), project.client() as client:
+        client.search(question(project, 1))
 
 
 def test_queries_of_another_dimension_are_refused_at_registration(project: Project) -> None:
@@ -96,28 +120,19 @@ def test_queries_of_another_dimension_are_refused_at_registration(project: Proje
 
 
 def test_queries_that_no_probe_is_like_need_the_dimension(project: Project) -> None:
-    no_probe = "\n\ndef v2():\n    made = Asking('v2', 20, 20)\n    asked = made.embed_queries\n"
-    no_probe += "    made.embed_queries = lambda items: asked([{'z': each['z']} for each in items])\n    return made\n"
-    change(project, no_probe)
+    change(project, UNPROBED)
+    project.ask("model", "remove", "v2")
     refused = project.ask("model", "add", "own", "--embedder", "models:v2", code=1).stderr
     assert "embed_queries takes neither the probe texts nor the probe images" in refused
     said = project.ask("model", "add", "own", "--embedder", "models:v2", "--dim", "20").stdout
     assert "queries: by embed_queries" in said
-    assert "own: ok" in " ".join(project.ask("doctor", code=None).stdout.replace("model own", "own:").split()) or True
+    project.ask("doctor")
 
 
 def test_texts_may_search_pictures(project: Project) -> None:
-    change(
-        project,
-        "\n\nclass Clip:\n"
-        "    def embed(self, items):\n        return np.stack([np.resize(np.asarray(each, dtype=np.float32), 9) for each in items]) + 1\n"
-        "    def embed_queries(self, items):\n"
-        "        return np.stack([np.resize(np.frombuffer(each.encode(), np.uint8), 9) for each in items]).astype(np.float32)\n",
-    )
-    assert (
-        "9 dimensions, COSINE, queries: by embed_queries"
-        in project.ask("model", "add", "clip", "--embedder", "models:Clip").stdout
-    )
+    change(project, CLIP)
+    said = project.ask("model", "add", "clip", "--embedder", "models:Clip").stdout
+    assert "9 dimensions, COSINE, queries: by embed_queries" in said
     with project.opened() as opened:
         assert opened.registry.version("clip").probe_kind == "image"
         opened.embedder("clip")
