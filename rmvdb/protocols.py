@@ -174,7 +174,12 @@ class VectorStore(Protocol):
 
 
 class Embedder(Protocol):
-    """Turns items into vectors."""
+    """Turns items into vectors.
+
+    An embedder of which queries are no records has a method `embed_queries(items)` beside `embed(items)`, of the same form and
+    into the same space. Searches, judged queries and logged queries use it. Stored records never do. An embedder without it
+    embeds queries as records.
+    """
 
     def embed(self, items: Sequence[Item]) -> Vectors:
         """Return vectors (n, dim) for n items, in order, and the same each time. Raise an error for items it cannot read."""

@@ -191,7 +191,8 @@ class Leg:
     transforms: tuple[str, ...] = ()
     #: SHA-256 of the calibration of its distances. None leaves them as they are.
     calibration: str | None = None
-    #: The model version whose vectors are written there, if the query's chain gives other vectors (a roll back).
+    #: The model version whose vectors are written there, if the query's chain gives other vectors (a roll back). None: the old
+    #: part of a blend makes them, else the query's chain.
     write_with: str | None = None
     #: False for a mirror: it gets every write, and no search.
     searched: bool = True
@@ -199,7 +200,10 @@ class Leg:
     blend: Blend | None = None
 
     def transforms_after(self, other: Leg) -> tuple[str, ...] | None:
-        """Return the transforms from the queries of `other` to those of this leg, None if this leg's chain has another start."""
+        """Return the transforms from the queries of `other` to those of this leg, None if this leg's chain has another start.
+
+        Of blends, the part of `embedder` counts.
+        """
         passed = len(other.transforms)
         if self.embedder != other.embedder or self.transforms[:passed] != other.transforms:
             return None

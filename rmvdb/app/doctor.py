@@ -11,6 +11,7 @@ from rmvdb.app.wiring import App
 from rmvdb.catalog.checks import check_unchanged, check_vectors
 from rmvdb.engines import index_rules
 from rmvdb.items import sources
+from rmvdb.items.query_embedder import has_own_queries
 from rmvdb.registry import schema
 from rmvdb.registry.mark import Owner
 from rmvdb.registry.tables import CollectionRow, GalleryRow, VersionRow
@@ -20,6 +21,11 @@ from rmvdb.upgrade.status import behind
 
 #: The number of records for which a source must have items.
 ASKED = 5
+#: Of a model whose `embed_queries` came after its registration.
+UNUSED = (
+    "; it has embed_queries now, which it had not when it was registered, so its queries are still embedded as its records are: "
+    "to use it, register the model as a version of its own"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,14 +91,15 @@ def _files(app: App) -> str:
 
 
 def _model(app: App, row: VersionRow) -> str:
-    app.embedder(row.base or row.name)  # its own check names the difference
+    embedder = app.embedder(row.base or row.name)  # its own check names the difference
     if row.head:
         app.artifacts.get(row.head)
     if row.classifier:
         app.classifier(row)
+    unused = UNUSED if has_own_queries(embedder) and not row.has_own_queries else ""
     if row.probes is None:
-        return f"{row.embedder} loads; its dimension could not be probed"
-    return f"{row.embedder} loads, gives dimension {row.dim}, and is the model that was registered"
+        return f"{row.embedder} loads; its dimension could not be probed{unused}"
+    return f"{row.embedder} loads, gives dimension {row.dim}, and is the model that was registered{unused}"
 
 
 def _owner(app: App, gallery: GalleryRow) -> str:

@@ -188,7 +188,7 @@ class App:
         from rmvdb.serving.loaded_models import Chain
 
         row = self.registry.version(version)
-        return Chain(embedder=row.base or row.name, dim=row.dim, head=row.head)
+        return Chain(embedder=row.base or row.name, dim=row.dim, head=row.head, has_own_queries=row.has_own_queries)
 
     def classifier(self, row: VersionRow) -> Classifier | None:
         """The classifier of a version, or None if it declares none."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from rmvdb import errors
-from rmvdb.items.check import scored
+from rmvdb.items.check import embed_checked, scored
 from rmvdb.items.fingerprint import fingerprint
 from rmvdb.items.kinds import KINDS, REQUIRED, Kind
 from rmvdb.items.load import load_classifier, load_embedder
 from rmvdb.items.probe import check_steady, probe_vectors, same_model
+from rmvdb.items.query_embedder import QueryEmbedder, has_own_queries
 from rmvdb.learning import hyperbolic
 from rmvdb.protocols import Embedder
 from rmvdb.registry.registry import Registry
@@ -49,7 +50,7 @@ def add_version(
         loaded = load_classifier(classifier)
         if probes is not None:
             scored(loaded, probes[:REQUIRED])
-    dim = dim if probes is None else probes.shape[1]
+    declared, dim = dim, dim if probes is None else probes.shape[1]
     if compatible_with is not None:
         _check_comparable(registry.version(compatible_with), name, dim, metric)
     return registry.add_version(
@@ -62,6 +63,7 @@ def add_version(
         fingerprint=fingerprint(embedder),
         probes=None if probes is None else probes.tobytes(),
         probe_kind=kind,
+        query_probes=_query_probes(embedder, dim=dim, kind=kind, declared=declared is not None),
         base=None,
         head=None,
         compatible_with=compatible_with,
@@ -128,8 +130,44 @@ def _dim(embedder: Embedder, kind: Kind) -> int:
         return 1
 
 
+def _query_probes(embedder: Embedder, *, dim: int | None, kind: Kind | None, declared: bool) -> bytes | None:
+    """Return the probe vectors of `embed_queries`, empty if it takes no probe, None if the embedder has no such method.
+
+    Raises: ModelError if its vectors are not of dimension `dim`, or if it takes no probe and no dimension was `declared`.
+    """
+    if dim is None or not has_own_queries(embedder):
+        return None
+    vectors, why = probe_queries(embedder, dim=dim, kind=kind)
+    if vectors is None and not declared:
+        raise errors.ModelError(
+            f"embed_queries takes neither the probe texts nor the probe images ({why}); fix it, or if queries are neither, give "
+            "the dimension: --dim N"
+        )
+    return b"" if vectors is None else vectors.tobytes()
+
+
+def probe_queries(embedder: Embedder, *, dim: int, kind: Kind | None) -> tuple[Vectors | None, str]:
+    """Return what `embed_queries` gives for the first kind of probes that it takes, (probes, dim), or None and the reasons.
+
+    The kind of its records comes first, but texts may search pictures. Raises: ModelError if it gives another dimension than
+    `dim`, or if it is not steady.
+    """
+    queries, reasons = QueryEmbedder(embedder, dim=dim), dict[str, None]()
+    for each in dict.fromkeys((*([kind] if kind else []), *KINDS)):
+        _, failed = embed_checked(queries, KINDS[each].probes()[:1], dim)
+        if not failed:
+            vectors = probe_vectors(queries, dim=dim, kind=each)
+            check_steady(queries, vectors, kind=each)
+            return vectors, ""
+        reasons[failed[0]] = None
+    return None, "; ".join(reasons)
+
+
 def check_model(row: VersionRow, embedder: Embedder) -> bool:
-    """Compare an embedder's weights and probe vectors with the registered ones. Return False if no probes were registered.
+    """Compare an embedder's weights and probe vectors, of records and of queries, with the registered ones.
+
+    Return False if no probes of records were registered. A version without registered queries embeds them as records, so
+    there is nothing to compare.
 
     Raises: ModelError if they differ.
     """
@@ -138,16 +176,40 @@ def check_model(row: VersionRow, embedder: Embedder) -> bool:
             f"The weights of model version {row.name!r} are not the registered ones (SHA-256 {str(weights)[:12]}…, not "
             f"{row.fingerprint[:12]}…); put them back, or register the new ones as a version of their own"
         )
-    if row.probes is None:
-        return False
-    known = np.frombuffer(row.probes, np.float32).reshape(-1, row.dim)
+    kind: Kind = row.probe_kind  # type: ignore[assignment]
+    if row.probes is not None:
+        _check_probes_again(row, "", row.probes, lambda: probe_vectors(embedder, dim=row.dim, kind=kind))
+    if row.query_probes is not None:
+        _check_queries(row, row.query_probes, embedder)
+    return row.probes is not None
+
+
+def _check_queries(row: VersionRow, known: bytes, embedder: Embedder) -> None:
+    def again() -> Vectors:
+        if not known:  # it took no probe
+            return np.empty((0, row.dim), np.float32)
+        vectors, why = probe_queries(embedder, dim=row.dim, kind=row.probe_kind)  # type: ignore[arg-type]
+        if vectors is None:
+            raise errors.ModelError(f"embed_queries fails for the probe items: {why}")
+        return vectors
+
+    if not has_own_queries(embedder):
+        raise errors.ModelError(
+            f"{row.embedder} has no embed_queries any more, by which {row.name!r} embeds queries; put it back, or register this "
+            "model as a version of its own"
+        )
+    _check_probes_again(row, "embed_queries of ", known, again)
+
+
+def _check_probes_again(row: VersionRow, part: str, probes: bytes, again: Callable[[], Vectors]) -> None:
+    """Raise ModelError if the embedder, or this part of it, gives other vectors for the probes, or none."""
+    known = np.frombuffer(probes, np.float32).reshape(-1, row.dim)
     try:
-        vectors = probe_vectors(embedder, dim=row.dim, kind=row.probe_kind)  # type: ignore[arg-type]
+        vectors = again()
     except errors.ModelError as exc:
         raise errors.ModelError(f"{row.embedder} has changed since {row.name!r} was registered: {exc}") from exc
     if not same_model(known, vectors):
         raise errors.ModelError(
-            f"{row.embedder} gives other vectors for the probe items than when {row.name!r} was registered; put the old model "
-            "and its preprocessing back, or register this one as a version of its own"
+            f"{part}{row.embedder} gives other vectors for the probe items than when {row.name!r} was registered; put the old "
+            "model and its preprocessing back, or register this one as a version of its own"
         )
-    return True

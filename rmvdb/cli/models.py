@@ -50,6 +50,8 @@ def model_add(
 ) -> None:
     """Register a model version. rmvdb loads it, probes it and takes its fingerprint.
 
+    If the object has embed_queries(items), too, queries are embedded by that.
+
     \b
     Example:
       rmvdb model add v2 --embedder app.models:v2 --classifier app.models:v2_head
@@ -72,7 +74,8 @@ def model_add(
     allow(app, embedder, classifier)
     weights = f", weights {row.fingerprint[:12]}" if row.fingerprint else ""
     declared = f", compatible with {row.compatible_with}" if row.compatible_with else ""
-    output.echo(f"model version {row.name}: {row.dim} dimensions, {row.metric}{weights}{declared}")
+    queries = ", queries: by embed_queries" if row.has_own_queries else ""
+    output.echo(f"model version {row.name}: {row.dim} dimensions, {row.metric}{weights}{declared}{queries}")
 
 
 @model.command("list")
@@ -86,7 +89,10 @@ def model_list(as_json: bool) -> None:
     """
     names = ("name", "dim", "metric", "embedder", "classifier", "base", "compatible_with", "fingerprint")
     app = open_app()
-    rows = [{name: getattr(row, name) for name in names} for row in app.registry.versions()]
+    rows = [
+        {name: getattr(row, name) for name in names} | {"queries": "embed_queries" if row.has_own_queries else "embed"}
+        for row in app.registry.versions()
+    ]
     if not rows:
         app.manifest.check_forgotten()
     output.print_rows(rows, as_json)

@@ -47,7 +47,7 @@ def search(
             {
                 "collection": leg.collection,
                 "model": leg.model,
-                "embedder": leg.embedder,
+                "embedder": f"{leg.embedder} + {leg.blend.embedder}" if leg.blend else leg.embedder,
                 "transforms": len(leg.transforms),
                 "calibrated": leg.calibration is not None,
             }
@@ -77,6 +77,7 @@ def _item(app: App, text: str, versions: Iterable[str]) -> Path | str:
 
     if isinstance(item := item_of(text), Path):
         return item
-    if pictures := [name for name in versions if app.registry.version(name).probe_kind == "image"]:
+    rows = [app.registry.version(name) for name in versions]
+    if pictures := [row.name for row in rows if row.probe_kind == "image" and not row.has_own_queries]:
         raise errors.UsageError(f"There is no file {text!r}, and {pictures[0]} embeds pictures; name a file that holds one")
     return item

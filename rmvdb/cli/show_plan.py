@@ -24,22 +24,41 @@ def print_plan(plan: Plan) -> None:
 
 
 def _print_prediction(prediction: dict[str, Any]) -> None:
-    curve, naive = prediction["curve"], prediction["naive"]
-    rows = [
-        {"t": f"{t:.1f}", "mAP": f"{100 * a:.2f}", "CMC@1": f"{100 * b:.2f}", "naive mAP": f"{100 * c:.2f}"}
-        for t, a, b, c in zip(curve["ts"], curve["map"], curve["cmc"], naive["map"], strict=True)
-    ]
-    print_rows(rows, as_json=False)
+    objective = prediction["objective"]
+    print_rows(_moments(prediction), as_json=False)
     low, high = (100 * bound for bound in prediction["start"])
     echo(
         f"held out ({_measured(prediction)}): "
-        f"old {100 * prediction['map_old']:.2f}, new {100 * prediction['map_new']:.2f} mAP; "
-        f"M_0 - M_old in [{low:+.2f}, {high:+.2f}]; gain {_percent(curve['gain'])} (naive {_percent(naive['gain'])}); "
+        f"old {100 * prediction['old']:.2f}, new {100 * prediction['new']:.2f} {objective}; "
+        f"M_0 - M_old in [{low:+.2f}, {high:+.2f}]; "
+        f"gain {_percent(prediction['gain'])} (naive {_percent(prediction['naive_gain'])}); "
         f"calibration {'on' if prediction['calibrated'] else 'off'}; {_trained(prediction)}"
     )
+    echo(f"a query until cut-over: {_query_cost(prediction)}")
     if prediction["choice"]:
         echo(f"method: {prediction['choice']}")
     echo(f"{prediction['verdict']}: {prediction['reason']}")
+    for warning in prediction["warnings"]:
+        echo(f"note: {warning}")
+
+
+def _moments(prediction: dict[str, Any]) -> list[dict[str, str]]:
+    """Return a row for each t: the metric to choose by, mAP and CMC@1 beside it, and the new model's own neighbours."""
+    curve, objective, beside = prediction["curve"], prediction["objective"], prediction["neighbours"]
+    columns = {objective: prediction["course"], "mAP": curve["map"], "CMC@1": curve["cmc"]}
+    columns |= {"new model's nearest": beside["values"]} if beside else {}
+    columns |= {f"naive {objective}": prediction["naive_course"]}
+    return [
+        {"t": f"{t:.1f}", **{name: f"{100 * values[at]:.2f}" for name, values in columns.items()}}
+        for at, t in enumerate(curve["ts"])
+    ]
+
+
+def _query_cost(prediction: dict[str, Any]) -> str:
+    words = ["one model embeds it", "both models embed it"][prediction["extractions"] - 1]
+    if prediction["rescore"]:
+        words += f", and the new one up to {prediction['rescore']} records that it finds"
+    return words if prediction["method"] == "fct" else f"{words}; two collections are searched at once"
 
 
 def _print_cost(cost: dict[str, float]) -> None:
@@ -52,22 +71,27 @@ def _print_cost(cost: dict[str, float]) -> None:
 def print_comparison(comparison: dict[str, Any]) -> None:
     """Print what `Comparison.to_json` returns: each method's best order, every order of the advised method, and the reason."""
     advice, rows = comparison["recommended"], comparison["rows"]
-    print_rows([_compared(row) for row in rows if row["best"]], as_json=False)
+    objective = comparison["objective"]
+    print_rows([_compared(row, objective) for row in rows if row["best"]], as_json=False)
     if len(orders := [row for row in rows if row["name"] == advice["method"]]) > 1:
         echo(f"every order of {advice['method']}:")
-        print_rows([_compared(row) for row in orders], as_json=False)
+        print_rows([_compared(row, objective) for row in orders], as_json=False)
     searched = "queries" if comparison["relevance"] == "answers" else "others"
     relevance = {"labels": "records of the same label", "answers": "their known answers", "neighbours": "the new model's nearest"}
     echo(
         f"{counted(comparison['trained'], 'record')}{_logged(comparison)} trained on, {comparison['held_out']} calibrated on; "
         f"{comparison['evaluated']} {searched} searched for {relevance[comparison['relevance']]}; "
-        "percent, 95 % intervals over these queries; flips: right by the old model, wrong then"
+        "percent, 95 % intervals over these queries; flips: right by the old model, wrong then; "
+        "embeds: items a query embeds; finds itself: records that their own item finds first at t = 0; +K: rescoring K"
     )
     if comparison["skipped"]:
         echo(f"{counted(comparison['skipped'], 'record')} of the sample could not be embedded")
     _say_unlabelled(comparison["unlabelled"])
-    echo(f"recommended: --method {advice['method']} --order {advice['order']}: {advice['choice']}")
+    way = f"--method {advice['method']} --order {advice['order']} --rescore {advice['rescore']}"
+    echo(f"recommended: {way}: {advice['choice']}")
     echo(f"{advice['verdict']}: {advice['reason']}")
+    for warning in advice["warnings"]:
+        echo(f"note: {warning}")
 
 
 def _say_unlabelled(count: int) -> None:
@@ -95,18 +119,23 @@ def _logged(measured: dict[str, Any]) -> str:
     return f" and {counted(measured['logged'], 'logged query', 'logged queries')}" if measured["logged"] else ""
 
 
-def _compared(row: dict[str, Any]) -> dict[str, str | None]:
+def _name(row: dict[str, Any]) -> str:
+    words = str(row["name"]) if row["switch"] is None else f"{row['name']} from t={row['switch']:g}"
+    return f"{words} +{row['rescore']}" if row["rescore"] else words
+
+
+def _compared(row: dict[str, Any], objective: str) -> dict[str, str | None]:
     curve = row["curve"]
     return {
-        "": row["name"] if row["switch"] is None else f"{row['name']} from t={row['switch']:g}",
+        "": _name(row),
         "order": row["order"],
-        **{f"mAP t={t:g}": _hundred(curve["map"][round(10 * t)]) for t in (0, 0.5, 1)},
+        **{f"{objective} t={t:g}": _hundred(row["course"][round(10 * t)]) for t in (0, 0.5, 1)},
         "AUC mAP": f"{_hundred(curve['auc_map'])} ({_hundred(row['auc_map'][0])}–{_hundred(row['auc_map'][1])})",
         "AUC CMC": f"{_hundred(curve['auc_cmc'])} ({_hundred(row['auc_cmc'][0])}–{_hundred(row['auc_cmc'][1])})",
-        "CMC@5 t=0": _hundred(curve["cmc5"][0]),
-        "recall@10 t=0": _hundred(curve["recall"][0]),
-        "gain": _percent(curve["gain"]),
-        "fall": _hundred(curve["largest_fall"]),
+        "finds itself": _hundred(row["self_found"]["values"][0]) if row["self_found"] else None,
+        "embeds": str(row["extractions"] + row["rescore"]),
+        "gain": _percent(row["gain"]),
+        "fall": _hundred(row["fall"]),
         "flips": _hundred(max((each for each in row["negative_flips"] if each is not None), default=None)),
         "verdict": row["verdict"],
     }

@@ -16,7 +16,8 @@ from rmvdb.cli.options import AUTO, force_option, make_question, missing_option,
 if TYPE_CHECKING:
     from rmvdb.app.wiring import App
     from rmvdb.cli.progress import Reporter
-    from rmvdb.planning.plan import Plan, Question
+    from rmvdb.planning.plan import Plan
+    from rmvdb.planning.question import Question
     from rmvdb.registry.tables import UpgradeRow
     from rmvdb.upgrade.run import Conductor
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.errors import Mismatch
 from rmvdb.learning import hyperbolic
 from rmvdb.types import Metric, Vectors
 
@@ -24,25 +23,6 @@ def distances(queries: Vectors, gallery: Vectors, *, metric: Metric) -> npt.NDAr
         return -dots
     squares = np.square(queries).sum(1)[:, None] + np.square(gallery).sum(1)[None, :]
     result: npt.NDArray[np.float32] = np.maximum(squares - 2 * dots, 0)
-    return result
-
-
-def blended(own: Vectors, mapped: Vectors, *, weight: float, metric: Metric) -> Vectors:
-    """Return one query vector of two, (n, d): `weight` of the old model's own and the rest of what ψ maps.
-
-    Its ranking is that of the summed scores, Σ w_i s(q_i, g), exactly: COSINE and IP are linear in the query once both vectors
-    have unit length (COSINE), and the squared L2 distance to the weighted mean differs from the weighted sum of the squared
-    distances by a number that depends on the query alone.
-
-    Raises:
-        Mismatch: the metric is LORENTZ, whose points have no weighted sum.
-    """
-    metric = Metric(metric)
-    if metric is Metric.LORENTZ:
-        raise Mismatch("Points of LORENTZ cannot be blended; choose another method")
-    if metric is Metric.COSINE:
-        own, mapped = _unit(own), _unit(mapped)
-    result: Vectors = weight * own + (1 - weight) * mapped
     return result
 
 

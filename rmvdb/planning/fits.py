@@ -148,6 +148,8 @@ class Fits:
             new_metric=self._train.new_metric,
             settings=settings,
             logged=self._logged,
+            start=self._start(method, settings),
+            seconds=self._left(),
             progress=functools.partial(self._progress, f"training {method}{' beside a regression' if settings.pull else ''}"),
         )
 

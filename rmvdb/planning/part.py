@@ -16,6 +16,7 @@ from rmvdb.planning.curve import TS, Calibrations, Course, Curve, calibrated_dis
 from rmvdb.planning.objective import Objective
 from rmvdb.planning.quality import Bools, Floats
 from rmvdb.planning.split import Split, split
+from rmvdb.serving.blend import blended
 from rmvdb.types import Metric, Vectors
 
 #: If the records are the queries, so many of them are. More narrow the interval, and cost as much again.
@@ -227,7 +228,7 @@ class Part:
             return lead(self.query_set.old)
         if fitted.blend is None:
             return lead(mapped)
-        return geometry.blended(lead(self.query_set.old), lead(mapped), weight=fitted.blend, metric=metric)
+        return blended(lead(mapped), lead(self.query_set.old), fitted.blend, metric)
 
     def curve(
         self, fitted: Fitted, calibrations: Calibrations | None = None, *, ts: Sequence[float] = TS, rescore: int = 0

@@ -171,7 +171,7 @@ class Sampler:
                 some = items[start : start + CHUNK]
                 parts.append(
                     embed_checked(
-                        self._loaded_models.embedder(version), some, self._loaded_models.chain(version).dim, confirm=True
+                        self._loaded_models.query_embedder(version), some, self._loaded_models.chain(version).dim, confirm=True
                     )[0]
                 )
             report(f"embedding the query log by {version}", len(items), len(items))
@@ -199,7 +199,7 @@ class Sampler:
             parts = []
             for start in range(0, len(items), CHUNK):
                 report(f"embedding the queries by {version}", start, len(items))
-                parts.append(self._loaded_models.embed(version, items[start : start + CHUNK]))
+                parts.append(self._loaded_models.embed_queries(version, items[start : start + CHUNK]))
             report(f"embedding the queries by {version}", len(items), len(items))
             return np.concatenate(parts)
 

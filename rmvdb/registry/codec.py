@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rmvdb.types import Blend, Id, IdType, Item, Leg, Metric, Schema
 from rmvdb.types import Field as SchemaField
-from rmvdb.types import Id, IdType, Item, Leg, Metric, Schema
 
 #: The most bytes of an item that a row holds.
 LARGEST_ITEM = 256 * 1024
@@ -50,13 +50,19 @@ def schema_from_json(value: Mapping[str, Any]) -> Schema:
 
 
 def leg_to_json(leg: Leg) -> dict[str, Any]:
-    """Return a leg as JSON values."""
-    return {name: getattr(leg, name) for name in Leg.__slots__} | {"transforms": list(leg.transforms)}
+    """Return a leg as JSON values. A leg without a blend has the form that an earlier rmvdb reads."""
+    plain = {name: getattr(leg, name) for name in Leg.__slots__ if name != "blend"} | {"transforms": list(leg.transforms)}
+    if leg.blend is None:
+        return plain
+    blend = {name: getattr(leg.blend, name) for name in Blend.__slots__}
+    return plain | {"blend": blend | {"transforms": list(leg.blend.transforms)}}
 
 
 def leg_from_json(value: Mapping[str, Any]) -> Leg:
     """Undo `leg_to_json`."""
-    return Leg(**{**value, "metric": Metric(value["metric"]), "transforms": tuple(value["transforms"])})
+    blend = value.get("blend")
+    made = Blend(**{**blend, "transforms": tuple(blend["transforms"])}) if blend else None
+    return Leg(**{**value, "metric": Metric(value["metric"]), "transforms": tuple(value["transforms"]), "blend": made})
 
 
 def item_to_row(item: Item) -> tuple[str, bytes] | None:

@@ -75,7 +75,7 @@ def _value_to_json(value: Any) -> Any:
 def _value_from_json(type_: TypeEngine[Any] | None, value: Any) -> Any:
     if isinstance(type_, PlanJson):
         return UpgradePlan.from_json(value)
-    return base64.b64decode(value) if value and isinstance(type_, LargeBinary) else value
+    return base64.b64decode(value) if value is not None and isinstance(type_, LargeBinary) else value
 
 
 def put_back(s: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -118,6 +118,9 @@ class VersionRow(Table):
     #: float32 embeddings of the fixed probe items, shape (probes, dim), and the items' kind.
     probes: Mapped[bytes | None]
     probe_kind: Mapped[str | None] = mapped_column(String(16))
+    #: The same by `embed_queries`, empty if it takes no probe. None: the embedder had no `embed_queries` when it was registered,
+    #: or an rmvdb registered it that did not know of any. Its queries are embedded as its records are.
+    query_probes: Mapped[bytes | None]
     #: The version that this one adds a head (ρ) to, and the head.
     base: Mapped[str | None] = mapped_column(ForeignKey("model_versions.name"))
     head: Mapped[str | None] = mapped_column(ForeignKey("artifacts.sha256"))
@@ -126,9 +129,16 @@ class VersionRow(Table):
     created_at: Mapped[float]
 
     @property
+    def has_own_queries(self) -> bool:
+        """Whether queries are embedded by `embed_queries`."""
+        return self.query_probes is not None
+
+    @property
     def digest(self) -> str:
         """SHA-256 over the registered values. A version that is removed and registered again may differ under the same name."""
         names = [column.name for column in self.__table__.columns if column.name not in ("id", "created_at")]
+        if not self.has_own_queries:
+            names.remove("query_probes")  # plans and embeddings are kept by the digest that an earlier rmvdb gave
         values = json.dumps({name: getattr(self, name) for name in names}, sort_keys=True, default=bytes.hex)
         return hashlib.sha256(values.encode()).hexdigest()
 

@@ -14,6 +14,9 @@ from rmvdb.registry.clock import day
 from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import ArtifactRow, CollectionRow, GalleryRow, UpgradeRow, VersionRow
 
+#: Columns of measured vectors: each device rounds them otherwise.
+_PROBED = ("probes", "query_probes")
+
 
 class Versions(Database):
     """Model versions and artifacts."""
@@ -30,9 +33,14 @@ class Versions(Database):
             row = VersionRow(**values, created_at=day(s))
             s.add(row)
             s.flush()
-        elif differing := [name for name in values if name != "probes" and getattr(row, name) != values[name]]:
+        elif differing := [name for name in values if name not in _PROBED and getattr(row, name) != values[name]]:
             raise errors.AlreadyExists(
                 f"Model version {row.name!r} is registered with another {differing[0]}; choose another name"
+            )
+        elif row.has_own_queries != (values.get("query_probes") is not None):
+            raise errors.AlreadyExists(
+                f"Model version {row.name!r} is registered {'with' if row.has_own_queries else 'without'} embed_queries; "
+                "choose another name"
             )
         return row
 

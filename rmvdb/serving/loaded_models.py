@@ -12,7 +12,9 @@ import numpy as np
 from rmvdb import errors
 from rmvdb.items.check import CheckedEmbedder
 from rmvdb.items.kinds import REQUIRED
+from rmvdb.items.query_embedder import QueryEmbedder
 from rmvdb.protocols import Embedder
+from rmvdb.serving.blend import blended
 from rmvdb.types import Item, Leg, ServingPlan, Vectors
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class Chain:
     embedder: str
     dim: int
     head: str | None = None
+    #: Whether that embedder embeds queries by `embed_queries`.
+    has_own_queries: bool = False
 
 
 class LoadedModels:
@@ -64,9 +68,10 @@ class LoadedModels:
         self.refresh()
         for leg in plan.write_targets:
             version, transforms = self._writes(leg)
-            for each in {leg.embedder, version}:
+            asking = leg.blend
+            for each in {leg.embedder, version, *([asking.embedder] if asking else [])}:
                 self.embedder(each)
-            for sha256 in (*leg.transforms, *transforms):
+            for sha256 in (*leg.transforms, *transforms, *(asking.transforms if asking else ())):
                 self._transform(sha256)
             self.calibration(leg)
 
@@ -95,20 +100,33 @@ class LoadedModels:
         """
         return CheckedEmbedder(self.embedder(version), dim=self.chain(version).dim, confirm=confirm).embed(items)
 
+    def embed_queries(self, version: str, items: Sequence[Item]) -> Vectors:
+        """Embed queries with a version's embedder: by `embed_queries`, if it was registered with that. Raises as `embed`."""
+        return CheckedEmbedder(self.query_embedder(version), dim=self.chain(version).dim).embed(items)
+
     def queries(self, plan: ServingPlan, items: Sequence[Item], embedded: MutableMapping[str, Vectors]) -> dict[str, Vectors]:
         """Return the query vectors (n, dim of the leg) of each leg, by collection. `embedded` keeps each embedder's vectors."""
         for version in plan.embedders:
             if version not in embedded:
-                embedded[version] = self.embed(version, items)
-        return self._chains(plan, {(leg.collection): (embedded[leg.embedder], leg.transforms) for leg in plan.legs})
+                embedded[version] = self.embed_queries(version, items)
+        own = [(embedded[leg.embedder], leg.transforms) for leg in plan.legs]
+        others = {leg.collection: (embedded[leg.blend.embedder], leg.blend.transforms) for leg in plan.legs if leg.blend}
+        made = self._chains([*own, *others.values()])
+        other = dict(zip(others, made[len(own) :], strict=True))
+        return {
+            leg.collection: blended(vectors, other[leg.collection], leg.blend.weight, leg.metric) if leg.blend else vectors
+            for leg, vectors in zip(plan.legs, made, strict=False)
+        }
 
     def vectors(self, plan: ServingPlan, vectors: Vectors, model: str) -> dict[str, Vectors]:
         """Return the query vectors of each leg from vectors (n, dim) of a named model.
 
+        A blend has a part of each of two models. Here the part that this model reaches serves alone.
+
         Raises:
             Mismatch: the vectors do not fit the model, or no transform leads from it to a leg.
         """
-        starts = {leg.collection: (vectors, self._rest(plan, leg, model)) for leg in plan.legs}
+        starts = [(vectors, self._rest(plan, leg, model)) for leg in plan.legs]
         dim = self.chain(model).dim
         if vectors.ndim != 2 or vectors.shape[1] != dim:
             raise errors.Mismatch(
@@ -116,7 +134,7 @@ class LoadedModels:
             )
         if not np.isfinite(vectors).all():
             raise errors.Mismatch("A vector to search with has values that are not finite; correct the code that made it")
-        return self._chains(plan, starts)
+        return dict(zip((leg.collection for leg in plan.legs), self._chains(starts), strict=True))
 
     def stored(self, leg: Leg, items: Sequence[Item], embedded: MutableMapping[str, Vectors]) -> Vectors:
         """Return the vectors (n, dim of the leg) to write into a leg's collection for these items."""
@@ -127,9 +145,13 @@ class LoadedModels:
         return self.apply(transforms, embedded[version])
 
     def _writes(self, leg: Leg) -> tuple[str, tuple[str, ...]]:
-        """Return the version that embeds for a write into a leg's collection, and the transforms after it."""
+        """Return the version that embeds for a write into a leg's collection, and the transforms after it.
+
+        A blended leg is written as it was before the upgrade, by the model that the blend loads anyway.
+        """
         if not leg.write_with:
-            return leg.embedder, leg.transforms
+            part = leg.blend or leg
+            return part.embedder, part.transforms
         chain = self.chain(leg.write_with)
         return chain.embedder, (chain.head,) if chain.head else ()
 
@@ -163,6 +185,8 @@ class LoadedModels:
     def _rest(self, plan: ServingPlan, leg: Leg, model: str) -> tuple[str, ...]:
         if model == leg.embedder:
             return leg.transforms
+        if leg.blend and model == leg.blend.embedder:
+            return leg.blend.transforms
         for start in plan.legs:
             if start.model == model and (rest := leg.transforms_after(start)) is not None:
                 return rest
@@ -174,7 +198,8 @@ class LoadedModels:
             f"search with vectors of {' or '.join(known)}"
         )
 
-    def _chains(self, plan: ServingPlan, starts: Mapping[str, tuple[Vectors, tuple[str, ...]]]) -> dict[str, Vectors]:
+    def _chains(self, starts: Sequence[tuple[Vectors, tuple[str, ...]]]) -> list[Vectors]:
+        """Apply to each of these vectors its transforms."""
         # ρ is a prefix of ψ∘ρ, so the vectors of one leg are the start of the next.
         made: dict[tuple[int, tuple[str, ...]], Vectors] = {}
 
@@ -185,7 +210,7 @@ class LoadedModels:
                 made[at] = self._transform(transforms[-1]).apply(chain(vectors, transforms[:-1]))
             return made[at]
 
-        return {leg.collection: chain(*starts[leg.collection]) for leg in plan.legs}
+        return [chain(*start) for start in starts]
 
     def embedder(self, version: str) -> Embedder:
         """Return the embedder of a version, loaded once.
@@ -202,6 +227,11 @@ class LoadedModels:
                 return self._load_embedder(version)
 
         return self._keep(Embedder, version, load)  # type: ignore[type-abstract]
+
+    def query_embedder(self, version: str) -> Embedder:
+        """Return what embeds a version's queries. Raises ModelError if its embedder cannot be loaded."""
+        embedder, chain = self.embedder(version), self.chain(version)
+        return QueryEmbedder(embedder, dim=chain.dim) if chain.has_own_queries else embedder
 
     def chain(self, version: str) -> Chain:
         """Return how a version makes its own vectors."""

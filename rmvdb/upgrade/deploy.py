@@ -38,7 +38,7 @@ def deploy(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool = False)
     context.registry.set_upgrade(
         upgrade.id, phase=Phase.SERVING_BOTH, was=Phase.PLANNED, note=served, leader_token=context.leader_token
     )
-    by = dict.fromkeys(leg.embedder for leg in upgrade.plan.legs(EpochName.SERVING) if leg.searched)
+    by = context.registry.plan(context.gallery.name).embedders
     context.say(f"{served}; queries are embedded by {' and '.join(by)} from now on")
 
 

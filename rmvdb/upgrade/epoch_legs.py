@@ -8,7 +8,7 @@ from dataclasses import replace
 from rmvdb.planning.plan import Plan, Stage
 from rmvdb.registry.tables import VersionRow
 from rmvdb.registry.upgrade_plan import EpochName
-from rmvdb.types import Leg, Metric
+from rmvdb.types import Blend, Leg, Metric
 
 
 def served(collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan) -> dict[EpochName, Sequence[Leg]]:
@@ -22,8 +22,18 @@ def served(collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan)
 
 
 def _served(old: Sequence[Leg], new: Leg, stage: Stage) -> list[Leg]:
-    reached = [with_new_queries(leg, old[0], new, stage.reverse) if stage.reverse else leg for leg in old]
+    # A plan measures without the blends of the upgrade before, so they end where this one begins.
+    plain = [replace(leg, blend=None) for leg in old]
+    reached = [_reached(leg, plain[0], new, stage) for leg in plain]
     return _calibrated(new, reached, stage.calibrations)
+
+
+def _reached(leg: Leg, newest: Leg, new: Leg, stage: Stage) -> Leg:
+    """Return an old leg with the queries of this stage. The old part of a blend is what the leg was searched with before."""
+    asked = with_new_queries(leg, newest, new, stage.reverse) if stage.reverse else leg
+    if stage.blend is None or asked is leg:
+        return asked
+    return replace(asked, blend=Blend(embedder=leg.embedder, transforms=leg.transforms, weight=stage.blend))
 
 
 def leg_of(version: VersionRow, collection: str) -> Leg:

@@ -117,7 +117,7 @@ def _details(
     epochs = {EpochName.BEFORE: listed, **served(collection, old, version, plan)}
     if question.instant_rollback:
         kept = legs[0] if own else replace(epochs[EpochName.SERVING][-1], collection=legs[0].collection)
-        epochs |= epochs_with_copy(legs[0], old[0], epochs, replace(kept, calibration=None))
+        epochs |= epochs_with_copy(legs[0], old[0], epochs, replace(kept, calibration=None, blend=None))
     kept_plan = UpgradePlan(
         epochs={name: tuple(some) for name, some in epochs.items()},
         question=plan.question,
@@ -166,7 +166,7 @@ def _register_version(context: UpgradeContext, question: Question, plan: Plan) -
     base = context.registry.version(question.to_version)
     if plan.head is None:
         return base
-    same = ("embedder", "options", "dim", "metric", "fingerprint", "probes", "probe_kind")
+    same = ("embedder", "options", "dim", "metric", "fingerprint", "probes", "probe_kind", "query_probes")
     return context.registry.add_version(
         name=f"{base.name}+{plan.head[:8]}",
         base=base.name,

@@ -38,7 +38,8 @@ def roll_back(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow | None
     fallback_transforms = old[0].transforms_after(new) or ()
     if context.can_load(old[0].model):
         old[0] = replace(old[0], write_with=old[0].model)  # writes during the roll back get v1's own vectors, not ψ's
-    elif upgrade.method != Method.NAIVE:  # the new model goes on embedding the queries
+    elif upgrade.method != Method.NAIVE:  # the new model goes on embedding the queries, alone
+        old = [replace(leg, blend=None) for leg in old]
         final = tuple(old) if len(old) > 1 else (replace(old[0], calibration=None),)
     context.say(f"rolling back to {upgrade.from_version}")
     return _undo(

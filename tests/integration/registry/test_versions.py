@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 import pytest
 
 from rmvdb.errors import AlreadyExists, ArtifactError, UsageError
+from rmvdb.registry import manifest_rows
 from rmvdb.registry.registry import Registry
-from rmvdb.registry.tables import UpgradeRow
+from rmvdb.registry.tables import UpgradeRow, VersionRow
 
 
 def test_a_model_version_is_removed_when_nothing_needs_it_any_more(registry: Registry, upgrade: UpgradeRow) -> None:
@@ -39,6 +43,36 @@ def test_a_model_version_never_changes(registry: Registry) -> None:
 
     with pytest.raises(AlreadyExists, match="'v1' is registered with another dim"):
         registry.add_version(name="v1", embedder="models:old", dim=8, metric="COSINE")
+
+
+def test_a_model_version_embeds_its_queries_as_it_was_registered_to(registry: Registry) -> None:
+    values = {"embedder": "models:old", "dim": 4, "metric": "COSINE"}
+    registry.add_version(name="v1", **values)
+    registry.add_version(name="v2", query_probes=bytes(16), **values)
+    assert registry.add_version(name="v2", query_probes=bytes(range(16)), **values).query_probes == bytes(16)
+    with pytest.raises(AlreadyExists, match="'v1' is registered without embed_queries; choose another name"):
+        registry.add_version(name="v1", query_probes=b"", **values)
+    with pytest.raises(AlreadyExists, match="'v2' is registered with embed_queries; choose another name"):
+        registry.add_version(name="v2", **values)
+    assert [row.has_own_queries for row in registry.versions()] == [False, True]
+
+
+def test_a_version_without_queries_of_its_own_has_the_digest_that_an_earlier_rmvdb_gave(registry: Registry) -> None:
+    """Embeddings and plans are kept by it."""
+    made = registry.add_version(name="v1", embedder="models:old", dim=4, metric="COSINE")
+    other = registry.add_version(name="v2", embedder="models:old", dim=4, metric="COSINE", query_probes=b"")
+    known = {"name": "v1", "embedder": "models:old", "options": {}, "classifier": None, "dim": 4, "metric": "COSINE"}
+    known |= dict.fromkeys(("fingerprint", "probes", "probe_kind", "base", "head", "compatible_with"))
+    assert made.digest == hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    assert other.digest != made.digest
+
+
+def test_that_embed_queries_takes_no_probe_survives_the_manifest(registry: Registry) -> None:
+    """No bytes are not the same as none at all."""
+    registry.add_version(name="v1", embedder="models:old", dim=4, metric="COSINE", query_probes=b"")
+    (row,) = registry.contents()["model_versions"]
+    type_ = VersionRow.__table__.columns["query_probes"].type
+    assert manifest_rows._value_from_json(type_, json.loads(json.dumps(row["query_probes"]))) == b""
 
 
 def test_an_artifact_is_found_by_its_hash(registry: Registry) -> None:

@@ -192,7 +192,9 @@ def test_after_a_tie_the_one_that_embeds_fewer_items_is_taken_and_said():
     assert first(naive, far)[0] is naive
     rescored = tried(Method.RM, 0.8, queries=values, rescore=20)
     assert first(rescored, near)[0] is near
-    assert "embeds twice, not 21 items" in first(rescored, tried(Method.NAIVE, 0.8, queries=noisy(3, 0, near=values, by=0.001)))[1]
+    assert (
+        "embeds twice, not 21 items" in first(rescored, tried(Method.NAIVE, 0.8, queries=noisy(3, 0, near=values, by=0.001)))[1]
+    )
     assert first(rescored, far)[0] is rescored
     dearer = tried(Method.RM, 0.8, queries=values, switch=0.4)
     assert first(dearer, near)[0] is near

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from sqlalchemy import text
 from rmvdb.errors import RegistryError
 from rmvdb.registry.codec import leg_from_json, leg_to_json
 from rmvdb.registry.upgrade_plan import VERSION, EpochName, UpgradePlan
-from rmvdb.types import Leg, Metric
+from rmvdb.types import Blend, Leg, Metric
 from tests.support.inprocess import make
 
 NEW = Leg(collection="t_v2", model="v2", metric=Metric.COSINE, embedder="v2", transforms=("ab",), calibration="cd")
@@ -53,6 +54,20 @@ def test_a_released_version_finds_every_key_where_it_looks() -> None:
         "accept_missing": False,
     }
     assert [leg_from_json(leg) for leg in written["serving"]] == [NEW, OLD]
+
+
+def test_a_leg_without_a_blend_is_stored_as_a_released_version_reads_it() -> None:
+    """That version knows no field `blend`."""
+    assert "blend" not in leg_to_json(OLD)
+    written = UpgradePlan(epochs={EpochName.SERVING: (NEW, OLD)}).to_json()
+    assert all("blend" not in leg for leg in written["serving"])
+
+
+def test_a_blend_is_kept_with_its_leg() -> None:
+    both = replace(OLD, blend=Blend(embedder="v1", transforms=("ab",), weight=0.4))
+    assert leg_from_json(json.loads(json.dumps(leg_to_json(both)))) == both
+    plan = UpgradePlan(epochs={EpochName.SERVING: (NEW, both)})
+    assert UpgradePlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 def test_whether_a_roll_back_has_transforms_for_a_lost_embedder_is_kept() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from rmvdb.errors import Mismatch
+from rmvdb.errors import Mismatch, ModelError
 from rmvdb.learning.transforms import Config, Network, Transform
+from rmvdb.serving.blend import blended
 from rmvdb.serving.loaded_models import Chain, LoadedModels
-from rmvdb.types import Item, Leg, Metric, ServingPlan, Vectors
+from rmvdb.types import Blend, Item, Leg, Metric, ServingPlan, Vectors
 from rmvdb.upgrade.epoch_legs import with_new_queries
 
 DIMS = {"v1": 4, "v2": 5, "v3": 6}
@@ -135,3 +137,60 @@ def test_a_ready_vector_goes_on_from_where_its_model_is(loaded_models: LoadedMod
     np.testing.assert_array_equal(found["c1"], transform("psi21").apply(vectors))
     with pytest.raises(Mismatch, match=r"No transform leads from vectors of model 'v2\+rho2' to collection 'c3'"):
         loaded_models.vectors(two, vectors, "v2+rho2")
+
+
+def blending(*old: Leg) -> ServingPlan:
+    """v3 over these legs, each blended with what it was searched with before."""
+    legs = [replace(with_new_queries(leg, old[0], V3, "psi32"), blend=part(leg)) for leg in old]
+    return ServingPlan(gallery="g", epoch=1, legs=(V3, *legs), max_age=1, longest_search=1, staleness=0)
+
+
+def part(leg: Leg) -> Blend:
+    return Blend(embedder=leg.embedder, transforms=leg.transforms, weight=0.3)
+
+
+def test_a_blend_has_both_models_queries_and_each_model_embeds_them_once(loaded_models: LoadedModels, embedders: Loaded) -> None:
+    plan = blending(V2, V1)
+    loaded_models.prepare(plan)
+    assert set(embedders) == {"v2", "v3"} == set(plan.embedders)
+    embedded: dict[str, Vectors] = {}
+    queries = loaded_models.queries(plan, ["a", "b"], embedded)
+    loaded_models.queries(plan, ["a", "b"], embedded)
+    assert {version: each.calls for version, each in embedders.items()} == {"v2": 1, "v3": 1}
+    for leg in plan.legs:
+        own = loaded_models.apply(leg.transforms, embedded["v3"])
+        if leg.blend is None:
+            np.testing.assert_array_equal(queries[leg.collection], own)
+            continue
+        other = loaded_models.apply(leg.blend.transforms, embedded["v2"])
+        np.testing.assert_array_equal(queries[leg.collection], blended(own, other, 0.3, leg.metric))
+
+
+def test_a_plan_with_a_blend_is_not_ready_without_the_old_model(loaded_models: LoadedModels, embedders: Loaded) -> None:
+    def load(version: str) -> Embedder:
+        if version == "v2":
+            raise ModelError("no v2 here")
+        return embedders[version]
+
+    loaded_models._load_embedder = load
+    loaded_models.prepare(served(V2, V1))
+    with pytest.raises(ModelError, match="no v2 here"):
+        loaded_models.prepare(blending(V2, V1))
+
+
+def test_what_clients_write_into_a_blended_leg_is_what_they_wrote_there_before(loaded_models: LoadedModels) -> None:
+    for before, leg in zip((V2, V1), blending(V2, V1).legs[1:], strict=True):
+        np.testing.assert_array_equal(loaded_models.stored(leg, ["a"], {}), loaded_models.stored(before, ["a"], {}))
+
+
+def test_of_a_blend_a_ready_vector_serves_the_part_of_its_model(loaded_models: LoadedModels) -> None:
+    plan = blending(V2, V1)
+    newest = np.ones((1, 6), np.float32)
+    found = loaded_models.vectors(plan, newest, "v3")
+    for leg in plan.legs:
+        np.testing.assert_array_equal(found[leg.collection], loaded_models.apply(leg.transforms, newest))
+    behind = replace(plan, legs=plan.legs[1:])
+    older = np.ones((1, 5), np.float32)
+    found = loaded_models.vectors(behind, older, "v2")
+    np.testing.assert_array_equal(found["c2"], loaded_models.apply(["rho2"], older))
+    np.testing.assert_array_equal(found["c1"], loaded_models.apply(["rho2", "psi21"], older))
