@@ -194,6 +194,9 @@ class Pairs:
     labels: npt.NDArray[np.generic] | None = None
     #: (n, d_side) side information of the records, which helps h; None if there is none.
     side: Vectors | None = None
+    #: The records as queries, (n, d_old) and (n, d_new), of models that embed queries their own way; NaN for those not embedded
+    #: so. None: a record's vector is its query.
+    as_queries: tuple[Vectors, Vectors] | None = None
 
     def __post_init__(self) -> None:
         rows = {len(each) for each in (self.old, self.new, self.labels, self.side) if each is not None}
@@ -224,7 +227,9 @@ class Pairs:
     def take(self, rows: npt.NDArray[np.intp]) -> Pairs:
         """Return the pairs of these rows."""
         labels = None if self.labels is None else self.labels[rows]
-        return Pairs(old=self.old[rows], new=self.new[rows], labels=labels, side=None if self.side is None else self.side[rows])
+        asked = None if self.as_queries is None else (self.as_queries[0][rows], self.as_queries[1][rows])
+        side = None if self.side is None else self.side[rows]
+        return Pairs(old=self.old[rows], new=self.new[rows], labels=labels, side=side, as_queries=asked)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

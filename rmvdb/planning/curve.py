@@ -226,11 +226,11 @@ def _shift(true: Floats, guessed: Floats) -> Floats:
     return shift
 
 
-def neighbours(queries: Vectors, gallery: Vectors, *, metric: Metric, itself: npt.NDArray[np.intp]) -> Bools:
+def neighbours(queries: Vectors, gallery: Vectors, *, metric: Metric, itself: npt.NDArray[np.intp] | None = None) -> Bools:
     """Return relevance without labels, (Q, G): each query's nearest records by the new model, but not its row `itself`."""
     distances = geometry.distances(queries, gallery, metric=metric)
-    rows = np.arange(len(queries))
-    distances[rows, itself] = np.inf
+    if itself is not None:
+        distances[np.arange(len(queries)), itself] = np.inf
     most = max(1, min(NEIGHBOURS, len(gallery) // 20))
     alike = np.zeros_like(distances, dtype=np.bool_)
     np.put_along_axis(alike, np.argsort(distances, axis=1, kind="stable")[:, :most], True, axis=1)

@@ -38,6 +38,10 @@ class HeldOutParts:
     #: The measured records with other queries, to choose by; empty where there are none.
     choosers: tuple[Part, ...] = ()
 
+    def with_log(self, check: Pairs, judge: Pairs) -> HeldOutParts:
+        """Return the parts with logged queries in place of records, which should find the new model's nearest records."""
+        return HeldOutParts.of(self.check.asked_by(check), self.judge.asked_by(judge), ())
+
     @classmethod
     def of(cls, check: Part, judge: Part, asked: Sequence[Queries]) -> HeldOutParts:
         """Split the parts. Of the `asked` queries, the last set measures and those before it choose."""

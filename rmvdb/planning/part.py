@@ -150,9 +150,21 @@ class Part:
         """Return the queries. By default they are records, which should find their class, else the new model's nearest."""
         return self._records(labelled=self.pairs.labels is not None) if self.queries is None else self.queries
 
-    def by_neighbours(self) -> Part:
+    def by_records(self) -> Part:
         """Return this part with its records as queries, which should find the new model's nearest, whatever else is known."""
         return replace(self, queries=self._records(labelled=False))
+
+    def asked_by(self, log: Pairs) -> Part:
+        """Return this part with logged queries in place of its records, which should find the new model's nearest."""
+        relevance = neighbours(log.new, self.pairs.new, metric=self.new_metric)
+        queries = Queries(
+            old=log.old,
+            new=log.new,
+            relevance=relevance,
+            leave_out=np.zeros_like(relevance),
+            behind=(None,) * len(self.behind),
+        )
+        return replace(self, queries=queries)
 
     def of_themselves(self, most: int) -> Part:
         """Return this part with `most` of its records as queries, which should find themselves."""
@@ -164,17 +176,20 @@ class Part:
     def _records(self, *, labelled: bool, rows: npt.NDArray[np.intp] | None = None) -> Queries:
         rows = self._drawn(self.most_queries) if rows is None else rows
         itself = self._itself(rows)
+        old, new = self.pairs.as_queries or (self.pairs.old, self.pairs.new)
         return Queries(
-            old=self.pairs.old[rows],
-            new=self.pairs.new[rows],
+            old=old[rows],
+            new=new[rows],
             relevance=self._alike(rows, labelled=labelled) & ~itself,
             leave_out=itself,
             behind=tuple(None if each.asked is None else each.asked[rows] for each in self.behind),
         )
 
     def _drawn(self, most: int) -> npt.NDArray[np.intp]:
-        count = len(self.pairs)
-        return np.sort(np.random.default_rng(count).permutation(count)[:most])
+        rows, asked = np.arange(len(self.pairs)), self.pairs.as_queries
+        if asked is not None:
+            rows = rows[np.isfinite(asked[0]).all(axis=1) & np.isfinite(asked[1]).all(axis=1)]
+        return np.sort(np.random.default_rng(len(rows)).permutation(rows)[:most])
 
     def _itself(self, rows: npt.NDArray[np.intp]) -> Bools:
         itself: Bools = rows[:, None] == np.arange(len(self.pairs))[None, :]
@@ -184,7 +199,8 @@ class Part:
         """Return relevance, (q, n): records of the same class, else the nearest by the new model."""
         if labelled and (labels := self.pairs.labels) is not None:
             return np.asarray(labels[rows, None] == labels[None, :], dtype=np.bool_)
-        return neighbours(self.pairs.new[rows], self.pairs.new, metric=self.new_metric, itself=rows)
+        asked = self.pairs.new if self.pairs.as_queries is None else self.pairs.as_queries[1]
+        return neighbours(asked[rows], self.pairs.new, metric=self.new_metric, itself=rows)
 
     def legs(self, fitted: Fitted) -> list[_Leg]:
         """Return the old legs, newest first, then the new one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmvdb import errors
+from rmvdb.items.digest import item_digest
 from rmvdb.learning.calibration import Calibration
 from rmvdb.learning.method import Fitted, Method
 from rmvdb.planning.curve import Calibrations
@@ -19,6 +21,7 @@ from rmvdb.planning.sample import Sample
 from rmvdb.registry.codec import pack_ids
 from rmvdb.storage import files
 from rmvdb.storage.artifacts import Artifacts
+from rmvdb.types import Query
 
 if TYPE_CHECKING:
     from rmvdb.learning.transforms import Transform
@@ -91,19 +94,26 @@ class PlanStore:
     def __init__(self, artifacts: Artifacts, folder: Path) -> None:
         self._artifacts, self._folder = artifacts, folder
 
-    def kept(self, question: Question) -> Plan | None:
-        """Return the plan that was made for this question, if all of its files are there."""
+    def kept(self, question: Question, log: Sequence[Query] = ()) -> Plan | None:
+        """Return the plan that was made for this question and these queries, if all of its files are there."""
         try:
-            return Plan.from_json(json.loads(self._artifacts.get(self._pointer(question).read_text())))
+            return Plan.from_json(json.loads(self._artifacts.get(self._pointer(question, log).read_text())))
         except (OSError, KeyError, TypeError, errors.ArtifactError):  # it is gone, or an earlier rmvdb wrote it
             return None
 
-    def write(self, question: Question, told: Prediction | Unmeasured, sample: Sample, cost: Mapping[str, float]) -> Plan:
+    def write(
+        self,
+        question: Question,
+        log: Sequence[Query],
+        told: Prediction | Unmeasured,
+        sample: Sample,
+        cost: Mapping[str, float],
+    ) -> Plan:
         """Write the transforms and calibrations, and the plan that names them."""
         put = self._artifacts.put
         plan = self._written(question, told, sample, cost)
         data = json.dumps(asdict(plan)).encode()
-        files.durable_write(self._pointer(question), put(data, suffix="json").encode())
+        files.durable_write(self._pointer(question, log), put(data, suffix="json").encode())
         return plan
 
     def _written(self, question: Question, told: Prediction | Unmeasured, sample: Sample, cost: Mapping[str, float]) -> Plan:
@@ -135,8 +145,11 @@ class PlanStore:
     def _kept(self, transform: Transform | None) -> str | None:
         return self._artifacts.put(transform.to_bytes(), suffix="safetensors") if transform else None
 
-    def _pointer(self, question: Question) -> Path:
-        return self._folder / question.key
+    def _pointer(self, question: Question, log: Sequence[Query]) -> Path:
+        if not log:
+            return self._folder / question.key
+        asked = sorted(item_digest(each.item) or b"" for each in log)
+        return self._folder / f"{question.key}-{hashlib.sha256(b''.join(asked)).hexdigest()[:16]}"
 
 
 def _put(put: Callable[..., str], calibrations: Sequence[Calibration | None]) -> tuple[str | None, ...]:

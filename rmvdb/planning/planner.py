@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 
 #: Records of the newest old collection to calibrate and to measure on, however small a part of the gallery they are.
 LEAST_HELD_OUT = 30
+#: Why no map serves alone for texts.
+UNKNOWN_QUERIES = (
+    "both models embed each query, because no real queries are known to try a map on; give --queries FILE, or let clients keep "
+    "some: [search] keep_queries"
+)
 #: The part of the time that may go into embedding the sample.
 EMBEDDING = 0.5
 
@@ -78,7 +84,7 @@ class Planner:
         Raises PlanRefused if the sample is too small, ModelError and SourceError for a broken embedder or source, UsageError for
         queries that cannot be measured by.
         """
-        if not again and (kept := self._plans.kept(question)):
+        if not again and (kept := self._plans.kept(question, log)):
             return kept
         known = _known(question, legs, classifiers)
         if question.order is not None:
@@ -93,7 +99,7 @@ class Planner:
         methods = (question.method,) if question.method else self._able(legs, to)
         sample = self._sample(question, legs, sizes, seen, log, report, methods=methods)
         told = self._told(question, legs, to, sample, known, held_out, methods, report)
-        return self._plans.write(question, told, sample, self._cost(question, legs, counts, sample))
+        return self._plans.write(question, log, told, sample, self._cost(question, legs, counts, sample))
 
     def compare(
         self,
@@ -215,13 +221,21 @@ class Planner:
             return self._unmeasured(question, legs, Metric(to.metric), sample, orders[0])
         trial = self._trial(question, legs, to, sample, self._confidences(known, sample, orders), held_out, report)
         both = Method.NAIVE in self._able(legs, to)
-        made = candidates(trial, Choice(methods=tuple(methods), both=both, rescore=self._rescore(question, sample)))
+        once = question.method is not None or not self._asks_texts(to) or trial.by_log or trial.relevance != "neighbours"
+        rescore = self._rescore(question, sample)
+        made = candidates(trial, Choice(methods=tuple(methods), both=both, once=once, rescore=rescore))
         report("measuring", 0, 1)
         told = chosen(
             made, functools.partial(predict, trial), objective=trial.objective, declared=_is_declared(legs, to), seed=trial.seed
         )
         report("measuring", 1, 1)
-        return told
+        if once or told.extractions == 1:
+            return told
+        return replace(told, choice=f"{told.choice}; {UNKNOWN_QUERIES}")
+
+    def _asks_texts(self, to: VersionRow) -> bool:
+        """Return whether queries are texts, or are embedded their own way, so that records stand for them badly."""
+        return to.probe_kind == "text" or self._loaded_models.chain(to.name).has_own_queries
 
     def _trial(
         self,
@@ -351,6 +365,7 @@ def _pairs(question: Question, sample: Sample) -> Pairs:
         old=sample.asked[0],
         new=sample.new,
         labels=np.array([str(each.fields[question.labels]) for each in sample.records]) if question.labels else None,
+        as_queries=sample.as_queries,
         side=side_of(sample.records, question.side) if question.side else None,
     )
 

@@ -101,6 +101,8 @@ class Prediction:
     tuned: Mapping[str, Any] = field(default_factory=dict)
     #: Number of logged queries that ψ was trained on, beside the pairs.
     logged: int = 0
+    #: Whether other logged queries chose and measured, in place of records.
+    by_log: bool = False
     #: From this t on ψ alone serves. Until then both models embed the queries, by `early`. None without a schedule.
     switch: float | None = None
     early: Fitted | None = field(default=None, repr=False)
@@ -183,6 +185,7 @@ def predict(trial: Trial, candidate: Candidate) -> Prediction:
         calibrations=found.calibrations,
         measured=curve,
         tuned=candidate.settings,
+        by_log=trial.by_log,
         switch=candidate.switch,
         early=None if candidate.early is None else candidate.early.fitted,
         early_calibrations=() if candidate.early is None else candidate.early.calibrations,
@@ -208,7 +211,7 @@ def _neighbours(trial: Trial, candidate: Candidate) -> tuple[Course, Course] | N
     """Return recall@10 of the new model's own neighbours, by the candidate and by `naive`; None if those decide relevance."""
     if trial.relevance == "neighbours":
         return None
-    part = trial.judge(candidate.order).by_neighbours()
+    part = trial.judge(candidate.order).by_records()
     naive = trial.naive(candidate.order)
     ts = candidate.measured.curve.ts
     return _course(part, candidate, Objective.RECALL, ts), part.course(Objective.RECALL, naive.fitted, naive.calibrations, ts=ts)

@@ -27,6 +27,8 @@ from rmvdb.types import Id, Item, Leg, Query, Record, ReportProgress, Vectors
 CHUNK = 500
 #: Records embedded between two looks at the time.
 AT_ONCE = 250
+#: So many records are embedded as queries, if a model embeds queries its own way.
+AS_QUERIES = 750
 #: So many records are embedded however long it takes.
 ENOUGH = 300
 #: With fewer records that have side information, h cannot learn to use it.
@@ -52,6 +54,9 @@ class Sample:
     per_second: float | None
     #: Queries that are searched for in place of the records.
     queries: Queries | None = None
+    #: The records as queries of the newest old leg and of the new model, (n, d) each, NaN for those that were not embedded so.
+    #: None if both models embed queries as records.
+    as_queries: tuple[Vectors, Vectors] | None = None
     #: Logged queries, in the space of the newest old leg and by the new model.
     logged: Pairs | None = None
 
@@ -148,7 +153,33 @@ class Sampler:
             per_second=self._cache(to_version).per_second,
             queries=self._queries(to_version, legs, queries, usable, sorted(asked), report) if queries else None,
             logged=self._logged(to_version, legs[0], logged, report) if logged else None,
+            as_queries=self._as_queries(to_version, legs[0], [home[id][1] for id in usable], report, seed=seed),
         )
+
+    def _as_queries(
+        self, to_version: str, newest: Leg, records: Sequence[Record], report: ReportProgress, *, seed: int
+    ) -> tuple[Vectors, Vectors] | None:
+        """Embed some records as queries, if a model embeds queries its own way."""
+        models = self._loaded_models
+        versions = newest.embedder, to_version
+        if self._source is None or not any(models.chain(each).has_own_queries for each in versions):
+            return None
+        rows = np.random.default_rng(seed).permutation(len(records))[:AS_QUERIES]
+        items = given(self._source, [records[row] for row in rows])[0]
+        rows = np.array([row for row in rows if records[row].id in items], dtype=np.intp)
+        made: list[Vectors] = []
+        for version in versions:
+            report(f"embedding records as queries by {version}", 0, 1)
+            some = [items[records[row].id] for row in rows]
+            vectors, _ = embed_checked(models.query_embedder(version), some, models.chain(version).dim, confirm=True)
+            all_rows = np.full((len(records), vectors.shape[1]), np.nan, dtype=np.float32)
+            all_rows[rows] = vectors
+            made.append(all_rows)
+            report(f"embedding records as queries by {version}", 1, 1)
+        known = np.isfinite(made[0]).all(axis=1)
+        old = np.full((len(records), models.chain(newest.model).dim), np.nan, dtype=np.float32)
+        old[known] = models.apply(newest.transforms, made[0][known])
+        return old, made[1]
 
     def _drawn(
         self, legs: Sequence[Leg], sizes: Sequence[int], seen: Set[Id], seed: int, queries: Sequence[Query]

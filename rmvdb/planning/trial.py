@@ -24,6 +24,8 @@ from rmvdb.text import counted
 from rmvdb.types import Metric, ReportProgress
 
 LEAST_PAIRS = 60
+#: With fewer logged queries, records choose and measure.
+LEAST_LOGGED = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +177,9 @@ class Trial:
         if not (first.check.query_set.relevance.any() and first.judge.query_set.relevance.any()):
             raise PlanRefused("Hardly two records of the sample share a label, so nothing can be measured; leave the labels out")
         self.logged = None if logged is None else first.unasked(logged)
+        self._has_answers = queries is not None
+        #: Whether logged queries choose and measure, in place of records.
+        self.by_log = queries is None and pairs.labels is None and self._hold_log_out()
         self.objective = objective or DEFAULT[self.relevance]
         self.fits = Fits(
             self.train,
@@ -187,11 +192,22 @@ class Trial:
         )
         self._measured: dict[tuple[object, ...], Measured] = {}
 
+    def _hold_log_out(self) -> bool:
+        """Take a fifth of the logged queries to choose by and a fifth to measure by, if they are enough for both."""
+        if self.logged is None or len(self.logged) < LEAST_LOGGED or any(each.asked is not None for each in self.train.behind):
+            return False
+        rows, fifth = np.random.default_rng(self.seed).permutation(len(self.logged)), len(self.logged) // 5
+        check, judge = self.logged.take(rows[:fifth]), self.logged.take(rows[fifth : 2 * fifth])
+        self._parts_by_order = {name: parts.with_log(check, judge) for name, parts in self._parts_by_order.items()}
+        self.logged = self.logged.take(rows[2 * fifth :])
+        return True
+
     @property
     def relevance(self) -> str:
         """Return what decides relevance: a query's own `answers`, `labels`, or `neighbours` by the new model."""
-        judge = self._parts_by_order[self.orders[0]].judge
-        return "answers" if judge.queries else "labels" if judge.pairs.labels is not None else "neighbours"
+        if self._has_answers:
+            return "answers"
+        return "labels" if self.labelled else "neighbours"
 
     @property
     def labelled(self) -> bool:

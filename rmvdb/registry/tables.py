@@ -33,7 +33,7 @@ from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.text import storable
 
 #: The revision of these tables: every call compares it with the database's.
-REVISION = "0004"
+REVISION = "0005"
 #: Where the database's is: a name of our own, since it may be shared with an application that uses Alembic too.
 REVISION_TABLE = "rmvdb_revision"
 

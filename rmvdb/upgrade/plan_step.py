@@ -80,6 +80,7 @@ def plan(context: UpgradeContext, question: Question, *, again: bool = False) ->
         to,
         classifiers=_classifiers(context, legs),
         seen=_trained_on(context),
+        log=[] if question.queries else kept_queries(context),
         again=again,
         report=context.report_or_stop,
     )
@@ -105,6 +106,7 @@ def simulate(
         methods=methods,
         orders=orders,
         seen=_trained_on(context),
+        log=[] if question.queries else kept_queries(context),
         report=context.report,
     )
 
