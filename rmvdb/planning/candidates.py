@@ -28,9 +28,6 @@ class Choice:
     rescore: tuple[int, ...] = (0,)
     #: Whether every method is measured in every order, not the best alone.
     every: bool = False
-    #: Whether ψ alone may serve. Texts that are asked differ from texts that are stored, so that records tell too little of how a
-    #: map treats queries: then both models embed them, until real queries are known.
-    once: bool = True
 
 
 def candidates(trial: Trial, choice: Choice) -> list[Candidate]:
@@ -43,8 +40,6 @@ def candidates(trial: Trial, choice: Choice) -> list[Candidate]:
     best = [each for each in made if each.switch is None] if choice.every else _best(made)
     more = [trial.in_order(each, order) for each in best for order in orders[1:]]
     made += _scheduled(trial, more, choice)
-    if choice.both and not choice.once:
-        made = [each for each in made if METHODS[each.method].embeds_twice] or made
     several = [each for each in _best(made, most=2 * BEST) if not each.method.lifts]  # a lifted gallery is one collection
     rescored = [trial.rescored(each, count) for each in several for count in choice.rescore if count]
     return [each for each in made if 0 in choice.rescore or each.method.lifts] + rescored

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: Records of the newest old collection to calibrate and to measure on, however small a part of the gallery they are.
 LEAST_HELD_OUT = 30
-#: Why no map serves alone for texts.
+#: Why no map serves alone for texts. Asked texts differ from stored ones, so records tell too little of how a map treats them.
 UNKNOWN_QUERIES = (
     "both models embed each query, because no real queries are known to try a map on; give --queries FILE, or let clients keep "
     "some: [search] keep_queries"
@@ -222,8 +222,9 @@ class Planner:
         trial = self._trial(question, legs, to, sample, self._confidences(known, sample, orders), held_out, report)
         both = Method.NAIVE in self._able(legs, to)
         once = question.method is not None or not self._asks_texts(to) or trial.by_log or trial.relevance != "neighbours"
-        rescore = self._rescore(question, sample)
-        made = candidates(trial, Choice(methods=tuple(methods), both=both, once=once, rescore=rescore))
+        if not once:  # the others could not be chosen
+            methods = [method for method in methods if METHODS[method].embeds_twice] or methods
+        made = candidates(trial, Choice(methods=tuple(methods), both=both, rescore=self._rescore(question, sample)))
         report("measuring", 0, 1)
         told = chosen(
             made, functools.partial(predict, trial), objective=trial.objective, declared=_is_declared(legs, to), seed=trial.seed

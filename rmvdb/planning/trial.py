@@ -28,7 +28,7 @@ LEAST_PAIRS = 60
 LEAST_LOGGED = 200
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Measured:
     """The quality over t of one fitted and calibrated candidate."""
 
@@ -72,7 +72,7 @@ class Measured:
         return replace(later, tuning=tuning, show=lambda: self.curve.until(at, later.curve))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Candidate:
     """Everything that decides a curve, and the curve as far as candidates are chosen by it."""
 
