@@ -17,7 +17,7 @@ from rmvdb.planning import trial as trials
 from rmvdb.planning.candidates import RESCORED, Choice, candidates
 from rmvdb.planning.choose import CANDIDATES, chosen
 from rmvdb.planning.comparison import Comparison, rows_of
-from rmvdb.planning.orders.table import Known, make_order, order_spec, possible_orders
+from rmvdb.planning.orders.table import ORDERS, Known, make_order, order_spec, possible_orders
 from rmvdb.planning.part import OlderCollection
 from rmvdb.planning.plan import Plan, PlanStore, Unmeasured
 from rmvdb.planning.prediction import Prediction, predict
@@ -152,8 +152,12 @@ class Planner:
         return self._plans.kept(question)
 
     def order(self, question: Question, leg: Leg, classifier: Classifier | None, name: str) -> Order:
-        """Make the backfill order of that name for a collection. It learns from a sample."""
+        """Make the backfill order of that name for a collection. It learns from a sample.
+
+        If an earlier rmvdb chose an order that is gone since, it is the first that is possible.
+        """
         (known,) = _known(question, [leg], [classifier])
+        name = name if name in ORDERS else possible_orders([known])[0]
         return make_order(name, self._sampler.records(leg.collection, question.sample, question.seed), known)
 
     # --- question to sample -------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def predict(trial: Trial, candidate: Candidate) -> Prediction:
         labelled=trial.labelled,
         calibrated=any(found.calibrations),
         trained=len(trial.train.pairs),
-        logged=len(trial.logged or ()) if candidate.method.trains else 0,
+        logged=len(trial.logged or ()),
         held_out=trial.held_out,
         evaluated=trial.evaluated,
         old=old,

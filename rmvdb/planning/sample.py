@@ -171,7 +171,10 @@ class Sampler:
         for version in versions:
             report(f"embedding records as queries by {version}", 0, 1)
             some = [items[records[row].id] for row in rows]
-            vectors, _ = embed_checked(models.query_embedder(version), some, models.chain(version).dim, confirm=True)
+            try:
+                vectors, _ = embed_checked(models.query_embedder(version), some, models.chain(version).dim, confirm=True)
+            except errors.ModelError:  # its queries are of another kind than its records, such as texts that search pictures
+                return None
             all_rows = np.full((len(records), vectors.shape[1]), np.nan, dtype=np.float32)
             all_rows[rows] = vectors
             made.append(all_rows)

@@ -36,22 +36,22 @@ def verdict_of(
     """
     method, without = candidate.method, _without(candidate, labelled=labelled)
     (low, high), (_, end_high) = (quality.bootstrap(values, seed=seed) for values in ends)
+    since = f"until t = {candidate.switch:g} both models embed each query: " if candidate.switch else ""
     span = f"{objective} at the start {_points(low)} to {_points(high)} points against {before}"
     if high < 0:
-        return "refuse", f"{method} would start below {before} ({span}){without}; the method naive would not"
+        return "refuse", f"{since}{method} would start below {before} ({span}){without}; the method naive would not"
     if lost := _lost(candidate, neighbours, seed):
         return "refuse", lost
     if end_high < 0:
         lost = f"{_points(quality.mean(ends[1]))} points of {objective}"
-        return "warn", f"{method} would end below the new model ({lost}); the method {method.headless} would not"
+        return "warn", f"{since}{method} would end below the new model ({lost}); the method {method.headless} would not"
     if low < 0:
-        return "warn", f"{method} may start below {before} ({span}){without}; the method naive would not"
+        return "warn", f"{since}{method} may start below {before} ({span}){without}; the method naive would not"
     if lost := _fallen(measured, objective, seed):
         return (
             "warn",
-            f"{method} would fall by {lost} on its way{without}; another order, or the method {_other(method)}, may not",
+            f"{since}{method} would fall by {lost} on its way{without}; another order, or the method {_other(method)}, may not",
         )
-    since = f"until t = {candidate.switch:g} both models embed each query: " if candidate.switch else ""
     return "ok", f"{since}{method} starts no lower than {before}, rises, and ends no lower than the new model{without}"
 
 

@@ -32,7 +32,7 @@ def v1():
 def v2():
     return Stranger()
 """
-RQT = ("--from", "v1", "--to", "v2", "--labels", "label", "--method", "rqt")
+RIDGE = ("--from", "v1", "--to", "v2", "--method", "ridge", "--rescore", "0", "--order", "random")
 
 
 @pytest.fixture
@@ -45,24 +45,24 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_both_models_embed_the_queries_until_one_is_enough(project: Project) -> None:
-    plan = project.json("plan", *RQT)
+    plan = project.json("plan", *RIDGE)
     at = plan["switch"]
     assert 0 < at < 1
     told = plan["prediction"]
     assert told["verdict"] in ("ok", "warn")
-    assert told["curve"]["map"][0] == told["map_old"]  # it starts as the old model, exactly
-    assert f"until t = {at:g} each model embeds" in told["reason"]
+    assert told["course"][0] == told["old"]  # it starts as the old model, exactly
+    assert f"until t = {at:g} both models embed each query" in told["reason"]
 
     with searching(project, IDS) as watch:
-        project.run("upgrade", *RQT, "--until", str(at / 2), "--no-cutover")
+        project.run("upgrade", *RIDGE, "--accept-risk", "--until", str(at / 2), "--no-cutover")
         assert embedders(project) == {"v1", "v2"}
-        out = project.run("upgrade", *RQT, "--until", str((1 + at) / 2), "--no-cutover").stdout
+        out = project.run("upgrade", *RIDGE, "--accept-risk", "--until", str((1 + at) / 2), "--no-cutover").stdout
         assert f"from t = {at:g} on the new model alone embeds the queries" in out
         assert embedders(project) == {"v2"}
         assert f"from t = {at:g} on" in project.ask("history").stdout
         project.run("rollback")
         project.ask("cleanup", "--yes")
-        project.run("upgrade", *RQT)
+        project.run("upgrade", *RIDGE, "--accept-risk")
     assert watch.trouble == []
     assert project.json("status")["phase"] == "cut over"
     project.stop_engine()

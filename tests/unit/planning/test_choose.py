@@ -303,7 +303,7 @@ def test_the_best_is_measured_in_every_order_on_schedules_and_rescored():
 def test_every_record_rescored_is_the_new_model_from_the_first_minute():
     made = trial(pairs(400, labels=False), orders=("one",))
     whole = predict(made, made.rescored(made.candidate(Method.NAIVE), 400))
-    assert whole.course == [1.0] * len(TS)
+    assert whole.course == [1.0] * len(TS) == [whole.new] * len(TS)
     some = predict(made, made.rescored(made.candidate(Method.NAIVE), 20))
     assert some.old < some.course[0] < 1
 
@@ -360,7 +360,7 @@ def test_it_is_chosen_and_judged_by_the_metric_that_was_named(objective):
 
 def test_without_a_name_the_metric_follows_from_what_is_known():
     assert trial(pairs(300)).objective is Objective.MAP
-    assert trial(pairs(300, labels=False)).objective is Objective.RECALL
+    assert trial(pairs(300, labels=False)).objective is Objective.MAP
     assert trial(pairs(400), queries=asked(pairs(400))).objective is Objective.NDCG
 
 

@@ -266,3 +266,32 @@ def test_a_metric_may_be_named_by_its_text() -> None:
     queries, gallery = np.eye(2, dtype=np.float32), 3 * np.ones((1, 2), np.float32)
     by_text = geometry.distances(queries, gallery, metric="COSINE")  # type: ignore[arg-type]
     assert np.array_equal(by_text, geometry.distances(queries, gallery, metric=Metric.COSINE))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_few_relevant_records_are_counted_and_many_sorted_with_one_result(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    distance = rng.integers(0, 30, (40, 90)).astype(float)  # many are equal
+    distance[rng.random(distance.shape) < 0.1] = np.inf
+    relevant = rng.random(distance.shape) < 0.08
+    relevant[:3] = False
+    counted = quality.average_precision(distance, relevant)
+    monkeypatch.setattr(quality, "FEW", -1)
+    np.testing.assert_allclose(counted, quality.average_precision(distance, relevant))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ndcg_is_the_mean_over_the_orders_of_equal_distances(seed):
+    rng = np.random.default_rng(seed)
+    distance, relevant = rng.integers(0, 12, (6, 30)).astype(float), rng.random((6, 30)) < 0.3
+    found = quality.ndcg(distance, relevant, k=10)
+    discounts = 1 / np.log2(np.arange(2, 12))
+    for query in range(6):
+        drawn = []
+        for _ in range(4000):
+            shuffled = rng.permutation(30)
+            ranked = shuffled[np.argsort(distance[query, shuffled], kind="stable")][:10]
+            drawn.append((relevant[query, ranked] * discounts).sum())
+        best = discounts[: min(10, int(relevant[query].sum()))].sum()
+        assert found[query] == pytest.approx(np.mean(drawn) / best, abs=0.015)
+    assert np.isnan(quality.ndcg(distance, np.zeros_like(relevant), k=10)).all()
