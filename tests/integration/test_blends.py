@@ -14,7 +14,8 @@ import torch
 from rmvdb.errors import Mismatch
 from rmvdb.learning.method import Method
 from rmvdb.learning.transforms import Config, Network, Transform
-from rmvdb.planning.plan import Plan, Question, Stage
+from rmvdb.planning.plan import Plan, Stage
+from rmvdb.planning.question import Question
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import Blend, Hit, Id, Phase, Vectors
 from rmvdb.upgrade import epoch_legs
