@@ -186,7 +186,7 @@ class Conductor(UpgradeContext):
             self.cut_over(upgrade, worker, force=force)
 
     def _switch(self, upgrade: UpgradeRow, worker: Worker, *, at: float, force: bool) -> UpgradeRow:
-        """Backfill to the planned share, then let the new model alone embed queries. Before, each model serves its own leg."""
+        """Backfill to the planned share, then let the new model alone embed queries. Before, the old models embed them, too."""
         if self.backfill(upgrade, worker).t < at:
             return upgrade  # it was stopped, or `until` is smaller
         change_epoch.serve(self, upgrade, EpochName.LATER, force=force)

@@ -10,7 +10,8 @@ import torch
 from rmvdb.app.wiring import App
 from rmvdb.learning.method import Method
 from rmvdb.learning.transforms import Config, Network, Transform
-from rmvdb.planning.plan import Plan, Question, Stage
+from rmvdb.planning.plan import Plan, Stage
+from rmvdb.planning.question import Question
 from rmvdb.types import Blend, Record, ServingPlan, Vectors
 from tests.acceptance.conftest import IDS
 from tests.support.project import Project

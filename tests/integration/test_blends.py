@@ -14,7 +14,8 @@ import torch
 from rmvdb.errors import Mismatch
 from rmvdb.learning.method import Method
 from rmvdb.learning.transforms import Config, Network, Transform
-from rmvdb.planning.plan import Plan, Question, Stage
+from rmvdb.planning.plan import Plan, Stage
+from rmvdb.planning.question import Question
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import Blend, Hit, Id, Phase, Vectors
 from rmvdb.upgrade import epoch_legs
@@ -153,15 +154,19 @@ def test_a_schedule_leads_from_a_blend_to_the_new_model_alone(gallery: Gallery) 
         )
 
 
-def test_a_client_of_the_plan_before_searches_on_and_the_next_epoch_waits_until_it_can_blend(gallery: Gallery) -> None:
+def test_a_client_of_the_plan_before_searches_on_and_then_by_the_blend(gallery: Gallery) -> None:
+    stage = blend(gallery)
     with gallery.client() as client:
         before = client.plan
-        answers = [hit.id for hit in client.search("t3", limit=40)]
-        row = go_on(gallery, begin(gallery, blend(gallery), until=0.0, cutover=False))
-        assert client.plan.epoch > before.epoch
-        assert client._current_plan._ready == client.plan.epoch
-        assert {hit.id for hit in client.search("t3", limit=40)} == set(answers)
-        assert client.plan.legs[0].collection == row.new_collection
+        by_v1 = by_hand(gallery, {"texts_v1": vector("v1", "t3")})
+        expect_hits(client.search("t3", limit=40), by_v1)
+        row = begin(gallery, stage, until=0.0, cutover=False)
+        assert client.plan.epoch == before.epoch
+        expect_hits(client.search("t3", limit=40), by_v1)
+        go_on(gallery, row)
+        client._current_plan.refresh()
+        assert client.plan.legs[1].blend == Blend(embedder="v1", weight=WEIGHT)
+        expect_hits(client.search("t3", limit=40), by_hand(gallery, {"texts_v1": both(gallery, "t3", str(stage.reverse))}))
 
 
 def test_a_roll_back_restores_every_vector_and_the_old_queries(gallery: Gallery) -> None:
@@ -174,6 +179,7 @@ def test_a_roll_back_restores_every_vector_and_the_old_queries(gallery: Gallery)
         back = gallery.conductor().roll_back(gallery.registry.upgrade(row.id))
         assert back is not None
         assert go_on(gallery, back).phase == Phase.CUT_OVER
+        client._current_plan.refresh()
         assert client.plan.embedders == ("v1",)
         assert client.plan.legs[0].blend is None
         assert client.search("new", limit=1)[0].id == 90
@@ -209,6 +215,7 @@ def test_an_original_that_is_kept_is_written_by_its_own_model_and_serves_again_i
         back = gallery.conductor().roll_back(gallery.registry.upgrade(row.id))
         assert back is not None
         assert go_on(gallery, back).phase == Phase.CUT_OVER
+        client._current_plan.refresh()
         assert client.plan.embedders == ("v1",)
         for id, record in gallery.records("texts_v1").items():
             np.testing.assert_allclose(record.vector, vector("v1", gallery.source.of[id]), atol=1e-6)  # type: ignore[arg-type]
