@@ -12,6 +12,7 @@ as the old ones. The factor of least squares would be smaller, and would draw ev
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -169,9 +170,21 @@ def _rotation(new: _Side, old: _Side) -> Floats:
 
 
 def _orthogonal(x: Floats, y: Floats) -> Floats:
-    u, _, vt = np.linalg.svd(x.T @ y, full_matrices=False)  # (d_new, d_old)
-    product: Floats = u @ vt
+    with _one_thread():
+        u, _, vt = torch.linalg.svd(torch.from_numpy(x).T @ torch.from_numpy(y), full_matrices=False)
+        product: Floats = (u @ vt).numpy()  # (d_new, d_old)
     return product
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep a decomposition to one thread: several wait for each other in every step, and ten times as long on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,9 +199,11 @@ class _RidgePath:
 
     @classmethod
     def of(cls, new: _Side, old: _Side) -> _RidgePath:
-        x = new.centred
-        values, vectors = np.linalg.eigh(x.T @ x)
-        return cls(values=values, vectors=vectors, product=vectors.T @ (x.T @ old.centred), means=(new.mean, old.mean))
+        x, y = torch.from_numpy(new.centred), torch.from_numpy(old.centred)
+        with _one_thread():
+            values, vectors = torch.linalg.eigh(x.T @ x)
+            product = vectors.T @ (x.T @ y)
+        return cls(values=values.numpy(), vectors=vectors.numpy(), product=product.numpy(), means=(new.mean, old.mean))
 
     def turned(self, x: Floats) -> Floats:
         """Return the new vectors (n, d_new) less their mean, along the eigenvectors."""
