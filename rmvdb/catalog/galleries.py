@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rmvdb import errors
-from rmvdb.catalog.checks import check_fits, check_made, check_vectors, say_compared
+from rmvdb.catalog.checks import check_fits, check_made, check_vectors, say_compared, say_unsettled
 from rmvdb.engines import index_rules
 from rmvdb.items import sources
 from rmvdb.protocols import Source, VectorStore
@@ -68,6 +69,8 @@ def add_gallery(
         schema, search = _adopted(store, version, collection, chosen_index)
         if loaded_source is not None:
             say(say_compared(check_made(store, loaded_models, collection, version, loaded_source)))
+        if unsettled := say_unsettled(store, collection, name):
+            say(unsettled)
     owner = Owner(registry, store)
     owner.take(name, schema.collection)
     try:
@@ -87,6 +90,21 @@ def add_gallery(
             store.drop(schema.collection)
             owner.release(schema.collection)
         raise
+
+
+def settle_gallery(
+    registry: Registry, store: VectorStore, name: str, report: Callable[[str, int, int], None] = lambda *_: None
+) -> int:
+    """Wait until searches find every record of the gallery, and return how many there are. Write no record.
+
+    `report` gets a collection, the number of its rows that are indexed, and the number of all. An error that it raises ends the
+    wait. Raises NotOwner if a collection belongs to another registry.
+    """
+    Owner(registry, store).expect(name)
+    collections = [leg.collection for leg in registry.plan(name).legs]
+    for collection in collections:
+        store.settle(collection, report=functools.partial(report, collection))
+    return sum(map(store.count, collections))
 
 
 def _holder(registry: Registry, name: str, collection: str) -> GalleryRow | None:
