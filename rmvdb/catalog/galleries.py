@@ -51,8 +51,7 @@ def add_gallery(
     ConfigError if the index is impossible or the search parameters do not fit it, AlreadyExists if the name is taken, NotOwner
     if the collection belongs to another registry.
     """
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
-        raise errors.UsageError(f"{name!r} cannot name a gallery; begin with a letter, then letters, digits, '_' and '-'")
+    _check_name(name)
     version = registry.version(model)
     if name in {row.name for row in registry.galleries()}:
         row = _same_gallery(registry, name, model, collection, source, id_type, fields)
@@ -71,22 +70,25 @@ def add_gallery(
             say(say_compared(check_made(store, loaded_models, collection, version, loaded_source)))
         if unsettled := say_unsettled(store, collection, name):
             say(unsettled)
+    values: dict[str, Any] = {"name": name, "model": model, "schema": schema, "source": source, "search": search, "times": times}
+    return _register(registry, store, adopted=collection is not None, **values)
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        raise errors.UsageError(f"{name!r} cannot name a gallery; begin with a letter, then letters, digits, '_' and '-'")
+
+
+def _register(registry: Registry, store: VectorStore, *, name: str, schema: Schema, adopted: bool, **values: Any) -> GalleryRow:
+    """Take the collection for the gallery, and register both."""
     owner = Owner(registry, store)
     owner.take(name, schema.collection)
     try:
-        return registry.add_gallery(
-            name=name,
-            model=model,
-            schema=schema,
-            adopted=collection is not None,
-            source=source,
-            search=search,
-            times=times,
-        )
+        return registry.add_gallery(name=name, schema=schema, adopted=adopted, **values)
     except errors.AlreadyExists:  # another process was faster, or this call succeeded and its answer was lost
         if (registered := _holder(registry, name, schema.collection)) is not None:
             return registered
-        if collection is None:
+        if not adopted:
             store.drop(schema.collection)
             owner.release(schema.collection)
         raise
