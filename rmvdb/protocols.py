@@ -169,7 +169,7 @@ class VectorStore(Protocol):
         ...
 
     def segments(self, collection: str) -> Segments:
-        """Return how far the engine has indexed the rows."""
+        """Return how far the engine has flushed and indexed the rows."""
         ...
 
 

@@ -156,6 +156,8 @@ class Segments:
     waiting: int = 0
     #: Flushed rows in segments that are too small for an index and too large for a search of row by row.
     partly: int = 0
+    #: Rows that are not flushed. Replaced rows of flushed segments hide as many of them.
+    fresh: int = 0
     #: Rows without an index that searches read row by row.
     exact: int = 0
 
@@ -163,6 +165,11 @@ class Segments:
     def searchable(self) -> bool:
         """Whether searches find every row. If many rows wait, a search with a filter misses some."""
         return self.waiting <= self.exact
+
+    @property
+    def settled(self) -> bool:
+        """Whether the fresh rows are few enough for searches to find each. Of many, a search with a filter misses some."""
+        return self.fresh <= self.exact
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

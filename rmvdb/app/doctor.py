@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from rmvdb import errors
 from rmvdb.app.wiring import App
-from rmvdb.catalog.checks import check_unchanged, check_vectors
+from rmvdb.catalog.checks import check_unchanged, check_vectors, say_unsettled
 from rmvdb.engines import index_rules
 from rmvdb.items import sources
 from rmvdb.items.query_embedder import has_own_queries
@@ -64,7 +65,7 @@ def examine(app: App) -> Iterator[Finding]:
             yield _look(f"gallery {gallery.name}: owner", lambda gallery=gallery: _owner(app, gallery))  # type: ignore[misc]
             for row in app.registry.collections(gallery.id):
                 if row.dropped_at is None:
-                    yield _look(f"collection {row.name}", lambda row=row: _collection(app, row))  # type: ignore[misc]
+                    yield _look(f"collection {row.name}", partial(_collection, app, row, gallery.name))
             yield _look(f"gallery {gallery.name}: source", lambda gallery=gallery: check_source(app, gallery))  # type: ignore[misc]
 
 
@@ -124,7 +125,7 @@ def _new_index(app: App, engine: str) -> str:
     return f"{chosen.type} for new collections"
 
 
-def _collection(app: App, row: CollectionRow) -> str:
+def _collection(app: App, row: CollectionRow, gallery: str) -> str:
     found, segments = check_unchanged(app.store, row), app.store.segments(row.name)
     if not segments.searchable:
         raise errors.EngineError(
@@ -132,6 +133,8 @@ def _collection(app: App, row: CollectionRow) -> str:
             "them until they have it; if that lasts for longer than minutes, look at Milvus' index nodes"
         )
     described = f"{counted(app.store.count(row.name), 'record')}, {found.dim} dimensions, {found.metric}"
+    if unsettled := say_unsettled(app.store, row.name, gallery):
+        return f"{described}; {unsettled}"
     if not segments.partly:
         return described
     return (

@@ -78,6 +78,17 @@ def check_vectors(
     return say_compared(compared)
 
 
+def say_unsettled(store: VectorStore, collection: str, gallery: str) -> str:
+    """Say that searches may miss fresh rows of the collection, and the way out. Say nothing if they find each."""
+    segments = store.segments(collection)
+    if segments.settled:
+        return ""
+    return (
+        f"{counted(segments.fresh, 'row is', 'rows are')} not flushed, and a search with a filter may miss some of them; to "
+        f"flush and index them: rmvdb gallery settle {gallery}"
+    )
+
+
 def say_compared(compared: int) -> str:
     """Say how many records were compared."""
     if not compared:

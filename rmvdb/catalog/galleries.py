@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rmvdb import errors
-from rmvdb.catalog.checks import check_fits, check_made, check_vectors, say_compared
+from rmvdb.catalog.checks import check_fits, check_made, check_vectors, say_compared, say_unsettled
 from rmvdb.engines import index_rules
 from rmvdb.items import sources
 from rmvdb.protocols import Source, VectorStore
@@ -50,8 +51,7 @@ def add_gallery(
     ConfigError if the index is impossible or the search parameters do not fit it, AlreadyExists if the name is taken, NotOwner
     if the collection belongs to another registry.
     """
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
-        raise errors.UsageError(f"{name!r} cannot name a gallery; begin with a letter, then letters, digits, '_' and '-'")
+    _check_name(name)
     version = registry.version(model)
     if name in {row.name for row in registry.galleries()}:
         row = _same_gallery(registry, name, model, collection, source, id_type, fields)
@@ -68,25 +68,45 @@ def add_gallery(
         schema, search = _adopted(store, version, collection, chosen_index)
         if loaded_source is not None:
             say(say_compared(check_made(store, loaded_models, collection, version, loaded_source)))
+        if unsettled := say_unsettled(store, collection, name):
+            say(unsettled)
+    values: dict[str, Any] = {"name": name, "model": model, "schema": schema, "source": source, "search": search, "times": times}
+    return _register(registry, store, adopted=collection is not None, **values)
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        raise errors.UsageError(f"{name!r} cannot name a gallery; begin with a letter, then letters, digits, '_' and '-'")
+
+
+def _register(registry: Registry, store: VectorStore, *, name: str, schema: Schema, adopted: bool, **values: Any) -> GalleryRow:
+    """Take the collection for the gallery, and register both."""
     owner = Owner(registry, store)
     owner.take(name, schema.collection)
     try:
-        return registry.add_gallery(
-            name=name,
-            model=model,
-            schema=schema,
-            adopted=collection is not None,
-            source=source,
-            search=search,
-            times=times,
-        )
+        return registry.add_gallery(name=name, schema=schema, adopted=adopted, **values)
     except errors.AlreadyExists:  # another process was faster, or this call succeeded and its answer was lost
         if (registered := _holder(registry, name, schema.collection)) is not None:
             return registered
-        if collection is None:
+        if not adopted:
             store.drop(schema.collection)
             owner.release(schema.collection)
         raise
+
+
+def settle_gallery(
+    registry: Registry, store: VectorStore, name: str, report: Callable[[str, int, int], None] = lambda *_: None
+) -> int:
+    """Wait until searches find every record of the gallery, and return how many there are. Write no record.
+
+    `report` gets a collection, the number of its rows that are indexed, and the number of all. An error that it raises ends the
+    wait. Raises NotOwner if a collection belongs to another registry.
+    """
+    Owner(registry, store).expect(name)
+    collections = [leg.collection for leg in registry.plan(name).legs]
+    for collection in collections:
+        store.settle(collection, report=functools.partial(report, collection))
+    return sum(map(store.count, collections))
 
 
 def _holder(registry: Registry, name: str, collection: str) -> GalleryRow | None:

@@ -101,7 +101,7 @@ def _what_repair_does(lost: Lost) -> list[str]:
     if found.absent:
         what.append(
             f"take {counted(len(found.absent), 'record')} for deleted, such as {found.absent[0]!r}, of which a write is known: "
-            "write it again if nobody deleted it"
+            "write it again unless it was deleted on purpose"
         )
     return what
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def gallery() -> None:
-    """Add, list, show, take and remove galleries."""
+    """Add, list, show, settle, take and remove galleries."""
 
 
 @gallery.command("add")
@@ -181,6 +181,32 @@ def gallery_source(name: str, spec: str) -> None:
     app.registry.set_source(name, spec)
     allow(app, sources.code_of(spec))
     output.echo(f"gallery {name}: items come from {spec}; {compared}")
+
+
+@gallery.command("settle")
+@click.argument("name", required=False)
+def gallery_settle(name: str | None) -> None:
+    """Wait until searches find every record of a gallery. A Milvus server flushes fresh rows and indexes them.
+
+    Run it after you filled a collection by another program. It writes no record. Ctrl-C stops the wait, and Milvus goes on.
+
+    \b
+    Example:
+      rmvdb gallery settle photos
+    """
+    from rmvdb.catalog import galleries
+
+    app = open_app()
+    name = app.gallery_name(name)
+    with progress.stoppable() as stop, progress.reporting() as report:
+
+        def indexed(collection: str, done: int, total: int) -> None:
+            if stop.is_set():
+                raise errors.Stopped("Stopped; Milvus goes on to index. Run the same command to wait for it")
+            report(f"indexing {collection}", done, total)
+
+        count = galleries.settle_gallery(app.registry, app.store, name, indexed)
+    output.echo(f"gallery {name}: searches find {counted(count, 'record')}")
 
 
 @gallery.command("take")

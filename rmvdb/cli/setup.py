@@ -43,7 +43,7 @@ def init(ctx: click.Context, folder: Path, uri: str | None) -> None:
             files.durable_write(file, config_file.template(uri=uri).encode(), mode=0o600)  # a token may be written into it
             output.echo(f"wrote {file}")
     except OSError as exc:
-        raise errors.ConfigError(f"{file} cannot be written: {exc.strerror}; mend that, or name another folder") from exc
+        raise errors.ConfigError(f"{file} cannot be written: {exc.strerror}; make it writable, or name another folder") from exc
     try:
         app = wiring.load(file, trust=trust)
     except errors.ConfigError:

@@ -1,4 +1,4 @@
-"""Register an upgrade, in the place of an unfinished one if there is one."""
+"""Register an upgrade. It replaces an unfinished one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def begin(
     accept_risk: bool = False,
     collection: str | None = None,
 ) -> UpgradeRow:
-    """Register the upgrade, in the place of an unfinished one if there is one. The serving plan stays the same.
+    """Register the upgrade. It replaces an unfinished one. The serving plan stays the same.
 
     `collection` names the new collection. Without it, the name is made from the gallery's and the version's.
 
@@ -50,10 +50,7 @@ def begin(
     context.check_stop()
     if collection is not None:
         check_name(context, collection)
-    if plan.prediction and plan.prediction["verdict"] == "refuse":
-        raise errors.PlanRefused(plan.prediction["reason"])
-    if plan.prediction and plan.prediction["verdict"] == "warn" and not accept_risk:
-        raise errors.NeedsConsent(f"{plan.prediction['reason']}; run the same command with --accept-risk to go on all the same")
+    _check_verdict(plan, accept_risk=accept_risk)
     context.owner.settle(context.gallery.name)
     clean_up.drop_given_up(context)
     epoch = context.registry.plan(context.gallery.name).epoch
@@ -82,6 +79,14 @@ def begin(
     with _making_way(context, before, worker, version.name):
         note = f"superseded by the upgrade to {version.name}"
         return context.registry.supersede(before.id, details, epoch=epoch, note=note, supersedes=before.id, **values)
+
+
+def _check_verdict(plan: Plan, *, accept_risk: bool) -> None:
+    verdict, reason = (plan.prediction["verdict"], plan.prediction["reason"]) if plan.prediction else ("ok", "")
+    if verdict == "refuse":
+        raise errors.PlanRefused(reason)
+    if verdict == "warn" and not accept_risk:
+        raise errors.NeedsConsent(f"{reason}; run the same command with --accept-risk to go on all the same")
 
 
 def check_name(context: UpgradeContext, collection: str) -> None:

@@ -105,7 +105,7 @@ def _write_items(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]
 
 
 def _write_page(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> list[Id]:
-    """Write a page of records that are still lost once nobody else is at them. Return their ids.
+    """Write a page of records that are still lost once no other writer holds them. Return their ids.
 
     Raises:
         ItemError: one of them cannot be embedded.

@@ -168,6 +168,30 @@ def test_a_collection_that_is_not_loaded_says_so(tmp_path: Path, milvus_server: 
     clear(project)
 
 
+def test_a_collection_of_many_fresh_rows_is_named_and_settled(
+    tmp_path: Path, milvus_server: MilvusServer, postgres_url: str
+) -> None:
+    """A server searches them in part if a filter is selective."""
+    project = make(tmp_path, milvus_server, postgres_url, ids=range(1, 3_001))
+    held = project.json("gallery", "show")["collections"][0]["name"]
+    unsettled = (
+        "3000 rows are not flushed, and a search with a filter may miss some of them; to flush and index them: rmvdb gallery"
+    )
+    doctor = project.ask("doctor").stdout
+    assert f"{unsettled} settle things" in doctor
+    project.ask("gallery", "remove", "things", "--yes")
+    adopted = project.ask("gallery", "add", "mine", "--model", "v1", "--collection", held, "--source", "call:models:items").stdout
+    assert f"{unsettled} settle mine" in adopted
+
+    done = project.ask("gallery", "settle", "mine")
+
+    assert done.stdout == "gallery mine: searches find 3000 records\n"
+    assert "indexing" in done.stderr
+    assert "not flushed" not in project.ask("doctor").stdout
+    assert project.ask("gallery", "settle").stdout == done.stdout
+    clear(project)
+
+
 def test_work_goes_on_by_itself_when_the_server_comes_back(
     tmp_path: Path, own_milvus_server: MilvusServer, postgres_url: str
 ) -> None:

@@ -2,13 +2,15 @@
 
     python tests/bench/small_flushes.py [ROUNDS]
 
-Prints JSON lines: of segments of several sizes, how many of the records that match a filter a search misses; and how many
-acknowledged deletions and replacements are undone once the server was killed and started again, with a flush every half second,
-with one at the beginning, and with none. On a real Milvus server, in a network of its own.
+Prints JSON lines: of flushed segments of several sizes, and of growing ones with and without a dynamic field, how many of the
+records that match a filter a search misses; and how many acknowledged deletions and replacements are undone once the server was
+killed and started again, with a flush every half second, with one at the beginning, and with none. On a real Milvus server, in a
+network of its own.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import random
@@ -29,6 +31,8 @@ from tests.support.milvus_server import MilvusServer
 
 ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 4
 SIZES = (400, 662, 663, 800, 1_023, 1_024, 2_500)
+#: Rows that are not flushed.
+GROWING = (2_500, 6_000, 10_000, 20_000)
 RECORDS, SHARDS, DIM, GONE = 2_000, 40, 20, -1
 #: Seconds between two flushes, and of writing in a round.
 FLUSH, WRITING = 0.5, 10.0
@@ -37,36 +41,45 @@ _random = np.random.default_rng(0)
 
 
 def main() -> None:
-    """Both tables."""
+    """All tables."""
     logging.disable(logging.CRITICAL)  # pymilvus prints a traceback for each call that a starting server refuses
     with tempfile.TemporaryDirectory(prefix="rmvdb-bench-") as folder:
         with MilvusServer(Path(folder) / "segments") as server:
             client = MilvusClient(server.address)
             for size in SIZES:
                 print(json.dumps({"segment": size} | missed(client, size)), flush=True)
+            for dynamic, size in itertools.product((True, False), GROWING):
+                found = missed(client, size, flushed=False, dynamic=dynamic)
+                print(json.dumps({"growing": size, "dynamic field": dynamic} | found), flush=True)
         for flushes in ("often", "once", "never"):
             with MilvusServer(Path(folder) / flushes) as server:
                 print(json.dumps({"flushes": flushes, "undone after each restart": undone(server, flushes)}), flush=True)
 
 
-def missed(client: MilvusClient, size: int) -> dict[str, Any]:
-    """How many records a search with a filter misses, of how many that match it, in one flushed segment."""
-    _make(client, "segment")
+def missed(client: MilvusClient, size: int, *, flushed: bool = True, dynamic: bool = False) -> dict[str, Any]:
+    """How many records a search with a filter misses, of how many that match it, in one segment."""
+    _make(client, "segment", dynamic=dynamic)
     _write(client, "segment", range(size), 0)
+    if flushed:
+        _flush(client, size)
+    lost = wanted = 0
+    for shard in range(0, SHARDS, 4):
+        there = client.query("segment", filter=f"shard == {shard}", output_fields=["id"], consistency_level="Strong")
+        far = _random.normal(size=(1, DIM)).astype(np.float32)
+        [hits] = client.search("segment", list(far), filter=f"shard == {shard}", limit=1_000, consistency_level="Strong")
+        lost, wanted = lost + len(there) - len(hits), wanted + len(there)
+    client.drop_collection("segment")
+    return {"missed": lost, "of": wanted}
+
+
+def _flush(client: MilvusClient, size: int) -> None:
+    """Flush the segment, and wait until it is loaded, and indexed if it is large enough for that."""
     client.flush("segment")
     deadline = time.monotonic() + 120.0
     while not (loaded := client.list_loaded_segments("segment")) or (size >= 1_024 and not loaded[0].index_name):
         if time.monotonic() > deadline:
             raise TimeoutError("the segment was not loaded")
         time.sleep(0.5)
-    lost = wanted = 0
-    for shard in range(0, SHARDS, 4):
-        there = client.query("segment", filter=f"shard == {shard}", output_fields=["id"], consistency_level="Strong")
-        far = _random.normal(size=(1, DIM)).astype(np.float32)
-        [hits] = client.search("segment", list(far), filter=f"shard == {shard}", limit=500, consistency_level="Strong")
-        lost, wanted = lost + len(there) - len(hits), wanted + len(there)
-    client.drop_collection("segment")
-    return {"missed": lost, "of": wanted}
 
 
 def undone(server: MilvusServer, flushes: str) -> list[int]:
@@ -104,8 +117,8 @@ def undone(server: MilvusServer, flushes: str) -> list[int]:
     return counts
 
 
-def _make(client: MilvusClient, name: str) -> None:
-    schema = MilvusClient.create_schema(auto_id=False)
+def _make(client: MilvusClient, name: str, *, dynamic: bool = False) -> None:
+    schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=dynamic)
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("edition", DataType.INT64)
     schema.add_field("shard", DataType.INT64)

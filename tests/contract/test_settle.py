@@ -34,6 +34,22 @@ def test_a_filtered_search_finds_all_that_was_written_once_it_is_settled(server_
 
 
 @pytest.mark.server
+@pytest.mark.parametrize(("rows", "settled"), [(2_000, True), (6_000, False)])
+def test_fresh_rows_are_counted_until_they_are_settled(server_store: MilvusStore, rows: int, settled: bool) -> None:
+    """A server reads few fresh rows one by one. Of many, a search with a filter misses most."""
+    schema = Schema(collection=f"growing_{rows}", dim=20, metric=Metric.COSINE, id_type=IdType.INT64)
+    server_store.create(schema, Index())
+    vectors = np.random.default_rng(0).normal(size=(rows, 20)).astype(np.float32)
+    server_store.upsert(schema.collection, [Record(id=id, vector=vector) for id, vector in enumerate(vectors)])
+    before = server_store.segments(schema.collection)
+    assert (before.fresh, before.settled) == (rows, settled)
+    server_store.settle(schema.collection)
+    after = server_store.segments(schema.collection)
+    assert (after.rows + after.fresh, after.settled, after.searchable) == (rows, True, True)
+    server_store.drop(schema.collection)
+
+
+@pytest.mark.server
 def test_what_is_searched_one_by_one_now_is_indexed_before_the_collection_grows(server_store: MilvusStore) -> None:
     """A few thousand rows are all found at once. They belong to what grows on, and most would be missed then."""
     schema = Schema(collection="grows", dim=32, metric=Metric.COSINE, id_type=IdType.INT64)

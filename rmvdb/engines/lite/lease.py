@@ -75,7 +75,7 @@ def _text(file: IO[bytes]) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Failures:
-    """Failed starts of a file's server, one after the other; they are kept in the place of its address."""
+    """Failed starts of a file's server, one after the other. They are kept where its address would be."""
 
     #: The state of the file that the server did not open. If the file has changed since, a start is tried at once.
     file: str
