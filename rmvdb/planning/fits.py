@@ -12,6 +12,7 @@ import numpy as np
 
 from rmvdb.errors import PlanRefused
 from rmvdb.learning.method import METHODS, Fitted, Method, Pairs, TrainingSettings
+from rmvdb.planning.curve import neighbours
 from rmvdb.planning.part import Part
 from rmvdb.types import Metric, ReportProgress
 
@@ -93,16 +94,8 @@ class Fits:
         return fitted
 
     def _closed(self, method: Method) -> Iterator[tuple[Mapping[str, Any], Fitted]]:
-        from rmvdb.learning import closed_forms  # here, so that commands that fit nothing do not wait for torch
-
         self._progress(f"computing {method}", 0, 1)
-        made = closed_forms.variants(
-            method,
-            self._pairs,
-            old_metric=self._train.old_metric,
-            new_metric=self._train.new_metric,
-            seed=self._settings.seed,
-        )
+        made = self._variants(method, self._pairs)
         self._progress(f"computing {method}", 1, 1)
         return ((settings, Fitted(reverse=reverse)) for settings, reverse in made)
 
@@ -154,13 +147,40 @@ class Fits:
         )
 
     def _start(self, method: Method, settings: TrainingSettings) -> Transform | None:
-        """Return the best linear closed form, at which the training of ψ starts. The papers' own ψ starts at random weights."""
+        """Return the linear closed form at which the training of ψ starts. The papers' own ψ starts at random weights."""
         if settings == TrainingSettings.paper(blocks=settings.blocks, seed=settings.seed) or not method.trains_reverse:
             return None
+        return self._linear
+
+    @functools.cached_property
+    def _linear(self) -> Transform | None:
+        """Return the linear closed form that maps pairs which it was not fitted on to their neighbourhoods best.
+
+        None if there is none for these metrics.
+        """
+        from rmvdb.learning import stopping
+
+        known, held = stopping.split(self._pairs, self._settings.seed)
+        itself = np.arange(len(held))
+        near = neighbours(held.new, held.new, metric=self._train.new_metric, itself=itself)
+
+        def overlap(transform: Transform) -> int:
+            found = neighbours(transform.apply(held.new), held.old, metric=self._train.old_metric, itself=itself)
+            return int((found & near).sum())
+
         try:
-            return self._fit(max(LINEAR, key=lambda each: self._worth(self._fit(each)))).reverse
-        except PlanRefused:  # of these metrics there is no closed form
+            tried = [(overlap(made), form, at) for form in LINEAR for at, (_, made) in enumerate(self._variants(form, known))]
+        except PlanRefused:
             return None
+        _, form, at = max(tried, key=lambda each: each[0])
+        return self._variants(form, self._pairs)[at][1]
+
+    def _variants(self, method: Method, pairs: Pairs) -> list[tuple[dict[str, float | bool], Transform]]:
+        from rmvdb.learning import closed_forms  # here, so that commands that fit nothing do not wait for torch
+
+        return closed_forms.variants(
+            method, pairs, old_metric=self._train.old_metric, new_metric=self._train.new_metric, seed=self._settings.seed
+        )
 
     def _left(self) -> float | None:
         """Return the seconds for the next training: a third of those that are left, so that others have theirs."""
