@@ -29,12 +29,12 @@ def find(path: Path | None) -> Path | None:
 
     Raises ConfigError if the file that the argument or RMVDB_CONFIG names is missing.
     """
-    asked = path or (Path(os.environ["RMVDB_CONFIG"]) if os.environ.get("RMVDB_CONFIG") else None)
-    if asked is None:
+    chosen = path or (Path(os.environ["RMVDB_CONFIG"]) if os.environ.get("RMVDB_CONFIG") else None)
+    if chosen is None:
         here = Path.cwd()
         return next((folder / NAME for folder in (here, *here.parents) if (folder / NAME).is_file()), None)
-    asked = asked.expanduser().absolute()
-    file = asked / NAME if asked.is_dir() else asked
+    chosen = chosen.expanduser().absolute()
+    file = chosen / NAME if chosen.is_dir() else chosen
     if not file.is_file():
         whose = "" if path else " (named by RMVDB_CONFIG)"
         raise ConfigError(f"{file}{whose} is not there; run `rmvdb init` in its folder or name another file")

@@ -52,15 +52,15 @@ def examine(app: App) -> Iterator[Finding]:
     yield engine
     if not registry.ok:
         return
-    found = engine.detail if engine.ok else ""
+    version_text = engine.detail if engine.ok else ""
     for version in app.registry.versions():
         yield _look(f"model {version.name}", lambda version=version: _model(app, version))  # type: ignore[misc]
     if not app.registry.galleries():
-        yield _look("index", lambda: _new_index(app, found))
+        yield _look("index", lambda: _new_index(app, version_text))
     for name in app.settings.indexes.keys() - {gallery.name for gallery in app.registry.galleries()}:
         yield _look(f"indexes.{name}", lambda name=name: app.registry.gallery(name).name)  # type: ignore[misc]
     for gallery in app.registry.galleries():
-        yield _look(f"gallery {gallery.name}: index", lambda gallery=gallery: _index(app, gallery, found))  # type: ignore[misc]
+        yield _look(f"gallery {gallery.name}: index", lambda gallery=gallery: _index(app, gallery, version_text))  # type: ignore[misc]
         if engine.ok:
             yield _look(f"gallery {gallery.name}: owner", lambda gallery=gallery: _owner(app, gallery))  # type: ignore[misc]
             for row in app.registry.collections(gallery.id):
@@ -86,8 +86,8 @@ def _registry(app: App) -> str:
 
 
 def _files(app: App) -> str:
-    if found := app.open_to_others:
-        return f"other users may read {', '.join(map(str, found))}: rmvdb db upgrade takes that right away"
+    if readable := app.open_to_others:
+        return f"other users may read {', '.join(map(str, readable))}: rmvdb db upgrade takes that right away"
     return f"{app.settings.home} is closed to other users"
 
 
@@ -126,13 +126,13 @@ def _new_index(app: App, engine: str) -> str:
 
 
 def _collection(app: App, row: CollectionRow, gallery: str) -> str:
-    found, segments = check_unchanged(app.store, row), app.store.segments(row.name)
+    shape, segments = check_unchanged(app.store, row), app.store.segments(row.name)
     if not segments.searchable:
         raise errors.EngineError(
             f"{segments.waiting} of {counted(segments.rows, 'row')} wait for their index, and searches with a filter may miss "
             "them until they have it; if that lasts for longer than minutes, look at Milvus' index nodes"
         )
-    described = f"{counted(app.store.count(row.name), 'record')}, {found.dim} dimensions, {found.metric}"
+    described = f"{counted(app.store.count(row.name), 'record')}, {shape.dim} dimensions, {shape.metric}"
     if unsettled := say_unsettled(app.store, row.name, gallery):
         return f"{described}; {unsettled}"
     if not segments.partly:

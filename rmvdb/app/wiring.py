@@ -213,10 +213,10 @@ class App:
         """The folder that relative paths in sources start at: that of rmvdb.toml."""
         return self.settings.home.parent
 
-    def gallery_name(self, asked: str | None, *, how: str = "--gallery") -> str:
+    def gallery_name(self, name: str | None, *, how: str = "--gallery") -> str:
         """The named gallery, or the only one. Raises UsageError if there are several; `how` says how to name one."""
-        if asked:
-            return self.registry.gallery(asked).name
+        if name:
+            return self.registry.gallery(name).name
         names = [row.name for row in self.registry.galleries()]
         if len(names) == 1:
             return names[0]

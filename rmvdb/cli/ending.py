@@ -41,19 +41,19 @@ def verify(gallery: str | None, sample: int, repair: bool, yes: bool, as_json: b
     if repair:
         _repair(app, gallery, row, yes=yes)
     with progress.reporting(quiet=as_json) as report:
-        found = app.conductor(gallery, report=report).verify(row, sample=sample)
+        checked = app.conductor(gallery, report=report).verify(row, sample=sample)
     if as_json:
-        output.print_json(found.to_json())
+        output.print_json(checked.to_json())
     else:
-        for example in found.examples:
+        for example in checked.examples:
             output.echo(f"differs: {example}")
-        for sentence in found.unread:
+        for sentence in checked.unread:
             output.echo(f"left out: {sentence}")
         output.echo(
-            f"{counted(found.records, 'record')}, {found.fields_compared} compared, {found.embedded_again} embedded again: "
-            f"{counted(found.problems, 'difference')}"
+            f"{counted(checked.records, 'record')}, {checked.fields_compared} compared, {checked.embedded_again} embedded again: "
+            f"{counted(checked.problems, 'difference')}"
         )
-    click.get_current_context().exit(0 if found.ok else 1)
+    click.get_current_context().exit(0 if checked.ok else 1)
 
 
 def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool) -> None:
@@ -164,28 +164,28 @@ def gc(dry_run: bool, yes: bool, as_json: bool) -> None:
       rmvdb gc --dry-run
     """
     collector = open_app().collector()
-    found = collector.run(remove=False)
+    garbage = collector.run(remove=False)
     if not as_json:
-        _print_garbage(found)
-    if not (dry_run or found.nothing):
+        _print_garbage(garbage)
+    if not (dry_run or garbage.nothing):
         if not yes:
             output.agree("Take it away? Nothing brings it back", "taken", "rmvdb gc --yes")
-        found = collector.run(remove=True)
+        garbage = collector.run(remove=True)
         if not as_json:
             output.echo("taken")
     if as_json:
-        output.print_json(found.to_json())
+        output.print_json(garbage.to_json())
 
 
-def _print_garbage(found: Found) -> None:
-    for name, count in found.rows.items():
+def _print_garbage(garbage: Found) -> None:
+    for name, count in garbage.rows.items():
         if count:
             output.echo(f"registry: {count:,} {name}")
-    if found.files:
-        output.echo(f"home: {counted(found.files, 'file')}, {found.bytes / 1e6:,.1f} MB of archive, cache and artifacts")
-    if found.nothing:
+    if garbage.files:
+        output.echo(f"home: {counted(garbage.files, 'file')}, {garbage.bytes / 1e6:,.1f} MB of archive, cache and artifacts")
+    if garbage.nothing:
         output.echo("nothing is left behind")
-    for sentence in found.kept:
+    for sentence in garbage.kept:
         output.echo(f"kept: {sentence}")
 
 

@@ -180,8 +180,8 @@ def _doing(row: UpgradeRow, now: Progress, unfinished: bool, resting: bool, plan
     if not row.listed:
         return f"{searched(plan)}; {_listing(row)}"
     if unfinished:
-        asked = ", as far as was asked; rmvdb upgrade goes on" if resting else ""
-        return f"{searched(plan)}; {now.done} of {counted(now.total, 'record is', 'records are')} re-embedded{asked}"
+        until = ", as far as was asked; rmvdb upgrade goes on" if resting else ""
+        return f"{searched(plan)}; {now.done} of {counted(now.total, 'record is', 'records are')} re-embedded{until}"
     if row.verifying:
         return f"every listed record is moved; {row.verifying['fields_compared']} of {counted(now.total, 'record')} verified"
     return "every listed record is moved; not verified, not cut over"
