@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +26,6 @@ with warnings.catch_warnings(action="ignore"):  # which say nothing to rmvdb's u
 
 #: Called with (done, total) steps.
 ReportSteps = Callable[[int, int], None]
-
-#: With a start and without labels, ψ is trained by contrast of instances: by these settings, and the temperature of others.
-INSTANCES: dict[str, Any] = {"epochs": 30, "least_steps": 0, "lr": 3e-4, "batch": 256, "mining": False, "pull": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,11 +182,10 @@ def _course(
     *,
     has_head: bool,
     start: Transform | None = None,
-    instances: bool = False,
 ) -> _Course:
-    """Make fresh networks and classes. `instances`: each pair is a class of its own."""
+    """Make fresh networks and classes, ψ from `start` if there is one."""
     old_space, new_space = spaces
-    groups = np.arange(len(pairs), dtype=np.int64) if instances else _groups(pairs, new_space.metric, settings)
+    groups = _groups(pairs, new_space.metric, settings)
     labelled = pairs.labels is not None
     if logged is not None:
         pairs, groups = _beside(pairs, groups, logged)
@@ -199,7 +194,7 @@ def _course(
         groups=groups,
         reverse=Network(_reverse(pairs, old_space, new_space, settings)) if start is None else _started(start, settings),
         head=Network(_head(pairs, new_space, settings)) if has_head else None,
-        loss_name="cl_s" if instances else str(METHODS[method].loss),
+        loss_name=str(METHODS[method].loss),
         pull=settings.weight_of_pull(labelled=labelled) if method.contrasts else 0.0,
         old_space=old_space,
         new_space=new_space,
@@ -227,11 +222,10 @@ def _fit_from(
     every, (pairs, held_out) = pairs, stopping.split(pairs, settings.seed)
     first = _in_closed_form(start, pairs, logged, metrics, settings.seed) if isinstance(start, Method) else start
     _refuse_start(first, pairs)
-    instances = method.contrasts and pairs.labels is None
-    settings = replace(settings, residual=True, **(INSTANCES if instances else {}))  # another ρ would not begin at the start
-    course = _course(pairs, logged, method, spaces, settings, has_head=has_head, start=first, instances=instances)
+    settings = replace(settings, residual=True)  # another ρ would not begin at the identity
+    course = _course(pairs, logged, method, spaces, settings, has_head=has_head, start=first)
     modules = course.modules
-    best = stopping.Best(modules, _check_of(course, held_out, by_class=method.contrasts and not instances))
+    best = stopping.Best(modules, _check_of(course, held_out, by_class=method.contrasts and held_out.labels is not None))
     _descend(modules, course.loss, len(course.pairs), settings, clock, best)
     found = course.fitted()
     if not best.is_start:
