@@ -240,7 +240,9 @@ def _affine(new: _Side, old: _Side, weight: Floats, bias: Floats) -> Transform:
         output=REACHED[old.metric],
         output_scale=old.scale,
     )
-    network = Network(config, folded=True)
+    with torch.device("meta"):  # fresh weights would use up the caller's random numbers
+        network = Network(config, folded=True)
     parts = {"body.0.weight": np.ascontiguousarray(weight.T), "body.0.bias": bias}
-    network.load_state_dict({name: torch.from_numpy(part.astype(np.float32)) for name, part in parts.items()})
+    state = {name: torch.from_numpy(part.astype(np.float32)) for name, part in parts.items()}
+    network.load_state_dict(state, assign=True)
     return Transform(network)

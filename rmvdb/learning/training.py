@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +26,6 @@ with warnings.catch_warnings(action="ignore"):  # which say nothing to rmvdb's u
 
 #: Called with (done, total) steps.
 ReportSteps = Callable[[int, int], None]
-
-#: With a start and without labels, ψ is trained by contrast of instances: by these settings, and the temperature of others.
-INSTANCES: dict[str, Any] = {"epochs": 30, "least_steps": 0, "lr": 3e-4, "batch": 256, "mining": False, "pull": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +95,7 @@ def fit(
     head: bool | None = None,
     logged: Pairs | None = None,
     progress: ReportSteps | None = None,
-    start: Transform | None = None,
+    start: Transform | Method | None = None,
     seconds: float | None = None,
 ) -> Fitted:
     """Train the transforms of a method. The same pairs and settings always give the same transforms, if time does not run out.
@@ -107,8 +103,10 @@ def fit(
     `head` says whether to train a ρ, whatever the method has. `logged` are queries of unknown class to train on beside the
     records, because ψ is applied to queries. A method in closed form gives its first variant.
 
-    `start` is a linear ψ, such as `procrustes`, `ridge` and `centred` give: ψ(x) = norm(W x̂ + b + MLP(x̂)) starts there, and ρ
-    at the identity. 15 % of the pairs are held out, and the weights that do best on them are kept, the first ones among them.
+    `start` is a linear ψ, or a method that gives one: `procrustes`, `ridge`, `centred`. ψ(x) = norm(W x̂ + b + MLP(x̂)) starts
+    there, and ρ at the identity. 15 % of the pairs are held out, and the weights that do best on them are kept, the first ones
+    among them. A method is fitted on the other pairs, and if nothing is better, on all. A ψ that has seen the pairs held out
+    looks better than it is, the more so the fewer pairs and the more dimensions there are, and then hardly anything beats it.
     Without labels the best find most of the new model's ten nearest records among ψ's ten nearest. With labels, if the method
     learns from them, the best have the highest mean average precision, since labels lead away from the new model's neighbours.
 
@@ -123,9 +121,7 @@ def fit(
     if spec.shares_space:
         return Fitted(reverse=_identity(pairs, old_metric, new_metric))
     if spec.closed_form:
-        every = pairs if logged is None else _together(pairs, logged)
-        made = closed_forms.variants(method, every, old_metric=old_metric, new_metric=new_metric, seed=settings.seed)
-        return Fitted(reverse=made[0][1])
+        return Fitted(reverse=_in_closed_form(method, pairs, logged, (old_metric, new_metric), settings.seed))
     spaces = Space.of(pairs.old, old_metric), Space.of(pairs.new, new_metric)
     clock = _Clock(progress=progress, end=None if seconds is None else time.monotonic() + seconds)
     if spec.lifts:
@@ -186,11 +182,10 @@ def _course(
     *,
     has_head: bool,
     start: Transform | None = None,
-    instances: bool = False,
 ) -> _Course:
-    """Make fresh networks and classes. `instances`: each pair is a class of its own."""
+    """Make fresh networks and classes, ψ from `start` if there is one."""
     old_space, new_space = spaces
-    groups = np.arange(len(pairs), dtype=np.int64) if instances else _groups(pairs, new_space.metric, settings)
+    groups = _groups(pairs, new_space.metric, settings)
     labelled = pairs.labels is not None
     if logged is not None:
         pairs, groups = _beside(pairs, groups, logged)
@@ -199,7 +194,7 @@ def _course(
         groups=groups,
         reverse=Network(_reverse(pairs, old_space, new_space, settings)) if start is None else _started(start, settings),
         head=Network(_head(pairs, new_space, settings)) if has_head else None,
-        loss_name="cl_s" if instances else str(METHODS[method].loss),
+        loss_name=str(METHODS[method].loss),
         pull=settings.weight_of_pull(labelled=labelled) if method.contrasts else 0.0,
         old_space=old_space,
         new_space=new_space,
@@ -207,8 +202,13 @@ def _course(
     )
 
 
+def _in_closed_form(method: Method, pairs: Pairs, logged: Pairs | None, metrics: tuple[Metric, Metric], seed: int) -> Transform:
+    every = pairs if logged is None else _together(pairs, logged)
+    return closed_forms.variants(method, every, old_metric=metrics[0], new_metric=metrics[1], seed=seed)[0][1]
+
+
 def _fit_from(
-    start: Transform,
+    start: Transform | Method,
     pairs: Pairs,
     logged: Pairs | None,
     method: Method,
@@ -218,16 +218,20 @@ def _fit_from(
     clock: _Clock,
 ) -> Fitted:
     """Train from `start`, and keep what does best on held-out pairs."""
-    _refuse_start(start, pairs, spaces[0].metric)
-    pairs, held_out = stopping.split(pairs, settings.seed)
-    instances = method.contrasts and pairs.labels is None
-    settings = replace(settings, residual=True, **(INSTANCES if instances else {}))  # another ρ would not begin at the start
-    course = _course(pairs, logged, method, spaces, settings, has_head=has_head, start=start, instances=instances)
+    metrics = spaces[0].metric, spaces[1].metric
+    every, (pairs, held_out) = pairs, stopping.split(pairs, settings.seed)
+    first = _in_closed_form(start, pairs, logged, metrics, settings.seed) if isinstance(start, Method) else start
+    _refuse_start(first, pairs)
+    settings = replace(settings, residual=True)  # another ρ would not begin at the identity
+    course = _course(pairs, logged, method, spaces, settings, has_head=has_head, start=first)
     modules = course.modules
-    best = stopping.Best(modules, _check_of(course, held_out, by_class=method.contrasts and not instances))
+    best = stopping.Best(modules, _check_of(course, held_out, by_class=method.contrasts and held_out.labels is not None))
     _descend(modules, course.loss, len(course.pairs), settings, clock, best)
     found = course.fitted()
-    return replace(found, reverse=start) if best.is_start else found  # the start is the smaller one
+    if not best.is_start:
+        return found
+    whole = _in_closed_form(start, every, logged, metrics, settings.seed) if isinstance(start, Method) else first
+    return replace(found, reverse=whole)
 
 
 def _check_of(course: _Course, held_out: Pairs, *, by_class: bool) -> Callable[[], float]:
@@ -260,7 +264,7 @@ def _started(start: Transform, settings: TrainingSettings) -> Network:
     return network
 
 
-def _refuse_start(start: Transform, pairs: Pairs, old_metric: Metric) -> None:
+def _refuse_start(start: Transform, pairs: Pairs) -> None:
     shape = (pairs.new.shape[1], pairs.old.shape[1])
     if start.linear is None:
         raise Mismatch("ψ can only start at a linear map; give it one of procrustes, ridge or centred")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import Ridge
 
 from rmvdb.errors import PlanRefused, UnknownName
@@ -218,6 +219,15 @@ def test_every_variant_is_a_file_that_gives_it_back_and_is_the_same_each_time(me
         again = Transform.from_bytes(data)
         assert again.config == one.config
         assert again.apply(queries).tobytes() == one.apply(queries).tobytes()
+
+
+def test_the_callers_random_numbers_stay_as_they_are():
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    for method in CLOSED:
+        variants(method, related(60, 6, 4), **COSINE)
+    assert torch.rand(1) == expected
 
 
 def test_the_hyperboloid_bears_no_linear_map():

@@ -66,9 +66,12 @@ def class_precision(queries, gallery, y, *, own):
 def test_on_held_out_pairs_it_is_never_worse_than_its_start(method, start):
     for labels in (False, True):
         pairs = sample(labels=labels)
-        held = stopping.split(pairs, 0)[1]
-        first = start_of(pairs, start)
-        fitted = fit(pairs, method=method, settings=QUICK, start=first, **COSINE)
+        kept, held = stopping.split(pairs, 0)
+        first = start_of(kept, start)
+        fitted = fit(pairs, method=method, settings=QUICK, start=first if labels else start, **COSINE)
+        if not labels and not fitted.reverse.config.skip:  # nothing was better: then it is of all pairs
+            assert fitted.reverse.to_bytes() == start_of(pairs, start).to_bytes()
+            continue
         final = fitted.final(held.new)
         reverse = fitted.reverse.apply(final)
         if labels and method.contrasts:
@@ -103,6 +106,19 @@ def test_where_nothing_is_better_it_is_its_start_itself():
     pairs = Pairs(old=(new @ turn).astype(np.float32), new=new)
     first = start_of(pairs, Method.PROCRUSTES)
     assert fit(pairs, method=Method.MCL, settings=QUICK, start=first, **COSINE).reverse is first
+    again = fit(pairs, method=Method.MCL, settings=QUICK, start=Method.PROCRUSTES, **COSINE).reverse
+    assert again.to_bytes() == first.to_bytes()  # of all pairs, those held out too
+
+
+def test_a_start_by_its_method_has_not_seen_the_pairs_that_are_held_out():
+    pairs = sample(300, labels=False, noise=0.1)
+    kept, _ = stopping.split(pairs, 0)
+    found, expected = (
+        fit(pairs, method=Method.RQT, settings=replace(QUICK, least_steps=200), start=start, **COSINE).reverse
+        for start in (Method.RIDGE, start_of(kept, Method.RIDGE))
+    )
+    assert found.config.skip
+    assert found.to_bytes() == expected.to_bytes()
 
 
 def test_labels_are_not_punished_for_leading_away_from_the_new_models_neighbours():
