@@ -709,6 +709,6 @@ def test_a_search_of_one_collection_is_not_rescored_whatever_its_plan_says(plann
 
 def test_a_serving_plan_of_an_earlier_rmvdb_rescores_nothing() -> None:
     stored = leg_to_json(Leg(collection="texts", model="v1", metric=Metric.COSINE, embedder="v1"))
-    del stored["rescore"]
+    assert "rescore" not in stored
     assert leg_from_json(stored).rescore == 0
     assert leg_from_json(leg_to_json(replace(leg_from_json(stored), rescore=20))).rescore == 20
