@@ -242,7 +242,7 @@ class App:
         row, search = self.registry.gallery(name), self.settings.search
         cache = int(search.rescore_cache_mb * 1e6)
         embeddings = functools.cache(functools.partial(self._embeddings, name))
-        shared = SharedVectors(name, registry=self.registry, store=self.store, cache=embeddings, most=cache)
+        shared = SharedVectors(name, registry=self.registry, store=self.store, cache=embeddings, most=2 * cache)
         rescorer = Rescorer(
             loaded_models=self.loaded_models,
             source=functools.partial(self.source, name),

@@ -110,17 +110,30 @@ class Rescorer:
         if self._shared is not None:
             self._shared.share()
 
+    def prepare(self, plan: ServingPlan, most: int | None) -> float:
+        """Wait until the source is loaded, for `budget` seconds at most. Return how many of them are left for this search.
+
+        This comes before the legs are searched: the wait must not make their answers late.
+        """
+        since = time.monotonic()
+        if self._candidates(plan, most) and (loading := self._loading(plan.epoch)) is not None:
+            wait([loading], timeout=self._budget)
+        return self._budget - (time.monotonic() - since)
+
     def begin(self, plan: ServingPlan, most: int | None) -> Begun | None:
         """Return the rescoring of a search, None if there is none. `most` takes the place of the plan's number of candidates."""
-        wanted = plan.rescore if most is None else most
-        if not wanted or len(plan.legs) < 2 or not self._budget or time.monotonic() < self._rests_until:
-            return None
-        if (source := self._source(plan.epoch)) is None:
+        wanted = self._candidates(plan, most)
+        if not wanted or (source := self._source(plan.epoch)) is None:
             return None
         reads = fields_read(source)
         if reads is not None and not self._schema.dynamic and set(reads) - {each.name for each in self._schema.fields}:
             return None  # the engine would refuse to return that field
         return Begun(source=source, most=wanted, reads=reads)
+
+    def _candidates(self, plan: ServingPlan, most: int | None) -> int:
+        """Return how many candidates a query has, 0 if searches are not rescored now."""
+        resting = time.monotonic() < self._rests_until
+        return 0 if resting or not self._budget or len(plan.legs) < 2 else plan.rescore if most is None else most
 
     def ranked(
         self,
@@ -129,12 +142,17 @@ class Rescorer:
         queries: Vectors,
         newest: Sequence[Sequence[Hit]],
         merged: Sequence[list[Hit]],
+        *,
+        left: float,
     ) -> list[list[Hit]]:
-        """Return the merged hits of each query (n, dim of the newest leg) in their new order. `newest`: the newest leg's own."""
+        """Return the merged hits of each query (n, dim of the newest leg) in their new order.
+
+        `newest`: the newest leg's own hits. `left`: the seconds that `prepare` left.
+        """
         since = time.monotonic()
         wanted = [candidates(hits, {hit.id for hit in own}, most=begun.most) for hits, own in zip(merged, newest, strict=True)]
         try:
-            ranked = self._by_true_distance(begun, plan, queries, wanted, merged, since + self._budget)
+            ranked = self._by_true_distance(begun, plan, queries, wanted, merged, since + left)
         except Exception as exc:  # noqa: BLE001 (no search fails because of its rescoring)
             self._say(plan.epoch, ALL, _reason(exc))
             ranked = list(merged)
@@ -163,7 +181,7 @@ class Rescorer:
     def _vectors(self, source: Source, plan: ServingPlan, hits: Sequence[Hit], deadline: float) -> dict[Id, Vectors]:
         """Return the vectors of these records in the newest leg's space, as far as they are ready in time."""
         leg = plan.legs[0]
-        load = self._guarded(plan.epoch, lambda: _candidates(source, leg, hits))
+        load = self._guarded(plan.epoch, lambda: _loaded_items(source, leg, hits))
         # The field of a hit is there already. Everything else may take a while.
         loaded = load() if isinstance(source, FieldSource) else self._loaders.run(load, deadline)
         some = {each.key: each for each in loaded or ()}
@@ -193,8 +211,8 @@ class Rescorer:
             self._sharing.begin(self._shared.share)  # in a thread of its own: this search waits for its vectors
         return vectors
 
-    def _source(self, epoch: int) -> Source | None:
-        """Return the source, loaded once in each epoch: another one may be registered before the next upgrade."""
+    def _loading(self, epoch: int) -> Future[Source | None] | None:
+        """Return the loading of the source, begun once in each epoch: another one may be registered before the next upgrade."""
         now = time.monotonic()
         with self._lock:
             if self._loaded is None or self._loaded[0] != epoch or _failed_before(self._loaded[2], self._loaded[1], now - PAUSE):
@@ -202,9 +220,12 @@ class Rescorer:
                 if future is None:
                     return None
                 self._loaded = epoch, now, future
-            loading = self._loaded[2]
-        wait([loading], timeout=self._budget)
-        if not loading.done() or loading.cancelled():
+            return self._loaded[2]
+
+    def _source(self, epoch: int) -> Source | None:
+        """Return the source, None if there is none or it is not loaded yet."""
+        loading = self._loading(epoch)
+        if loading is None or not loading.done() or loading.cancelled():
             return None
         if (exc := loading.exception()) is not None:
             self._say(epoch, ALL, _reason(exc))
@@ -233,7 +254,7 @@ class Rescorer:
         log.warning("%s keep their calibrated distance in searches: %s", what, reason, extra={"action": "rescore"})
 
 
-def _candidates(source: Source, leg: Leg, hits: Sequence[Hit]) -> list[_Candidate]:
+def _loaded_items(source: Source, leg: Leg, hits: Sequence[Hit]) -> list[_Candidate]:
     """Load the items of these hits. Leave out what has none, or one that no digest could tell from another."""
     items = given(source, [Record(id=hit.id, fields=hit.fields) for hit in hits])[0]
     digests = {id: item_digest(item) for id, item in items.items()}

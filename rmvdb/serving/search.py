@@ -89,6 +89,8 @@ class Reader:
         """Return a list of hits for each query, nearest first. `rescore`: the number of candidates, None for that of the plan."""
         encoded: dict[int, dict[str, Vectors]] = {}  # by epoch: a repetition has its queries ready
 
+        left = self._rescorer.prepare(self._current_plan.current(), rescore) if self._rescorer else 0.0
+
         def ask(plan: ServingPlan) -> _Found:
             if plan.epoch not in encoded:
                 encoded[plan.epoch] = encode(plan)
@@ -107,7 +109,7 @@ class Reader:
         found = self._timely(ask)
         if found.rescoring is None:
             return self._merged(found, limit=limit, offset=offset)
-        ranked = self._rescored(found, found.rescoring)
+        ranked = self._rescored(found, found.rescoring, left)
         return [[found.rescoring.shown(hit, fields) for hit in hits[offset : offset + limit]] for hits in ranked]
 
     def get(self, ids: Sequence[Id], fields: Sequence[str] | None) -> dict[Id, Record]:
@@ -222,12 +224,12 @@ class Reader:
         scales = [calibration.apply if (calibration := self._loaded_models.calibration(each)) else None for each in legs]
         return [merge(lists, scales, limit=limit, offset=offset) for lists in zip(*found.hits, strict=True)]
 
-    def _rescored(self, found: _Found, begun: Begun) -> list[list[Hit]]:
+    def _rescored(self, found: _Found, begun: Begun, left: float) -> list[list[Hit]]:
         assert self._rescorer is not None  # noqa: S101 (it began this)
         everything = max((len(hits) for leg in found.hits for hits in leg), default=0) * len(found.hits)
         merged = self._merged(found, limit=everything)
         queries = found.queries[found.plan.legs[0].collection]
-        return self._rescorer.ranked(begun, found.plan, queries, found.hits[0], merged)
+        return self._rescorer.ranked(begun, found.plan, queries, found.hits[0], merged, left=left)
 
     def _params(self, collection: str) -> Mapping[str, object]:
         if collection not in self._search_params:

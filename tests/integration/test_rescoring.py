@@ -712,3 +712,22 @@ def test_a_serving_plan_of_an_earlier_rmvdb_rescores_nothing() -> None:
     assert "rescore" not in stored
     assert leg_from_json(stored).rescore == 0
     assert leg_from_json(leg_to_json(replace(leg_from_json(stored), rescore=20))).rescore == 20
+
+
+def test_a_source_that_loads_slowly_makes_no_answer_of_the_legs_late(gallery: Gallery) -> None:
+    go_on, asked = threading.Event(), list[str]()
+
+    def load() -> Source:
+        go_on.wait(60.0)
+        return FieldSource("text")
+
+    with application(gallery, budget=3.0) as client:
+        plain = client.search("anything", rescore=0)
+        assert client._reader._rescorer is not None
+        client._reader._rescorer._load_source = load
+        gallery.store.before = lambda call, collection: asked.append(collection)
+        assert client.search("anything", rescore=40) == plain  # it waited for 3 s, and a search may take 0.1 s
+        assert asked.count("texts_v1") < 10
+        go_on.set()
+        wait_until(lambda: client.search("anything", rescore=40) != plain)
+        expect_true(gallery, client.search("anything", rescore=40), "anything")
