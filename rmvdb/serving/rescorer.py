@@ -51,7 +51,10 @@ class Begun:
 
     def shown(self, hit: Hit, asked: Sequence[str] | None) -> Hit:
         """Return the hit with the fields that its caller asked for, and no more."""
-        return hit if asked is None else replace(hit, fields={name: each for name, each in hit.fields.items() if name in asked})
+        if asked is None:
+            return hit
+        extra = hit.fields.keys() - set(asked) if self.reads is None else set(self.reads) - set(asked)
+        return replace(hit, fields={name: each for name, each in hit.fields.items() if name not in extra})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
