@@ -1,4 +1,4 @@
-"""What rescoring did, and the records that searches ask for"""
+"""The records that searches ask for, and the figures of rescoring"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import AskedForRow, BatchRow, GalleryRow
 from rmvdb.types import BatchState, Id, Phase
 
-#: The most records that wait to be moved first. What comes on top is moved in its turn.
+#: The most records that wait to be moved first. Others move in their turn.
 MOST = 5_000
 
 

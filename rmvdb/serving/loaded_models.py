@@ -42,7 +42,7 @@ class Chain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """What a leg's own model makes of some items."""
+    """The vectors that a leg's own model makes of some items."""
 
     #: The version whose embedder made them.
     embedder: str

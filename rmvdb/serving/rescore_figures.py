@@ -12,7 +12,7 @@ WINDOW, REMEMBERED = 30.0, 10_000
 
 
 class RescoreFigures:
-    """What rescoring did lately. Safe to share between threads."""
+    """The latest figures of rescoring. Safe to share between threads."""
 
     def __init__(self) -> None:
         #: When each search ended, its queries and its milliseconds.

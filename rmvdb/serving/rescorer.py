@@ -31,7 +31,7 @@ BUDGET, CACHE = 0.1, 64_000_000
 WIDTH = 4
 #: Seconds without rescoring after the source or the model failed as a whole: most searches would only repeat that.
 PAUSE = 5.0
-#: What the log says of records that are not rescored.
+#: The log names the records that are not rescored so.
 ALL, SOME = "All records that are not re-embedded yet", "Some records that are not re-embedded yet"
 
 
@@ -102,7 +102,7 @@ class Rescorer:
         self._loaded: tuple[int, float, Future[Source | None]] | None = None
         self._told: set[tuple[int, str]] = set()
         self._rests_until = 0.0
-        #: What `rmvdb status` shows of this client.
+        #: The figures that `rmvdb status` shows of this client.
         self.figures = RescoreFigures()
 
     def close(self) -> None:

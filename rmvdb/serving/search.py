@@ -30,7 +30,7 @@ LEGS = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Found:
-    """What the legs of a plan answered to a search."""
+    """The answers of a plan's legs to a search."""
 
     plan: ServingPlan
     #: The query vectors of each leg, by collection.

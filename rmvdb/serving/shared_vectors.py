@@ -1,4 +1,4 @@
-"""What searches embedded, for everybody: workers find the vectors in the cache, and move their records first."""
+"""The vectors that searches made, for everybody: workers find them in the cache, and move their records first."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ class SharedVectors:
                     self._share(shared)
             except Exception as exc:  # noqa: BLE001 (the client may be closed meanwhile)
                 if not self._told:
-                    log.info("What searches embedded could not be kept for the backfill: %s", exc, extra={"action": "share"})
+                    log.info(
+                        "The vectors that searches made could not be kept for the backfill: %s", exc, extra={"action": "share"}
+                    )
                 self._told = True
 
     def _share(self, shared: Mapping[Id, Embedded]) -> None:

@@ -28,7 +28,7 @@ class Status:
     #: Collections that get every write and are not searched.
     mirrors: list[str]
     clients: int
-    #: What rescoring did in the last half minute; None if the plan asks for none and no search did.
+    #: The figures of rescoring in the last half minute; None if the plan asks for none and no search did.
     rescoring: dict[str, float | None] | None = None
     #: The sign that the registry has gone back; empty if there is none.
     gone_back: str = ""
