@@ -205,6 +205,9 @@ class Leg:
     searched: bool = True
     #: What another model adds to the query vector. None: `embedder` and `transforms` make all of it.
     blend: Blend | None = None
+    #: How many of the best hits of the legs behind it a search embeds by this leg's model, and ranks by their true distance. It
+    #: counts on the newest leg only.
+    rescore: int = 0
 
     def transforms_after(self, other: Leg) -> tuple[str, ...] | None:
         """Return the transforms from the queries of `other` to those of this leg, None if this leg's chain has another start.
@@ -244,6 +247,11 @@ class ServingPlan:
     def own_grace(self) -> float:
         """The grace for its own clients, in seconds."""
         return self.max_age + self.longest_search + self.staleness
+
+    @property
+    def rescore(self) -> int:
+        """How many of the best hits of the older legs a search ranks by their true distance in the newest leg's space."""
+        return self.legs[0].rescore if len(self.legs) > 1 else 0
 
     @property
     def write_targets(self) -> tuple[Leg, ...]:

@@ -162,6 +162,14 @@ class SearchSection(Section):
     keep_queries_days: Annotated[float, Field(gt=0, le=3650)] = Field(
         default=30.0, description="Days after which a kept query is neither used nor kept any more."
     )
+    rescore_ms: Annotated[float, Field(ge=0)] = Field(
+        default=100.0,
+        description="Milliseconds that rescoring may add to one search. A record that is not ready in time keeps its calibrated "
+        "distance. 0 turns rescoring off.",
+    )
+    rescore_cache_mb: Annotated[float, Field(ge=0)] = Field(
+        default=64.0, description="Megabytes of the vectors that one client keeps from rescoring."
+    )
 
 
 class BackfillSection(Section):

@@ -233,12 +233,27 @@ class App:
 
     def client(self, gallery: str | None = None, *, closing: Callable[[], None] = lambda: None) -> Client:
         """A client of a gallery, which calls `closing` when it is closed."""
+        from rmvdb.registry.codec import schema_from_json
         from rmvdb.serving.client import Client
+        from rmvdb.serving.rescorer import Rescorer
+        from rmvdb.serving.shared_vectors import SharedVectors
 
         name = self.gallery_name(gallery, how="connect(gallery=…)")
+        row, search = self.registry.gallery(name), self.settings.search
+        cache = int(search.rescore_cache_mb * 1e6)
+        embeddings = functools.cache(functools.partial(self._embeddings, name))
+        shared = SharedVectors(name, registry=self.registry, store=self.store, cache=embeddings, most=2 * cache)
+        rescorer = Rescorer(
+            loaded_models=self.loaded_models,
+            source=functools.partial(self.source, name),
+            schema=schema_from_json(self.registry.collections(row.id)[0].schema),
+            budget=search.rescore_ms / 1000,
+            cache=cache,
+            shared=shared,
+        )
         return Client(
             name,
-            item_field=sources.field_of(self.registry.gallery(name).source),
+            item_field=sources.field_of(row.source),
             registry=self.registry,
             store=self.store,
             loaded_models=self.loaded_models,
@@ -246,6 +261,7 @@ class App:
             consistency=self.settings.search.consistency,
             keeper=self._keeper(name),
             closing=closing,
+            rescorer=rescorer,
         )
 
     def _keeper(self, gallery: str) -> QueryKeeper | None:

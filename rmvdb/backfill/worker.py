@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 from rmvdb import errors
+from rmvdb.backfill.asked_for import MovedFirst
 from rmvdb.backfill.batches import Backfill
 from rmvdb.backfill.next_action import Action, Goal, next_action
 from rmvdb.backfill.settle import Settled
@@ -135,6 +136,8 @@ class Worker:
         pause = max(LOOK, task.grace / 2)
         settled = Settled(task, backfill, pause=pause, waiting=lambda: BatchState.COPIED in self._registry.counts(task.upgrade))
         looked, idle = float("-inf"), IDLE
+        # A roll back takes its vectors from the archive, and a search of one collection asks for no record.
+        asked_for = None if task.undoes or task.in_place else MovedFirst(self._registry, task.upgrade)
         while True:
             if time.monotonic() - looked >= LOOK or goal.until < 1.0:
                 now, row = self._registry.progress(task.upgrade), self._registry.upgrade(task.upgrade)
@@ -146,6 +149,8 @@ class Worker:
             action = next_action(now, row, len(at_work), goal, stopping=stop.is_set())
             if action is Action.CLAIM:
                 copy = goal.wants_more(now) and not row.paused
+                if copy and asked_for is not None:
+                    asked_for.step()
                 claimed = self._claim(task, copy=copy, settled=settled.until())
             if claimed is not None:
                 at_work.add(pool.submit(self._work, task, backfill, claimed, self._in_time(claimed, asked)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rmvdb.cli.output import duration, echo
@@ -21,6 +22,8 @@ def print_status(now: Status) -> None:
         echo(f"queries: {now.kept_queries:,} kept, the oldest {now.oldest_query_days:.1f} days old")
     if now.gone_back:
         echo(f"stopped: {now.gone_back}")
+    if now.rescoring is not None:
+        echo(_rescoring(now.rescoring))
     if now.upgrade is None:
         echo("no upgrade yet")
         return
@@ -42,3 +45,14 @@ def print_status(now: Status) -> None:
         echo(f"held back: {now.held_back}")
     if now.stopped:
         echo(f"stopped: {now.stopped}")
+
+
+def _rescoring(told: Mapping[str, float | None]) -> str:
+    searches, share, embedded = told["searches"] or 0, told["from_cache"], told["embedded_per_query"]
+    if not searches:
+        return f"rescoring: {told['candidates']:g} candidates a query; no search was rescored in the last 30 s"
+    cached = "" if share is None else f", {round(100 * share)} % of the vectors from cache"
+    return (
+        f"rescoring: {counted(round(searches), 'search', 'searches')} in the last 30 s, {embedded or 0:.3g} items embedded "
+        f"per query{cached}, {told['p50_ms'] or 0:.3g} ms in the median"
+    )

@@ -23,7 +23,9 @@ class CallableSource:
         if inspect.isclass(named):
             named = self._guarded(named)
         self._load: Callable[[Sequence[Record]], object]
-        if callable(getattr(named, "load", None)):
+        #: Whether it gets the records with their fields, and not only the ids.
+        self.reads_fields = callable(getattr(named, "load", None))
+        if self.reads_fields:
             self._load = named.load
         elif callable(named):
             self._load = lambda records: named([record.id for record in records])

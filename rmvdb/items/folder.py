@@ -35,6 +35,8 @@ class ImageFolder:
         # The folder is all that comes before the first field, so a record's values cannot lead out of it.
         fixed, slash, _ = pattern[: pattern.index("{")].rpartition("/")
         self.folder = (base or Path.cwd()) / Path(fixed + slash).expanduser()
+        #: The fields that the names are made from, besides the id.
+        self.fields = tuple(dict.fromkeys(name for name in names if name != "id"))
         self._template = pattern[len(fixed + slash) :]
 
     def load(self, records: Sequence[Record]) -> Mapping[Id, Item]:

@@ -108,6 +108,20 @@ def _parsed(spec: str) -> tuple[SourceSpec | None, str]:
     return SOURCES.get(name), rest
 
 
+def fields_read(source: Source) -> tuple[str, ...] | None:
+    """Return the fields of a record that the source reads besides its id; None if it may read any of them."""
+    match source:
+        case FieldSource():
+            return (source.field,)
+        case ImageFolder():
+            return source.fields
+        case sql.SQLSource():
+            return ()
+        case CallableSource(reads_fields=False):
+            return ()
+    return None
+
+
 #: If a source fails for this many records in a row, each alone, the source counts as broken and not the records.
 _BROKEN = 10
 

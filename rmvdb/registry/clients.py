@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import delete, func, insert, select, update
@@ -46,15 +46,18 @@ class Clients(Database):
         holds: int = 0,
         searches: int = 0,
         p99_ms: float = 0.0,
+        rescoring: Mapping[str, float] | None = None,
     ) -> Serving:
         """Record a client's heartbeat and return the plan in force and the announced one.
 
         `holds`: the epoch that it serves by, 0 for none yet. `ready`: the newest epoch that it can serve. `trouble`: why it can't
         serve the announced one. `searches`, `p99_ms`: how many searches count, and how long they take.
+        `rescoring`: what rescoring did in them.
         """
         # Locked, so that no epoch changes before every reader sees the epoch that this client gets.
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock={"read": True})
         reported = {"epoch": holds or row.epoch, "ready": ready, "trouble": trouble, "searches": searches, "p99_ms": p99_ms}
+        reported["rescoring"] = rescoring and dict(rescoring)
         values = {"gallery_id": row.id, "seen_at": clock(), **reported}
         if not s.execute(update(ClientRow).where(ClientRow.id == client).values(**values)).rowcount:  # type: ignore[attr-defined]
             mine = PlanRow.gallery_id == row.id

@@ -50,8 +50,9 @@ def schema_from_json(value: Mapping[str, Any]) -> Schema:
 
 
 def leg_to_json(leg: Leg) -> dict[str, Any]:
-    """Return a leg as JSON values. A leg without a blend has the form that an earlier rmvdb reads."""
-    plain = {name: getattr(leg, name) for name in Leg.__slots__ if name != "blend"} | {"transforms": list(leg.transforms)}
+    """Return a leg as JSON values. A leg without a blend and without rescoring has the form that an earlier rmvdb reads."""
+    left_out = {"blend"} if leg.rescore else {"blend", "rescore"}
+    plain = {name: getattr(leg, name) for name in Leg.__slots__ if name not in left_out} | {"transforms": list(leg.transforms)}
     if leg.blend is None:
         return plain
     blend = {name: getattr(leg.blend, name) for name in Blend.__slots__}

@@ -14,6 +14,7 @@ from rmvdb.registry.clock import DAY, clock, day
 from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import (
     ArtifactRow,
+    AskedForRow,
     BatchRow,
     ClientRow,
     CollectionRow,
@@ -80,6 +81,7 @@ def _kinds(s: Session, older: float, spared: set[str], queries_days: float) -> d
         ),
         "batches of ended upgrades": (BatchRow, BatchRow.upgrade_id.in_(ended)),
         "quarantined records of ended upgrades": (QuarantineRow, QuarantineRow.upgrade_id.in_(ended)),
+        "records asked for in ended upgrades": (AskedForRow, AskedForRow.upgrade_id.in_(ended)),
         "writes that no upgrade needs": (IntentRow, IntentRow.upgrade_id.in_(ended) | free),
         "kept queries that are too old": (KeptQueryRow, KeptQueryRow.asked_at < day(s) - queries_days * DAY),
         "artifacts": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rmvdb.registry.asked import AskedFor
 from rmvdb.registry.batches import Batches
 from rmvdb.registry.claims import Claims
 from rmvdb.registry.clients import Clients
@@ -27,6 +28,7 @@ class Registry(
     Upgrades,
     Batches,
     Claims,
+    AskedFor,
     Quarantine,
     Intents,
     Restoring,

@@ -12,6 +12,7 @@ from rmvdb import errors
 from rmvdb.registry.clock import clock, now
 from rmvdb.registry.codec import key, leg_from_json, leg_to_json, pack_ids, unpack_ids
 from rmvdb.registry.tables import (
+    AskedForRow,
     BatchRow,
     ClientRow,
     CollectionRow,
@@ -184,8 +185,8 @@ def refuse_gone_on(s: Session, upgrade_id: int | None, phase: str | None, leader
 
 
 def forget_work(s: Session, upgrades: Sequence[int]) -> None:
-    """Delete the work lists, intents and quarantine of these upgrades."""
-    for table in (BatchRow, IntentRow, QuarantineRow):
+    """Delete the work lists, intents and quarantine of these upgrades, and what searches asked for."""
+    for table in (BatchRow, IntentRow, QuarantineRow, AskedForRow):
         s.execute(delete(table).where(table.upgrade_id.in_(upgrades)))
 
 

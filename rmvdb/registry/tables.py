@@ -33,7 +33,7 @@ from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.text import storable
 
 #: The revision of these tables: every call compares it with the database's.
-REVISION = "0005"
+REVISION = "0006"
 #: Where the database's is: a name of our own, since it may be shared with an application that uses Alembic too.
 REVISION_TABLE = "rmvdb_revision"
 
@@ -418,6 +418,17 @@ class QuarantineRow(Table):
     at: Mapped[float]
 
 
+class AskedForRow(Table):
+    """A record that a search asked for while it was not re-embedded. A worker moves it first."""
+
+    __tablename__ = "asked_for"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    upgrade_id: Mapped[int] = mapped_column(ForeignKey("upgrades.id"), index=True)
+    #: `codec.key(id)`.
+    record: Mapped[str] = mapped_column(Text)
+
+
 class ClientRow(Table):
     """A process that searches. It is alive if it asked within its plan's maximum age."""
 
@@ -432,6 +443,8 @@ class ClientRow(Table):
     #: How many of its latest searches count, and the milliseconds in which 99 % of them ended.
     searches: Mapped[int]
     p99_ms: Mapped[float]
+    #: `RescoreFigures.latest`. None if its searches were not rescored lately.
+    rescoring: Mapped[dict[str, Any] | None]
     seen_at: Mapped[float]
 
 

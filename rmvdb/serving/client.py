@@ -22,6 +22,7 @@ from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.serving.query_keeper import QueryKeeper
+from rmvdb.serving.rescorer import Rescorer
 from rmvdb.serving.search import Encode, Reader
 from rmvdb.serving.writes import Writer
 from rmvdb.types import Hit, Id, Item, Record, ServingPlan, Vectors
@@ -50,9 +51,11 @@ class Client:
         item_field: str = "",
         keeper: QueryKeeper | None = None,
         closing: Callable[[], None] = lambda: None,
+        rescorer: Rescorer | None = None,
     ) -> None:
         """`item_field`: the field that holds a record's item, if one does. `consistency`: the default of a search. `keeper`: gets
-        the items of every search that was answered. `close` calls `closing` last, to close what was opened for this client."""
+        the items of every search that was answered. `close` calls `closing` last, to close what was opened for this client.
+        Without `rescorer`, no search is rescored."""
         self.gallery = gallery
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._store, self._loaded_models = store, loaded_models
@@ -68,6 +71,7 @@ class Client:
             prepare=loaded_models.prepare,
             name=self.name,
             latency=self._latency,
+            rescoring=rescorer.figures.latest if rescorer else lambda: None,
         )
         self._reader = Reader(
             gallery,
@@ -77,6 +81,7 @@ class Client:
             current_plan=self._current_plan,
             engine_timeout=engine_timeout,
             search_params={row.name: row.search for row in collections},
+            rescorer=rescorer,
         )
         self._writer = Writer(
             store=store,
@@ -121,6 +126,7 @@ class Client:
         filter: str | None = ...,
         output_fields: Sequence[str] = ...,
         consistency: Literal["", "Bounded", "Strong"] = ...,
+        rescore: int | None = ...,
     ) -> list[list[Hit]]: ...
     @overload
     def search(
@@ -134,6 +140,7 @@ class Client:
         filter: str | None = ...,
         output_fields: Sequence[str] = ...,
         consistency: Literal["", "Bounded", "Strong"] = ...,
+        rescore: int | None = ...,
     ) -> list[Hit]: ...
 
     def search(
@@ -147,6 +154,7 @@ class Client:
         filter: str | None = "",
         output_fields: Sequence[str] = (),
         consistency: Literal["", "Bounded", "Strong"] = "",
+        rescore: int | None = None,
     ) -> list[Hit] | list[list[Hit]]:
         """Return the nearest records of an item, nearest first. A list of items gives a list of answers.
 
@@ -156,6 +164,9 @@ class Client:
 
         `filter` is a Milvus expression. `offset` leaves out that many hits. Records of equal distance have no fixed order, so
         pages can skip or repeat one. Ask for a longer list and cut it instead.
+
+        During an upgrade, `rescore` is how many of the best records that are not re-embedded yet the new model embeds for each
+        query, to rank them by their true distance. The default is what the upgrade's plan says. 0 turns it off.
 
         Raises:
             UsageError: the arguments do not fit.
@@ -168,9 +179,10 @@ class Client:
         fields = canonical.names_of(output_fields)
         if (level := consistency or self._consistency) not in ("Bounded", "Strong"):
             raise errors.UsageError(f'consistency is "Bounded" or "Strong", not {level!r}')
+        most = None if rescore is None else canonical.whole("rescore", rescore, least=0)
         with self._latency.measured():
             answers = self._reader.search(
-                encode, limit=limit, offset=offset, filter=filter, fields=fields, strong=level == "Strong"
+                encode, limit=limit, offset=offset, filter=filter, fields=fields, strong=level == "Strong", rescore=most
             )
         if self._keeper is not None and vector is None:
             self._keeper.offer(item if isinstance(item, list) else [item])

@@ -7,7 +7,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rmvdb import errors
 from rmvdb.registry.clients import Serving
@@ -63,7 +63,10 @@ class CurrentPlan:
         prepare: Callable[[ServingPlan], None],
         name: str,
         latency: Latency,
+        rescoring: Callable[[], Mapping[str, float] | None] = lambda: None,
     ) -> None:
+        """`rescoring` returns what rescoring did lately, as the registry keeps it."""
+        self._rescoring = rescoring
         self._gallery, self._registry, self._prepare, self._name = gallery, registry, prepare, name
         self._latency = latency
         self._process = os.getpid()
@@ -181,6 +184,7 @@ class CurrentPlan:
             trouble=self._trouble,
             searches=searches,
             p99_ms=p99_ms,
+            rescoring=self._rescoring(),
         )
         if serving.plan.epoch < holds or (serving.plan.epoch == holds and serving.trace < self._trace):
             raise self.gone_back(serving.plan.epoch)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from rmvdb import errors
-from rmvdb.items.check import CheckedEmbedder
+from rmvdb.canonical import unrankable
+from rmvdb.items.check import CheckedEmbedder, embed_checked
 from rmvdb.items.kinds import REQUIRED
 from rmvdb.items.query_embedder import QueryEmbedder
 from rmvdb.protocols import Embedder
@@ -37,6 +38,19 @@ class Chain:
     head: str | None = None
     #: Whether that embedder embeds queries by `embed_queries`.
     has_own_queries: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """The vectors that a leg's own model makes of some items."""
+
+    #: The version whose embedder made them.
+    embedder: str
+    #: The embedder's vectors (n, its dim), and those to store (n, dim of the leg).
+    raw: Vectors
+    vectors: Vectors
+    #: Why an item has no vector, by its place. Its rows say nothing.
+    failed: Mapping[int, str]
 
 
 class LoadedModels:
@@ -143,6 +157,21 @@ class LoadedModels:
             # A batch as small as the probes needs no check: loading the model compared its rows.
             embedded[version] = self.embed(version, items, confirm=len(items) > REQUIRED)
         return self.apply(transforms, embedded[version])
+
+    def made(self, leg: Leg, items: Sequence[Item]) -> Made:
+        """Embed items as a write into a leg's collection does, and say which of them cannot be embedded.
+
+        Raises:
+            ModelError: the model is broken.
+        """
+        version, transforms = self._writes(leg)
+        raw, failed = embed_checked(self.embedder(version), items, self.chain(version).dim)
+        good = [at for at in range(len(items)) if at not in failed]
+        vectors = np.full((len(items), self.chain(leg.model).dim), np.nan, np.float32)
+        if good:
+            vectors[good] = self.apply(transforms, raw[good])
+        odd = {at: f"its vector {why}" for at, why in unrankable(vectors, leg.metric).items()}
+        return Made(embedder=version, raw=raw, vectors=vectors, failed={**odd, **failed})
 
     def _writes(self, leg: Leg) -> tuple[str, tuple[str, ...]]:
         """Return the version that embeds for a write into a leg's collection, and the transforms after it.

@@ -1,9 +1,9 @@
-"""Merge ranked lists into one, by calibrated distance. No I/O, no torch."""
+"""Merge ranked lists into one, by calibrated distance, and rank anew by better distances. No I/O, no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -35,6 +35,23 @@ def merge(legs: Sequence[Sequence[Hit]], calibrations: Sequence[Calibrate | None
                 best[hit.id] = (key, hit)
     ranked = sorted(best.values(), key=lambda each: each[0])[offset : offset + limit]
     return [replace(hit, distance=key[0], raw=hit.distance, fields=first[hit.id].fields) for key, hit in ranked]
+
+
+def reranked(
+    merged: Sequence[Hit], raw: Mapping[Id, float], calibrate: Calibrate | None, *, collections: Sequence[str]
+) -> list[Hit]:
+    """Rank merged hits anew, some by another raw distance, by id, which `calibrate` puts on the common scale.
+
+    Equal distances rank as in `merge`: by leg, in the order of `collections`, then by raw distance, then by id.
+    """
+    better = [replace(hit, distance=raw[hit.id], raw=raw[hit.id]) for hit in merged if hit.id in raw]
+    scaled = {hit.id: replace(hit, distance=far) for hit, far in zip(better, _calibrated(better, calibrate), strict=True)}
+    place = {name: number for number, name in enumerate(collections)}
+
+    def key(hit: Hit) -> _Key:
+        return hit.distance, place[hit.leg], _rankable(hit.raw), hit.id
+
+    return sorted((scaled.get(hit.id, hit) for hit in merged), key=key)
 
 
 def _calibrated(hits: Sequence[Hit], calibrate: Calibrate | None) -> list[float]:

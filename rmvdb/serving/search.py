@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rmvdb import errors
@@ -13,6 +14,7 @@ from rmvdb.registry.registry import Registry
 from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.serving.merge import merge
+from rmvdb.serving.rescorer import Begun, Rescorer
 from rmvdb.timing import uptime
 from rmvdb.types import Hit, Id, Leg, Metric, Record, ServingPlan, Vectors
 
@@ -24,6 +26,19 @@ Encode = Callable[[ServingPlan], dict[str, Vectors]]
 ATTEMPTS = 5
 #: Searches of legs that run at the same time.
 LEGS = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """The answers of a plan's legs to a search."""
+
+    plan: ServingPlan
+    #: The query vectors of each leg, by collection.
+    queries: Mapping[str, Vectors]
+    #: The hits, by leg and query.
+    hits: list[list[list[Hit]]]
+    #: The rescoring that follows, None if there is none.
+    rescoring: Begun | None
 
 
 class Reader:
@@ -42,11 +57,14 @@ class Reader:
         current_plan: CurrentPlan,
         engine_timeout: float,
         search_params: Mapping[str, Mapping[str, object]],
+        rescorer: Rescorer | None = None,
     ) -> None:
-        """`search_params`: the parameters of a search, by collection. Others are read from the registry."""
+        """`search_params`: the parameters of a search, by collection. Others are read from the registry. Without `rescorer`, no
+        search is rescored."""
         self._gallery, self._registry, self._store = gallery, registry, store
         self._loaded_models, self._current_plan = loaded_models, current_plan
         self._engine_timeout, self._search_params = engine_timeout, dict(search_params)
+        self._rescorer = rescorer
         #: When this client's last write ended.
         self.wrote = float("-inf")
         self._pool = ThreadPoolExecutor(max_workers=LEGS, thread_name_prefix="rmvdb-leg")
@@ -54,17 +72,45 @@ class Reader:
     def close(self) -> None:
         """End the threads that search."""
         self._pool.shutdown()
+        if self._rescorer is not None:
+            self._rescorer.close()
 
-    def search(self, encode: Encode, **options: Any) -> list[list[Hit]]:
-        """Return a list of hits for each query, nearest first. `options`: those of `_merged`."""
+    def search(
+        self,
+        encode: Encode,
+        *,
+        limit: int,
+        offset: int,
+        filter: str | None,
+        fields: Sequence[str] | None,
+        strong: bool,
+        rescore: int | None = None,
+    ) -> list[list[Hit]]:
+        """Return a list of hits for each query, nearest first. `rescore`: the number of candidates, None for that of the plan."""
         encoded: dict[int, dict[str, Vectors]] = {}  # by epoch: a repetition has its queries ready
 
-        def ask(plan: ServingPlan) -> list[list[Hit]]:
+        left = self._rescorer.prepare(self._current_plan.current(), rescore) if self._rescorer else 0.0
+
+        def ask(plan: ServingPlan) -> _Found:
             if plan.epoch not in encoded:
                 encoded[plan.epoch] = encode(plan)
-            return self._merged(plan, encoded[plan.epoch], **options)
+            begun = self._rescorer.begin(plan, rescore) if self._rescorer else None
+            hits = self._asked(
+                plan,
+                encoded[plan.epoch],
+                limit=max(limit + offset, begun.most if begun else 0),
+                filter=filter,
+                fields=begun.fields(fields) if begun else fields,
+                strong=strong,
+            )
+            return _Found(plan=plan, queries=encoded[plan.epoch], hits=hits, rescoring=begun)
 
-        return self._timely(ask)
+        # Rescoring is no part of what must be timely: every record has been found by then, and one that moves stays valid.
+        found = self._timely(ask)
+        if found.rescoring is None:
+            return self._merged(found, limit=limit, offset=offset)
+        ranked = self._rescored(found, found.rescoring, left)
+        return [[found.rescoring.shown(hit, fields) for hit in hits[offset : offset + limit]] for hits in ranked]
 
     def get(self, ids: Sequence[Id], fields: Sequence[str] | None) -> dict[Id, Record]:
         """Return the records of these ids that exist, by id."""
@@ -140,17 +186,17 @@ class Reader:
         """Return whether that plan has one collection and is still in force, so that no record left it meanwhile."""
         return len(plan.legs) == 1 and self._current_plan.refresh().epoch == plan.epoch
 
-    def _merged(
+    def _asked(
         self,
         plan: ServingPlan,
         queries: Mapping[str, Vectors],
         *,
         limit: int,
-        offset: int,
         filter: str | None,
         fields: Sequence[str] | None,
         strong: bool,
-    ) -> list[list[Hit]]:
+    ) -> list[list[list[Hit]]]:
+        """Search every leg at the same time. Return the hits, by leg and query."""
         strong = strong or uptime() - self.wrote < plan.staleness + self._engine_timeout
 
         def leg(each: Leg) -> list[list[Hit]]:
@@ -158,7 +204,7 @@ class Reader:
             answers = self._store.search(
                 each.collection,
                 as_queries(vectors) if hyperbolic else vectors,
-                limit=limit + offset,
+                limit=limit,
                 filter=filter,
                 fields=fields,
                 search=self._params(each.collection),
@@ -171,9 +217,19 @@ class Reader:
         except RuntimeError:
             self._current_plan.current()  # raises UsageError if this client was closed meanwhile
             raise
-        answers = [leg(plan.legs[0]), *(each.result() for each in older)]
-        scales = [calibration.apply if (calibration := self._loaded_models.calibration(each)) else None for each in plan.legs]
-        return [merge(lists, scales, limit=limit, offset=offset) for lists in zip(*answers, strict=True)]
+        return [leg(plan.legs[0]), *(each.result() for each in older)]
+
+    def _merged(self, found: _Found, *, limit: int, offset: int = 0) -> list[list[Hit]]:
+        legs = found.plan.legs
+        scales = [calibration.apply if (calibration := self._loaded_models.calibration(each)) else None for each in legs]
+        return [merge(lists, scales, limit=limit, offset=offset) for lists in zip(*found.hits, strict=True)]
+
+    def _rescored(self, found: _Found, begun: Begun, left: float) -> list[list[Hit]]:
+        assert self._rescorer is not None  # noqa: S101 (it began this)
+        everything = max((len(hits) for leg in found.hits for hits in leg), default=0) * len(found.hits)
+        merged = self._merged(found, limit=everything)
+        queries = found.queries[found.plan.legs[0].collection]
+        return self._rescorer.ranked(begun, found.plan, queries, found.hits[0], merged, left=left)
 
     def _params(self, collection: str) -> Mapping[str, object]:
         if collection not in self._search_params:

@@ -1,4 +1,4 @@
-"""Embeddings of the plan's sample, kept for the backfill."""
+"""Embeddings of the plan's sample, and of records that searches rescored, kept for the backfill."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class EmbeddingCache:
     """New vectors by id, each valid only while the record's old vector and its item stay the same.
 
     The old vector alone does not tell: a model that reads the beginning of a text gives the same vector for another text. Many
-    threads may use one cache. It reads the files of other processes once, when it is first used. An altered file is ignored, with
-    a warning, and its records are embedded again.
+    threads may use one cache. It reads what other processes wrote, too, each file once. An altered file is ignored, with a
+    warning, and its records are embedded again.
     """
 
     def __init__(self, folder: Path, *, model: str, dim: int | None = None) -> None:
@@ -37,6 +37,8 @@ class EmbeddingCache:
         self.folder, self._dim = folder / files.file_name(model), dim
         self._lock = threading.Lock()
         self._kept: dict[_Key, Vectors] | None = None
+        #: The names of the files that it has read.
+        self._read: set[str] = set()
         #: The records whose seconds are known, and those seconds.
         self._timed, self._seconds = 0, 0.0
 
@@ -45,7 +47,7 @@ class EmbeddingCache:
         ids: Sequence[Id],
         old: Vectors | Sequence[Vectors],
         items: Sequence[bytes | None],
-        new: Vectors,
+        new: Vectors | Sequence[Vectors],
         *,
         seconds: float | None = None,
     ) -> None:
@@ -77,6 +79,11 @@ class EmbeddingCache:
         return ids[:: max(1, len(ids) // most)][:most]
 
     @property
+    def size(self) -> int:
+        """The bytes of its files. Reading that reads none of them."""
+        return sum(path.stat().st_size for path in self.folder.glob("*.parquet"))
+
+    @property
     def per_second(self) -> float | None:
         """Return how many records a second were embedded, over all that are kept; None if that is unknown."""
         self._load()
@@ -87,30 +94,39 @@ class EmbeddingCache:
         with self._lock:
             files.remove(self.folder)
             self._kept, self._timed, self._seconds = None, 0, 0.0
+            self._read.clear()
 
-    def _put_file(self, ids: Sequence[Id], digests: Sequence[bytes], new: Vectors, seconds: float | None) -> None:
+    def _put_file(
+        self, ids: Sequence[Id], digests: Sequence[bytes], new: Vectors | Sequence[Vectors], seconds: float | None
+    ) -> None:
         of = pa.array(digests, pa.binary(parquet.DIGEST))
         table = pa.table({"id": parquet.id_column(ids), "of": of, "vector": parquet.vector_column(list(new))})
         if seconds is not None:
             table = table.replace_schema_metadata({_SECONDS: str(seconds)})
         data = parquet.write(table)
-        files.durable_write(self.folder / f"{files.sha256(data)}.parquet", data)
+        path = self.folder / f"{files.sha256(data)}.parquet"
+        files.durable_write(path, data)
         with self._lock:
-            if self._kept is not None:
+            if self._kept is not None and path.stem not in self._read:
+                self._read.add(path.stem)
                 self._add(self._kept, data)
 
     def _load(self) -> dict[_Key, Vectors]:
         with self._lock:
-            if self._kept is None:
-                kept: dict[_Key, Vectors] = {}
-                for path in sorted(self.folder.glob("*.parquet")):
-                    try:
-                        self._add(kept, files.verified_read(path, path.stem))
-                    except Exception as exc:  # noqa: BLE001 (a file of that name may hold anything, and Arrow raises as much)
-                        log = {"action": "cache-skip", "file": str(path)}
-                        _log.warning("Embeddings are computed again: %s", exc, extra=log)
+            found = sorted(path for path in self.folder.glob("*.parquet") if path.stem not in self._read)
+            if found or self._kept is None:
+                kept = dict(self._kept or {})  # another one: a thread may be reading this one
+                for path in found:
+                    self._read.add(path.stem)
+                    self._add_file(kept, path)
                 self._kept = kept
             return self._kept
+
+    def _add_file(self, kept: dict[_Key, Vectors], path: Path) -> None:
+        try:
+            self._add(kept, files.verified_read(path, path.stem))
+        except Exception as exc:  # noqa: BLE001 (a file of that name may hold anything, and Arrow raises as much)
+            _log.warning("Embeddings are computed again: %s", exc, extra={"action": "cache-skip", "file": str(path)})
 
     def _add(self, kept: dict[_Key, Vectors], data: bytes) -> None:
         table = parquet.read(data)

@@ -17,7 +17,9 @@ def served(collection: str, old: Sequence[Leg], version: VersionRow, plan: Plan)
     if plan.lift:
         return {EpochName.SERVING: [new], EpochName.FINAL: [new]}
     epochs = [EpochName.SERVING] if plan.switch is None else [EpochName.SERVING, EpochName.LATER]
-    stages = {epoch: _served(old, new, stage) for epoch, stage in zip(epochs, plan.stages, strict=True)}
+    # On this leg alone, so that rescoring ends with the cut-over, and with the upgrade that another one supersedes.
+    rescoring, old = replace(new, rescore=plan.rescore), [replace(leg, rescore=0) for leg in old]
+    stages = {epoch: _served(old, rescoring, stage) for epoch, stage in zip(epochs, plan.stages, strict=True)}
     return {**stages, EpochName.FINAL: [new]}
 
 

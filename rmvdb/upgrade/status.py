@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ class Status:
     #: Collections that get every write and are not searched.
     mirrors: list[str]
     clients: int
+    #: The figures of rescoring in the last half minute; None if the plan asks for none and no search did.
+    rescoring: dict[str, float | None] | None = None
     #: The sign that the registry has gone back; empty if there is none.
     gone_back: str = ""
     #: None if the gallery never had one.
@@ -73,20 +75,38 @@ class Status:
 def status(registry: Registry, gallery: GalleryRow) -> Status:
     """Return the status of one gallery."""
     plan, kept = registry.plan(gallery.name), registry.count_queries(gallery.name)
+    clients = registry.clients(gallery.id)
     base: dict[str, Any] = {
         "gallery": gallery.name,
         "epoch": plan.epoch,
         "legs": [{"collection": leg.collection, "model": leg.model} for leg in plan.legs],
         "mirrors": [leg.collection for leg in plan.mirrors],
-        "clients": len(registry.clients(gallery.id)),
+        "clients": len(clients),
         "kept_queries": kept.count,
         "oldest_query_days": kept.oldest_days,
+        "rescoring": rescoring(plan, [row.rescoring for row in clients if row.rescoring]),
         "gone_back": (trace := registry.trace(gallery.name)).trouble or behind(plan.epoch, trace.reported),
     }
     row = latest(registry.upgrades(gallery.id))
     if row is None:
         return Status(**base)
     return Status(**base, **_of_upgrade(registry, gallery, row, plan))
+
+
+def rescoring(plan: ServingPlan, reports: Sequence[Mapping[str, float]]) -> dict[str, float | None] | None:
+    """Sum up what the clients report of rescoring: `RescoreFigures.latest` of each that rescored a search lately."""
+    if not plan.rescore and not reports:
+        return None
+    total = {name: sum(each[name] for each in reports) for name in ("searches", "queries", "embedded", "cached")}
+    looked = total["embedded"] + total["cached"]
+    return {
+        "candidates": plan.rescore,
+        "searches": total["searches"],
+        "embedded_per_query": round(total["embedded"] / total["queries"], 3) if total["queries"] else None,
+        "from_cache": round(total["cached"] / looked, 4) if looked else None,
+        # Of the slowest client: medians of several clients make no median.
+        "p50_ms": max((each["p50_ms"] for each in reports), default=None),
+    }
 
 
 def behind(epoch: int, reported: int) -> str:

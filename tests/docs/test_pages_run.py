@@ -23,7 +23,13 @@ from tests.docs.blocks import WRITTEN, Block, blocks
 #: Pages whose blocks go on from another page's last one, in this order.
 AFTER_README, AFTER_START = ["how-to/roll-back.md", "how-to/roll-out-v2.md"], ["coming-from-pymilvus.md"]
 #: Pages that go on from the README's gallery before its upgrade.
-BEFORE_UPGRADE = ["research/compatible-models.md", "choosing.md", "how-to/throttle.md", "how-to/third-version.md"]
+BEFORE_UPGRADE = [
+    "research/compatible-models.md",
+    "choosing.md",
+    "how-to/throttle.md",
+    "how-to/rescore.md",
+    "how-to/third-version.md",
+]
 #: Pages that begin in an empty folder.
 ALONE = [page for page in WRITTEN if page not in ("README.md", "start.md", *AFTER_README, *AFTER_START, *BEFORE_UPGRADE)]
 #: A word with a digit, and the name of a method: they may be others on another day.

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import rmvdb
+from rmvdb.backfill.asked_for import MovedFirst
 from rmvdb.backfill.batches import Backfill
 from rmvdb.errors import WrongPhase
 from rmvdb.registry import plans, schema
@@ -91,6 +92,18 @@ def list_and_move(process: Process) -> None:
     conductor, row = process.conductor(), process.begin()
     conductor.list_work(row)
     conductor.backfill(process.begin(), process.worker())
+
+
+def ask(process: Process) -> None:
+    """The work list is made, and searches ask for two of its records, in two batches."""
+    deploy(process)
+    process.conductor().list_work(process.begin())
+    process.registry.ask_for("texts", [3, 14])
+
+
+def move_asked_first(process: Process) -> None:
+    """The backfill of that list."""
+    process.conductor().backfill(process.begin(), process.worker())
 
 
 def move_and_be_late(process: Process) -> None:
@@ -394,6 +407,7 @@ STORIES = {
     "give up": Story(Conductor.CALLS["give up"], make_and_die, give_up, expect_untouched),
     "give up the copy": Story(Conductor.CALLS["give up the copy"], copy_and_die, give_up, expect_untouched),
     "backfill": Story((*Conductor.CALLS["list"], *Backfill.CALLS), deploy, list_and_move, expect_moved),
+    "move first": Story((*MovedFirst.CALLS, *Backfill.CALLS), ask, move_asked_first, expect_moved, deaths=MovedFirst.CALLS),
     "switch": Story((*Conductor.CALLS["switch"], "registry.claim"), at_the_switch, switch, expect_switched),
     "upsert": Story(Client.CALLS["upsert"], move_half, upsert, expect_moved),
     "delete": Story(Client.CALLS["delete"], move_half, delete, expect_deleted),
@@ -529,6 +543,7 @@ def test_the_calls_in_the_code_are_the_calls_that_are_made(template: Path, tmp_p
 NOT_IN_A_STORY = {
     "registry.hand_back": "a claim that was lost; without it the claim runs out",
     "registry.extend_intents": "a write that waits for long; without it nobody waits for that write, which ends in an error",
+    "registry.ask_for": "records that searches asked for; without it they move in their turn",
     "registry.release": "a quarantined record that somebody deleted; done again at the next look",
     "registry.add_artifact": "what was trained, before an upgrade that names it is registered; the same again changes nothing",
     "registry.add_version": "as that",
@@ -553,7 +568,7 @@ def test_no_call_that_stands_in_the_code_is_forgotten() -> None:
                 # A batch's column `archive` names its files.
                 if owner.strip("_") in ("registry", "store", "archive") and node.attr not in (*READS, "values"):
                     made.add(f"{owner.strip('_')}.{node.attr}")
-    lists = (Backfill.CALLS, *Client.CALLS.values(), *Conductor.CALLS.values(), tuple(EVERYWHERE))
+    lists = (Backfill.CALLS, MovedFirst.CALLS, *Client.CALLS.values(), *Conductor.CALLS.values(), tuple(EVERYWHERE))
     listed = {call.split()[0] for calls in lists for call in calls}
     assert made - listed == NOT_IN_A_STORY.keys()
     assert listed - made == set()

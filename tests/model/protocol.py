@@ -8,6 +8,7 @@ A step is one call that leaves the process, in the order of the code; between tw
 | read, vectors | Backfill.copy: store.get(old); Backfill._left, Backfill._from_archive: Registry.announced |
 | writing, look, copy, copied | Backfill.copy: Registry.advance, Registry.intents, store.upsert(new), Registry.copied |
 | compare, decide, removing | Backfill._decide: store.get(old), Registry.intents; Registry.advance |
+| moved first | MovedFirst.step: Registry.asked_for, Registry.pending_batches, Registry.move_first |
 | leave_note | Backfill.retire: Archive.leave |
 | look_again, gone, remove, again | Backfill.retire: Registry.intents, store.delete(new), store.delete(old), Registry.retire |
 | lost, leave | Worker._work: Registry.hand_back; Worker.run: Registry.retire_worker |
@@ -84,6 +85,8 @@ class Protocol:
     #: On the way the same collections are searched in another way, by a schedule over t.
     schedule: bool = False
     sick: bool = False
+    #: Searches ask for the record, so that a worker moves it first; there is another row for that.
+    asked: bool = False
     #: A call that failed at its sender may be repeated, too, while it is still on its way.
     repeats: bool = False
     #: The registry, or the engine, may go back to any moment.
@@ -176,6 +179,7 @@ class Protocol:
         yield from self._clock(s)
         yield from self._reader(s) if self.searches else ()
         yield from self._others(s)
+        yield from self._moved_first(s) if self.asked else ()
         yield from self._orders(s)
         yield from self._moments(s)
 
@@ -400,6 +404,19 @@ class Protocol:
         if mine or not self.has("a worker's call asks for its lease"):
             return s.put("workers", w, call=(collection, value))
         return s.put("workers", w, at="lost")
+
+    def _moved_first(self, s: State) -> Iterator[Step]:
+        """The record leaves a batch that nobody has begun, for one that comes before all others, in one transaction."""
+        first = s.batches[0]
+        if s.superseded or first.upgrade != s.upgrade or s.batches[1].state != "retired":
+            return
+        pending = first.state == "pending" and first.archive == UNREAD
+        begun = first.state != "retired" and not self.has("only pending batches are taken apart")
+        if pending or begun:
+            then = s.put("batches", 1, Batch(upgrade=s.upgrade, state="pending"))
+            if self.has("what searches asked for is moved in one transaction"):
+                then = then.put("batches", 0, Batch(upgrade=s.upgrade))
+            yield Step("what searches asked for comes first", then, True)
 
     # --- the registry, and time ---------------------------------------------------------------------------------------
 

@@ -57,6 +57,11 @@ SCENARIOS = {
     "others change it, and a roll back": Protocol(others=(4,), roll_back=True, cut_over=True, faults=1),
     "others delete it, and a roll back": Protocol(others=(0,), roll_back=True, cut_over=True, faults=1),
     "a quarantined record": Protocol(workers=2, sick=True, rows=2, faults=1),
+    "a search asks for it": Protocol(workers=2, asked=True, rows=2),
+    "a search asks for what is upserted": Protocol(writes=(2,), asked=True, rows=2, faults=2),
+    "a search asks for what is deleted": Protocol(writes=(0,), asked=True, rows=2, faults=2),
+    "a search asks for what others change": Protocol(others=(4,), asked=True, rows=2, faults=1),
+    "a search asks for it, and a roll back": Protocol(asked=True, rows=2, roll_back=True, cut_over=True, faults=1),
     "the original kept": Mirrored(workers=2, faults=1),
     "an upsert, the original kept": Mirrored(writes=(2,), faults=1),
     "a deletion, the original kept": Mirrored(writes=(0,), faults=1),
@@ -99,6 +104,9 @@ STEPS = {
     "what leaves is noted in the archive first": "the registry goes back",
     "the archive is asked for what the registry forgot": "the registry goes back",
     "new is asked before the record leaves old": "the engine goes back",
+    # what searches ask for
+    "what searches asked for is moved in one transaction": "a search asks for it",
+    "only pending batches are taken apart": "a search asks for it",
     # its claim
     "a claim has a token": "two workers",
     "a takeover waits for the end of a lease": "an upsert and two workers",
@@ -245,7 +253,7 @@ def test_the_tables_name_code_that_is_there() -> None:
         "Reader": "serving.search", "Writer": "serving.writes", "Writes": "serving.announced_writes",
         "CurrentPlan": "serving.current_plan",
         "Conductor": "upgrade.run", "Mirror": "upgrade.copy_collection", "Archive": "storage.archive",
-        "Timekeeper": "registry.clock",
+        "Timekeeper": "registry.clock", "MovedFirst": "backfill.asked_for",
     }  # fmt: skip
     steps = [room.name for room in pkgutil.iter_modules(upgrade.__path__)]
     owners = "|".join(["[A-Z]\\w+", *steps])

@@ -17,7 +17,7 @@ from rmvdb.backfill.worker import Worker
 from rmvdb.engines.faiss import FaissStore
 from rmvdb.learning.method import Method
 from rmvdb.learning.transforms import Config, Network, Transform
-from rmvdb.planning.plan import Plan
+from rmvdb.planning.plan import Plan, Stage
 from rmvdb.planning.question import Question
 from rmvdb.registry.mark import is_mark
 from rmvdb.registry.registry import Registry
@@ -40,6 +40,7 @@ READS = {
     "quarantined", "slowest_client", "refuse_ended", "refuse_overtaken", "expired_writes", "describe", "exists", "search",
     "get", "scan", "count", "read", "found", "ids", "path", "left", "files", "settle", "segments", "identity", "trace",
     "field_names", "collection_names", "shown_url", "unready", "fields_of", "settles_at_once", "gaps", "let_go",
+    "asked_for", "pending_batches",
 }  # fmt: skip
 
 
@@ -183,9 +184,9 @@ class Process:
         )  # fmt: skip
         question = self.conductor().resolve(question)
         nothing_trained = Plan(
-            question=asdict(question), method=str(question.method), order="random", head=None, reverse=None, trained_on=None,
+            question=asdict(question), method=str(question.method), order="random", head=None, trained_on=None,
             lift=self._h() if lift else None,
-            calibrations=(None,) * (len(question.old) + 1), prediction=None, cost={}, skipped=0, made_at=0.0,
+            stages=(Stage(calibrations=(None,) * (len(question.old) + 1)),), prediction=None, cost={}, skipped=0, made_at=0.0,
         )  # fmt: skip
         return self.conductor().begin(question, nothing_trained, self.worker())
 

@@ -204,7 +204,8 @@ def test_addresses_with_a_scheme_are_left_as_they_are(folder: Path) -> None:
         (
             "[search]\ngrace = 5",
             "there is no setting 'search.grace'; there are: 'search.plan_max_age', 'search.longest_search', "
-            "'search.consistency', 'search.keep_queries', 'search.keep_queries_days'; parameters of Milvus' index, such as ef or "
+            "'search.consistency', 'search.keep_queries', 'search.keep_queries_days', 'search.rescore_ms', "
+            "'search.rescore_cache_mb'; parameters of Milvus' index, such as ef or "
             "nlist, go into index.params or index.search, and the index of one gallery into [indexes.<gallery>]",
         ),
         (
