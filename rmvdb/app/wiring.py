@@ -318,6 +318,7 @@ class App:
             folder=self.settings.cache,
             missing=self.settings.backfill.missing,
             queries_days=self.settings.search.keep_queries_days,
+            rescore_ms=self.settings.search.rescore_ms,
         )
         return Conductor(name, services, say=say, report=report, stop=stop)
 

@@ -146,15 +146,15 @@ class Fits:
             progress=functools.partial(self._progress, f"training {method}{' beside a regression' if settings.pull else ''}"),
         )
 
-    def _start(self, method: Method, settings: TrainingSettings) -> Transform | None:
-        """Return the linear closed form at which the training of ψ starts. The papers' own ψ starts at random weights."""
+    def _start(self, method: Method, settings: TrainingSettings) -> Method | None:
+        """Return the closed form at which the training of ψ starts. The papers' own ψ starts at random weights."""
         if settings == TrainingSettings.paper(blocks=settings.blocks, seed=settings.seed) or not method.trains_reverse:
             return None
         return self._linear
 
     @functools.cached_property
-    def _linear(self) -> Transform | None:
-        """Return the linear closed form that maps pairs which it was not fitted on to their neighbourhoods best.
+    def _linear(self) -> Method | None:
+        """Return the linear closed form that keeps neighbourhoods of pairs which it was not fitted on best.
 
         None if there is none for these metrics.
         """
@@ -164,16 +164,15 @@ class Fits:
         itself = np.arange(len(held))
         near = neighbours(held.new, held.new, metric=self._train.new_metric, itself=itself)
 
-        def overlap(transform: Transform) -> int:
-            found = neighbours(transform.apply(held.new), held.old, metric=self._train.old_metric, itself=itself)
+        def overlap(method: Method) -> int:
+            (_, first), *_ = self._variants(method, known)
+            found = neighbours(first.apply(held.new), held.old, metric=self._train.old_metric, itself=itself)
             return int((found & near).sum())
 
         try:
-            tried = [(overlap(made), form, at) for form in LINEAR for at, (_, made) in enumerate(self._variants(form, known))]
+            return max(LINEAR, key=overlap)
         except PlanRefused:
             return None
-        _, form, at = max(tried, key=lambda each: each[0])
-        return self._variants(form, self._pairs)[at][1]
 
     def _variants(self, method: Method, pairs: Pairs) -> list[tuple[dict[str, float | bool], Transform]]:
         from rmvdb.learning import closed_forms  # here, so that commands that fit nothing do not wait for torch

@@ -49,6 +49,8 @@ class Services:
     missing: float = 0.01
     #: The days for which queries are kept.
     queries_days: float = 30.0
+    #: Milliseconds that one search has for rescoring.
+    rescore_ms: float = 100.0
 
 
 def _silent(_: str) -> None:

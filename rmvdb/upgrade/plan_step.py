@@ -201,4 +201,5 @@ def planner(context: UpgradeContext) -> Planner:
         source=context.services.source,
         cache=context.services.cache,
         folder=context.services.folder / "plans",
+        rescore_ms=context.services.rescore_ms,
     )
