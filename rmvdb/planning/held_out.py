@@ -29,6 +29,16 @@ SAME = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Scales:
+    """The calibrations of a fitted method."""
+
+    #: Those that are served, fitted on the whole part to choose by.
+    served: Calibrations
+    #: Those of each half, fitted on the other. None if that is too small.
+    halves: tuple[Calibrations, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutParts:
     """The parts that are not trained on, in one backfill order."""
 
@@ -62,34 +72,34 @@ class HeldOutParts:
         fresh = np.flatnonzero(np.concatenate([*nearest, np.empty(0)]) > SAME)
         return logged.take(fresh) if len(fresh) else None
 
-    def tuned(
-        self, fitted: Fitted, objective: Objective, *, calibrate: bool, rescore: int = 0
-    ) -> tuple[Calibrations, tuple[Course, ...]]:
-        """Return the calibrations that pay, and their courses. There is no course if the pairs are too few.
+    def calibrated(self, fitted: Fitted, objective: Objective, *, calibrate: bool) -> Scales:
+        """Return the calibrations that pay, without rescoring: a search that has no time to rescore is merged by them alone.
 
         Fitted on one half, a calibration must raise the course on the other, unless the metrics differ: such distances cannot be
         compared without one. The odds of relevance need labels, because the new model's neighbours would confirm themselves.
         Lifted vectors share a collection with embedded ones and are served as one leg, so nothing is calibrated.
         """
-        if fitted.lift is None and (calibrate or self.check.mixed(fitted)):
-            calibrations, courses = self._calibrated(fitted, objective, rescore)
-        else:
-            calibrations, courses = self.check.uncalibrated, self._raw(fitted, objective, rescore)
-        if self.choosers:
-            courses = tuple(each.course(objective, fitted, calibrations, rescore=rescore) for each in self.choosers)
-        return calibrations, courses
-
-    def _calibrated(self, fitted: Fitted, objective: Objective, rescore: int) -> tuple[Calibrations, tuple[Course, ...]]:
-        found = [] if self.check.mixed(fitted) else [(self.check.uncalibrated, self._raw(fitted, objective, rescore))]
+        raw = Scales(served=self.check.uncalibrated, halves=(self.check.uncalibrated,) * 2)
+        if fitted.lift is not None or not (calibrate or self.check.mixed(fitted)):
+            return raw
+        found = [] if self.check.mixed(fitted) else [raw]
         for fit in (Part.matched, Part.calibrations)[: 1 if self.check.pairs.labels is None else 2]:
             with contextlib.suppress(PlanRefused):  # too few pairs to calibrate on
-                others = zip(self.halves, self.halves[::-1], strict=True)
-                courses = tuple(half.course(objective, fitted, fit(other, fitted), rescore=rescore) for half, other in others)
-                found.append((fit(self.check, fitted), courses))
-        return max(found, key=lambda each: merit(each[1])) if found else (self.check.matched(fitted), ())
+                others = tuple(fit(other, fitted) for other in self.halves[::-1])
+                found.append(Scales(served=fit(self.check, fitted), halves=others))
+        if not found:
+            return Scales(served=self.check.matched(fitted), halves=None)
+        return max(found, key=lambda each: merit(self._of_halves(fitted, objective, each, 0)))
 
-    def _raw(self, fitted: Fitted, objective: Objective, rescore: int) -> tuple[Course, ...]:
-        return tuple(half.course(objective, fitted, rescore=rescore) for half in self.halves)
+    def courses(self, fitted: Fitted, objective: Objective, scales: Scales, *, rescore: int = 0) -> tuple[Course, ...]:
+        """Return the metric to choose by. There is no course if the pairs are too few."""
+        if self.choosers:
+            return tuple(each.course(objective, fitted, scales.served, rescore=rescore) for each in self.choosers)
+        return self._of_halves(fitted, objective, scales, rescore)
+
+    def _of_halves(self, fitted: Fitted, objective: Objective, scales: Scales, rescore: int) -> tuple[Course, ...]:
+        pairs = zip(self.halves, scales.halves or (), strict=False)
+        return tuple(half.course(objective, fitted, scale, rescore=rescore) for half, scale in pairs)
 
 
 def parts_by_order(

@@ -19,6 +19,8 @@ from rmvdb.planning.split import Split, split
 from rmvdb.serving.blend import blended
 from rmvdb.types import Metric, Vectors
 
+#: Rescoring K of so many records or more is like rescoring K of all.
+LIKE_ALL = 1000
 #: If the records are the queries, so many of them are. More narrow the interval, and cost as much again.
 MOST_QUERIES = 500
 
@@ -88,6 +90,8 @@ class Part:
     queries: Queries | None = None
     #: So many records are queries at most.
     most_queries: int = MOST_QUERIES
+    #: How many records it stands for. 0: its own.
+    gallery: int = 0
 
     def take(self, rows: npt.NDArray[np.intp]) -> Part:
         """Return these records, with the same queries if there are any."""
@@ -252,7 +256,7 @@ class Part:
         """Measure every metric over t of a fitted method, with its distances calibrated or not."""
         d_old, d_new = self._distances(fitted, calibrations)
         asked = self.query_set
-        return curve_of(d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, rescore=rescore)
+        return curve_of(d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, rescore=self._rescored(rescore))
 
     def course(
         self,
@@ -266,7 +270,13 @@ class Part:
         """Measure one metric over t, which takes a fraction of the time."""
         d_old, d_new = self._distances(fitted, calibrations)
         asked = self.query_set
-        return course_of(objective, d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, rescore=rescore)
+        rescored = self._rescored(rescore)
+        return course_of(objective, d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, rescore=rescored)
+
+    def _rescored(self, count: int) -> int:
+        """Return how many records of this part stand for so many of the gallery: in a small part they would be half of it."""
+        share = len(self.pairs) / max(1, min(self.gallery or len(self.pairs), LIKE_ALL))
+        return min(count, max(1, round(count * share))) if count else 0
 
     def _distances(self, fitted: Fitted, calibrations: Calibrations | None) -> tuple[Floats, Floats]:
         """Return the distances of each record in its old collection and in the new one, (q, n) each, on the common scale."""

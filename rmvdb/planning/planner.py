@@ -98,7 +98,7 @@ class Planner:
         sizes, held_out = _sizes(question.sample, counts)
         methods = (question.method,) if question.method else self._able(legs, to)
         sample = self._sample(question, legs, sizes, seen, log, report, methods=methods)
-        told = self._told(question, legs, to, sample, known, held_out, methods, report)
+        told = self._told(question, legs, to, sample, known, held_out, counts, methods, report)
         return self._plans.write(question, log, told, sample, self._cost(question, legs, counts, sample))
 
     def compare(
@@ -126,7 +126,7 @@ class Planner:
         counts = [self._store.count(leg.collection) for leg in legs]
         sizes, held_out = _sizes(question.sample, counts)
         sample = self._sample(question, legs, sizes, seen, log, report, methods=methods)
-        trial = self._trial(question, legs, to, sample, self._confidences(known, sample, orders), held_out, report)
+        trial = self._trial(question, legs, to, sample, self._confidences(known, sample, orders), held_out, sum(counts), report)
         both = Method.NAIVE in able
         made = candidates(trial, Choice(methods=tuple(methods), both=both, rescore=self._rescore(question, sample), every=True))
         told = [predict(trial, each) for each in made]
@@ -216,6 +216,7 @@ class Planner:
         sample: Sample,
         known: Sequence[Known],
         held_out: int | None,
+        counts: Sequence[int],
         methods: Sequence[Method],
         report: ReportProgress,
     ) -> Prediction | Unmeasured:
@@ -223,7 +224,7 @@ class Planner:
         orders = [question.order] if question.order else possible_orders(known)
         if len(sample.rows(0)) < trials.LEAST_PAIRS and question.method and not question.method.has_transforms:
             return self._unmeasured(question, legs, Metric(to.metric), sample, orders[0])
-        trial = self._trial(question, legs, to, sample, self._confidences(known, sample, orders), held_out, report)
+        trial = self._trial(question, legs, to, sample, self._confidences(known, sample, orders), held_out, sum(counts), report)
         both = Method.NAIVE in self._able(legs, to)
         once = question.method is not None or not self._asks_texts(to) or trial.by_log or trial.relevance != "neighbours"
         if not once:  # the others could not be chosen
@@ -250,6 +251,7 @@ class Planner:
         sample: Sample,
         confidences: Mapping[str, npt.NDArray[np.float32]],
         held_out: int | None,
+        records: int,
         report: ReportProgress,
     ) -> trials.Trial:
         return trials.Trial(
@@ -266,6 +268,7 @@ class Planner:
             logged=sample.logged,
             calibrate=not question.paper,
             objective=question.objective,
+            gallery=records,
             seconds=60 * question.minutes * (1 - EMBEDDING),
             progress=report,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from rmvdb.planning.curve import Calibrations, Course, Curve, Summary, summary
 from rmvdb.planning.objective import Objective
 from rmvdb.planning.part import Part
 from rmvdb.planning.trial import Candidate, Measured, Trial
-from rmvdb.planning.verdict import verdict_of
+from rmvdb.planning.verdict import TOLERATED_FALL, verdict_of
 
 #: So many records are looked for by their own items.
 SELF_FOUND = 300
@@ -146,7 +146,7 @@ def predict(trial: Trial, candidate: Candidate) -> Prediction:
         asked=candidate.asked,
         verdict=verdict,
         reason=reason,
-        warnings=lost,
+        warnings=[*lost, *_without_rescoring(trial, candidate, new - old)],
         relevance=trial.relevance,
         objective=objective,
         labelled=trial.labelled,
@@ -215,6 +215,21 @@ def _neighbours(trial: Trial, candidate: Candidate) -> tuple[Course, Course] | N
     naive = trial.naive(candidate.order)
     ts = candidate.measured.curve.ts
     return _course(part, candidate, Objective.RECALL, ts), part.course(Objective.RECALL, naive.fitted, naive.calibrations, ts=ts)
+
+
+def _without_rescoring(trial: Trial, candidate: Candidate, gain: float) -> list[str]:
+    """Return a warning if searches that find no time to rescore would fall on the way, beyond the noise."""
+    if not candidate.rescore:
+        return []
+    alone = replace(candidate, rescore=0)
+    course = _course(trial.judge(candidate.order), alone, trial.objective, candidate.measured.curve.ts)
+    fall = quality.largest_fall(course.means)
+    if fall <= max(TOLERATED_FALL, quality.fall_by_chance(course.values, seed=trial.seed)):
+        return []
+    return [
+        f"searches that have no time to rescore (search.rescore_ms) would fall by {100 * fall:.1f} points of {trial.objective} "
+        f"on their way, of {100 * gain:+.1f} between the models"
+    ]
 
 
 def _self_found(trial: Trial, candidate: Candidate) -> tuple[Beside, list[str]]:

@@ -16,7 +16,7 @@ from rmvdb.learning.method import METHODS, Fitted, Method, Pairs, TrainingSettin
 from rmvdb.planning import quality
 from rmvdb.planning.curve import TS, Calibrations, Course, Curve
 from rmvdb.planning.fits import Fits
-from rmvdb.planning.held_out import merit, parts_by_order
+from rmvdb.planning.held_out import Scales, merit, parts_by_order
 from rmvdb.planning.objective import DEFAULT, Objective
 from rmvdb.planning.part import OlderCollection, Part, Queries
 from rmvdb.planning.quality import Bools, Floats
@@ -137,6 +137,7 @@ class Trial:
         calibrate: bool = True,
         objective: Objective | None = None,
         seconds: float | None = None,
+        gallery: int | None = None,
         progress: ReportProgress = lambda *_: None,
     ) -> None:
         """Split the sample.
@@ -148,7 +149,7 @@ class Trial:
         and to measure on. `queries` are searched for in place of the measured records. The `logged` ones are trained on beside
         the records, but for those that are searched for here. Without `calibrate` distances are merged as they are, unless
         their metrics differ. `objective` is the metric to choose by; None takes that of `objective.DEFAULT`. `seconds`: all
-        training together takes about so long at most.
+        training together takes about so long at most. `gallery`: how many records the sample stands for.
 
         Raises PlanRefused if the pairs are too few, UsageError if the queries are.
         """
@@ -162,6 +163,7 @@ class Trial:
             new_metric=new_metric,
             behind=tuple(behind),
             queries=queries,
+            gallery=gallery or len(pairs),
         )
         if (known := int(sample.own.sum())) < LEAST_PAIRS:
             raise PlanRefused(
@@ -191,6 +193,7 @@ class Trial:
             progress=progress,
         )
         self._measured: dict[tuple[object, ...], Measured] = {}
+        self._scales: dict[tuple[object, ...], Scales] = {}
 
     def _hold_log_out(self) -> bool:
         """Take a fifth of the logged queries to choose by and a fifth to measure by, if they are enough for both."""
@@ -239,17 +242,23 @@ class Trial:
 
     def measure(self, fitted: Fitted, order: str, *, rescore: int = 0) -> Measured:
         """Calibrate and measure the transforms of a method."""
-        key = (*map(id, (fitted.head, fitted.reverse, fitted.lift)), fitted.blend, order, rescore)
+        key = (*_parts_of(fitted), order, rescore)
         if key not in self._measured:
-            parts = self._parts_by_order[order]
-            calibrations, tuning = parts.tuned(fitted, self.objective, calibrate=self._calibrate, rescore=rescore)
+            parts, scales = self._parts_by_order[order], self._scales_of(fitted, order)
             self._measured[key] = Measured(
                 fitted=fitted,
-                calibrations=calibrations,
-                tuning=tuning,
-                show=lambda: parts.judge.curve(fitted, calibrations, rescore=rescore),
+                calibrations=scales.served,
+                tuning=parts.courses(fitted, self.objective, scales, rescore=rescore),
+                show=lambda: parts.judge.curve(fitted, scales.served, rescore=rescore),
             )
         return self._measured[key]
+
+    def _scales_of(self, fitted: Fitted, order: str) -> Scales:
+        key = (*_parts_of(fitted), order)
+        if key not in self._scales:
+            parts = self._parts_by_order[order]
+            self._scales[key] = parts.calibrated(fitted, self.objective, calibrate=self._calibrate)
+        return self._scales[key]
 
     def naive(self, order: str) -> Measured:
         """Measure both embedders for each query, the baseline of all comparisons."""
@@ -307,6 +316,11 @@ class Trial:
             for part in parts.choosers or (parts.check,)
         ]
         return quality.bootstrap(np.concatenate(added), seed=self.settings.seed)[0] >= 0
+
+
+def _parts_of(fitted: Fitted) -> tuple[object, ...]:
+    """Return what tells these transforms from others: the very objects, and the weight."""
+    return (*map(id, (fitted.head, fitted.reverse, fitted.lift)), fitted.blend)
 
 
 def unmeasured(pairs: Pairs, *, old_metric: Metric, new_metric: Metric, behind: Sequence[OlderCollection]) -> Calibrations:
