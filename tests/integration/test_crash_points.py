@@ -544,6 +544,7 @@ NOT_IN_A_STORY = {
     "registry.hand_back": "a claim that was lost; without it the claim runs out",
     "registry.extend_intents": "a write that waits for long; without it nobody waits for that write, which ends in an error",
     "registry.ask_for": "records that searches asked for; without it they move in their turn",
+    "registry.keep_queries": "a sample of what was asked; without it a plan has fewer queries",
     "registry.release": "a quarantined record that somebody deleted; done again at the next look",
     "registry.add_artifact": "what was trained, before an upgrade that names it is registered; the same again changes nothing",
     "registry.add_version": "as that",
