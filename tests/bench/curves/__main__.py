@@ -13,11 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from multiprocessing import get_context
@@ -30,8 +27,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from rmvdb.learning.method import METHODS, Method
 from tests.bench.curves import report
 from tests.bench.curves.cases import CASES, Sizes
-from tests.bench.curves.files import Missing
-from tests.bench.curves.run import Failed, Way, can_rescore, ends, upgrade
+from tests.bench.curves.jobs import measured
+from tests.bench.curves.run import Way, can_rescore
 
 ROOT = Path(__file__).parents[3]
 #: Candidates that are re-scored.
@@ -50,7 +47,7 @@ def main() -> int:
     cases, runs = {}, []
     jobs = [(name, seed) for name in asked.cases for seed in range(asked.seeds)]
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        found = [pool.submit(_case, name, seed, asked.data, sizes, _ways(asked, name, seed)) for name, seed in jobs]
+        found = [pool.submit(measured, name, seed, asked.data, sizes, _ways(asked, name)) for name, seed in jobs]
         for each in found:
             about, some = each.result()
             cases.setdefault(about.pop("name"), about)
@@ -84,7 +81,7 @@ def _names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _ways(asked: argparse.Namespace, case: str, seed: int) -> list[Way]:
+def _ways(asked: argparse.Namespace, case: str) -> list[Way]:
     """Return how an upgrade of this case is asked for. The default runs with every seed, and what else is compared with."""
     ways = [Way(method=method, rescore=None if method == "auto" else 0) for method in asked.methods]
     if can_rescore():
@@ -93,54 +90,6 @@ def _ways(asked: argparse.Namespace, case: str, seed: int) -> list[Way]:
     if case in ("b", "c") and "auto" in asked.methods:
         ways.append(Way(log=True))
     return [replace(way, method="auto") if case == "bc" else way for way in ways if case != "bc" or way.method == "auto"]
-
-
-def _case(name: str, seed: int, data: Path, sizes: Sizes, ways: Sequence[Way]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run every way for one case and seed, in a process of its own."""
-    import torch
-
-    torch.set_num_threads(1)
-    at = Path(tempfile.mkdtemp(prefix="rmvdb-curves-"))
-    try:
-        (at / "data").mkdir()
-        case = CASES[name](seed, at / "data", data, sizes)
-        alone = ends(case, at / "alone")
-        runs = [_run(way, seed, at / f"way{number}", case, alone) for number, way in enumerate(ways)]
-        about = {"title": case.title, "metric": case.metric, "records": len(case.records), "queries": len(case.queries)}
-        return {"name": name, **about}, runs
-    except Missing as exc:
-        print(f"case {name} is not measured: {exc}", file=sys.stderr, flush=True)
-        return {"name": name, "title": name, "skipped": str(exc)}, []
-    finally:
-        shutil.rmtree(at, ignore_errors=True)
-
-
-def _run(way: Way, seed: int, at: Path, case: Any, alone: Any) -> dict[str, Any]:
-    run: dict[str, Any] = {"case": case.name, "seed": seed, **asdict(way)}
-    began = time.monotonic()
-    try:
-        found = upgrade(case, way, seed, at)
-    except Failed as exc:
-        run["error"] = str(exc)
-    else:
-        new = alone.quality(found.pop("measured"))["M_new"]
-        run |= {**found, "M_old": found["start"], "M_new": new, "M_0": found["points"][0][1]}
-        run["gain"] = report.gain(run)
-    run["seconds"] = round(time.monotonic() - began, 1)
-    shutil.rmtree(at, ignore_errors=True)
-    print(_line(run), flush=True)
-    return run
-
-
-def _line(run: dict[str, Any]) -> str:
-    way = f"{run['case']} seed {run['seed']} {run['method']}{' +log' if run['log'] else ''} rescore {run['rescore']}"
-    if "error" in run:
-        return f"{way}: {run['error']}"
-    curve = " ".join(f"{value:.3f}" for _, value in run["points"])
-    return (
-        f"{way}: {run['chosen']}, {run['order']}: old {run['M_old']:.3f} new {run['M_new']:.3f} curve {curve} "
-        f"gain {run['gain']:.2f} {run['ms']:.0f} ms; plan {run['plan_seconds']:.0f} s of {run['seconds']:.0f} s"
-    )
 
 
 def _write(asked: argparse.Namespace, found: dict[str, Any]) -> None:

@@ -93,10 +93,8 @@ def picture(found: Mapping[str, Any], file: Path) -> None:
             _draw(axis, row)
         for key, line in (("M_new", "--"), ("M_old", ":")):
             axis.axhline(mine[0][key], color=LEVEL, linestyle=line, linewidth=1.2)
-        axis.set(
-            title=case["title"].replace(": ", "\n"), xlabel="t, share re-embedded", ylabel=case["metric"], xlim=(-0.02, 1.02)
-        )
-        axis.title.set_fontsize(9)
+        axis.set_title(case["title"].replace(": ", "\n"), fontsize=9)
+        axis.set(xlabel="t, share re-embedded", ylabel=case["metric"], xlim=(-0.02, 1.02))
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}

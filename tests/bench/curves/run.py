@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import os
 import re
 import statistics
 import time
@@ -233,7 +232,7 @@ def _rmvdb(*arguments: str) -> None:
         if code:
             log.seek(before)
             said = [line for line in log.read().splitlines() if line.strip()] or ["nothing"]
-            raise Failed(f"rmvdb {' '.join(arguments)} ended with {code}: {said[-1]} ({os.getcwd()})")
+            raise Failed(f"rmvdb {' '.join(arguments)} ended with {code}: {said[-1]} ({Path.cwd()})")
 
 
 def _set(file: Path, settings: dict[str, float]) -> None:
