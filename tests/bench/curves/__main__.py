@@ -42,7 +42,7 @@ WITH_RESCORING = ("naive", "blend", "procrustes", "centred", "neighbours")
 def main() -> int:
     """Measure, write JSON, table and picture; 1 if an upgrade failed."""
     asked = _arguments()
-    sizes = Sizes(photos=500, photo_queries=80, digits=300, texts=150) if asked.small else Sizes()
+    sizes = Sizes(digits=250, texts=150, ts=(0.0, 0.5, 1.0)) if asked.small else Sizes()
     began = time.monotonic()
     cases, runs = {}, []
     jobs = [(name, seed) for name in asked.cases for seed in range(asked.seeds)]
@@ -66,7 +66,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     parser.add_argument("--small", action="store_true", help="cases d and m, a few methods, one seed: no files")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "curves.json")
-    parser.add_argument("--picture", type=Path, default=None)
+    parser.add_argument("--page", type=Path, help="a page of the documentation that gets the tables, and the picture beside it")
     asked = parser.parse_args()
     asked.cases = asked.cases or (["d", "m"] if asked.small else [name for name in CASES if name != "m"])
     asked.methods = asked.methods or (["auto", "naive"] if asked.small else ["auto", *METHODS_HERE])
@@ -97,8 +97,10 @@ def _write(asked: argparse.Namespace, found: dict[str, Any]) -> None:
     asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     table = report.markdown(found)
     asked.out.with_suffix(".md").write_text(f"{table}\n", encoding="utf-8")
-    if found["rows"]:
-        report.picture(found, asked.picture or asked.out.with_suffix(".png"))
+    report.picture(found, asked.out.with_suffix(".png"))
+    if asked.page:
+        report.into_page(asked.page, table)
+        report.picture(found, asked.page.with_suffix(".png"))
     print(f"{table}\n\n{found['seconds']} s; {asked.out}")
 
 

@@ -62,7 +62,10 @@ class Sizes:
     photos: int = 2500
     photo_queries: int = 300
     digits: int = 1000
-    texts: int = 1400
+    #: Made sentences.
+    texts: int = 300
+    #: Shares of the gallery that are re-embedded when quality is measured.
+    ts: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def photos(seed: int, at: Path, data: Path, sizes: Sizes) -> Case:
@@ -145,7 +148,7 @@ def _train(pictures: demo_data.Pictures, number: int, classes: int, seed: int, f
 
 def made(seed: int, at: Path, data: Path, sizes: Sizes) -> Case:
     """m: sentences made here of words with synonyms; v2 knows more of the synonyms than v1. It needs no file."""
-    texts, queries, relevant = made_texts.collection(seed, min(sizes.texts, 300), 60)
+    texts, queries, relevant = made_texts.collection(seed, sizes.texts, 60)
     return Case(
         name="m",
         title="made sentences, two hashing models",

@@ -27,7 +27,7 @@ def measured(name: str, seed: int, data: Path, sizes: Sizes, ways: Sequence[Way]
         (at / "data").mkdir()
         case = CASES[name](seed, at / "data", data, sizes)
         alone = ends(case, at / "alone")
-        runs = [_run(way, seed, at / f"way{number}", case, alone) for number, way in enumerate(ways)]
+        runs = [_run(way, seed, at / f"way{number}", case, alone, sizes.ts) for number, way in enumerate(ways)]
         about = {"title": case.title, "metric": case.metric, "records": len(case.records), "queries": len(case.queries)}
         return {"name": name, **about}, runs
     except Missing as exc:
@@ -37,11 +37,11 @@ def measured(name: str, seed: int, data: Path, sizes: Sizes, ways: Sequence[Way]
         shutil.rmtree(at, ignore_errors=True)
 
 
-def _run(way: Way, seed: int, at: Path, case: Case, alone: Ends) -> dict[str, Any]:
+def _run(way: Way, seed: int, at: Path, case: Case, alone: Ends, ts: Sequence[float]) -> dict[str, Any]:
     run: dict[str, Any] = {"case": case.name, "seed": seed, **asdict(way)}
     began = time.monotonic()
     try:
-        found = upgrade(case, way, seed, at)
+        found = upgrade(case, way, seed, at, ts)
     except Failed as exc:
         run["error"] = str(exc)
     else:

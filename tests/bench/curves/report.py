@@ -10,6 +10,8 @@ from typing import Any
 #: Colours that differ in lightness too, so that the picture can be read without them.
 COLOURS = {"auto": "#0b6e4f", "naive": "#d1495b", "blend": "#edae49"}
 OTHER, LEVEL = "#8d99ae", "#30638e"
+#: Around the tables in the documentation.
+BEGIN, END = "<!-- figures:curves: from results/curves.json -->", "<!-- /figures:curves -->"
 #: What a row holds besides its case, method, rescoring and log: medians over the seeds.
 NUMBERS = ("M_old", "M_new", "M_0", "gain", "fall", "extractions", "items", "ms", "plan_seconds")
 
@@ -77,14 +79,22 @@ def _line(row: Mapping[str, Any]) -> str:
     return f"| {method} | {rescore} | {cost} | {row['M_0']:.3f} | {gain} | {row['fall']:.3f} | {row['ms']:.0f} |"
 
 
+def into_page(page: Path, table: str) -> None:
+    """Write the table into a page of the documentation, between its two marks."""
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
 def picture(found: Mapping[str, Any], file: Path) -> None:
-    """Draw a panel for each case: quality over t by each way, between v1 alone and v2 alone."""
+    """Draw a panel for each case that was measured: quality over t by each way, between v1 alone and v2 alone."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = [name for name, case in found["cases"].items() if "skipped" not in case]
+    names = [name for name in found["cases"] if any(row["case"] == name and "error" not in row for row in found["rows"])]
+    if not names:
+        return
     figure, axes = pyplot.subplots(1, len(names), figsize=(4.2 * len(names), 4.4), layout="constrained", squeeze=False)
     for axis, name in zip(axes[0], names, strict=True):
         case = found["cases"][name]
