@@ -31,8 +31,14 @@ def _row(key: tuple[str, str, int | None, bool], runs: Sequence[Mapping[str, Any
     row["curve"] = [[round(statistics.median(at), 4) for at in zip(*moment, strict=True)] for moment in _moments(runs)]
     row["seeds"] = len(runs)
     row["never_below_old"] = all(run["M_0"] >= run["M_old"] for run in runs)
-    row["chosen"] = ", ".join(dict.fromkeys(f"{run['chosen']} in {run['order']} order" for run in runs))
+    row["chosen"] = ", ".join(dict.fromkeys(_chosen(run) for run in runs))
+    row["warned"] = sum(run["about"]["verdict"] == "warn" for run in runs)
     return row
+
+
+def _chosen(run: Mapping[str, Any]) -> str:
+    rescoring = run["about"]["rescore"]
+    return f"{run['chosen']} in {run['order']} order{f', rescoring {rescoring}' if rescoring else ''}"
 
 
 def _moments(runs: Sequence[Mapping[str, Any]]) -> Iterable[tuple[Any, ...]]:
@@ -74,6 +80,8 @@ def _line(row: Mapping[str, Any]) -> str:
         return f"| {method} | {rescore} | {row['error']} | | | | |"
     if row["method"] == "auto":
         method += f" ({row['chosen']})"
+    if row["warned"]:
+        method += f"; {row['warned']} of {row['seeds']} plans warn"
     cost = f"{row['extractions']:.0f}, {row['items']:.1f}"
     gain = f"{row['gain']:.2f}".replace("-", "−")
     return f"| {method} | {rescore} | {cost} | {row['M_0']:.3f} | {gain} | {row['fall']:.3f} | {row['ms']:.0f} |"

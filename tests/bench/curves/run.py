@@ -18,6 +18,7 @@ import numpy as np
 import rmvdb
 from rmvdb.app import wiring
 from rmvdb.cli import main as rmvdb_command
+from rmvdb.cli.upgrading import upgrade as upgrade_command
 from tests.bench.curves import memo
 from tests.bench.curves.cases import Case
 from tests.bench.curves.measure import area, largest_fall, quality
@@ -138,7 +139,9 @@ class _Upgrade:
         return ["--sample", str(self.case.sample), "--seed", str(self.seed)]
 
     def _go(self, old: str, new: str, t: float, options: Sequence[str]) -> None:
-        _rmvdb("upgrade", "--from", old, "--to", new, "--until", str(t), *self._common(), *options)
+        # A plan with a warning is measured, too, and its row says so.
+        risk = ["--accept-risk"] if "accept_risk" in {each.name for each in upgrade_command.params} else []
+        _rmvdb("upgrade", "--from", old, "--to", new, "--until", str(t), *self._common(), *options, *risk)
 
     def _write_log(self) -> None:
         lines = [json.dumps({"item": str(self.case.queries[row])}) for row in self.logged]
@@ -154,11 +157,13 @@ class _Upgrade:
             opened.close()
 
     def _chosen(self) -> dict[str, Any]:
-        """Return the method and the order of the upgrade as the registry has them."""
+        """Return the method and the order of the upgrade as the registry has them, and what its plan says of itself."""
         opened = wiring.load(None)
         try:
             row = max(opened.registry.upgrades(opened.registry.gallery(GALLERY).id), key=lambda each: each.id)
-            return {"chosen": str(row.method), "order": str(row.order)}
+            told = row.plan.prediction or {}
+            about = {name: told.get(name) for name in ("verdict", "reason", "choice", "switch", "rescore")}
+            return {"chosen": str(row.method), "order": str(row.order), "about": about}
         finally:
             opened.close()
 
