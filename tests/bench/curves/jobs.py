@@ -30,9 +30,9 @@ def measured(name: str, seed: int, data: Path, sizes: Sizes, ways: Sequence[Way]
         runs = [_run(way, seed, at / f"way{number}", case, alone, sizes.ts) for number, way in enumerate(ways)]
         about = {"title": case.title, "metric": case.metric, "records": len(case.records), "queries": len(case.queries)}
         return {"name": name, **about}, runs
-    except Missing as exc:
+    except (Missing, Failed) as exc:
         print(f"case {name} is not measured: {exc}", file=sys.stderr, flush=True)
-        return {"name": name, "title": name, "skipped": str(exc)}, []
+        return {"name": name, "title": name, "skipped": str(exc), "failed": isinstance(exc, Failed)}, []
     finally:
         shutil.rmtree(at, ignore_errors=True)
 

@@ -162,7 +162,7 @@ class _Upgrade:
         try:
             row = max(opened.registry.upgrades(opened.registry.gallery(GALLERY).id), key=lambda each: each.id)
             told = row.plan.prediction or {}
-            about = {name: told.get(name) for name in ("verdict", "reason", "choice", "switch", "rescore")}
+            about = {name: told.get(name) for name in ("verdict", "reason", "choice", "calibrated", "switch", "rescore")}
             return {"chosen": str(row.method), "order": str(row.order), "about": about}
         finally:
             opened.close()
