@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -44,18 +44,26 @@ def main() -> int:
     asked = _arguments()
     sizes = Sizes(digits=400, texts=200, ts=(0.0, 0.5, 1.0)) if asked.small else Sizes()
     began = time.monotonic()
-    cases, runs = {}, []
+    cases: dict[str, Any] = {}
+    runs: list[dict[str, Any]] = []
     jobs = [(name, seed) for name in asked.cases for seed in range(asked.seeds)]
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        found = [pool.submit(measured, name, seed, asked.data, sizes, _ways(asked, name, seed)) for name, seed in jobs]
-        for each in found:
+        begun = [pool.submit(measured, name, seed, asked.data, sizes, _ways(asked, name, seed)) for name, seed in jobs]
+        for each in as_completed(begun):  # what is measured is written at once: the whole takes a while
             about, some = each.result()
             cases.setdefault(about.pop("name"), about)
             runs += some
-    seconds = round(time.monotonic() - began)
-    _write(asked, {"cases": cases, "rows": report.rows(runs), "runs": runs, "sizes": asdict(sizes), "seconds": seconds})
+            found = _found(asked, cases, runs)
+            _write(asked, {**found, "sizes": asdict(sizes), "seconds": round(time.monotonic() - began)})
+    print(f"{report.markdown(found)}\n\n{time.monotonic() - began:.0f} s; {asked.out}")
     failed = any("error" in run for run in runs) or any(case.get("failed") for case in cases.values())
     return 1 if failed else 0
+
+
+def _found(asked: argparse.Namespace, cases: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what is known so far, in the order of the cases and seeds that were asked for."""
+    runs = sorted(runs, key=lambda run: (asked.cases.index(run["case"]), run["seed"]))
+    return {"cases": {name: cases[name] for name in asked.cases if name in cases}, "rows": report.rows(runs), "runs": runs}
 
 
 def _arguments() -> argparse.Namespace:
@@ -103,7 +111,6 @@ def _write(asked: argparse.Namespace, found: dict[str, Any]) -> None:
     if asked.page:
         report.into_page(asked.page, table)
         report.picture(found, asked.page.with_suffix(".png"))
-    print(f"{table}\n\n{found['seconds']} s; {asked.out}")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,9 @@ def _table(found: Mapping[str, Any], name: str) -> str:
         return f"{case['title']}: not measured, since {case['skipped']}"
     mine = [row for row in found["rows"] if row["case"] == name]
     whole = next((row for row in mine if "error" not in row and not row["log"]), None)
-    ends = f"v1 alone {whole['M_old']:.3f}, v2 alone {whole['M_new']:.3f}" if whole else "nothing was measured"
+    ends = "nothing was measured"
+    if whole:
+        ends = f"v1 alone {whole['M_old']:.3f}, v2 alone {whole['M_new']:.3f}; seeds: {whole['seeds']}"
     lines = [
         f"**{case['title']}**, {case['metric']}: {case['records']:,} records, {case['queries']} queries; {ends}",
         "",
