@@ -82,6 +82,19 @@ def test_a_model_of_other_weights_keeps_vectors_of_its_own(place: Path) -> None:
     assert counting.items == 1
 
 
+def test_a_picture_in_memory_is_not_kept(place: Path) -> None:
+    class Mean:
+        def state_dict(self) -> dict[str, np.ndarray]:
+            return {}
+
+        def embed(self, items: Sequence[np.ndarray]) -> np.ndarray:
+            return np.array([[item.mean()] for item in items], np.float32)
+
+    # As texts both are the same: numpy leaves the middle out.
+    pictures = [np.zeros((64, 64)), np.pad(np.ones((8, 8)), 28)]
+    assert np.ptp(memo.Memo("test", Mean()).embed(pictures)) > 0
+
+
 def test_times_are_of_items_that_are_embedded_anew(place: Path) -> None:
     counting = Counting()
     model = memo.Memo("test", counting)

@@ -48,7 +48,8 @@ class Memo:
 
     def _kept(self, items: Sequence[Any], embed: Callable[[Sequence[Any]], np.ndarray], kind: bytes) -> np.ndarray:
         asked["items"] += len(items)
-        if self._store is None or not state["kept"] or not items:
+        # Kept are texts and files. rmvdb probes a model with pictures in memory, too.
+        if self._store is None or not state["kept"] or not items or not all(isinstance(item, str | Path) for item in items):
             return embed(items)
         keys = [_digest(item, kind) for item in items]
         kept = self._store.read(keys)
@@ -116,6 +117,6 @@ def _weights(embedder: Any) -> str:
     return digest.hexdigest()
 
 
-def _digest(item: Any, kind: bytes) -> bytes:
-    content = item.read_bytes() if isinstance(item, Path) else str(item).encode()
+def _digest(item: str | Path, kind: bytes) -> bytes:
+    content = item.read_bytes() if isinstance(item, Path) else item.encode()
     return hashlib.sha256(kind + b"\0" + content).digest()
