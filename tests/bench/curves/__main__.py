@@ -44,8 +44,7 @@ def main() -> int:
     asked = _arguments()
     sizes = Sizes(digits=400, texts=200, ts=(0.0, 0.5, 1.0)) if asked.small else Sizes()
     began = time.monotonic()
-    cases: dict[str, Any] = {}
-    runs: list[dict[str, Any]] = []
+    cases, runs = _kept(asked, asdict(sizes))
     jobs = [(name, seed) for name in asked.cases for seed in range(asked.seeds)]
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         begun = [pool.submit(measured, name, seed, asked.data, sizes, _ways(asked, name, seed)) for name, seed in jobs]
@@ -53,17 +52,29 @@ def main() -> int:
             about, some = each.result()
             cases.setdefault(about.pop("name"), about)
             runs += some
-            found = _found(asked, cases, runs)
+            found = _found(cases, runs)
             _write(asked, {**found, "sizes": asdict(sizes), "seconds": round(time.monotonic() - began)})
     print(f"{report.markdown(found)}\n\n{time.monotonic() - began:.0f} s; {asked.out}")
     failed = any("error" in run for run in runs) or any(case.get("failed") for case in cases.values())
     return 1 if failed else 0
 
 
-def _found(asked: argparse.Namespace, cases: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what is known so far, in the order of the cases and seeds that were asked for."""
-    runs = sorted(runs, key=lambda run: (asked.cases.index(run["case"]), run["seed"]))
-    return {"cases": {name: cases[name] for name in asked.cases if name in cases}, "rows": report.rows(runs), "runs": runs}
+def _kept(asked: argparse.Namespace, sizes: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the cases and runs of an earlier call that this one does not measure again, if its sizes were the same."""
+    if not asked.out.exists():
+        return {}, []
+    found = json.loads(asked.out.read_text(encoding="utf-8"))
+    if found["sizes"] != json.loads(json.dumps(sizes)):
+        return {}, []
+    others = {name: case for name, case in found["cases"].items() if name not in asked.cases}
+    return others, [run for run in found["runs"] if run["case"] in others]
+
+
+def _found(cases: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what is known so far, in the order of the cases and seeds."""
+    order = list(CASES)
+    runs = sorted(runs, key=lambda run: (order.index(run["case"]), run["seed"]))
+    return {"cases": {name: cases[name] for name in order if name in cases}, "rows": report.rows(runs), "runs": runs}
 
 
 def _arguments() -> argparse.Namespace:
