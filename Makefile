@@ -3,6 +3,7 @@
 # make test             all checks and all tests; JOBS=2 TMPDIR=/var/tmp where memory is short
 # make slices           two short stress runs side by side, five minutes
 # make demo [DATA=dir]  an upgrade from the first command to the last, on pictures made here or on those of a folder
+# make curves DATA=dir   what an upgrade is worth at each moment, on models that others trained: 20 minutes on two idle cores
 # make docs             the documentation in site/; a broken link, or a page that mkdocs.yml does not name, fails
 # make stress           upgrades under load and faults: make stress SECONDS=3600 ENGINE=server REGISTRY=postgres SEED=7
 # make clean            take away what the others made
@@ -13,10 +14,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 DOCS_READY := .venv/.docs-ready
+CURVES_READY := .venv/.curves-ready
 
 JOBS = 7
 
-.PHONY: setup lint check test slices slice-lite slice-server demo docs stress clean
+.PHONY: setup lint check test slices slice-lite slice-server demo curves docs stress clean
 
 setup: $(READY)
 
@@ -56,6 +58,13 @@ slice-server: setup
 
 demo: setup
 	$(BIN)/python examples/demo.py --out demo $(if $(DATA),--data "$(DATA)")
+
+$(CURVES_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group curves
+	@touch $@
+
+curves: $(CURVES_READY)
+	$(BIN)/python -m tests.bench.curves $(if $(DATA),--data "$(DATA)") $(if $(CASES),--cases $(CASES)) --page docs/research/curves.md
 
 $(DOCS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group docs
