@@ -133,7 +133,7 @@ def predict(trial: Trial, candidate: Candidate) -> Prediction:
     verdict, reason = verdict_of(
         candidate,
         curve,
-        (start, end),
+        naive,
         neighbours if trial.relevance == "labels" else None,
         objective=objective,
         labelled=trial.labelled,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+
 from rmvdb.learning.method import Method
 from rmvdb.planning import quality
 from rmvdb.planning.curve import Course, Curve
 from rmvdb.planning.objective import Objective
-from rmvdb.planning.quality import Floats
 from rmvdb.planning.trial import Candidate
 
 #: A fall of less than half a point is not worth a warning.
@@ -20,7 +21,7 @@ Verdict = tuple[Literal["ok", "warn", "refuse"], str]
 def verdict_of(
     candidate: Candidate,
     measured: Curve,
-    ends: tuple[Floats, Floats],
+    naive: Curve,
     neighbours: tuple[Course, Course] | None,
     *,
     objective: Objective,
@@ -30,12 +31,14 @@ def verdict_of(
 ) -> Verdict:
     """Judge by promise 7 of the design: M_0 ≥ M_old, M_t rises, M_1 ≥ M_new, each within the noise of the sample.
 
-    `ends`: the objective at the start less the old model's, and at the end less the new model's, (Q,) each. `neighbours`:
-    recall@10 of the new model's own neighbours by the candidate and by `naive`, if labels decide the rest. Labels are a
-    claim: what was learned from them is refused if it loses by the neighbours.
+    `naive`, the same with both models' own queries, begins with the old model and ends with the new one. `neighbours`: recall@10
+    of the new model's own neighbours by the candidate and by `naive`, if labels decide the rest. Labels are a claim: what was
+    learned from them is refused if it loses by the neighbours. A fall that stays above the old model is named and is no warning.
     """
     method, without = candidate.method, _without(candidate, labelled=labelled)
-    (low, high), (_, end_high) = (quality.bootstrap(values, seed=seed) for values in ends)
+    course, base = measured.course(objective), naive.course(objective)
+    start, end = course.values[0] - base.values[0], course.values[-1] - base.values[-1]
+    (low, high), (_, end_high) = (quality.bootstrap(values, seed=seed) for values in (start, end))
     since = f"until t = {candidate.switch:g} both models embed each query: " if candidate.switch else ""
     span = f"{objective} at the start {_points(low)} to {_points(high)} points against {before}"
     if high < 0:
@@ -43,16 +46,19 @@ def verdict_of(
     if lost := _lost(candidate, neighbours, seed):
         return "refuse", lost
     if end_high < 0:
-        lost = f"{_points(quality.mean(ends[1]))} points of {objective}"
+        lost = f"{_points(quality.mean(end))} points of {objective}"
         return "warn", f"{since}{method} would end below the new model ({lost}); the method {method.headless} would not"
     if low < 0:
         return "warn", f"{since}{method} may start below {before} ({span}){without}; the method naive would not"
-    if lost := _fallen(measured, objective, seed):
+    falls = _fallen(measured, naive, objective, seed)
+    if below := [words for words, is_below in falls if is_below]:
         return (
             "warn",
-            f"{since}{method} would fall by {lost} on its way{without}; another order, or the method {_other(method)}, may not",
+            f"{since}{method} would fall by {' and '.join(below)} on its way, below {before}{without}; another order, or the "
+            f"method {_other(method)}, may not",
         )
-    return "ok", f"{since}{method} starts no lower than {before}, rises, and ends no lower than the new model{without}"
+    rises = f"falls by {' and '.join(words for words, _ in falls)} on its way, but not below that" if falls else "rises"
+    return "ok", f"{since}{method} starts no lower than {before}, {rises}, and ends no lower than the new model{without}"
 
 
 def _without(candidate: Candidate, *, labelled: bool) -> str:
@@ -79,13 +85,22 @@ def _lost(candidate: Candidate, neighbours: tuple[Course, Course] | None, seed: 
     return ""
 
 
-def _fallen(measured: Curve, objective: Objective, seed: int) -> str:
-    """Name the falls of the curve, in points, that are more than chance and worth a warning."""
-    courses = [(name, measured.course(name)) for name in dict.fromkeys((objective, Objective.CMC))]
-    falls = [(name, quality.largest_fall(course.means), course.values) for name, course in courses]
-    large = [(name, fall, values) for name, fall, values in falls if fall > TOLERATED_FALL]
-    sure = [(name, fall) for name, fall, values in large if fall > quality.fall_by_chance(values, seed=seed)]
-    return " and ".join(f"{100 * fall:.1f} points of {name}" for name, fall in sure)
+def _fallen(measured: Curve, naive: Curve, objective: Objective, seed: int) -> list[tuple[str, bool]]:
+    """Name the falls of the curve that are more than chance, in points, and whether each leads surely below the old model."""
+    falls = []
+    for name in dict.fromkeys((objective, Objective.CMC)):
+        course, old = measured.course(name), naive.course(name).values[0]
+        fall = quality.largest_fall(course.means)
+        if fall > max(TOLERATED_FALL, quality.fall_by_chance(course.values, seed=seed)):
+            lowest = course.values[_lowest_after_a_fall(course.means)]
+            falls.append((f"{100 * fall:.1f} points of {name}", quality.bootstrap(lowest - old, seed=seed)[1] < 0))
+    return falls
+
+
+def _lowest_after_a_fall(means: list[float]) -> int:
+    """Return the moment at which a curve lies furthest below its own earlier height."""
+    heights = np.maximum.accumulate(means)
+    return int(np.argmax(heights - np.array(means)))
 
 
 def _other(method: Method) -> Method:

@@ -282,7 +282,20 @@ def test_an_upgrade_that_would_lower_the_quality_is_not_begun(project: Project) 
     project.ask("model", "add", "stranger", "--embedder", "models:stranger")
     models = project.folder / "models.py"  # without v1 queries cannot be embedded by both models until one is enough
     models.write_text(models.read_text().replace("def v1():", "def gone():"))
-    worse = ("--from", "v1", "--to", "stranger", "--labels", "label", "--method", "identity", "--order", "random")
+    worse = (
+        "--from",
+        "v1",
+        "--to",
+        "stranger",
+        "--labels",
+        "label",
+        "--method",
+        "identity",
+        "--order",
+        "random",
+        "--rescore",
+        "0",
+    )
     assert project.json("plan", *worse)["prediction"]["verdict"] == "refuse"
     refused(project, "upgrade", *worse, code=1, saying="identity would start below")
     status = project.json("status")

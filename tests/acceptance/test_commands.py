@@ -21,7 +21,7 @@ from tests.support.project import Project
 @pytest.fixture
 def half(project: Project) -> Project:
     """Half of the gallery is moved."""
-    project.ask(*NAIVE, "--until", "0.5", "--no-cutover")
+    project.ask(*NAIVE, "--rescore", "0", "--until", "0.5", "--no-cutover")
     return project
 
 

@@ -48,7 +48,7 @@ def test_every_curve_is_drawn_and_can_be_told_from_the_others(tmp_path: Path, mo
     lines = [line for line in figure.axes[0].lines if not line.get_label().endswith("alone")]
     labels = [line.get_label() for line in lines]
     assert labels == [*(f"{name} (random)" for name in names), *(f"{name} from t = 0.6 (random)" for name in scheduled)]
-    assert len({(line.get_color(), line.get_marker()) for line in lines}) == len(lines) == 12
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == len(lines) == 17
     assert [line.get_label() for line in lines if line.get_linewidth() > 2] == ["rqt from t = 0.6 (random)"]
     assert set(lines[-1].get_ydata()) == {70.0}
     pyplot.close(figure)

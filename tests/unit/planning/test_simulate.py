@@ -185,17 +185,21 @@ def test_a_start_below_the_old_model_is_refused_and_the_way_out_named():
 
 @pytest.mark.parametrize(
     ("lost", "verdict", "saying"),
-    [(0, "ok", "rises"), (3, "ok", "rises"), (30, "warn", "rqt would fall by 15.0 points of CMC@1 on its way")],
+    [
+        (0, "ok", "rises"),
+        (3, "ok", "rises"),
+        (30, "warn", "rqt would fall by 15.0 points of CMC@1 on its way, below the old model"),
+    ],
 )
 def test_a_dip_of_cmc_beyond_the_noise_is_warned_of_though_map_rises(lost, verdict, saying):
     rising, top1 = np.linspace(0.5, 0.8, 11)[:, None] * np.ones(200), np.ones((11, 200))
     top1[4:6, :lost] = 0
     dipping = Curve(ts=TS, precision=rising, top1=top1, top5=top1, recall=rising, ndcg=rising)
-    nothing = np.zeros(200)
     measured = Measured(fitted=Fitted(), calibrations=(None, None), tuning=(), show=lambda: dipping)
     candidate = Candidate(method=Method.RQT, asked=Method.RQT, order="random", measured=measured)
     options = {"objective": Objective.MAP, "labelled": True, "before": "the old model", "seed": 0}
-    found = verdict_of(candidate, dipping, (nothing, nothing), None, **options)
+    naive = Curve(ts=TS, precision=rising, top1=np.ones((11, 200)), top5=top1, recall=rising, ndcg=rising)
+    found = verdict_of(candidate, dipping, naive, None, **options)
     assert (found[0], saying in found[1]) == (verdict, True)
 
 
@@ -387,3 +391,17 @@ def test_too_few_records_of_the_newest_collection_are_too_few():
     sample = pairs(200)
     with pytest.raises(PlanRefused, match="60 or more"):
         predict(sample, method=Method.RQT, settings=QUICK, behind=[behind(sample, share=0.8)], **COSINE)
+
+
+def test_a_fall_that_stays_above_the_old_model_is_named_and_no_warning():
+    high, low = np.full(200, 0.8), np.full(200, 0.6)
+    rows = np.array([high, *[low] * 5, *[high] * 5])
+    falling = Curve(ts=TS, precision=rows, top1=rows, top5=rows, recall=rows, ndcg=rows)
+    options = {"objective": Objective.MAP, "labelled": True, "before": "the old model", "seed": 0}
+    measured = Measured(fitted=Fitted(), calibrations=(None, None), tuning=(), show=lambda: falling)
+    candidate = Candidate(method=Method.RQT, asked=Method.RQT, order="random", measured=measured)
+    for old, verdict, words in ((0.5, "ok", "falls by 20.0 points of mAP"), (0.7, "warn", "on its way, below the old model")):
+        base = np.linspace(old, 0.8, 11)[:, None] * np.ones(200)
+        naive = Curve(ts=TS, precision=base, top1=base, top5=base, recall=base, ndcg=base)
+        found = verdict_of(candidate, falling, naive, None, **options)
+        assert (found[0], words in found[1]) == (verdict, True)
