@@ -31,7 +31,7 @@ TIMED_SEARCHES = 11
 TOGETHER = 16
 #: Short waits between epochs, as nothing but this process searches. All candidates are re-scored, however long that takes:
 #: the times say how long.
-SETTINGS = {"plan_max_age": 0.2, "longest_search": 0.5, "rescore_ms": 60_000}
+SETTINGS = {"plan_max_age": 0.2, "longest_search": 2.0, "rescore_ms": 60_000}
 GALLERY = "g"
 
 
