@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rmvdb.errors import RmvdbError
 from tests.bench.curves import report
 from tests.bench.curves.cases import CASES, Case, Sizes
 from tests.bench.curves.files import Missing
@@ -30,9 +31,9 @@ def measured(name: str, seed: int, data: Path, sizes: Sizes, ways: Sequence[Way]
         runs = [_run(way, seed, at / f"way{number}", case, alone, sizes.ts) for number, way in enumerate(ways)]
         about = {"title": case.title, "metric": case.metric, "records": len(case.records), "queries": len(case.queries)}
         return {"name": name, **about}, runs
-    except (Missing, Failed) as exc:
+    except (Missing, Failed, RmvdbError) as exc:
         print(f"case {name} is not measured: {exc}", file=sys.stderr, flush=True)
-        return {"name": name, "title": name, "skipped": str(exc), "failed": isinstance(exc, Failed)}, []
+        return {"name": name, "title": name, "skipped": str(exc), "failed": not isinstance(exc, Missing)}, []
     finally:
         shutil.rmtree(at, ignore_errors=True)
 
@@ -42,7 +43,7 @@ def _run(way: Way, seed: int, at: Path, case: Case, alone: Ends, ts: Sequence[fl
     began = time.monotonic()
     try:
         found = upgrade(case, way, seed, at, ts)
-    except Failed as exc:
+    except (Failed, RmvdbError) as exc:
         run["error"] = str(exc)
     else:
         new = alone.quality(found.pop("measured"))["M_new"]
