@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 LEAST_HELD_OUT = 30
 #: Why no map serves alone for texts. Asked texts differ from stored ones, so records tell too little of how a map treats them.
 UNKNOWN_QUERIES = (
-    "both models embed each query, because no real queries are known to try a map on; give --queries FILE, or let clients keep "
-    "some: [search] keep_queries"
+    f"both models embed each query, because fewer than {trials.LEAST_LOGGED} real queries are known to try a map on; give "
+    "--queries FILE, or let clients keep some: [search] keep_queries"
 )
 #: The part of the time that may go into embedding the sample.
 EMBEDDING = 0.5

@@ -27,7 +27,7 @@ PRINTED = {
     ],
     "judged_queries": [
         r"\$ rmvdb plan --from v1 --to v2 --queries judged\.jsonl",
-        r"held out \(50 .*old 6\d\.\d\d, new 100\.00 mAP.*",
+        r"held out \(50 .*old \d\d\.\d\d, new 100\.00 nDCG@10.*",
         r"ok: \w+ starts no lower than the old model, rises, and ends no lower than the new model",
     ],
     "own_embedder_and_source": [
