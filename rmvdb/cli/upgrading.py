@@ -71,6 +71,7 @@ def upgrade(
             if collection is not None:
                 conductor.check_name(collection)
             plan = _planned(app, conductor, question, report, again=again, execute=execute)
+            _refuse_risk(plan, accepted=accept_risk)
             row = conductor.begin(
                 question,
                 plan,
@@ -78,7 +79,6 @@ def upgrade(
                 until=until,
                 cutover=not no_cutover,
                 execute=execute,
-                accept_risk=accept_risk,
                 collection=collection,
             )
         if accept_missing:
@@ -95,6 +95,12 @@ def _planned(app: App, conductor: Conductor, question: Question, report: Reporte
     plan = conductor.plan(question, again=again)
     report.show(lambda: show_plan.print_plan(plan))
     return plan
+
+
+def _refuse_risk(plan: Plan, *, accepted: bool) -> None:
+    """Raise NeedsConsent if the plan has a warning that is not accepted."""
+    if plan.prediction and plan.prediction["verdict"] == "warn" and not accepted:
+        raise errors.NeedsConsent(f"{plan.prediction['reason']}; run the same command with --accept-risk to go on all the same")
 
 
 def _resumed(app: App, row: UpgradeRow, report: Reporter, *, until: float, cutover: bool, execute: bool) -> UpgradeRow:

@@ -23,10 +23,8 @@ from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.text import counted
 from rmvdb.types import Id, Item, Leg, Query, Record, ReportProgress, Vectors
 
-#: Records read and embedded at once while sampling.
+#: Records read and embedded at once while sampling, between two looks at the time.
 CHUNK = 500
-#: Records embedded between two looks at the time.
-AT_ONCE = 250
 #: So many records are embedded as queries, if a model embeds queries its own way.
 AS_QUERIES = 750
 #: So many records are embedded however long it takes.
@@ -261,12 +259,12 @@ class Sampler:
         """Return raw vectors of a version by id, and the records that were tried: all, or as many as time allowed."""
         found: dict[Id, Vectors] = {}
         known_good = functools.partial(_known_good, records, found.keys())
-        for start in range(0, len(records), AT_ONCE):
+        for start in range(0, len(records), CHUNK):
             if until is not None and time.monotonic() > until and len(found) >= ENOUGH:
                 report(start, start)
                 return found, records[:start]
             report(start, len(records))
-            found |= self._embedded(version, records[start : start + AT_ONCE], known_good)
+            found |= self._embedded(version, records[start : start + CHUNK], known_good)
         report(len(records), len(records))
         return found, records
 

@@ -48,7 +48,9 @@ class AskedFor(Database):
     def move_first(
         self, s: Session, /, upgrade_id: int, records: Collection[str], *, batches: Sequence[int], rows: Sequence[int]
     ) -> int:
-        """Take records out of these batches into one that comes before all others. Return how many were taken.
+        """Take records out of these batches into others that come before all. Return how many were taken.
+
+        A new batch is no larger than the largest of these: a batch bounds a worker's memory, and how far `--until` is overshot.
 
         Only batches that are still pending change, in one transaction: a record is on the work list once at every moment, and a
         repeated call changes nothing. `rows`: the notes of `asked_for`, which have been seen to.
@@ -57,14 +59,17 @@ class AskedFor(Database):
         mine = (BatchRow.upgrade_id == upgrade_id, BatchRow.state == BatchState.PENDING)
         first = s.scalar(select(func.min(BatchRow.priority)).where(BatchRow.upgrade_id == upgrade_id)) or 0
         taken: list[Id] = []
+        size = 1
         for some in shared_queries.chunks(batches, 500):
             # A batch that is being claimed at this moment is moved anyway.
             locked = select(BatchRow).where(*mine, BatchRow.id.in_(some)).with_for_update(skip_locked=True)
             for batch in s.scalars(locked).all():
                 if batch.origin is None:  # else its files belong to all its records
+                    size = max(size, batch.count)
                     taken += _take_out(s, batch, records)
-        if taken:
-            s.add(shared_queries.new_batch(upgrade_id, first - 1, taken, None))
+        made = list(shared_queries.chunks(taken, size))
+        for place, ids in enumerate(made, start=first - len(made)):
+            s.add(shared_queries.new_batch(upgrade_id, place, ids, None))
         for some in shared_queries.chunks(rows, 500):
             s.execute(delete(AskedForRow).where(AskedForRow.id.in_(some)))
         return len(taken)

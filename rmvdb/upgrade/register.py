@@ -34,7 +34,6 @@ def begin(
     until: float = 1.0,
     cutover: bool = True,
     execute: bool = False,
-    accept_risk: bool = False,
     collection: str | None = None,
 ) -> UpgradeRow:
     """Register the upgrade. It replaces an unfinished one. The serving plan stays the same.
@@ -43,14 +42,14 @@ def begin(
 
     Raises:
         PlanRefused: the plan would lower the quality.
-        NeedsConsent: records would leave a collection that rmvdb did not make, or the plan has a warning.
+        NeedsConsent: records would leave a collection that rmvdb did not make.
         UsageError, AlreadyExists: the new collection cannot have that name.
         Stopped: it should stop.
     """
     context.check_stop()
     if collection is not None:
         check_name(context, collection)
-    _check_verdict(plan, accept_risk=accept_risk)
+    _check_verdict(plan)
     context.owner.settle(context.gallery.name)
     clean_up.drop_given_up(context)
     epoch = context.registry.plan(context.gallery.name).epoch
@@ -81,12 +80,10 @@ def begin(
         return context.registry.supersede(before.id, details, epoch=epoch, note=note, supersedes=before.id, **values)
 
 
-def _check_verdict(plan: Plan, *, accept_risk: bool) -> None:
-    verdict, reason = (plan.prediction["verdict"], plan.prediction["reason"]) if plan.prediction else ("ok", "")
-    if verdict == "refuse":
-        raise errors.PlanRefused(reason)
-    if verdict == "warn" and not accept_risk:
-        raise errors.NeedsConsent(f"{reason}; run the same command with --accept-risk to go on all the same")
+def _check_verdict(plan: Plan) -> None:
+    """Raise PlanRefused if the plan would lower the quality."""
+    if plan.prediction and plan.prediction["verdict"] == "refuse":
+        raise errors.PlanRefused(plan.prediction["reason"])
 
 
 def check_name(context: UpgradeContext, collection: str) -> None:

@@ -12,7 +12,7 @@ from tests.acceptance.test_upgrade import collections, searching
 from tests.support.project import Project
 
 IDS = list(range(1, 401))
-FCT = ("--from", "v1", "--to", "v2", "--labels", "label", "--method", "fct", "--side", "hint")
+FCT = ("--from", "v1", "--to", "v2", "--labels", "label", "--order", "classification-score", "--method", "fct", "--side", "hint")
 
 
 @pytest.fixture
@@ -80,6 +80,25 @@ def expect_least_certain_first(project: Project, original: str, copy: str) -> No
     moved = (own * new).sum(axis=1) > 1 - 1e-5
     assert 200 <= moved.sum() < 260
     assert certain[moved].max() <= certain[~moved].min() + 1e-6
+
+
+def test_a_plan_with_a_warning_goes_on_only_if_the_risk_is_accepted(project: Project) -> None:
+    """80 held-out records do not show that a lifted gallery starts no lower than v1."""
+    assert project.json("plan", *FCT)["prediction"]["verdict"] == "warn"
+    words = (
+        "upgrade",
+        *(word for word in FCT if word not in ("--method", "fct")),
+        "--method=fct",
+        "--until",
+        "0",
+        "--no-cutover",
+    )
+    done = project.ask(*words, code=2)  # these words have no consent of the helper's
+    assert "fct may start below the old model" in done.stderr
+    assert "run the same command with --accept-risk to go on all the same" in done.stderr
+    assert project.json("status")["upgrade"] is None
+    project.ask(*words, "--accept-risk")
+    assert project.json("status")["phase"] == "serving both"
 
 
 def test_what_cannot_be_lifted_is_refused_in_a_sentence(project: Project) -> None:

@@ -46,6 +46,13 @@ def test_what_is_asked_for_last_comes_before_what_was_asked_for_earlier(registry
     assert registry.next_priority(listed.id) == 5
 
 
+def test_no_batch_grows_however_many_records_are_asked_for(registry: Registry, listed: UpgradeRow) -> None:
+    registry.ask_for("photos", [1, 2, 4, 5, 7, 8, 10])
+    MovedFirst(registry, listed.id).step()
+
+    assert pending(registry, listed) == [[1, 2, 4], [5, 7, 8], [10], [3], [6], [9], [11, 12]]
+
+
 def test_a_batch_that_has_begun_is_left_alone(registry: Registry, listed: UpgradeRow) -> None:
     begun = claimed(registry, listed)
     retired = claimed(registry, listed)
