@@ -29,14 +29,16 @@ def chosen(
     comparable, `identity` comes first.
     """
     passed: list[Prediction] = []
+    before = ""
     if declared and (same := [each for each in candidates if each.method is Method.IDENTITY]):
         told = predict(same[0])
         if told.verdict != "refuse":
             return replace(told, choice="the new model is declared to be compatible with the old one, so nothing is trained")
+        before = "the new model is declared to be compatible, but would start below the old one; "
         candidates = [each for each in candidates if each.method is not Method.IDENTITY] or candidates
     for candidate, why in preferred(candidates, objective=objective, seed=seed):
         told = predict(candidate)
-        told = replace(told, choice=f"{why}{_passed_over(passed)}")
+        told = replace(told, choice=f"{before}{why}{_passed_over(passed)}")
         if told.verdict == "ok":
             return told
         passed.append(told)

@@ -257,6 +257,9 @@ def test_a_model_declared_comparable_is_taken_at_its_word_unless_measured_to_be_
     assert "declared to be compatible with the old one, so nothing is trained" in best.choice
     refuted = best_of(trial(strangers(), orders=("one",)), [Method.NAIVE, Method.IDENTITY], declared=True)
     assert refuted.method is Method.NAIVE
+    assert refuted.choice.startswith(
+        "the new model is declared to be compatible, but would start below the old one; naive is worth"
+    )
 
 
 def test_of_strangers_nothing_says_that_they_are_not_comparable():
