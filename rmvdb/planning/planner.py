@@ -177,7 +177,7 @@ class Planner:
 
         If there are queries with answers, they are searched for in place of the records, and their answers join the sample.
         """
-        asked = question.asked() or list(log)
+        asked = question.asked() or (list(log) if self._unasked(legs[0]) is None else [])
         judged = [each for each in asked if each.answers]
         logged = [each for each in asked if not each.answers and any(method.trains_reverse for method in methods)]
         if judged or logged:
@@ -196,15 +196,21 @@ class Planner:
             seconds=60 * question.minutes * EMBEDDING,
         )
 
-    def _refuse_unasked(self, newest: Leg) -> None:
-        """Raise PlanRefused if the model in service cannot embed queries."""
+    def _unasked(self, newest: Leg) -> errors.ModelError | None:
+        """Return why the model in service cannot embed queries, None if it can."""
         try:
             self._loaded_models.embedder(newest.embedder)
         except errors.ModelError as exc:
+            return exc
+        return None
+
+    def _refuse_unasked(self, newest: Leg) -> None:
+        """Raise PlanRefused if the model in service cannot embed queries."""
+        if why := self._unasked(newest):
             raise errors.PlanRefused(
-                f"{newest.embedder} must embed the queries, too, but cannot be loaded ({exc}); "
+                f"{newest.embedder} must embed the queries, too, but cannot be loaded ({why}); "
                 "bring its embedder back, or leave --queries out"
-            ) from exc
+            ) from why
 
     # --- sample to prediction -----------------------------------------------------------------------------------------
 

@@ -66,8 +66,11 @@ def test_real_queries_are_shown_given_to_a_plan_and_removed(project: Project, ca
     assert shown == file.read_text()
     assert "\u202e" not in shown
 
-    told = project.json("plan", "--from", "v1", "--to", "v2", "--method", "rqt", "--order", "random", "--queries", str(file))
-    assert told["prediction"]["logged"] == 32
+    plan = ("plan", "--from", "v1", "--to", "v2", "--method", "procrustes", "--order", "random")
+    assert project.json(*plan, "--queries", str(file))["prediction"]["logged"] == 32
+    unasked = project.json(*plan)
+    assert unasked["prediction"]["logged"] == 32
+    assert project.json(*plan)["made_at"] == unasked["made_at"]  # the same queries have the same answer
     with project.opened() as app:
         assert sorted(map(str, items)) == sorted(str(each.item) for each in plan_step.kept_queries(app.conductor("things")))
 
@@ -75,6 +78,7 @@ def test_real_queries_are_shown_given_to_a_plan_and_removed(project: Project, ca
     assert project.json("queries", "clear", "--yes") == {"gallery": "things", "removed": 32}
     assert project.json("status")["kept_queries"] == 0
     assert project.ask("queries", "export").stdout == ""
+    assert project.json(*plan)["prediction"]["logged"] == 0
 
 
 def test_queries_that_are_too_old_are_not_shown_and_gc_removes_them(project: Project) -> None:
