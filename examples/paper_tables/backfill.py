@@ -14,7 +14,7 @@ from examples.paper_tables.rows import Ground, Legs, Row, measured, row, tuned
 from examples.paper_tables.tasks import Task
 from rmvdb.learning import training
 from rmvdb.learning.training import Fitted, Method, Pairs, TrainingSettings
-from rmvdb.planning import curve as curves
+from rmvdb.planning import curve as simulated
 from rmvdb.planning.curve import UNCALIBRATED, Calibrations, Curve
 from rmvdb.types import Metric
 
@@ -160,7 +160,7 @@ class Upgrade:
         legs = self.legs("pairs", new=plan.new)
         return replace(
             ground,
-            relevance=curves.neighbours(
+            relevance=simulated.neighbours(
                 legs.new_g[check], legs.new_g[check], metric=legs.new_metric, itself=np.arange(len(check))
             ),
         )

@@ -15,7 +15,7 @@ from rmvdb import metrics
 from rmvdb.errors import PlanRefused
 from rmvdb.learning import calibration
 from rmvdb.learning.training import Fitted
-from rmvdb.planning import curve as curves
+from rmvdb.planning import curve as simulated
 from rmvdb.planning.curve import UNCALIBRATED, Calibrations, Curve
 from rmvdb.planning.quality import Bools
 from rmvdb.types import Metric, Vectors
@@ -108,7 +108,7 @@ def measured(legs: Legs, ground: Ground, calibrations: Calibrations = UNCALIBRAT
     parts = np.array_split(np.arange(len(legs.new_q)), max(1, -(-len(legs.new_q) // AT_ONCE)))
 
     def some(rows: np.ndarray) -> Curve:
-        return curves.curve(
+        return simulated.curve(
             legs.old_q[rows],
             legs.old_g,
             legs.new_q[rows],
@@ -158,7 +158,7 @@ def fitted(legs: Legs, ground: Ground) -> Calibrations:
 
 def row(method: str, curves: Sequence[Curve], base: Curve, *, calibrated: float = 0.0, regression: float = 0.0) -> Row:
     """A method's line from its curves, one a seed; `base` goes from the old model alone to the new one alone."""
-    found = [curves.summary(curve, old=base.map[0], new=base.map[-1]) for curve in curves]
+    found = [simulated.summary(curve, old=base.map[0], new=base.map[-1]) for curve in curves]
     values = {name: [getattr(each, name) for each in found] for name in ("auc_map", "auc_cmc", "gain")}
     flips = [[metrics.negative_flips(base.top1[0], now) for now in curve.top1] for curve in curves]
     means = {name: float(np.mean(each)) for name, each in values.items()}
@@ -192,5 +192,5 @@ def _merit(curve: Curve) -> float:
 
 def _side_by_side(parts: Sequence[Curve]) -> Curve:
     """One curve of all queries."""
-    names = ("precision", "top1", "top5", "recall")
+    names = ("precision", "top1", "top5", "recall", "ndcg")
     return Curve(ts=parts[0].ts, **{name: np.concatenate([getattr(part, name) for part in parts], axis=1) for name in names})

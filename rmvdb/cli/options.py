@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmvdb import canonical, errors
+from rmvdb import errors
 from rmvdb.learning.method import METHODS, Method
 from rmvdb.planning.objective import Objective
 from rmvdb.planning.orders.table import ORDERS
@@ -36,10 +36,9 @@ def _count(_ctx: click.Context, _param: click.Parameter, value: str) -> int | No
     """Read a number of candidates. `auto` is None."""
     if value == AUTO:
         return None
-    try:
-        return canonical.whole("--rescore", int(value), least=0)
-    except ValueError as exc:
-        raise errors.UsageError(f"--rescore is auto, 0 or a number of candidates, not {value!r}") from exc
+    if not value.isdecimal():
+        raise errors.UsageError(f"--rescore is auto, 0 or a number of candidates, not {value!r}")
+    return int(value)
 
 
 def _together(*options: Decorator) -> Decorator:

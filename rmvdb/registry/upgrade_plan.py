@@ -76,12 +76,14 @@ class UpgradePlan:
     def to_json(self) -> dict[str, Any]:
         """As JSON values, in the form that every released version reads: each epoch is a key, and a None is left out.
 
-        A leg keeps its None, except for a blend, which released versions do not know.
+        A leg keeps its None, but leaves out a blend and rescoring that it has not: released versions do not know them.
         """
         plain: dict[str, Any] = _PLAN.dump_python(self, mode="json")
         epochs: dict[str, Any] = plain.pop("epochs")
-        for leg in (leg for legs in epochs.values() for leg in legs if leg["blend"] is None):
-            del leg["blend"]
+        for leg in (leg for legs in epochs.values() for leg in legs):
+            for name in ("blend", "rescore"):
+                if not leg[name]:
+                    del leg[name]
         return {name: value for name, value in plain.items() if value is not None} | epochs
 
     @classmethod

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from rmvdb.learning import calibration, geometry, training
 from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
-from rmvdb.planning import curve as curves
+from rmvdb.planning import curve as simulated
 from rmvdb.planning.curve import UNCALIBRATED
 from rmvdb.planning.orders.centroid import Centroid
 from rmvdb.planning.orders.classification_score import ClassificationScore
@@ -136,7 +136,7 @@ def legs(fitted: Fitted, part: Pairs) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return (part.old if fitted.reverse is None else fitted.reverse.apply(final)), part.old, final, final
 
 
-def calibrations(fitted: Fitted, part: Pairs) -> curves.Calibrations:
+def calibrations(fitted: Fitted, part: Pairs) -> simulated.Calibrations:
     if fitted.lift is not None:  # a lifted gallery is of one space with the new one, and served as one leg
         return UNCALIBRATED
     others = ~np.eye(len(part), dtype=bool)
@@ -149,12 +149,12 @@ def calibrations(fitted: Fitted, part: Pairs) -> curves.Calibrations:
 def alike(part: Pairs) -> np.ndarray:
     """(n, n): images of one class, else the nearest by the new network, as in a plan."""
     if part.labels is None:
-        return curves.neighbours(part.new, part.new, metric=COSINE, itself=np.arange(len(part)))
+        return simulated.neighbours(part.new, part.new, metric=COSINE, itself=np.arange(len(part)))
     return part.labels[:, None] == part.labels[None, :]
 
 
-def measure(fitted: Fitted, part: Pairs, confidence: np.ndarray, scales: curves.Calibrations) -> curves.Curve:
-    return curves.curve(
+def measure(fitted: Fitted, part: Pairs, confidence: np.ndarray, scales: simulated.Calibrations) -> simulated.Curve:
+    return simulated.curve(
         *legs(fitted, part),
         part.labels[:, None] == part.labels[None, :],
         np.argsort(confidence, kind="stable"),
@@ -201,9 +201,9 @@ class Table:
     rows: list[dict[str, object]] = field(default_factory=list)
 
     def row(
-        self, name: str, kind: str, fitted: Fitted, confidence: np.ndarray, scales: curves.Calibrations = UNCALIBRATED
-    ) -> curves.Summary:
-        found = curves.summary(measure(fitted, self.part, confidence, scales), old=self.old, new=self.new)
+        self, name: str, kind: str, fitted: Fitted, confidence: np.ndarray, scales: simulated.Calibrations = UNCALIBRATED
+    ) -> simulated.Summary:
+        found = simulated.summary(measure(fitted, self.part, confidence, scales), old=self.old, new=self.new)
         maps = " ".join(f"{100 * found.map[at]:5.1f}" for at in (0, 1, 5, 9, 10))
         print(
             f"{name:<16} {kind:<15} {100 * found.auc_map:7.1f} {100 * found.auc_cmc:8.1f} {100 * found.gain:6.0f} %"
@@ -218,7 +218,7 @@ class Table:
         print(f"{'':<32} AUC_mAP  AUC_CMC     Gain   fall in mAP, CMC   mAP at t = 0, 0.1, 0.5, 0.9, 1")
 
 
-def promises(results: dict[str, curves.Summary], orders: dict[str, float], old: float, new: float) -> dict[str, bool]:
+def promises(results: dict[str, simulated.Summary], orders: dict[str, float], old: float, new: float) -> dict[str, bool]:
     rm = results["rm"]
     return {
         "Gain of rm > rqt > naive": rm.gain > results["rqt"].gain > results["naive"].gain,

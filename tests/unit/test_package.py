@@ -84,10 +84,10 @@ def test_what_trains_nothing_does_not_wait_for_torch(module: str) -> None:
 def test_a_prediction_that_trains_nothing_does_not_wait_for_torch() -> None:
     predict = (
         "import sys, numpy as np; from rmvdb.learning.method import Method, Pairs, TrainingSettings;"
-        "from rmvdb.planning.trial import Trial;"
+        "from rmvdb.planning.trial import Trial; from rmvdb.planning.prediction import predict;"
         "from rmvdb.types import Metric; old, new = np.random.default_rng(0).normal(size=(2, 300, 8)).astype(np.float32);"
         "trial = Trial(Pairs(old=old, new=new), old_metric=Metric.COSINE, new_metric=Metric.COSINE, settings=TrainingSettings());"
-        "print(trial.predict(Method.NAIVE).method, 'torch' in sys.modules)"
+        "print(predict(trial, trial.candidate(Method.NAIVE)).method, 'torch' in sys.modules)"
     )
 
     assert run("-c", predict).stdout.split() == ["naive", "False"]
