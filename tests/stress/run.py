@@ -236,7 +236,8 @@ class Run:
         method = self.method or ("fct" if self.lifts.random() < 0.2 else method)
         ending = chosen.choice(("clean up", "clean up", "roll back on the way", "roll back at the end"))
         share = chosen.uniform(0.05, 0.8)
-        begin = ["upgrade", "--from", held, "--to", other, "--labels", "label", "--order", "random", "--sample", "1500", "--accept-risk"]
+        begin = ["upgrade", "--from", held, "--to", other, "--labels", "label", "--order", "random", "--sample", "1500"]
+        begin.append("--accept-risk")
         if chosen.random() < 0.4 or self.instant_rollback:
             begin.append("--instant-rollback")
         side = ["--side", "hint"] * (method == "fct")
