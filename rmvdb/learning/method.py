@@ -194,9 +194,8 @@ class Pairs:
     labels: npt.NDArray[np.generic] | None = None
     #: (n, d_side) side information of the records, which helps h; None if there is none.
     side: Vectors | None = None
-    #: The records as queries, (n, d_old) and (n, d_new), of models that embed queries their own way; NaN for those not embedded
-    #: so. None: a record's vector is its query.
-    as_queries: tuple[Vectors, Vectors] | None = None
+    #: The records as queries. None: a record's vector is its query.
+    as_queries: AsQueries | None = None
 
     def __post_init__(self) -> None:
         rows = {len(each) for each in (self.old, self.new, self.labels, self.side) if each is not None}
@@ -227,9 +226,25 @@ class Pairs:
     def take(self, rows: npt.NDArray[np.intp]) -> Pairs:
         """Return the pairs of these rows."""
         labels = None if self.labels is None else self.labels[rows]
-        asked = None if self.as_queries is None else (self.as_queries[0][rows], self.as_queries[1][rows])
+        asked = None if self.as_queries is None else self.as_queries.take(rows)
         side = None if self.side is None else self.side[rows]
         return Pairs(old=self.old[rows], new=self.new[rows], labels=labels, side=side, as_queries=asked)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AsQueries:
+    """Records embedded as queries, row by row, NaN for those that were not."""
+
+    #: (n, d_old)
+    old: Vectors
+    #: (n, d_new)
+    new: Vectors
+    #: Whether each query is an excerpt of its record's text, which that record answers. Else it is the record's own item.
+    excerpts: bool
+
+    def take(self, rows: npt.NDArray[np.intp]) -> AsQueries:
+        """Return these rows."""
+        return AsQueries(old=self.old[rows], new=self.new[rows], excerpts=self.excerpts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

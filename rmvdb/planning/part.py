@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rmvdb.learning import calibration, geometry
 from rmvdb.learning.calibration import Calibration
-from rmvdb.learning.method import Fitted, Pairs
+from rmvdb.learning.method import AsQueries, Fitted, Pairs
 from rmvdb.planning.curve import TS, Calibrations, Course, Curve, calibrated_distances, course_of, curve_of, neighbours
 from rmvdb.planning.objective import Objective
 from rmvdb.planning.quality import Bools, Floats
@@ -35,13 +35,15 @@ class OlderCollection:
     vectors: Vectors
     #: Maps queries of the newest old collection to queries of this one.
     lead: Callable[[Vectors], Vectors]
-    #: The queries of all pairs, (n, d), if its own embedder makes them and `lead` does not.
+    #: The queries of all pairs, (n, d), if its own embedder makes them and `lead` does not: of the records' own items, and of
+    #: what `Pairs.as_queries` asks.
     asked: Vectors | None = None
+    as_queries: Vectors | None = None
 
     def take(self, rows: npt.NDArray[np.intp]) -> OlderCollection:
         """Return the collection with these pairs only."""
-        asked = None if self.asked is None else self.asked[rows]
-        return replace(self, held=self.held[rows], vectors=self.vectors[rows], asked=asked)
+        asked, as_queries = (None if each is None else each[rows] for each in (self.asked, self.as_queries))
+        return replace(self, held=self.held[rows], vectors=self.vectors[rows], asked=asked, as_queries=as_queries)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,39 +174,46 @@ class Part:
 
     def of_themselves(self, most: int) -> Part:
         """Return this part with `most` of its records as queries, which should find themselves."""
-        rows = self._drawn(most)
+        asked = self.pairs.as_queries
+        asked = None if asked is None or asked.excerpts else asked
+        rows = self._drawn(asked, most)
         itself = self._itself(rows)
-        records = self._records(labelled=False, rows=rows)
-        return replace(self, queries=replace(records, relevance=itself, leave_out=np.zeros_like(itself)))
+        return replace(self, queries=self._queries(asked, rows, relevance=itself, leave_out=np.zeros_like(itself)))
 
-    def _records(self, *, labelled: bool, rows: npt.NDArray[np.intp] | None = None) -> Queries:
-        rows = self._drawn(self.most_queries) if rows is None else rows
-        itself = self._itself(rows)
-        old, new = self.pairs.as_queries or (self.pairs.old, self.pairs.new)
+    def _records(self, *, labelled: bool) -> Queries:
+        """Return records as queries. An excerpt of a record's text may find that record. A record's own item must not."""
+        asked = self.pairs.as_queries
+        rows = self._drawn(asked, self.most_queries)
+        excerpts = asked is not None and asked.excerpts
+        itself = self._itself(rows) & (not excerpts)
+        if labelled and (labels := self.pairs.labels) is not None:
+            alike: Bools = labels[rows, None] == labels[None, :]
+        else:
+            new = self.pairs.new if asked is None else asked.new
+            alike = neighbours(new[rows], self.pairs.new, metric=self.new_metric, itself=None if excerpts else rows)
+        return self._queries(asked, rows, relevance=alike & ~itself, leave_out=itself)
+
+    def _queries(self, asked: AsQueries | None, rows: npt.NDArray[np.intp], *, relevance: Bools, leave_out: Bools) -> Queries:
+        vectors = asked or self.pairs
+        behind = [each.asked if asked is None else each.as_queries for each in self.behind]
         return Queries(
-            old=old[rows],
-            new=new[rows],
-            relevance=self._alike(rows, labelled=labelled) & ~itself,
-            leave_out=itself,
-            behind=tuple(None if each.asked is None else each.asked[rows] for each in self.behind),
+            old=vectors.old[rows],
+            new=vectors.new[rows],
+            relevance=relevance,
+            leave_out=leave_out,
+            behind=tuple(None if each is None else each[rows] for each in behind),
         )
 
-    def _drawn(self, most: int) -> npt.NDArray[np.intp]:
-        rows, asked = np.arange(len(self.pairs)), self.pairs.as_queries
+    def _drawn(self, asked: AsQueries | None, most: int) -> npt.NDArray[np.intp]:
+        rows = np.arange(len(self.pairs))
         if asked is not None:
-            rows = rows[np.isfinite(asked[0]).all(axis=1) & np.isfinite(asked[1]).all(axis=1)]
+            every = [asked.old, asked.new, *(each.as_queries for each in self.behind if each.as_queries is not None)]
+            rows = rows[np.all([np.isfinite(vectors).all(axis=1) for vectors in every], axis=0)]
         return np.sort(np.random.default_rng(len(rows)).permutation(rows)[:most])
 
     def _itself(self, rows: npt.NDArray[np.intp]) -> Bools:
         itself: Bools = rows[:, None] == np.arange(len(self.pairs))[None, :]
         return itself
-
-    def _alike(self, rows: npt.NDArray[np.intp], *, labelled: bool) -> Bools:
-        """Return relevance, (q, n): records of the same class, else the nearest by the new model."""
-        if labelled and (labels := self.pairs.labels) is not None:
-            return np.asarray(labels[rows, None] == labels[None, :], dtype=np.bool_)
-        asked = self.pairs.new if self.pairs.as_queries is None else self.pairs.as_queries[1]
-        return neighbours(asked[rows], self.pairs.new, metric=self.new_metric, itself=rows)
 
     def legs(self, fitted: Fitted) -> list[_Leg]:
         """Return the old legs, newest first, then the new one."""

@@ -97,7 +97,7 @@ class Planner:
             self._loaded_models.embedder(legs[0].embedder)
         sizes, held_out = _sizes(question.sample, counts)
         methods = (question.method,) if question.method else self._able(legs, to)
-        sample = self._sample(question, legs, sizes, seen, log, report, methods=methods)
+        sample = self._sample(question, legs, to, sizes, seen, log, report, methods=methods)
         told = self._told(question, legs, to, sample, known, held_out, counts, methods, report)
         return self._plans.write(question, log, told, sample, self._cost(question, legs, counts, sample))
 
@@ -125,7 +125,7 @@ class Planner:
             _refuse_order(name, known)
         counts = [self._store.count(leg.collection) for leg in legs]
         sizes, held_out = _sizes(question.sample, counts)
-        sample = self._sample(question, legs, sizes, seen, log, report, methods=methods)
+        sample = self._sample(question, legs, to, sizes, seen, log, report, methods=methods)
         trial = self._trial(question, legs, to, sample, self._confidences(known, sample, orders), held_out, sum(counts), report)
         both = Method.NAIVE in able
         made = candidates(trial, Choice(methods=tuple(methods), both=both, rescore=self._rescore(question, sample), every=True))
@@ -166,6 +166,7 @@ class Planner:
         self,
         question: Question,
         legs: Sequence[Leg],
+        to: VersionRow,
         sizes: Sequence[int],
         seen: Set[Id],
         log: Sequence[Query],
@@ -193,6 +194,7 @@ class Planner:
             logged=_drawn(logged, question),
             labels=question.labels,
             side=question.side,
+            texts=to.probe_kind == "text",
             seconds=60 * question.minutes * EMBEDDING,
         )
 
@@ -342,6 +344,7 @@ class Planner:
             vectors=vectors,
             lead=functools.partial(self._loaded_models.apply, legs[at].transforms_after(legs[0]) or ()),
             asked=sample.asked.get(at),
+            as_queries=sample.as_queries_behind.get(at),
         )
 
     # --- cost ---------------------------------------------------------------------------------------------------------

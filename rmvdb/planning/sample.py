@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from rmvdb import errors
 from rmvdb.items.check import KNOWN_GOOD, embed_checked
 from rmvdb.items.digest import item_digest
 from rmvdb.items.sources import given
-from rmvdb.learning.method import Pairs
+from rmvdb.learning.method import AsQueries, Pairs
+from rmvdb.planning.excerpts import excerpt
 from rmvdb.planning.part import Queries
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.serving.loaded_models import LoadedModels
@@ -25,7 +26,7 @@ from rmvdb.types import Id, Item, Leg, Query, Record, ReportProgress, Vectors
 
 #: Records read and embedded at once while sampling, between two looks at the time.
 CHUNK = 500
-#: So many records are embedded as queries, if a model embeds queries its own way.
+#: So many records are embedded as queries.
 AS_QUERIES = 750
 #: So many records are embedded however long it takes.
 ENOUGH = 300
@@ -52,9 +53,10 @@ class Sample:
     per_second: float | None
     #: Queries that are searched for in place of the records.
     queries: Queries | None = None
-    #: The records as queries of the newest old leg and of the new model, (n, d) each, NaN for those that were not embedded so.
-    #: None if both models embed queries as records.
-    as_queries: tuple[Vectors, Vectors] | None = None
+    #: The records as queries of the newest old leg and of the new model. None: a record's vector is its query.
+    as_queries: AsQueries | None = None
+    #: The same of the legs behind that have embedders of their own, (n, d), by number.
+    as_queries_behind: dict[int, Vectors] = field(default_factory=dict)
     #: Logged queries, in the space of the newest old leg and by the new model.
     logged: Pairs | None = None
 
@@ -110,13 +112,14 @@ class Sampler:
         logged: Sequence[Item] = (),
         labels: str | None = None,
         side: str | None = None,
+        texts: bool = False,
         seconds: float | None = None,
     ) -> Sample:
         """Sample `sizes` records of each leg's collection, add the answers to `queries`, and embed them.
 
-        Collections behind the newest leave out the records in `seen`. `logged`: queries without answers. Left out are logged
-        queries that cannot be embedded and, with `labels`, records without that field. After `seconds` the sample is what was
-        embedded by then, if those are enough to choose by.
+        Collections behind the newest leave out the records in `seen`. `logged`: queries without answers. `texts`: searches are
+        texts. Left out are logged queries that cannot be embedded and, with `labels`, records without that field. After `seconds`
+        the sample is what was embedded by then, if those are enough to choose by.
 
         Before it embeds anything, it raises UsageError for an answer that is not an id here and for malformed `side`
         information, UnknownName for labels that no record has. Later it raises PlanRefused if no record could be embedded, and
@@ -140,6 +143,9 @@ class Sampler:
             raise errors.PlanRefused(
                 f"Collection {legs[0].collection!r} has no record that could be embedded; add records, then plan again"
             )
+        as_queries, behind = self._as_queries(
+            to_version, {at: legs[at] for at in asked}, [home[id][1] for id in usable], report, texts=texts, seed=seed
+        )
         return Sample(
             records=[home[id][1] for id in usable],
             leg=np.array([home[id][0] for id in usable]),
@@ -151,36 +157,63 @@ class Sampler:
             per_second=self._cache(to_version).per_second,
             queries=self._queries(to_version, legs, queries, usable, sorted(asked), report) if queries else None,
             logged=self._logged(to_version, legs[0], logged, report) if logged else None,
-            as_queries=self._as_queries(to_version, legs[0], [home[id][1] for id in usable], report, seed=seed),
+            as_queries=as_queries,
+            as_queries_behind=behind,
         )
 
     def _as_queries(
-        self, to_version: str, newest: Leg, records: Sequence[Record], report: ReportProgress, *, seed: int
-    ) -> tuple[Vectors, Vectors] | None:
-        """Embed some records as queries, if a model embeds queries its own way."""
+        self,
+        to_version: str,
+        legs: Mapping[int, Leg],
+        records: Sequence[Record],
+        report: ReportProgress,
+        *,
+        texts: bool,
+        seed: int,
+    ) -> tuple[AsQueries | None, dict[int, Vectors]]:
+        """Embed some records as queries, if a model embeds queries its own way or if the records are long texts.
+
+        `legs` have embedders of their own, by number. A long text is asked by an excerpt, every other item as it is. Return the
+        queries of the newest old leg and of the new model, and those of the legs behind, by number.
+        """
         models = self._loaded_models
-        versions = newest.embedder, to_version
-        if self._source is None or not any(models.chain(each).has_own_queries for each in versions):
-            return None
-        rows = np.random.default_rng(seed).permutation(len(records))[:AS_QUERIES]
-        items = given(self._source, [records[row] for row in rows])[0]
-        rows = np.array([row for row in rows if records[row].id in items], dtype=np.intp)
-        made: list[Vectors] = []
-        for version in versions:
-            report(f"embedding records as queries by {version}", 0, 1)
-            some = [items[records[row].id] for row in rows]
-            try:
-                vectors, _ = embed_checked(models.query_embedder(version), some, models.chain(version).dim, confirm=True)
-            except errors.ModelError:  # its queries are of another kind than its records, such as texts that search pictures
-                return None
-            all_rows = np.full((len(records), vectors.shape[1]), np.nan, dtype=np.float32)
-            all_rows[rows] = vectors
-            made.append(all_rows)
-            report(f"embedding records as queries by {version}", 1, 1)
-        known = np.isfinite(made[0]).all(axis=1)
-        old = np.full((len(records), models.chain(newest.model).dim), np.nan, dtype=np.float32)
-        old[known] = models.apply(newest.transforms, made[0][known])
-        return old, made[1]
+        own = any(models.chain(each).has_own_queries for each in (legs[0].embedder, to_version))
+        if self._source is None or not (own or texts):
+            return None, {}
+        rng = np.random.default_rng(seed)
+        drawn = [records[row] for row in rng.permutation(len(records))[:AS_QUERIES]]
+        items = given(self._source, drawn)[0]
+        asked = {record.id: excerpt(items[record.id], rng) for record in drawn if record.id in items}
+        excerpts = any(query is not items[id] for id, query in asked.items())
+        if not (own or excerpts):
+            return None, {}
+        queries = [asked.get(record.id) for record in records]
+        try:
+            new = self._embedded_queries(to_version, (), queries, report)
+            old = {at: self._embedded_queries(leg.embedder, leg.transforms, queries, report) for at, leg in legs.items()}
+        except errors.ModelError:  # its queries are of another kind than its records, such as texts that search pictures
+            return None, {}
+        return AsQueries(old=old.pop(0), new=new, excerpts=excerpts), old
+
+    def _embedded_queries(
+        self, version: str, transforms: Sequence[str], queries: Sequence[Item | None], report: ReportProgress
+    ) -> Vectors:
+        """Return these queries by a version and then by transforms, (n, d), NaN where there is none."""
+        what = f"embedding records as queries by {version}"
+        report(what, 0, 1)
+        rows = [row for row, query in enumerate(queries) if query is not None]
+        made, bad = embed_checked(
+            self._loaded_models.query_embedder(version),
+            [queries[row] for row in rows],
+            self._loaded_models.chain(version).dim,
+            confirm=True,
+        )
+        good = np.setdiff1d(np.arange(len(rows)), list(bad))
+        mapped = self._loaded_models.apply(transforms, made[good])
+        vectors = np.full((len(queries), mapped.shape[1]), np.nan, dtype=np.float32)
+        vectors[np.array(rows)[good]] = mapped
+        report(what, 1, 1)
+        return vectors
 
     def _drawn(
         self, legs: Sequence[Leg], sizes: Sequence[int], seen: Set[Id], seed: int, queries: Sequence[Query]

@@ -116,3 +116,32 @@ def test_a_plan_embeds_judged_and_logged_queries_as_searches_do_and_its_records_
         np.testing.assert_allclose(queries.new, stacked("v2", asked), atol=1e-6)
     texts = [gallery.source.of[record.id] for record in found.records]
     np.testing.assert_allclose(found.new, stacked("v2", texts), atol=1e-6)
+
+
+def test_a_plan_asks_long_texts_by_excerpts_and_others_only_if_a_model_has_queries_of_its_own(gallery: Gallery) -> None:
+    """Real queries are shorter than the texts that they find."""
+    own_queries(gallery, TextEmbedder, registered=False)
+    assert sample(gallery, texts=True).as_queries is None  # short texts stand for their queries
+    own_queries(gallery)
+    short = sample(gallery, texts=True).as_queries
+    assert short is not None
+    assert not short.excerpts
+
+    seen = []
+
+    class Watched(TextEmbedder):
+        def embed_queries(self, items: Sequence[Item]) -> Vectors:
+            seen.extend(items)
+            return self.embed(items)
+
+    for id in gallery.source.of:
+        gallery.source.of[id] = " ".join(f"t{id}w{number}" for number in range(40))
+    own_queries(gallery, Watched)
+    found = sample(gallery, texts=True)
+    assert found.as_queries is not None
+    assert found.as_queries.excerpts
+    assert len(set(seen)) == len(found.records)
+    assert all(6 <= len(text.split()) <= 18 and any(text in whole for whole in gallery.source.of.values()) for text in seen)
+    own_queries(gallery, TextEmbedder, registered=False)
+    assert sample(gallery, texts=True).as_queries is not None
+    assert sample(gallery).as_queries is None  # pictures
