@@ -37,18 +37,20 @@ GALLERY = "g"
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How an upgrade is asked for: the method, what is re-scored, and whether the plan has a log of other queries."""
+    """How an upgrade is asked for: the method, what is re-scored, whether it has a log of other queries, the field of labels."""
 
     method: str = "auto"
     rescore: int | None = None
     log: bool = False
+    labels: str = ""
 
     @property
     def options(self) -> list[str]:
         """Return the options of `rmvdb plan` and `rmvdb upgrade`. A named method is compared in random order."""
         named = [] if self.method == "auto" else ["--method", self.method, "--order", "random"]
         again = [] if self.rescore is None or not can_rescore() else ["--rescore", str(self.rescore)]
-        return [*named, *again, *(["--queries", "log.jsonl"] if self.log else [])]
+        labels = ["--labels", self.labels] if self.labels else []
+        return [*named, *again, *labels, *(["--queries", "log.jsonl"] if self.log else [])]
 
 
 class Failed(Exception):
