@@ -220,10 +220,17 @@ def take_gallery(registry: Registry, store: VectorStore, name: str, wait: Callab
     `wait` returns once no lease or write of the other registry can be alive. A gallery that this registry does not know is found
     by its marks, and you can add it then.
 
-    Raises: UnknownName if there is no such gallery, UsageError if the other registry is at work.
+    Raises: UnknownName if there is no such gallery, UsageError if the other registry is at work, CollectionMissing if this one is
+    so old that a clean-up has dropped a collection since.
     """
     owner, known = Owner(registry, store), {row.name for row in registry.galleries()}
     written = [leg.collection for leg in registry.plan(name).write_targets] if name in known else []
+    if gone := next((each for each in written if not store.exists(each)), None):
+        raise errors.CollectionMissing(
+            f"Collection {gone!r}, by which this registry serves gallery {name!r}, is gone, so rmvdb cannot take the gallery; put "
+            "the newer database back, or empty this one and run rmvdb registry rebuild; without a manifest, empty it, then run "
+            "rmvdb db upgrade, this command again, and rmvdb gallery add with the collection that it names"
+        )
     if not (collections := list(dict.fromkeys([*written, *owner.named(name)]))):
         raise errors.UnknownName("gallery", name, known)
     number, epoch = owner.take_over(name, collections, wait)

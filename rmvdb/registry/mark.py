@@ -137,8 +137,7 @@ class Owner:
         trace = self._registry.trace(gallery)
         _refuse_trouble(trace)
         for collection in self._collections(gallery):
-            owner = self._owner(collection)
-            if owner is not None and (owner != self._mine or self._from(collection, trace.number + 1)):
+            if self._owner(collection) != self._mine or self._from(collection, trace.number + 1):
                 self._expect(gallery, {collection: self.read(collection)})  # or the trace has risen since
 
     def settle(self, gallery: str) -> None:
@@ -180,9 +179,7 @@ class Owner:
 
     def named(self, gallery: str) -> list[str]:
         """Return the collections in the engine that another registry marked as this gallery's."""
-        marked = [name.removeprefix(MARK_PREFIX) for name in self._store.collection_names() if is_mark(name)]
-        marks = filter(None, map(self.read, marked))
-        return [mark.collection for mark in marks if mark.owner != self._mine and mark.said.get("gallery") == gallery]
+        return [mark.collection for mark in self._marks_of(gallery) if mark.owner != self._mine]
 
     def take_over(self, gallery: str, collections: Iterable[str], wait: Callable[[], None]) -> tuple[int, int]:
         """Replace the marks of a lost registry by marks of this one. Return the largest number and epoch of the lost one's marks.
@@ -247,6 +244,11 @@ class Owner:
     def _marks(self, gallery: str) -> dict[str, Mark | None]:
         return {collection: self.read(collection) for collection in self._collections(gallery)}
 
+    def _marks_of(self, gallery: str) -> list[Mark]:
+        """Return the marks in the engine, of any registry, that name this gallery."""
+        marked = [name.removeprefix(MARK_PREFIX) for name in self._store.collection_names() if is_mark(name)]
+        return [mark for mark in map(self.read, marked) if mark is not None and mark.said.get("gallery") == gallery]
+
     def _collections(self, gallery: str) -> list[str]:
         return [leg.collection for leg in self._registry.plan(gallery).write_targets]
 
@@ -260,10 +262,15 @@ class Owner:
     # --- comparing ----------------------------------------------------------------------------------------------------
 
     def _expect(self, gallery: str, marks: Mapping[str, Mark | None]) -> Trace:
-        """Compare marks with the registry. Return the trace, read after the marks, because the registry rises first."""
+        """Compare marks with the registry. Return the trace, read after the marks, because the registry rises first.
+
+        If a collection is gone, a clean-up may have dropped it with its mark. Then the gallery's other marks know of that step.
+        """
+        dropped = any(mark is None and not self._store.exists(collection) for collection, mark in marks.items())
+        later = [mark for mark in self._marks_of(gallery) if mark.owner == self._mine] if dropped else []
         trace = self._registry.trace(gallery)
         _refuse_trouble(trace)
-        for mark in filter(None, marks.values()):
+        for mark in (*filter(None, marks.values()), *later):
             if mark.owner != self._mine:
                 raise self._theirs(mark, gallery)
             if mark.number > trace.number:

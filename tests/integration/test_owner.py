@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rmvdb.catalog import galleries
-from rmvdb.errors import NotOwner, StalePlan, UnknownName, UsageError, VerifyFailed
+from rmvdb.errors import CollectionMissing, NotOwner, StalePlan, UnknownName, UsageError, VerifyFailed
 from rmvdb.registry import mark, schema
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.manifest import Manifest
@@ -311,6 +311,31 @@ def test_a_registry_that_has_gone_back_goes_on_once_it_is_taken_at_a_later_epoch
     gallery.conductor().deploy(gallery.registry.upgrade(gallery.upgrade.id))
     drive(gallery)
     gallery.expect_moved()
+
+
+def test_a_registry_from_before_an_upgrade_that_was_cleaned_up_is_refused_though_its_collection_is_gone(tmp_path: Path) -> None:
+    """With the collection went its mark: only the marks of what the upgrade filled know of later steps."""
+    gallery = make(tmp_path, deployed=False)
+    Owner(gallery.registry, gallery.store).settle("texts")
+    backup = copied(gallery)
+    conductor = gallery.conductor()
+    conductor.advance(gallery.upgrade, gallery.worker())
+    conductor.clean_up(gallery.registry.upgrade(gallery.upgrade.id))
+    put_back(gallery, backup)
+
+    with pytest.raises(NotOwner, match="has gone back"):
+        gallery.client()
+    with pytest.raises(NotOwner, match="has gone back"):
+        gallery.conductor().advance(gallery.upgrade, gallery.worker())
+    assert "has gone back" in status(gallery.registry, gallery.registry.gallery("texts")).gone_back
+    with pytest.raises(CollectionMissing, match="'texts_v1', by which this registry serves gallery 'texts', is gone"):
+        galleries.take_gallery(gallery.registry, gallery.store, "texts", lambda: None)
+
+    anew = another(tmp_path / "anew")
+    assert galleries.take_gallery(anew, gallery.store, "texts", lambda: None) == ["texts_v2"]
+    adopt(anew, gallery, "texts_v2", "v2")
+    with Client("texts", registry=anew, store=gallery.store, loaded_models=gallery.loaded_models) as client:
+        assert len(client.search("t1", limit=40)) == 40
 
 
 def test_an_epoch_that_died_before_it_was_written_beside_the_data_is_brought_up_to_date(tmp_path: Path) -> None:
