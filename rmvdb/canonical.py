@@ -380,7 +380,10 @@ def _plain(value: Any) -> Any:
     if type(value) in (int, str, float, bool, dict, list):
         return value
     as_list: Any = getattr(value, "tolist", None)
-    return as_list() if as_list is not None and hasattr(value, "dtype") else value
+    if as_list is None or not hasattr(value, "dtype"):
+        return value
+    # numpy makes a date a number if its unit is nanoseconds, and a date if not.
+    return value if getattr(value.dtype, "kind", "") in "mM" else as_list()
 
 
 # --- vectors ----------------------------------------------------------------------------------------------------------

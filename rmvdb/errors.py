@@ -18,6 +18,7 @@ RmvdbError                    something failed (exit code 1)
 │   ├── EngineKilled          the vector engine ended during a call, several times
 │   ├── Refused               the vector engine refused a call and did nothing of it
 │   │   └── Unwritable        a collection cannot hold a record
+│   ├── AnswerTooLarge        the records of one answer are larger than the vector engine allows
 │   ├── CollectionMissing     no collection has that name
 │   └── CollectionChanged     a collection differs from what the registry recorded
 ├── RegistryError             the SQL registry refused a call
@@ -200,6 +201,13 @@ class Unwritable(Refused):
     """A collection cannot hold a record. rmvdb sent nothing of that call.
 
     Remedy: Correct the field or the id that the message names, then write the record again.
+    """
+
+
+class AnswerTooLarge(EngineError):
+    """The records of one answer are larger than the vector engine allows.
+
+    Remedy: Ask for fewer records, or for fewer of their fields.
     """
 
 

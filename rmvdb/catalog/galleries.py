@@ -227,7 +227,7 @@ def take_gallery(registry: Registry, store: VectorStore, name: str, wait: Callab
     written = [leg.collection for leg in registry.plan(name).write_targets] if name in known else []
     if gone := next((each for each in written if not store.exists(each)), None):
         raise errors.CollectionMissing(
-            f"Collection {gone!r}, by which this registry serves gallery {name!r}, is gone, so rmvdb cannot take the gallery; put "
+            f"Collection {gone!r}, by which this registry serves gallery {name!r}, is gone, so the gallery cannot be taken; put "
             "the newer database back, or empty this one and run rmvdb registry rebuild; without a manifest, empty it, then run "
             "rmvdb db upgrade, this command again, and rmvdb gallery add with the collection that it names"
         )

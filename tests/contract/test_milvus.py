@@ -694,6 +694,29 @@ def test_big_records_travel_in_several_requests(milvus_store: MilvusStore, colle
     assert found[0].fields == {"doc": {"text": text}}
 
 
+def test_records_of_very_unequal_size_are_read_and_replaced_by_smaller_ones(lite_store: MilvusStore, collection: str) -> None:
+    """Lite takes each row of an answer for as large as the average row, and refuses an answer over 64 MiB."""
+    texts = tuple(Field(name=name, type="VARCHAR", params={"max_length": 65_535}) for name in ("title", "text", "notes"))
+    lite_store.create(schema_of(collection, dim=2, metric=Metric.L2, fields=texts), FLAT)
+    ids, short = list(range(650)), 150
+
+    def write(longest: int) -> None:
+        sizes = [0 if id < short else longest for id in ids]
+        lite_store.upsert(
+            collection,
+            [
+                Record(id=id, vector=np.ones(2, np.float32), fields={field.name: "x" * size for field in texts})
+                for id, size in zip(ids, sizes, strict=True)
+            ],
+        )
+
+    write(60_000)  # 90 MB in all
+    assert [record.id for record in lite_store.get(collection, ids, vector=True)] == ids
+    assert [len(page) for page in lite_store.scan(collection, fields=None, vector=True, page=500)] == [500, 150]
+    write(1)
+    assert {record.fields["text"] for record in lite_store.get(collection, ids[short:])} == {"x"}
+
+
 @pytest.mark.server
 def test_an_index_changes_no_bit_of_a_vector(server_store: MilvusStore, collection: str) -> None:
     server_store.create(plain(collection), Index(type="HNSW", params={"M": 8, "efConstruction": 32}))

@@ -78,6 +78,8 @@ NO_IDS += [
     5j,
     datetime(2026, 1, 1),
     np.datetime64("2026-01-01"),
+    np.datetime64("2026-01-01", "ns"),
+    np.timedelta64(5, "ns"),
     object(),
 ]
 

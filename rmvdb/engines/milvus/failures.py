@@ -34,6 +34,8 @@ _PASSING_TEXT = {
     SEGCORE: re.compile(r"mmap manager has not been init", re.IGNORECASE),  # Lite answers a moment before it has started
 }
 _PASSING_TEXT[1] = _PASSING_TEXT[65535]  # servers before 2.3
+#: The words of segcore and of a server for an answer over their limit, which they estimate from the average record.
+_TOO_LARGE = re.compile(r"results exceed the (limit size|maxOutputSize)")
 #: How often a call that got no answer is sent again, if it is neither patient nor permitted.
 _SILENCES = 1
 #: The places in its source that Milvus puts before its message.
@@ -140,6 +142,11 @@ def _without(text: str, quoted: str) -> str:
     """Return an engine's sentence without the words that it may quote."""
     words = {word for word in re.findall(r"\w+", quoted) if len(word) > 1}
     return re.sub(r"\w+", lambda found: "" if found[0] in words else found[0], text)
+
+
+def is_too_large(exc: BaseException, quoted: str) -> bool:
+    """Return whether the engine refuses to give so much in one answer. `quoted`: the user's words in the call."""
+    return bool(_TOO_LARGE.search(_without(_said(exc), quoted)))
 
 
 def is_loading(client: MilvusClient, collection: str) -> bool:

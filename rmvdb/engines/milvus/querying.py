@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rmvdb.engines.milvus.driver import ONCE, foreign_errors
-from rmvdb.engines.milvus.failures import SEGCORE, code_of
+from rmvdb.engines.milvus.failures import SEGCORE, code_of, is_too_large
+from rmvdb.errors import AnswerTooLarge
 from rmvdb.types import Schema
 
 if TYPE_CHECKING:
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 def query(
     client: MilvusClient, *, schema: Schema, expression: str, output: list[str], level: str, limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows that match, with these fields; `count(*)` may not have a limit."""
+    """Return the rows that match, with these fields; `count(*)` may not have a limit.
+
+    Raises:
+        AnswerTooLarge: The engine does not give so much at once.
+    """
     options: dict[str, Any] = {"limit": limit} if limit else {}
     try:
         found = client.query(
@@ -25,6 +30,10 @@ def query(
         # Lite 2.5 cannot give vectors of a collection that has an index and no rows ("Growing segment loss raw data").
         if schema.vector_field in output and code_of(exc) == SEGCORE and _is_empty(client, schema.collection):
             return []
+        if is_too_large(exc, expression):
+            raise AnswerTooLarge(
+                f"The records of {schema.collection!r} are too large to be read in one answer; ask for fewer, or for fewer fields"
+            ) from exc
         raise
     return list(found)
 

@@ -14,9 +14,9 @@ from rmvdb.engines.milvus.connection import Engine
 from rmvdb.engines.milvus.describing import schema_of
 from rmvdb.engines.milvus.driver import ONCE, foreign_errors, unwritable
 from rmvdb.engines.milvus.failures import text_of
-from rmvdb.engines.milvus.querying import query
-from rmvdb.engines.milvus.rows import IDS, output_of, parts, record_of, row_of
-from rmvdb.engines.milvus.session import Session, level
+from rmvdb.engines.milvus.reading import get
+from rmvdb.engines.milvus.rows import IDS, parts, row_of
+from rmvdb.engines.milvus.session import Session
 from rmvdb.errors import CollectionMissing, EngineError, EngineKilled, EngineUnavailable, Refused, Unwritable
 from rmvdb.protocols import Permit, always
 from rmvdb.text import counted
@@ -112,12 +112,8 @@ def _replace(session: Session, schema: Schema, rows: list[dict[str, Any]], permi
 
 
 def _held(session: Session, schema: Schema, ids: list[Id]) -> list[dict[str, Any]]:
-    """Read the rows of these ids that the collection has, as `upsert` writes them."""
-    output = [*output_of(schema, None), schema.vector_field]
-    expression = ids_in(schema.id_field, ids)
-    call = functools.partial(query, schema=schema, expression=expression, output=output, level=level(strong=True))
-    rows = session.run(schema.collection, call, quoted=expression)
-    return [row_of(schema, record_of(schema, None, row)) for row in rows]
+    """Read the rows of these ids that the collection has, as `upsert` writes them; they may be larger than what replaces them."""
+    return [row_of(schema, record) for record in get(session, schema.collection, ids, vector=True)]
 
 
 def _put_back(session: Session, schema: Schema, held: list[dict[str, Any]], permit: Permit) -> None:
