@@ -27,12 +27,18 @@ def expect_unchanged(context: UpgradeContext) -> None:
 
     Raises:
         CollectionChanged: a collection is not the registered one.
+        CollectionMissing: a collection is gone.
         NotOwner: another registry has taken the gallery.
     """
     context.owner.expect(context.gallery.name)
     plan = context.registry.plan(context.gallery.name)
     for leg in (*plan.legs, *plan.mirrors):
-        check_unchanged(context.store, context.registry.collection(leg.collection))
+        try:
+            check_unchanged(context.store, context.registry.collection(leg.collection))
+        except errors.CollectionMissing as exc:
+            raise errors.CollectionMissing(
+                f"{exc}; if it was filled by an upgrade: rmvdb verify --repair makes it again and puts back what was moved there"
+            ) from exc
 
 
 def check_index(context: UpgradeContext, version: VersionRow) -> None:

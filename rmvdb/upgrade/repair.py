@@ -14,6 +14,7 @@ from rmvdb.backfill.worker import Worker
 from rmvdb.canonical import unrankable
 from rmvdb.items.digest import item_digest
 from rmvdb.items.sources import given
+from rmvdb.registry.codec import schema_from_json
 from rmvdb.registry.intents import CONDUCTOR
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.serving import sketch
@@ -58,6 +59,20 @@ def repair(context: UpgradeContext, upgrade: UpgradeRow, lost: Lost, worker: Wor
         backfill_step.backfill(context, upgrade, worker, until=1.0)
     if lost.in_source:
         _write_items(context, upgrade, lost.in_source)
+
+
+def gone(context: UpgradeContext, upgrade: UpgradeRow) -> list[str]:
+    """Return the collections that the upgrade fills and that are gone: another program dropped them, or the engine went back."""
+    return [name for name in backfill_step.task(context, upgrade).new if not context.store.exists(name)]
+
+
+def make_again(context: UpgradeContext, upgrade: UpgradeRow) -> None:
+    """Make the collections that are gone again, as they were registered, without records."""
+    context.owner.expect(context.gallery.name)
+    for name in gone(context, upgrade):
+        context.say(f"making {name} again, without records")
+        context.store.create(schema_from_json(context.registry.collection(name).schema), context.services.index)
+    context.owner.settle(context.gallery.name)
 
 
 def put_back_late(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> None:

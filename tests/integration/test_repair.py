@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from rmvdb.errors import CollectionMissing
 from rmvdb.learning.method import Method
 from rmvdb.registry.codec import unpack_ids
+from rmvdb.registry.mark import mark_of
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import Field, Id, Phase, Record
 from rmvdb.upgrade.lost import Lost
@@ -73,6 +75,29 @@ def test_a_record_that_an_old_collection_holds_is_moved_again_from_there(gallery
     assert "2 records were moved and lost since; putting back from the old collection" in said
     assert {id: gallery.held()["new"][id].fields for id in (3, 4)} == {3: {"n": 3}, 4: {"n": 4}}
     expect_whole(gallery)
+
+
+@pytest.mark.parametrize("engine", ["dropped", "went back"])
+def test_a_collection_that_is_gone_is_made_again_and_what_was_moved_there_put_back(tmp_path: Path, engine: str) -> None:
+    """Another program dropped it, or the engine is what it was before the upgrade was deployed."""
+    gallery = make(tmp_path)
+    before = list(gallery.records(OLD).values())
+    gallery.worker().run(gallery.task, gallery.backfill, until=0.5)
+    gallery.store.drop(NEW)
+    if engine == "went back":
+        gallery.store.drop(mark_of(NEW))
+        gallery.store.upsert(OLD, before)
+
+    conductor = gallery.conductor()
+    with pytest.raises(CollectionMissing, match="rmvdb verify --repair makes it again"):
+        conductor.advance(row(gallery), gallery.worker())
+    assert conductor.gone(row(gallery)) == [NEW]
+    conductor.make_again(row(gallery))
+    assert conductor.gone(row(gallery)) == []
+    lost, _ = repaired(gallery)
+    assert len(ids(lost.in_old if engine == "went back" else lost.archived)) == 20
+    expect_whole(gallery)
+    gallery.registry.close()
 
 
 def test_a_record_of_which_only_the_item_is_left_is_restored_without_fields_and_named(gallery: Gallery) -> None:
