@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.types import Hit, Id, Index, Item, Record, Schema, Segments, Vectors
+from rmvdb.types import Hit, Id, Index, Item, Moment, Record, Schema, Segments, Vectors
 
 #: Called before each attempt to send a write to the engine. An exception ends the write: its lease or deadline is over.
 Permit: TypeAlias = Callable[[], None]
@@ -22,7 +22,8 @@ class VectorStore(Protocol):
     """Named collections of records in one engine.
 
     Every write is idempotent: a repeated call changes nothing. Smaller distances are closer, whatever the engine returns. A
-    `strong` call shows every write that returned before it. Other calls may lag by `staleness` seconds.
+    `strong` call shows every write that returned before it. A call `after` a moment shows every write that returned before that
+    moment, in every collection, and may lack later ones. Other calls may lag by `staleness` seconds.
 
     Raises:
         EngineUnavailable: the engine cannot be reached, after retries with back-off.
@@ -38,6 +39,10 @@ class VectorStore(Protocol):
 
     def version(self) -> str:
         """Return the engine and its version, such as "milvus 2.3.5"."""
+        ...
+
+    def moment(self) -> Moment:
+        """Return this moment. Return 0 if the engine cannot tell it, or gives no answer at once: a call after 0 is strong."""
         ...
 
     def create(self, schema: Schema, index: Index) -> None:
@@ -90,6 +95,7 @@ class VectorStore(Protocol):
         fields: Sequence[str] | None = (),
         search: Mapping[str, object] | None = None,
         strong: bool = False,
+        after: Moment | None = None,
     ) -> list[list[Hit]]:
         """Return the nearest `limit` distinct records of each query (n, dim), nearest first. `fields=None` returns all fields."""
         ...
@@ -103,8 +109,12 @@ class VectorStore(Protocol):
         fields: Sequence[str] | None = None,
         vector: bool = False,
         strong: bool = True,
+        after: Moment | None = None,
     ) -> list[Record]:
-        """Return the records of these ids that exist and match, each once, in that order. `fields=None` returns all fields."""
+        """Return the records of these ids that exist and match, each once, in that order. `fields=None` returns all fields.
+
+        `after` counts if the call is not `strong`.
+        """
         ...
 
     def scan(

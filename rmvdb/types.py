@@ -16,6 +16,8 @@ Id: TypeAlias = int | str
 Item: TypeAlias = Any
 #: float32, shape (n, dim) unless a docstring says otherwise.
 Vectors: TypeAlias = npt.NDArray[np.float32]
+#: A moment by an engine's own clock, which orders the writes of all its collections. 0 is one that it did not tell.
+Moment: TypeAlias = int
 #: Takes the name of the work, how much of it is done, and how much there is.
 ReportProgress: TypeAlias = Callable[[str, int, int], None]
 

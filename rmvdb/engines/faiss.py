@@ -20,7 +20,7 @@ from rmvdb import canonical
 from rmvdb.engines import filters
 from rmvdb.errors import AlreadyExists, CollectionMissing, Mismatch
 from rmvdb.protocols import Permit, always
-from rmvdb.types import Hit, Id, Index, Metric, Record, Schema, Segments, Vectors
+from rmvdb.types import Hit, Id, Index, Metric, Moment, Record, Schema, Segments, Vectors
 
 _Test: TypeAlias = Callable[[Mapping[str, Any]], bool]
 
@@ -43,6 +43,10 @@ class FaissStore:
     def version(self) -> str:
         """Return the engine and its version, such as "faiss 1.15.1"."""
         return f"faiss {_faiss().__version__}"
+
+    def moment(self) -> Moment:
+        """Return 0: every call shows every write."""
+        return 0
 
     def create(self, schema: Schema, index: Index) -> None:
         """Create the collection; do nothing if it exists, but AlreadyExists for another schema. `index` has no effect."""
@@ -92,6 +96,7 @@ class FaissStore:
         fields: Sequence[str] | None = (),
         search: Mapping[str, object] | None = None,
         strong: bool = False,
+        after: Moment | None = None,
     ) -> list[list[Hit]]:
         """Return the nearest `limit` records of each query (n, dim), nearest first; `fields=None` gives all fields."""
         if not 0 < limit <= _MOST:
@@ -107,6 +112,7 @@ class FaissStore:
         fields: Sequence[str] | None = None,
         vector: bool = False,
         strong: bool = True,
+        after: Moment | None = None,
     ) -> list[Record]:
         """Return the records of these ids that exist and match, each once, in that order; `fields=None` gives all fields."""
         held = self._collection(collection)

@@ -14,6 +14,7 @@ from rmvdb.registry.registry import Registry
 from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.serving.merge import merge
+from rmvdb.serving.own_writes import OwnWrites
 from rmvdb.serving.rescorer import Begun, Rescorer
 from rmvdb.timing import uptime
 from rmvdb.types import Hit, Id, Leg, Metric, Record, ServingPlan, Vectors
@@ -63,10 +64,9 @@ class Reader:
         search is rescored."""
         self._gallery, self._registry, self._store = gallery, registry, store
         self._loaded_models, self._current_plan = loaded_models, current_plan
-        self._engine_timeout, self._search_params = engine_timeout, dict(search_params)
+        self._search_params = dict(search_params)
         self._rescorer = rescorer
-        #: When this client's last write ended.
-        self.wrote = float("-inf")
+        self.own_writes = OwnWrites(store, engine_timeout=engine_timeout)
         self._pool = ThreadPoolExecutor(max_workers=LEGS, thread_name_prefix="rmvdb-leg")
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class Reader:
         strong: bool,
     ) -> list[list[list[Hit]]]:
         """Search every leg at the same time. Return the hits, by leg and query."""
-        strong = strong or uptime() - self.wrote < plan.staleness + self._engine_timeout
+        after = None if strong else self.own_writes.moment(plan.staleness)
 
         def leg(each: Leg) -> list[list[Hit]]:
             vectors, hyperbolic = queries[each.collection], each.metric is Metric.LORENTZ
@@ -209,6 +209,7 @@ class Reader:
                 fields=fields,
                 search=self._params(each.collection),
                 strong=strong,
+                after=after,
             )
             return measured(answers, vectors) if hyperbolic else answers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar
@@ -16,7 +16,6 @@ from rmvdb.serving.announced_writes import Writes
 from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.serving.search import Reader
-from rmvdb.timing import uptime
 from rmvdb.types import Id, Item, Leg, Record, ServingPlan, Vectors
 
 #: Selects, by the plan in force, the records to delete after all.
@@ -157,14 +156,16 @@ class Writer:
         sketches: Mapping[Id, bytes] = MappingProxyType({}),
     ) -> Iterator[tuple[ServingPlan, Permit]]:
         self._current_plan.current()
-        with self._writes.announced(kind, ids, only=only, sketches=sketches) as (plan, in_time):
+        with ExitStack() as last, self._writes.announced(kind, ids, only=only, sketches=sketches) as (plan, in_time):
             if plan.epoch < self._current_plan.current().epoch:
                 raise self._current_plan.gone_back(plan.epoch)
             if plan.epoch > self._current_plan.current().epoch:
                 # Otherwise this client would search by the plan before, which may not have the collection that is written to.
                 self._current_plan.refresh()
+            # Once the intents are closed, whose deadline does not wait for the engine; and if the write fails: some calls may
+            # have been made.
+            last.callback(self._reader.own_writes.note)
             yield plan, in_time
-            self._reader.wrote = uptime()
 
 
 def _check_vectors(ids: Sequence[Id], vectors: Vectors, leg: Leg) -> None:

@@ -25,8 +25,19 @@ from rmvdb.engines import index_rules, lite
 from rmvdb.engines.milvus import MilvusStore, creating, reading
 from rmvdb.errors import AlreadyExists, CannotAdopt, ConfigError, EngineError, EngineUnavailable, LeaseLost, Mismatch, Unwritable
 from rmvdb.types import Field, Id, IdType, Index, Metric, Record, Schema
-from tests.contract.test_store import FLAT, bare, fields_of, filled, in_threads, plain, scanned, schema_of, vectors_of
-from tests.support.milvus_server import MilvusServer
+from tests.contract.test_store import (
+    FLAT,
+    bare,
+    fields_of,
+    filled,
+    in_threads,
+    plain,
+    scanned,
+    schema_of,
+    stacked,
+    vectors_of,
+)
+from tests.support.milvus_server import MilvusServer, unavailable
 
 server_only = pytest.mark.parametrize("milvus_store", [pytest.param("server_store", marks=pytest.mark.server)], indirect=True)
 lite_only = pytest.mark.parametrize("milvus_store", ["lite_store"], indirect=True)
@@ -663,6 +674,34 @@ def _until(over: threading.Event) -> Callable[[], None]:
             raise LeaseLost("over")
 
     return permit
+
+
+@pytest.mark.server
+def test_a_moment_is_waited_for_once_and_a_strong_search_waits_each_time(tmp_path: Path, collection: str) -> None:
+    if reason := unavailable():
+        pytest.skip(reason)
+    with MilvusServer(tmp_path / "milvus", settings={"proxy.timeTickInterval": 2000}) as server:
+        store = MilvusStore(lambda: server.address)
+        records = filled(store, collection)
+        query = stacked(records[:1])
+
+        def seconds(**options: Any) -> float:
+            began = time.monotonic()
+            store.search(collection, query, limit=5, **options)
+            return time.monotonic() - began
+
+        store.delete(collection, [records[1].id])
+        moment = store.moment()
+        seconds(after=moment)
+        assert sum(seconds(after=moment) for _ in range(5)) < sum(seconds(strong=True) for _ in range(5)) / 3
+        assert all(record.id != records[1].id for record in store.search(collection, query, limit=60, after=moment)[0])
+        store.close()
+
+
+def test_an_engine_that_is_not_there_tells_no_moment_and_is_not_waited_for() -> None:
+    store, began = MilvusStore(lambda: "http://127.0.0.1:1", patience=60.0), time.monotonic()
+    assert store.moment() == 0
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.server

@@ -565,6 +565,30 @@ def test_a_record_is_found_while_it_is_replaced(store: VectorStore, collection: 
     assert set(missed) == {0}
 
 
+# Moments
+
+
+def test_a_call_after_a_moment_shows_every_write_before_it_in_every_collection(store: VectorStore, collection: str) -> None:
+    other = f"{collection}_other"
+    filled(store, other)
+    filled(store, collection)
+    try:
+        for turn in range(6):
+            records = records_of([100 + turn], seed=100 + turn)
+            store.delete(other, [turn])
+            store.upsert(other, records)
+            moment = store.moment()  # one for both: the next write into the other collection is nothing that it must show
+            hits = store.search(other, stacked(records), limit=100, after=moment)[0]
+            assert hits[0].id == 100 + turn
+            assert turn not in [hit.id for hit in hits]
+            assert store.get(other, [turn, 100 + turn], fields=(), strong=False, after=moment) == [Record(id=100 + turn)]
+            store.delete(collection, [turn])
+            found = store.search(collection, stacked(records), limit=100, after=store.moment())[0]
+            assert turn not in [hit.id for hit in found]
+    finally:
+        store.drop(other)
+
+
 # Any text, any order of calls
 
 SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

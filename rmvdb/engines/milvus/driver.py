@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 #: By default pymilvus repeats a failed call 75 times, over minutes. A session repeats it instead, and reads the address again.
 ONCE: dict[str, Any] = {"retry_times": 0}
-
+#: Seconds within which a server tells its time, or is asked no more.
+_TOLD = 2.0
 
 _loading = threading.Lock()
 
@@ -39,6 +40,18 @@ def _loaded() -> Any:
 
         SciPyHelper.is_scipy_sparse(None)
     return pymilvus
+
+
+def timestamp(client: MilvusClient) -> int:
+    """Return the server's timestamp of now, larger than that of any write that it has answered. 0 if the server has none to give.
+
+    Milvus 2.3 and newer have. The client's own method for it is not public: another version of pymilvus may lack it.
+    """
+    try:
+        allocate = client._get_connection().alloc_timestamp
+    except AttributeError:
+        return 0
+    return int(allocate(timeout=_TOLD, **ONCE))
 
 
 @functools.cache

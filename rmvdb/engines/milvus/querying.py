@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rmvdb.engines.milvus.driver import ONCE, foreign_errors
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
 
 
 def query(
-    client: MilvusClient, *, schema: Schema, expression: str, output: list[str], level: str, limit: int | None = None
+    client: MilvusClient,
+    *,
+    schema: Schema,
+    expression: str,
+    output: list[str],
+    level: Mapping[str, Any],
+    limit: int | None = None,
 ) -> list[dict[str, Any]]:
     """Return the rows that match, with these fields; `count(*)` may not have a limit.
 
@@ -23,9 +30,7 @@ def query(
     """
     options: dict[str, Any] = {"limit": limit} if limit else {}
     try:
-        found = client.query(
-            schema.collection, filter=expression, output_fields=output, consistency_level=level, **options, **ONCE
-        )
+        found = client.query(schema.collection, filter=expression, output_fields=output, **level, **options, **ONCE)
     except foreign_errors() as exc:
         # Lite 2.5 cannot give vectors of a collection that has an index and no rows ("Growing segment loss raw data").
         if schema.vector_field in output and code_of(exc) == SEGCORE and _is_empty(client, schema.collection):

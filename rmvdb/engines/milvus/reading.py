@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rmvdb.canonical import INT64_BOUNDS, checked_ids
@@ -11,9 +11,9 @@ from rmvdb.engines.filters import EngineFilter, between, both, ids_in
 from rmvdb.engines.milvus.describing import schema_of
 from rmvdb.engines.milvus.querying import query
 from rmvdb.engines.milvus.rows import MESSAGE, WINDOW, output_of, record_of, weight_of
-from rmvdb.engines.milvus.session import Session, level
+from rmvdb.engines.milvus.session import BOUNDED, STRONG, Session, consistency
 from rmvdb.errors import AnswerTooLarge, EngineError
-from rmvdb.types import Id, IdType, Record, Schema
+from rmvdb.types import Id, IdType, Moment, Record, Schema
 
 #: The most rows of one call, and the rows of the first call, before their size is known.
 _ROWS, _FEW = 1_000, 100
@@ -28,11 +28,13 @@ def get(
     fields: Sequence[str] | None = None,
     vector: bool = False,
     strong: bool = True,
+    after: Moment | None = None,
 ) -> list[Record]:
     """Return the records of these ids that exist and match, each once, in the order of `ids`; `fields=None` gives all fields."""
     schema = schema_of(session, collection)
     wanted = checked_ids(ids, schema)
-    return _get(session, schema, wanted, session.engine_filter(filter, schema), fields=fields, vector=vector, strong=strong)
+    condition, level = session.engine_filter(filter, schema), consistency(strong=strong, after=after)
+    return _get(session, schema, wanted, condition, fields=fields, vector=vector, level=level)
 
 
 def _get(
@@ -43,7 +45,7 @@ def _get(
     *,
     fields: Sequence[str] | None,
     vector: bool,
-    strong: bool = True,
+    level: Mapping[str, Any] = STRONG,
 ) -> list[Record]:
     read = fields if fields is None else [*fields, *condition.fields]
     output = [*output_of(schema, read), *([schema.vector_field] if vector else [])]
@@ -54,7 +56,7 @@ def _get(
         part = wanted[start : start + min(most, _rows_at_once(session, schema, kind))]
         wanted_here = both(condition.text, ids_in(schema.id_field, part))
         try:
-            rows = _query(session, schema, wanted_here, output=output, strong=strong, filter=condition.text)
+            rows = _query(session, schema, wanted_here, output=output, level=level, filter=condition.text)
         except AnswerTooLarge:  # engines count each row as the average of all rows, however small these are
             if len(part) == 1:
                 raise
@@ -202,11 +204,11 @@ def _query(
     expression: str,
     *,
     output: list[str],
-    strong: bool = True,
+    level: Mapping[str, Any] = STRONG,
     filter: str = "",
 ) -> list[dict[str, Any]]:
     # Without a limit a server loses records if keys are duplicated. count(*) may not have one.
     limit = None if output == ["count(*)"] else WINDOW
-    call = functools.partial(query, schema=schema, expression=expression, output=output, level=level(strong), limit=limit)
+    call = functools.partial(query, schema=schema, expression=expression, output=output, level=level, limit=limit)
     # Patient, because a long reading that fails would begin again at its first page.
-    return session.run(schema.collection, call, filter=filter, quoted=expression, patient=strong, gated=True)
+    return session.run(schema.collection, call, filter=filter, quoted=expression, patient=level is not BOUNDED, gated=True)

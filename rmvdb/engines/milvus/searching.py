@@ -10,9 +10,9 @@ from rmvdb.engines import filters
 from rmvdb.engines.milvus.describing import schema_of
 from rmvdb.engines.milvus.driver import ONCE
 from rmvdb.engines.milvus.rows import MESSAGE, WINDOW, hits_of, output_of
-from rmvdb.engines.milvus.session import Session, level
+from rmvdb.engines.milvus.session import Session, consistency
 from rmvdb.errors import FilterError, Mismatch
-from rmvdb.types import Hit, Vectors
+from rmvdb.types import Hit, Moment, Vectors
 
 #: The most hits of one call.
 _HITS = 200_000
@@ -35,6 +35,7 @@ def search(
     fields: Sequence[str] | None = (),
     search: Mapping[str, object] | None = None,
     strong: bool = False,
+    after: Moment | None = None,
 ) -> list[list[Hit]]:
     """Return the nearest `limit` distinct records of each query (n, dim), nearest first; `fields=None` gives all fields."""
     schema = schema_of(session, collection)
@@ -56,7 +57,7 @@ def search(
                 limit=most,
                 output_fields=output_of(schema, read),
                 search_params={"metric_type": schema.metric.value, "params": _search_params(chosen, most)},
-                consistency_level=level(strong),
+                **consistency(strong=strong, after=after),
                 **ONCE,
             ),
             filter=condition.text,

@@ -8,14 +8,14 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from rmvdb import timing
 from rmvdb.engines import filters
 from rmvdb.engines.milvus.connection import Connection, Engine
-from rmvdb.engines.milvus.driver import ONCE, foreign_errors
+from rmvdb.engines.milvus.driver import ONCE, foreign_errors, timestamp
 from rmvdb.engines.milvus.failures import (
     MISSING,
     NOT_LOADED,
@@ -33,7 +33,7 @@ from rmvdb.engines.milvus.failures import (
 from rmvdb.errors import CollectionMissing, EngineError, EngineKilled, EngineUnavailable, Refused, RmvdbError, offer
 from rmvdb.protocols import Permit, always
 from rmvdb.text import counted
-from rmvdb.types import MARK_PREFIX, Schema
+from rmvdb.types import MARK_PREFIX, Moment, Schema
 
 if TYPE_CHECKING:
     from rmvdb.engines.milvus.driver import MilvusClient
@@ -61,9 +61,20 @@ def _open_gate(*, alone: bool) -> AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def level(strong: bool) -> str:
-    """Return the consistency level of a call."""
-    return "Strong" if strong else "Bounded"
+#: Two consistency levels, as pymilvus takes them.
+STRONG: Mapping[str, Any] = {"consistency_level": "Strong"}
+BOUNDED: Mapping[str, Any] = {"consistency_level": "Bounded"}
+
+
+def consistency(*, strong: bool, after: Moment | None = None) -> Mapping[str, Any]:
+    """Return the consistency level of a call.
+
+    Strong waits for the next tick of the engine's clock (0.2 s) at every call. A moment is waited for once: when a tick has
+    passed it, calls after it wait for nothing. Milvus' own level "Session" knows no moment of a deletion.
+    """
+    if strong or after == 0:
+        return STRONG
+    return {"consistency_level": "Customized", "guarantee_timestamp": after} if after else BOUNDED
 
 
 class _Request(NamedTuple, Generic[_T]):
@@ -124,6 +135,17 @@ class Session:
     def version(self) -> str:
         """Return the engine and its version, such as "milvus 2.3.5". Raises EngineUnavailable if it does not answer."""
         return " ".join(self.engine(fresh=True))
+
+    def moment(self) -> Moment:
+        """Return the server's time. Return 0 for Milvus Lite, which shows all writes, and if the server does not answer.
+
+        One attempt: who asks has written, and a strong call shows that, too.
+        """
+        with contextlib.suppress(EngineError, *foreign_errors()):
+            client = self._connection.get()
+            if self._connection.engine(client, fresh=False).name != "milvus-lite":
+                return timestamp(client)
+        return 0
 
     def close(self) -> None:
         """Close the connections; the next call opens another."""
