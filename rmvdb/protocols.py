@@ -128,7 +128,10 @@ class VectorStore(Protocol):
         upto: Id | None = None,
         page: int = 1000,
     ) -> Iterator[list[Record]]:
-        """Yield pages of every record with `after < id <= upto`, each once, by ascending id, strong. Memory holds one page."""
+        """Yield pages of every record with `after < id <= upto`, each once, by ascending id. Memory holds a few pages.
+
+        It shows every write that returned before the first page was asked for.
+        """
         ...
 
     def fields_of(self, collection: str, records: Sequence[Record]) -> list[Record]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from rmvdb.errors import ArtifactError, DiskFull
 from rmvdb.protocols import Order, VectorStore
-from rmvdb.types import Id
+from rmvdb.types import Id, Record
 
 #: Records that are sorted in memory at once. A billion records make a thousand such runs.
 RUN = 1_000_000
@@ -40,18 +40,20 @@ def batches_in_order(
     folder: Path,
     leave_out: Callable[[Sequence[Id]], set[Id]],
     fields: Sequence[str] = (),
+    vector: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[list[Id]]:
     """Yield the ids of a collection in ascending confidence, at most `batch` at a time, without those that `leave_out` names.
 
     One streaming pass. Memory holds RUN ids at most; the rest is in `folder` until the iterator ends or is closed. The order
-    reads `fields`.
+    reads `fields` and, with `vector`, vectors.
 
     Raises DiskFull if the folder has no space, ArtifactError if a file in it was altered.
     """
     try:
         with _own_folder(folder) as own:
-            rows = _rows(store, collection, order, leave_out, fields, progress)
+            pages = store.scan(collection, vector=vector, fields=fields)
+            rows = _rows(pages, order, leave_out, store.count(collection) if progress else 0, progress)
             ids = (id for _, id in _sorted(rows, own))
             while chunk := list(islice(ids, batch)):
                 yield chunk
@@ -101,15 +103,14 @@ class _Run:
 
 
 def _rows(
-    store: VectorStore,
-    collection: str,
+    pages: Iterator[list[Record]],
     order: Order,
     leave_out: Callable[[Sequence[Id]], set[Id]],
-    fields: Sequence[str],
+    total: int,
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[_Row]:
-    total, done = store.count(collection) if progress else 0, 0
-    for page in store.scan(collection, vector=True, fields=fields):
+    done = 0
+    for page in pages:
         out = leave_out([record.id for record in page])
         left = [record for record in page if record.id not in out]
         if left:

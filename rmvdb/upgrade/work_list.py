@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rmvdb.planning.orders.table import order_spec
 from rmvdb.planning.question import Question
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.tables import BatchRow, UpgradeRow
@@ -65,6 +66,7 @@ def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[
     question = Question.of_upgrade(upgrade.plan.question)
     classifier = context.services.classifier(context.registry.version(leg.model))
     name = upgrade.order.split(", ")[0]
+    reads = order_spec(name).reads_records
     order = plan_step.planner(context).order(question, leg, classifier, name)
     context.say(f"listing the records of {leg.collection} in {name} order")
     noted = time.monotonic()
@@ -85,7 +87,8 @@ def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[
         batch=batch,
         folder=context.services.folder,
         leave_out=lambda ids: begun.intersection(ids) | newer(context, upgrade, leg.collection, ids),
-        fields=[question.labels] if question.labels else [],
+        fields=[question.labels] if question.labels and reads else [],
+        vector=reads,
         progress=progress,
     )
 

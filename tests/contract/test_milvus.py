@@ -146,6 +146,7 @@ def test_duplicated_keys_hide_no_record_from_a_long_scan(
 
     assert milvus_store.count(collection) == len(ids)
     assert scanned(milvus_store, collection) == ids
+    assert scanned(milvus_store, collection, vector=True) == ids
     assert scanned(milvus_store, collection, after=-7_500, upto=8_000) == list(range(-7_499, 8_001))
 
 
@@ -676,26 +677,45 @@ def _until(over: threading.Event) -> Callable[[], None]:
     return permit
 
 
-@pytest.mark.server
-def test_a_moment_is_waited_for_once_and_a_strong_search_waits_each_time(tmp_path: Path, collection: str) -> None:
+@pytest.fixture(scope="module")
+def slow_clock_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusStore]:
+    """A server whose clock ticks every two seconds, so that it shows what waits for it."""
     if reason := unavailable():
         pytest.skip(reason)
-    with MilvusServer(tmp_path / "milvus", settings={"proxy.timeTickInterval": 2000}) as server:
+    settings = {"proxy.timeTickInterval": 2000, "common.session.ttl": 60}
+    with MilvusServer(tmp_path_factory.mktemp("milvus") / "slow", settings=settings) as server:
         store = MilvusStore(lambda: server.address)
-        records = filled(store, collection)
-        query = stacked(records[:1])
-
-        def seconds(**options: Any) -> float:
-            began = time.monotonic()
-            store.search(collection, query, limit=5, **options)
-            return time.monotonic() - began
-
-        store.delete(collection, [records[1].id])
-        moment = store.moment()
-        seconds(after=moment)
-        assert sum(seconds(after=moment) for _ in range(5)) < sum(seconds(strong=True) for _ in range(5)) / 3
-        assert all(record.id != records[1].id for record in store.search(collection, query, limit=60, after=moment)[0])
+        yield store
         store.close()
+
+
+@pytest.mark.server
+def test_a_moment_is_waited_for_once_and_a_strong_search_waits_each_time(slow_clock_store: MilvusStore, collection: str) -> None:
+    records = filled(slow_clock_store, collection)
+    query = stacked(records[:1])
+
+    def seconds(**options: Any) -> float:
+        began = time.monotonic()
+        slow_clock_store.search(collection, query, limit=5, **options)
+        return time.monotonic() - began
+
+    slow_clock_store.delete(collection, [records[1].id])
+    moment = slow_clock_store.moment()
+    seconds(after=moment)
+    assert sum(seconds(after=moment) for _ in range(5)) < sum(seconds(strong=True) for _ in range(5)) / 3
+    assert records[1].id not in [hit.id for hit in slow_clock_store.search(collection, query, limit=60, after=moment)[0]]
+
+
+@pytest.mark.server
+def test_the_pages_of_a_scan_do_not_wait_for_the_clock_one_by_one(slow_clock_store: MilvusStore, collection: str) -> None:
+    records = filled(slow_clock_store, collection)
+    slow_clock_store.delete(collection, [records[0].id])
+    began = time.monotonic()
+    pages = list(slow_clock_store.scan(collection, fields=None, vector=True, page=5))
+    assert time.monotonic() - began < 8 * 2.0  # 12 pages
+    assert [len(page) for page in pages] == [5] * 11 + [4]
+    assert sorted(record.id for record in records[1:]) == [record.id for page in pages for record in page]
+    assert [record.id for record in next(slow_clock_store.scan(collection, vector=True, page=5))] == [r.id for r in pages[0]]
 
 
 def test_an_engine_that_is_not_there_tells_no_moment_and_is_not_waited_for() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from rmvdb.canonical import INT64_BOUNDS, checked_ids
@@ -17,6 +20,8 @@ from rmvdb.types import Id, IdType, Moment, Record, Schema
 
 #: The most rows of one call, and the rows of the first call, before their size is known.
 _ROWS, _FEW = 1_000, 100
+#: Pages of a scan that are read before they are asked for.
+_AHEAD = 2
 
 
 def get(
@@ -82,24 +87,86 @@ def scan(
     upto: Id | None = None,
     page: int = 1000,
 ) -> Iterator[list[Record]]:
-    """Yield every record in ascending id order, each once, in pages, with `after < id <= upto`; strong; bounded by the page.
+    """Yield every record in ascending id order, each once, in pages, with `after < id <= upto`; bounded by a few pages.
 
     It reads up to 16,384 ids ahead, one range at a time that is proven to be whole. Their records come page by page. A page is
     short only if no record follows: later records fill in for records that were deleted meanwhile or no longer match.
+
+    A strong call waits for the engine's clock, so only the reading of a range is strong. Its records show every write before that
+    reading began. From the second page on, pages are read at the same time, and so is the next range.
     """
     schema = schema_of(session, collection)
     condition, ready = session.engine_filter(filter, schema), list[Record]()
     bare = not vector and fields is not None and not fields and condition.test is None
-    records = functools.partial(_get, session, schema, condition=condition, fields=fields, vector=vector)
-    for window in _windows(session, schema, condition.text, after, upto):
-        for start in range(0, len(window.ids), page):
-            ids = window.ids[start : start + page]
-            ready += [Record(id=id) for id in ids] if bare else records(ids)
+
+    def read(part: _Part) -> list[Record]:
+        if bare:
+            return [Record(id=id) for id in part.ids]
+        level = consistency(strong=False, after=part.moment)
+        return _get(session, schema, part.ids, condition, fields=fields, vector=vector, level=level)
+
+    windows = _windows(session, schema, condition.text, after, upto)
+    with _threads(session) as pool:
+        for records in _in_order(_parts(session, windows, page, pool), read, pool):
+            ready += records
             while len(ready) >= page:
                 yield ready[:page]
                 ready = ready[page:]
     if ready:
         yield ready
+
+
+class _Part(NamedTuple):
+    """The ids of a page, and a moment before their range was read."""
+
+    ids: list[Id]
+    moment: Moment
+
+
+@contextlib.contextmanager
+def _threads(session: Session) -> Iterator[ThreadPoolExecutor | None]:
+    """Give threads that read ahead. None for Milvus Lite, which has no clock to wait for."""
+    if session.settles_at_once:
+        yield None
+        return
+    pool = ThreadPoolExecutor(_AHEAD + 1, thread_name_prefix="rmvdb-scan")
+    try:
+        yield pool
+    finally:  # a reader may leave in the middle, and waits for nothing then
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _parts(session: Session, windows: Iterator[_Window], page: int, pool: ThreadPoolExecutor | None) -> Iterator[_Part]:
+    """Yield the ids of each page. The next range is read once the second page of this one is asked for."""
+
+    def window() -> tuple[Moment, list[Id]]:
+        moment = session.moment()
+        return moment, next(windows, _NOTHING).ids
+
+    moment, ids = window()
+    while ids:
+        later = None
+        for start in range(0, len(ids), page):
+            if start and later is None and pool is not None:
+                later = pool.submit(window)
+            yield _Part(ids[start : start + page], moment)
+        moment, ids = later.result() if later else window()
+
+
+def _in_order(
+    parts: Iterator[_Part], read: Callable[[_Part], list[Record]], pool: ThreadPoolExecutor | None
+) -> Iterator[list[Record]]:
+    """Yield the records of each part, in order. The first is read alone, because many readers take no more."""
+    reading: deque[Future[list[Record]]] = deque()
+    for number, part in enumerate(parts):
+        if pool is None or not number:
+            yield read(part)
+            continue
+        reading.append(pool.submit(read, part))
+        if len(reading) > _AHEAD:
+            yield reading.popleft().result()
+    while reading:
+        yield reading.popleft().result()
 
 
 def count(session: Session, collection: str, *, filter: str | None = "") -> int:

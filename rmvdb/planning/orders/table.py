@@ -37,6 +37,8 @@ class OrderSpec:
     needs: str
     #: A file of this folder. Its `make(records, known)` learns from records of the old collection, with vectors and fields.
     module: str
+    #: Whether the confidence of a record is made from its vector or fields. If not, only ids are read.
+    reads_records: bool = True
     is_possible: Callable[[Known], bool] = lambda _: True
     #: The error if the order is not possible, with `{known}` to fill in.
     refusal: str = ""
@@ -79,7 +81,7 @@ ORDERS: Mapping[str, OrderSpec] = MappingProxyType(
             OrderSpec(
                 name="cluster", confidence="cosine to the nearest of √n k-means centres", needs="nothing", module="cluster"
             ),
-            OrderSpec(name="random", confidence="none", needs="nothing", module="random"),
+            OrderSpec(name="random", confidence="none", needs="nothing", module="random", reads_records=False),
         )
     }
 )
