@@ -60,8 +60,8 @@ def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool) -> Non
     with conducting(app, gallery) as (conductor, report):
         if gone := conductor.gone(row):
             if not yes:
-                what = f"{' and '.join(gone)} is gone: make it again, without records, and look for what can be put back there"
-                output.agree(what, "made", "rmvdb verify --repair --yes")
+                asked = f"{' and '.join(gone)} is gone: make it again, without records, and look for what can be put back there"
+                output.agree(asked, "made", "rmvdb verify --repair --yes")
             conductor.make_again(row)
         lost = conductor.lost(row)
         if lost.for_good:
