@@ -102,11 +102,11 @@ def _names(text: str) -> list[str]:
 
 
 def _ways(asked: argparse.Namespace, case: str, seed: int) -> list[Way]:
-    """Return how an upgrade of this case is asked for. Methods that train ψ take longest: one seed shows where they stand."""
-    named = [method for method in asked.methods if not seed or method == "auto" or METHODS[Method(method)].loss is None]
+    """Return how an upgrade of this case is asked for. What users get is measured by every seed, a named method by the first."""
+    named = [method for method in asked.methods if method == "auto" or not seed]
     ways = [Way(method=method, rescore=None if method == "auto" else 0) for method in named]
     if can_rescore() and not asked.small:
-        ways += [Way(method=method, rescore=RESCORED) for method in asked.methods if method in WITH_RESCORING]
+        ways += [Way(method=method, rescore=RESCORED) for method in named if method in WITH_RESCORING]
         ways += [Way(rescore=0)] if "auto" in asked.methods else []
     if case in ("b", "c") and "auto" in asked.methods:
         ways.append(Way(log=True))
