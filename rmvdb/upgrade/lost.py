@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rmvdb import errors
 from rmvdb.backfill.task import Task
@@ -52,7 +52,11 @@ def find_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
     context.owner.expect(context.gallery.name)
     found = find_moved_and_lost(context, upgrade)
     task = backfill_step.task(context, upgrade)
-    found.unexplained = verify.check_of(context).unexplained(task, context.check_stop)
+    unexplained = verify.check_of(context).unexplained(task, context.check_stop)
+    # The engine may have lost a client's write as well as the registry a deletion: to lose the write would be worse.
+    written = _with_items(context, task, unexplained.absent)
+    found.in_source += [id for id in unexplained.absent if id in written]
+    found.unexplained = replace(unexplained, absent=[id for id in unexplained.absent if id not in written])
     return found
 
 

@@ -137,7 +137,7 @@ def _write_page(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id])
     def still_lost(plan: ServingPlan) -> list[Id]:
         there = {each.id for leg in plan.write_targets for each in context.store.get(leg.collection, ids, fields=())}
         done = keep_original.last_done(context, upgrade, ids)
-        still[:] = [id for id in ids if id not in there and id not in done]
+        still[:] = [id for id in ids if id not in there and done.get(id) != "delete"]
         return still
 
     for leg in context.registry.plan(context.gallery.name).write_targets:  # the slow part, before others wait for this write

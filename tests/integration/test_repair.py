@@ -120,6 +120,21 @@ def test_a_restored_item_counts_as_a_write_that_verification_believes(gallery: G
     expect_whole(gallery)
 
 
+def test_a_write_of_a_client_that_the_engine_has_lost_is_restored_and_not_taken_for_a_deletion(gallery: Gallery) -> None:
+    """The engine is from before it; of a record that the source has forgotten too, nothing is left to restore."""
+    gallery.source.of |= {3: "newer", 77: "inserted"}
+    with gallery.client() as client:
+        client.upsert([{"id": id, "item": item, "n": id} for id, item in ((3, "newer"), (77, "inserted"), (78, "forgotten"))])
+        client.delete([5])
+    gallery.store.delete(NEW, [3, 77, 78])
+    lost, said = repaired(gallery)
+    assert (lost.in_source, lost.unexplained.absent) == ([3, 77], [78])
+    assert "1 record of which a write is known taken for deleted: 78" in said
+    assert gallery.held()["new"][3].vector == pytest.approx(vector("v2", "newer"), abs=1e-6)
+    del gallery.source.of[5]
+    expect_whole(gallery)
+
+
 def test_a_broken_item_keeps_no_other_record_from_being_restored(gallery: Gallery) -> None:
     gallery.store.delete(NEW, [3, 4, 5])
     lose_the_archive(gallery)
