@@ -383,7 +383,7 @@ def _plain(value: Any) -> Any:
     if as_list is None or not hasattr(value, "dtype"):
         return value
     # numpy makes a date a number if its unit is nanoseconds, and a date if not.
-    return value if getattr(value.dtype, "kind", "") in "mM" else as_list()
+    return value if getattr(value.dtype, "kind", "") in ("m", "M") else as_list()
 
 
 # --- vectors ----------------------------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from rmvdb.engines.milvus.connection import Engine
 from rmvdb.engines.milvus.describing import schema_of
 from rmvdb.engines.milvus.driver import ONCE, foreign_errors, unwritable
 from rmvdb.engines.milvus.failures import text_of
-from rmvdb.engines.milvus.reading import get
-from rmvdb.engines.milvus.rows import IDS, parts, row_of
-from rmvdb.engines.milvus.session import Session
-from rmvdb.errors import CollectionMissing, EngineError, EngineKilled, EngineUnavailable, Refused, Unwritable
+from rmvdb.engines.milvus.querying import query
+from rmvdb.engines.milvus.rows import IDS, output_of, parts, record_of, row_of
+from rmvdb.engines.milvus.session import STRONG, Session
+from rmvdb.errors import AnswerTooLarge, CollectionMissing, EngineError, EngineKilled, EngineUnavailable, Refused, Unwritable
 from rmvdb.protocols import Permit, always
 from rmvdb.text import counted
 from rmvdb.types import Id, IdType, Record, Schema
@@ -113,7 +113,17 @@ def _replace(session: Session, schema: Schema, rows: list[dict[str, Any]], permi
 
 def _held(session: Session, schema: Schema, ids: list[Id]) -> list[dict[str, Any]]:
     """Read the rows of these ids that the collection has, as `upsert` writes them; they may be larger than what replaces them."""
-    return [row_of(schema, record) for record in get(session, schema.collection, ids, vector=True)]
+    output = [*output_of(schema, None), schema.vector_field]
+    expression = ids_in(schema.id_field, ids)
+    call = functools.partial(query, schema=schema, expression=expression, output=output, level=STRONG)
+    try:
+        rows = session.run(schema.collection, call, quoted=expression)
+    except AnswerTooLarge:
+        if len(ids) == 1:
+            raise
+        half = len(ids) // 2
+        return [*_held(session, schema, ids[:half]), *_held(session, schema, ids[half:])]
+    return [row_of(schema, record_of(schema, None, row)) for row in rows]
 
 
 def _put_back(session: Session, schema: Schema, held: list[dict[str, Any]], permit: Permit) -> None:
