@@ -127,10 +127,12 @@ class VectorStore(Protocol):
         after: Id | None = None,
         upto: Id | None = None,
         page: int = 1000,
+        ahead: bool = False,
     ) -> Iterator[list[Record]]:
         """Yield pages of every record with `after < id <= upto`, each once, by ascending id. Memory holds a few pages.
 
-        It shows every write that returned before the first page was asked for.
+        It shows every write that returned before the first page was asked for, and leaves out what is removed while it runs. With
+        `ahead` it may read later pages before they are asked for, which is faster, and may show what was removed since.
         """
         ...
 

@@ -128,6 +128,7 @@ class FaissStore:
         after: Id | None = None,
         upto: Id | None = None,
         page: int = 1000,
+        ahead: bool = False,
     ) -> Iterator[list[Record]]:
         """Yield every record in ascending id order, in pages, with `after < id <= upto`, except those removed meanwhile."""
         held = self._collection(collection)

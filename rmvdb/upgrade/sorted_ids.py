@@ -52,7 +52,7 @@ def batches_in_order(
     """
     try:
         with _own_folder(folder) as own:
-            pages = store.scan(collection, vector=vector, fields=fields)
+            pages = store.scan(collection, vector=vector, fields=fields, ahead=True)
             rows = _rows(pages, order, leave_out, store.count(collection) if progress else 0, progress)
             ids = (id for _, id in _sorted(rows, own))
             while chunk := list(islice(ids, batch)):

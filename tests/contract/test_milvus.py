@@ -146,7 +146,7 @@ def test_duplicated_keys_hide_no_record_from_a_long_scan(
 
     assert milvus_store.count(collection) == len(ids)
     assert scanned(milvus_store, collection) == ids
-    assert scanned(milvus_store, collection, vector=True) == ids
+    assert scanned(milvus_store, collection, vector=True, ahead=True) == ids
     assert scanned(milvus_store, collection, after=-7_500, upto=8_000) == list(range(-7_499, 8_001))
 
 
@@ -707,15 +707,19 @@ def test_a_moment_is_waited_for_once_and_a_strong_search_waits_each_time(slow_cl
 
 
 @pytest.mark.server
-def test_the_pages_of_a_scan_do_not_wait_for_the_clock_one_by_one(slow_clock_store: MilvusStore, collection: str) -> None:
+def test_the_pages_of_a_scan_that_reads_ahead_do_not_wait_for_the_clock_one_by_one(
+    slow_clock_store: MilvusStore, collection: str
+) -> None:
     records = filled(slow_clock_store, collection)
     slow_clock_store.delete(collection, [records[0].id])
     began = time.monotonic()
-    pages = list(slow_clock_store.scan(collection, fields=None, vector=True, page=5))
+    pages = list(slow_clock_store.scan(collection, fields=None, vector=True, page=5, ahead=True))
     assert time.monotonic() - began < 8 * 2.0  # 12 pages
     assert [len(page) for page in pages] == [5] * 11 + [4]
     assert sorted(record.id for record in records[1:]) == [record.id for page in pages for record in page]
-    assert [record.id for record in next(slow_clock_store.scan(collection, vector=True, page=5))] == [r.id for r in pages[0]]
+    assert [record.id for record in next(slow_clock_store.scan(collection, vector=True, page=5, ahead=True))] == [
+        r.id for r in pages[0]
+    ]
 
 
 def test_an_engine_that_is_not_there_tells_no_moment_and_is_not_waited_for() -> None:

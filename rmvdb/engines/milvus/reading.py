@@ -86,14 +86,15 @@ def scan(
     after: Id | None = None,
     upto: Id | None = None,
     page: int = 1000,
+    ahead: bool = False,
 ) -> Iterator[list[Record]]:
     """Yield every record in ascending id order, each once, in pages, with `after < id <= upto`; bounded by a few pages.
 
     It reads up to 16,384 ids ahead, one range at a time that is proven to be whole. Their records come page by page. A page is
     short only if no record follows: later records fill in for records that were deleted meanwhile or no longer match.
 
-    A strong call waits for the engine's clock, so only the reading of a range is strong. Its records show every write before that
-    reading began. From the second page on, pages are read at the same time, and so is the next range.
+    A strong call waits for the engine's clock. With `ahead` only the reading of a range is strong, and its records show every
+    write before that reading began. From the second page on, pages are then read at the same time, and so is the next range.
     """
     schema = schema_of(session, collection)
     condition, ready = session.engine_filter(filter, schema), list[Record]()
@@ -102,11 +103,11 @@ def scan(
     def read(part: _Part) -> list[Record]:
         if bare:
             return [Record(id=id) for id in part.ids]
-        level = consistency(strong=False, after=part.moment)
+        level = consistency(strong=not ahead, after=part.moment)
         return _get(session, schema, part.ids, condition, fields=fields, vector=vector, level=level)
 
     windows = _windows(session, schema, condition.text, after, upto)
-    with _threads(session) as pool:
+    with _threads(session) if ahead else contextlib.nullcontext() as pool:
         for records in _in_order(_parts(session, windows, page, pool), read, pool):
             ready += records
             while len(ready) >= page:
