@@ -23,7 +23,7 @@ from rmvdb.errors import PlanRefused, UnknownName
 from rmvdb.learning.kept_pairs import Kept, KeptConfig, KeptPairs
 from rmvdb.learning.method import METHODS, Method, Pairs
 from rmvdb.learning.space import REACHED
-from rmvdb.learning.transforms import Config, Network, Transform
+from rmvdb.learning.transforms import Config, Transform, Weights
 from rmvdb.types import Metric, Vectors
 
 Floats = npt.NDArray[np.float64]
@@ -240,9 +240,6 @@ def _affine(new: _Side, old: _Side, weight: Floats, bias: Floats) -> Transform:
         output=REACHED[old.metric],
         output_scale=old.scale,
     )
-    with torch.device("meta"):  # fresh weights would use up the caller's random numbers
-        network = Network(config, folded=True)
-    parts = {"body.0.weight": np.ascontiguousarray(weight.T), "body.0.bias": bias}
-    state = {name: torch.from_numpy(part.astype(np.float32)) for name, part in parts.items()}
-    network.load_state_dict(state, assign=True)
-    return Transform(network)
+    parts = {"body.0.weight": weight.T, "body.0.bias": bias}
+    arrays = {name: np.ascontiguousarray(part, dtype=np.float32) for name, part in parts.items()}
+    return Transform(Weights(config=config, arrays=arrays))

@@ -17,8 +17,9 @@ from rmvdb.errors import Mismatch, PlanRefused
 from rmvdb.learning import closed_forms, geometry, losses, stopping
 from rmvdb.learning.losses import fct
 from rmvdb.learning.method import METHODS, Fitted, Method, Pairs, TrainingSettings
+from rmvdb.learning.network import Network
 from rmvdb.learning.space import REACHED, Space
-from rmvdb.learning.transforms import Config, Network, Norm, Transform
+from rmvdb.learning.transforms import Config, Norm, Transform, Weights
 from rmvdb.types import Metric
 
 with warnings.catch_warnings(action="ignore"):  # which say nothing to rmvdb's users
@@ -260,7 +261,7 @@ def _started(start: Transform, settings: TrainingSettings) -> Network:
     hidden = settings.hidden or 2 * max(config.d_in, config.d_out)
     network = Network(replace(config, blocks=settings.blocks, hidden=hidden, skip=True))
     assert network.skip is not None  # noqa: S101
-    network.skip.load_state_dict(dict(zip(("weight", "bias"), linear, strict=True)))
+    network.skip.load_state_dict({name: torch.tensor(each) for name, each in zip(("weight", "bias"), linear, strict=True)})
     return network
 
 
@@ -412,6 +413,6 @@ def _identity(pairs: Pairs, old_metric: Metric, new_metric: Metric) -> Transform
             f"The method identity compares vectors as they are, and {d_in} dimensions of {new_metric} cannot be "
             f"compared with {d_out} of {old_metric}; choose another method"
         )
-    network = Network(Config(d_in=d_in, d_out=d_out, blocks=1, input_scale=1.0, output=Norm.FREE), folded=True)
-    network.load_state_dict({"body.0.weight": torch.eye(d_in), "body.0.bias": torch.zeros(d_in)})
-    return Transform(network)
+    arrays = {"body.0.weight": np.eye(d_in, dtype=np.float32), "body.0.bias": np.zeros(d_in, np.float32)}
+    config = Config(d_in=d_in, d_out=d_out, blocks=1, input_scale=1.0, output=Norm.FREE)
+    return Transform(Weights(config=config, arrays=arrays))

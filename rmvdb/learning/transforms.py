@@ -1,25 +1,26 @@
-"""ψ, ρ and h: maps of vectors, numpy at the border, stored as safetensors. Most are small networks, with torch inside."""
+"""ψ, ρ and h: maps of vectors, applied by numpy alone and stored as safetensors. Most are networks that `network` trains."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import safetensors.numpy
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from rmvdb.errors import ArtifactError, Mismatch
 from rmvdb.learning import kept_pairs
 from rmvdb.learning.kept_pairs import KeptConfig, KeptPairs
+from rmvdb.learning.products import Linear
 from rmvdb.types import Vectors
+
+Floats = npt.NDArray[np.float32]
 
 FORMAT = 1
 #: Settings that files of the first version do not have.
@@ -71,100 +72,139 @@ class Config:
             )
 
 
-class Network(nn.Module):
-    """The trainable part: the blocks, the residual, the linear map beside them, and the output's length."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weights:
+    """The weights of a trained network, with each BatchNorm folded into the Linear before it."""
 
-    def __init__(self, config: Config, *, folded: bool = False) -> None:
-        """Make fresh weights. `folded` leaves BatchNorm out, for weights that already contain it."""
-        super().__init__()
-        self.config = config
-        made = config.d_out - (config.output is Norm.LIFTED)
-        widths = [config.d_in, *[config.hidden] * (config.blocks - 1), made]
-        inputs: list[nn.Module] = []
-        if config.branches:
-            inputs = [_Branches(config, folded=folded)]
-            widths[0] = 2 * config.d_out * (2 if config.side else 1)
-        layers = _blocks(widths, folded=folded)
-        self.body = nn.Sequential(*inputs, *layers)
-        self.skip = nn.Linear(config.d_in, made) if config.skip else None
-        if config.residual or config.skip:
-            last = layers[-1]
-            assert isinstance(last, nn.Linear)  # noqa: S101  the last block is Linear only
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
+    config: Config
+    #: float32, by their names in a file.
+    arrays: dict[str, Floats]
 
-    def forward(self, x: Tensor) -> Tensor:
+
+class Trained(Protocol):
+    """A network that training has made."""
+
+    def weights(self) -> Weights:
+        """Return its weights."""
+
+
+class _Layers:
+    """A network of folded weights, as arrays that numpy applies."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Raise ValueError if the arrays are not those of the configuration."""
+        self.config = config = weights.config
+        shapes = _shapes(config)
+        found = {name: (each.shape, each.dtype) for name, each in weights.arrays.items()}
+        expected = {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()}
+        if found != expected:
+            odd = min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+            raise ValueError(f"its configuration does not fit its array {odd}")
+        linears = {
+            name.removesuffix(".weight"): Linear(array, weights.arrays[name.removesuffix("weight") + "bias"])
+            for name, array in weights.arrays.items()
+            if name.endswith(".weight")
+        }
+        #: In the memory that the layers use.
+        self.arrays = {f"{name}.{part}": array for name, each in linears.items() for part, array in each.parts}
+        self._branches = [[linears[name] for name in branch] for branch in _branches(config)]
+        self._body = [linears[name] for name in _body(config)]
+        self._skip = linears.get("skip")
+
+    def apply(self, x: Vectors) -> Vectors:
         """Map (n, d_in + side) to (n, d_out)."""
-        x, side = x[:, : self.config.d_in], x[:, self.config.d_in :]
-        length = x.norm(dim=1, keepdim=True).clamp_min(1e-12)  # (n, 1)
-        x = x / (length if self.config.input_scale is None else self.config.input_scale)
-        if self.config.side:
-            x = torch.cat([x, nn.functional.normalize(side, dim=1)], dim=1)
-        y: Tensor = self.body(x)  # (n, d_out)
-        if self.config.residual:
-            y = x[:, -y.shape[1] :] + y
-        if self.skip is not None:
-            y = self.skip(x[:, : self.config.d_in]) + y
-        if self.config.output is Norm.FREE:
-            return y * self.config.output_scale
-        if self.config.output is Norm.LIFTED:
-            return torch.cat([(1 + y.square().sum(1, keepdim=True)).sqrt(), y], dim=1) * self.config.output_scale
-        target = length if self.config.output is Norm.KEPT else self.config.output_scale
-        return nn.functional.normalize(y, dim=1) * target
+        config = self.config
+        x, side = x[:, : config.d_in], x[:, config.d_in :]
+        length = _lengths(x)  # (n, 1)
+        x = x / (length if config.input_scale is None else np.float32(config.input_scale))
+        parts = [x, side / _lengths(side)] if config.side else [x]
+        whole = np.concatenate(parts, axis=1) if config.side else x  # (n, d_in + side)
+        if self._branches:
+            inner = [_relu(_chain(branch, part)) for branch, part in zip(self._branches, parts, strict=True)]
+            y = _chain(self._body, np.concatenate(inner, axis=1))
+        else:
+            y = _chain(self._body, whole)  # (n, d_out)
+        if config.residual:
+            y += whole[:, -y.shape[1] :]
+        if self._skip is not None:
+            y += self._skip(x)
+        return self._scaled(y, length)
 
-    def folded(self) -> Network:
-        """Return the same map with every BatchNorm folded into its Linear, for inference only."""
-        twin = _empty(self.config)
-        layers, fused = list(self.body.eval().modules()), []
-        for layer, following in zip(layers, [*layers[1:], nn.Identity()], strict=True):
-            if isinstance(layer, nn.Linear):
-                fused.append(fuse_linear_bn_eval(layer, following) if isinstance(following, nn.BatchNorm1d) else layer)
-        linears = [layer for layer in twin.body.modules() if isinstance(layer, nn.Linear)]
-        for linear, source in zip(linears, fused, strict=True):
-            linear.load_state_dict(source.state_dict(), assign=True)
-        if self.skip is not None and twin.skip is not None:
-            twin.skip.load_state_dict(self.skip.state_dict(), assign=True)
-        return twin
+    def _scaled(self, y: Vectors, length: Vectors) -> Vectors:
+        """Give outputs (n, d_out), or for LORENTZ (n, d_out - 1), the length that the configuration says."""
+        config, scale = self.config, np.float32(self.config.output_scale)
+        if config.output is Norm.FREE:
+            return np.asarray(y * scale)
+        if config.output is Norm.LIFTED:
+            time = np.sqrt(1 + np.square(y).sum(axis=1, keepdims=True))
+            return np.asarray(np.concatenate([time, y], axis=1) * scale)
+        return np.asarray(y * ((length if config.output is Norm.KEPT else scale) / _lengths(y)))
 
 
-class _Branches(nn.Module):
-    """Two blocks for the vector and two for its side information, side by side: (n, d_in + side) to (n, 2 d_out or 4 d_out)."""
-
-    def __init__(self, config: Config, *, folded: bool) -> None:
-        super().__init__()
-        self.widths = [config.d_in, config.side] if config.side else [config.d_in]
-        each = ([width, 2 * width, 2 * config.d_out] for width in self.widths)
-        self.each = nn.ModuleList(nn.Sequential(*_blocks(widths, folded=folded, last=False)) for widths in each)
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = torch.split(x, self.widths, dim=1)
-        return torch.cat([branch(part) for branch, part in zip(self.each, parts, strict=True)], dim=1)
+def _branches(config: Config) -> list[list[str]]:
+    """Return the names of the layers that each input has of its own."""
+    inputs = (1 + bool(config.side)) if config.branches else 0
+    return [[f"body.0.each.{number}.{layer}" for layer in (0, 2)] for number in range(inputs)]
 
 
-def _blocks(widths: list[int], *, folded: bool, last: bool = True) -> list[nn.Module]:
-    """Make Linear → BatchNorm → ReLU from each width to the next, with the `last` one Linear only."""
-    layers: list[nn.Module] = []
-    for into, out in pairwise(widths):
-        layers += [nn.Linear(into, out), nn.ReLU()] if folded else [nn.Linear(into, out), nn.BatchNorm1d(out), nn.ReLU()]
-    return layers[: -1 if folded else -2] if last else layers
+def _body(config: Config) -> list[str]:
+    return [f"body.{config.branches + 2 * block}" for block in range(config.blocks)]  # a ReLU stands between two
+
+
+def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each array of a network."""
+    made = config.d_out - (config.output is Norm.LIFTED)
+    inputs = _branches(config)
+    entry = 2 * config.d_out * len(inputs) or config.d_in
+    chains = [(_body(config), [entry, *[config.hidden] * (config.blocks - 1), made])]
+    chains += [
+        (names, [width, 2 * width, 2 * config.d_out]) for names, width in zip(inputs, (config.d_in, config.side), strict=False)
+    ]
+    chains += [(["skip"], [config.d_in, made])] if config.skip else []
+    shapes: dict[str, tuple[int, ...]] = {}
+    for names, widths in chains:
+        for name, (into, out) in zip(names, pairwise(widths), strict=True):
+            shapes |= {f"{name}.weight": (out, into), f"{name}.bias": (out,)}
+    return shapes
+
+
+def _chain(layers: Sequence[Linear], x: Vectors) -> Vectors:
+    """Apply one layer after the other, with a ReLU between two."""
+    for number, layer in enumerate(layers):
+        x = layer(_relu(x) if number else x)
+    return x
+
+
+def _relu(x: Vectors) -> Vectors:
+    result: Vectors = np.maximum(x, 0, out=x)
+    return result
+
+
+def _lengths(x: Vectors) -> Vectors:
+    """Return the lengths of vectors (n, d), at least 1e-12, as (n, 1)."""
+    squares = np.einsum("nd,nd->n", x, x)[:, None]
+    result: Vectors = np.maximum(np.sqrt(squares), np.float32(1e-12))
+    return result
 
 
 class Transform:
     """A map from one vector space to another. It is immutable, and many threads may apply it."""
 
-    def __init__(self, made: Network | KeptPairs) -> None:
-        """Take a trained network, or a map that keeps pairs. BatchNorm is folded away, so that one query takes few products."""
-        self.config: Config | KeptConfig = made.config
-        self._map = made if isinstance(made, KeptPairs) else made.folded().eval().requires_grad_(False).cpu()
+    def __init__(self, made: Trained | Weights | KeptPairs) -> None:
+        """Take a trained network, its weights, or a map that keeps pairs. Raise ValueError for weights of another network."""
+        if isinstance(made, KeptPairs):
+            self._map: KeptPairs | _Layers = made
+        else:
+            self._map = _Layers(made if isinstance(made, Weights) else made.weights())
+        self.config: Config | KeptConfig = self._map.config
 
     @property
-    def linear(self) -> tuple[Tensor, Tensor] | None:
+    def linear(self) -> tuple[Floats, Floats] | None:
         """Return W (d_out, d_in) and b (d_out,) if, but for lengths, it maps x̂ to W x̂ + b: a ψ can start there. Else None."""
         plain = isinstance(self.config, Config) and replace(self.config, blocks=1, residual=False, skip=False, branches=False)
         if isinstance(self._map, KeptPairs) or self.config != plain:
             return None
-        state = self._map.state_dict()
-        return state["body.0.weight"], state["body.0.bias"]
+        return self._map.arrays["body.0.weight"], self._map.arrays["body.0.bias"]
 
     def apply(self, vectors: Vectors) -> Vectors:
         """Map (n, d_in + side) to (n, d_out), float32, in order. Raise Mismatch for another dimension."""
@@ -172,13 +212,8 @@ class Transform:
         if x.ndim != 2 or x.shape[1] != self.config.d_in + self.config.side:
             width = f"{self.config.d_in} + {self.config.side}" if self.config.side else str(self.config.d_in)
             raise Mismatch(f"The transform takes vectors of shape (n, {width}), not {x.shape}; give it its model's vectors")
-        if isinstance(self._map, KeptPairs):
+        with np.errstate(over="ignore", invalid="ignore"):  # too large a value becomes infinity, and is refused later
             return self._map.apply(x)
-        if not x.flags.writeable:  # torch warns of read-only arrays
-            x = x.copy()
-        with torch.inference_mode():
-            result: Vectors = self._map(torch.from_numpy(x)).numpy()
-        return result
 
     def to_bytes(self) -> bytes:
         """Write arrays and configuration as safetensors. The same transform always gives the same bytes."""
@@ -187,26 +222,18 @@ class Transform:
             return safetensors.numpy.save(arrays, metadata=_metadata(config))
         # Settings that came later are left out where they change nothing: a file is named by its SHA-256, which stays.
         config = {name: value for name, value in asdict(self.config).items() if value or name not in LATER}
-        return save(self._map.state_dict(), metadata=_metadata(config))
+        return safetensors.numpy.save(self._map.arrays, metadata=_metadata(config))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Transform:
         """Read what `to_bytes` wrote. Raise ArtifactError for anything else."""
         try:
-            stored = _stored(data)
+            stored, arrays = _stored(data), safetensors.numpy.load(data)
             if stored.get("kind") == kept_pairs.KIND:
-                return cls(KeptPairs.from_parts(stored, safetensors.numpy.load(data)))
-            network = _empty(Config(**{**stored, "output": Norm(stored["output"])}))
-            network.load_state_dict(load(data), assign=True)
-        except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError, Mismatch) as exc:
+                return cls(KeptPairs.from_parts(stored, arrays))
+            return cls(Weights(config=Config(**{**stored, "output": Norm(stored["output"])}), arrays=arrays))
+        except (SafetensorError, KeyError, TypeError, ValueError, Mismatch) as exc:
             raise ArtifactError(f"The file is not a transform that this version reads ({exc}); restore it or plan again") from exc
-        return cls(network)
-
-
-def _empty(config: Config) -> Network:
-    # Without storage: fresh weights would be discarded, and would use up the caller's random numbers.
-    with torch.device("meta"):
-        return Network(config, folded=True)
 
 
 def _metadata(config: dict[str, Any]) -> dict[str, str]:

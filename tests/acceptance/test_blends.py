@@ -9,7 +9,8 @@ import torch
 
 from rmvdb.app.wiring import App
 from rmvdb.learning.method import Method
-from rmvdb.learning.transforms import Config, Network, Transform
+from rmvdb.learning.network import Network
+from rmvdb.learning.transforms import Config, Transform
 from rmvdb.planning.plan import Plan, Stage
 from rmvdb.planning.question import Question
 from rmvdb.types import Blend, Record, ServingPlan, Vectors

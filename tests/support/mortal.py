@@ -16,7 +16,8 @@ from rmvdb.backfill.throttle import Limits
 from rmvdb.backfill.worker import Worker
 from rmvdb.engines.faiss import FaissStore
 from rmvdb.learning.method import Method
-from rmvdb.learning.transforms import Config, Network, Transform
+from rmvdb.learning.network import Network
+from rmvdb.learning.transforms import Config, Transform
 from rmvdb.planning.plan import Plan, Stage
 from rmvdb.planning.question import Question
 from rmvdb.registry.mark import is_mark

@@ -175,7 +175,7 @@ def test_for_l2_neighbours_keep_lengths():
 @pytest.mark.parametrize("method", [Method.PROCRUSTES, Method.CENTRED])
 def test_between_two_dimensions_it_is_semi_orthogonal_and_no_other_such_map_has_a_larger_trace(method, d_new, d_old):
     new, old = unit(vectors(200, d_new, 6)), unit(vectors(200, d_old, 7))
-    weight = first(method, Pairs(old=old, new=new), COSINE).linear[0].numpy().T.astype(np.float64)  # (d_new, d_old)
+    weight = first(method, Pairs(old=old, new=new), COSINE).linear[0].T.astype(np.float64)  # (d_new, d_old)
     small = weight.T @ weight if d_new > d_old else weight @ weight.T
     np.testing.assert_allclose(small, np.eye(len(small)), atol=1e-5)
     if method is Method.CENTRED:

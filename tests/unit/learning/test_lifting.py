@@ -9,8 +9,9 @@ import torch
 from rmvdb.errors import Mismatch, PlanRefused
 from rmvdb.learning import geometry
 from rmvdb.learning.losses import fct
+from rmvdb.learning.network import Network
 from rmvdb.learning.training import Fitted, Method, Pairs, TrainingSettings, fit
-from rmvdb.learning.transforms import Config, Network, Norm, Transform
+from rmvdb.learning.transforms import Config, Norm, Transform
 from rmvdb.planning.part import Part
 from rmvdb.types import Metric
 

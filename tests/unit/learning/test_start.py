@@ -14,8 +14,9 @@ from rmvdb.errors import Mismatch
 from rmvdb.learning import losses, stopping
 from rmvdb.learning.closed_forms import variants
 from rmvdb.learning.method import METHODS, Method, Pairs, TrainingSettings
+from rmvdb.learning.network import Network
 from rmvdb.learning.training import fit
-from rmvdb.learning.transforms import Config, Network, Norm, Transform
+from rmvdb.learning.transforms import Config, Norm, Transform
 from rmvdb.types import Metric
 
 COSINE = {"old_metric": Metric.COSINE, "new_metric": Metric.COSINE}

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rmvdb.errors import Mismatch, ModelError
-from rmvdb.learning.transforms import Config, Network, Transform
+from rmvdb.learning.network import Network
+from rmvdb.learning.transforms import Config, Transform
 from rmvdb.serving.blend import blended
 from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.types import Blend, Item, Leg, Metric, ServingPlan, Vectors
