@@ -4,6 +4,7 @@
 # make slices           two short stress runs side by side, five minutes
 # make demo [DATA=dir]  an upgrade from the first command to the last, on pictures made here or on those of a folder
 # make curves DATA=dir   what an upgrade is worth at each moment, on models that others trained: 20 minutes on two idle cores
+# make bench            what rmvdb adds to its parts, beside the targets: ten minutes; make bench ROWS="search" RECORDS=1000000 DIM=768 T=0.9
 # make docs             the documentation in site/; a broken link, or a page that mkdocs.yml does not name, fails
 # make stress           upgrades under load and faults: make stress SECONDS=3600 ENGINE=server REGISTRY=postgres SEED=7
 # make clean            take away what the others made
@@ -18,7 +19,7 @@ CURVES_READY := .venv/.curves-ready
 
 JOBS = 7
 
-.PHONY: setup lint check test slices slice-lite slice-server demo curves docs stress clean
+.PHONY: setup lint check test slices slice-lite slice-server demo curves bench docs stress clean
 
 setup: $(READY)
 
@@ -65,6 +66,10 @@ $(CURVES_READY): $(READY)
 
 curves: $(CURVES_READY)
 	$(BIN)/python -m tests.bench.curves $(if $(DATA),--data "$(DATA)") $(if $(CASES),--cases $(CASES)) --page docs/research/curves.md
+
+bench: setup
+	@$(BIN)/python -m tests.bench.speed $(if $(ROWS),--rows $(ROWS)) $(if $(RECORDS),--records $(RECORDS)) $(if $(DIM),--dim $(DIM)) \
+		$(if $(T),--t $(T)) $(if $(CALLS),--calls $(CALLS)) $(if $(SMALL),--small)
 
 $(DOCS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group docs
