@@ -465,7 +465,7 @@ def whole(name: str, value: object, *, least: int) -> int:
         UsageError: it is something else. The message has the argument's name.
     """
     plain = _plain(value)
-    if not isinstance(plain, SupportsIndex) or isinstance(plain, bool):
+    if not isinstance(plain, (int, SupportsIndex)) or isinstance(plain, bool):  # an int first: the other question is slow
         raise UsageError(f"{name} is a whole number, not {_short.repr(value)}")
     if (number := operator.index(plain)) < least:
         raise UsageError(f"{name} must be at least {least}, not {number}")

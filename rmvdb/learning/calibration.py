@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -34,20 +34,24 @@ class Calibration:
     x: tuple[float, ...]
     #: The same distances on the common scale, ascending; smaller is closer.
     y: tuple[float, ...]
+    #: What `apply` needs of each piece, (4, pieces): where it begins in both columns, its slope, and where it ends in `y`.
+    _pieces: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         knots = np.array([self.x, self.y], dtype=np.float64) if len(self.x) == len(self.y) else np.empty((2, 0))
         if knots.shape[1] < 2 or not np.isfinite(knots).all() or not (np.diff(knots) > 0).all():
             raise ArtifactError("A calibration needs two or more knots that rise strictly in both columns; plan again")
+        x, y = knots
+        ends = np.append(y[1:-1], np.inf)  # the last piece has no end
+        object.__setattr__(self, "_pieces", np.stack([x[:-1], y[:-1], np.diff(y) / np.diff(x), ends]))
 
     def apply(self, distances: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
         """Return calibrated distances, of the same shape and in the same order."""
-        d, x, y = np.asarray(distances, dtype=np.float64), np.array(self.x), np.array(self.y)
-        slope = np.diff(y) / np.diff(x)
-        part = np.clip(np.searchsorted(x, d, side="right") - 1, 0, len(slope) - 1)
-        mapped = y[part] + slope[part] * (d - x[part])
+        d = np.asarray(distances, dtype=np.float64)
+        x, y, slope, end = self._pieces
+        part = x[1:].searchsorted(d, side="right")
         # Rounding must not lift the end of one piece over the beginning of the next.
-        result: npt.NDArray[np.float64] = np.where(part < len(slope) - 1, np.minimum(mapped, y[part + 1]), mapped)
+        result: npt.NDArray[np.float64] = np.minimum(y[part] + slope[part] * (d - x[part]), end[part])
         return result
 
     def to_bytes(self) -> bytes:

@@ -22,6 +22,9 @@ from rmvdb.types import Vectors
 
 Floats = npt.NDArray[np.float32]
 
+#: The length by which a vector without one is divided.
+_LEAST = np.float32(1e-12)
+
 FORMAT = 1
 #: Settings that files of the first version do not have.
 LATER = ("skip",)
@@ -182,8 +185,8 @@ def _relu(x: Vectors) -> Vectors:
 
 def _lengths(x: Vectors) -> Vectors:
     """Return the lengths of vectors (n, d), at least 1e-12, as (n, 1)."""
-    squares = np.einsum("nd,nd->n", x, x)[:, None]
-    result: Vectors = np.maximum(np.sqrt(squares), np.float32(1e-12))
+    squares = np.matmul(x[:, None, :], x[:, :, None])[:, 0]  # (n, 1)
+    result: Vectors = np.maximum(np.sqrt(squares, out=squares), _LEAST, out=squares)
     return result
 
 

@@ -274,6 +274,8 @@ class LoadedModels:
 
     def _keep(self, kind: type[T], name: str, load: Callable[[], T]) -> T:
         at = (kind.__name__, name)
+        if (ready := self._loaded.get(at)) is not None:
+            return ready  # type: ignore[return-value]
         with self._lock:
             loading = self._loading.setdefault(at, threading.Lock())
         with loading:  # only this model: searches go on while the next one loads

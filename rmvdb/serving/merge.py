@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -29,12 +30,15 @@ def merge(legs: Sequence[Sequence[Hit]], calibrations: Sequence[Calibrate | None
     first: dict[Id, Hit] = {}
     for number, (hits, calibrate) in enumerate(zip(legs, calibrations, strict=True)):
         for hit, distance in zip(hits, _calibrated(hits, calibrate), strict=True):
-            first.setdefault(hit.id, hit)
             key = (distance, number, _rankable(hit.distance), hit.id)
-            if hit.id not in best or key < best[hit.id][0]:
+            known = best.get(hit.id)
+            if known is None:
+                first[hit.id] = hit
+            if known is None or key < known[0]:
                 best[hit.id] = (key, hit)
-    ranked = sorted(best.values(), key=lambda each: each[0])[offset : offset + limit]
-    return [replace(hit, distance=key[0], raw=hit.distance, fields=first[hit.id].fields) for key, hit in ranked]
+    ranked = sorted(best.values(), key=itemgetter(0))[offset : offset + limit]
+    # Not `replace`, which takes twice as long.
+    return [Hit(id=hit.id, distance=key[0], fields=first[hit.id].fields, leg=hit.leg, raw=hit.distance) for key, hit in ranked]
 
 
 def reranked(

@@ -41,6 +41,20 @@ def test_the_order_of_float32_distances_stays_and_no_two_become_equal(fitted, di
 
 
 @settings(deadline=None)
+@given(calibrations(), st.lists(st.floats(width=32), max_size=40))
+def test_each_distance_is_mapped_by_the_formula_of_its_piece_bit_for_bit(fitted, distances):
+    x, y = np.array(fitted.x), np.array(fitted.y)
+    d = np.array([*distances, *fitted.x], dtype=np.float64)
+    expected = []
+    with np.errstate(invalid="ignore"):
+        for each in d:
+            piece = int(np.clip(np.searchsorted(x, each, side="right") - 1, 0, len(x) - 2))
+            mapped = y[piece] + (y[piece + 1] - y[piece]) / (x[piece + 1] - x[piece]) * (each - x[piece])
+            expected.append(mapped if piece == len(x) - 2 else np.minimum(mapped, y[piece + 1]))
+    assert fitted.apply(d).tobytes() == np.array(expected).tobytes()
+
+
+@settings(deadline=None)
 @given(calibrations(), st.floats(-10, 10, width=32))
 def test_equal_distances_stay_equal(fitted, distance):
     mapped = fitted.apply(np.array([distance, 0.5, distance], dtype=np.float32))
