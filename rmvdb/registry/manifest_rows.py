@@ -10,7 +10,8 @@ from sqlalchemy import LargeBinary, Select, event, func, insert, inspect, select
 from sqlalchemy.orm import ORMExecuteState, Session
 from sqlalchemy.types import TypeEngine
 
-from rmvdb.registry.tables import MANIFEST_TABLES, TRANSIENT_COLUMNS, ChangesRow, PlanJson, Table
+from rmvdb.registry.columns import PlanJson
+from rmvdb.registry.tables import MANIFEST_TABLES, TRANSIENT_COLUMNS, ChangesRow, Table
 from rmvdb.registry.upgrade_plan import UpgradePlan
 
 #: The manifest's rows as JSON values, by table.
