@@ -154,7 +154,12 @@ class App:
         """The files that rmvdb made and reads back."""
         from rmvdb.storage.artifacts import Artifacts
 
-        return Artifacts(self.settings.artifacts)
+        return Artifacts(self.settings.artifacts, elsewhere=self.registry.contents_of)
+
+    def share_artifacts(self) -> None:
+        """Give the registry the contents of artifacts that it lacks and this machine's home has."""
+        for sha256, data in self.artifacts.here(self.registry.artifacts_without_contents()):
+            self.registry.add_contents(sha256, data)
 
     @property
     def times(self) -> dict[str, float]:

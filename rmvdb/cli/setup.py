@@ -99,6 +99,7 @@ def db_upgrade() -> None:
     _bring_up(app)
     if new := app.allow_registered():
         output.echo(f"{app.file} allows code of {', '.join(new)} now, which the registry names: look whether it is yours")
+    app.share_artifacts()
     galleries = app.registry.galleries()
     if galleries:
         app.registry.hand_over()  # by the identity in the manifest a lost registry is known again
@@ -155,6 +156,7 @@ def registry_rebuild() -> None:
     app = open_app()
     with progress.stoppable() as stop, progress.reporting() as report:
         app.rebuild(say=report.say, report=report, stop=stop).run()
+        app.share_artifacts()
     for row in app.registry.galleries():
         upgrade = app.registry.active_upgrade(row.id)
         if upgrade is not None:

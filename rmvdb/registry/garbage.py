@@ -13,6 +13,7 @@ from rmvdb.registry import shared_queries
 from rmvdb.registry.clock import DAY, clock, day
 from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import (
+    ArtifactPartRow,
     ArtifactRow,
     AskedForRow,
     BatchRow,
@@ -59,6 +60,10 @@ class Garbage(Database):
         counts = {}
         for name, (table, which) in _kinds(s, older, spared, queries_days).items():
             counts[name] = s.scalar(select(func.count()).select_from(table).where(which)) or 0
+            if remove and counts[name] and table is ArtifactRow:
+                gone = select(ArtifactRow.sha256).where(which)
+                parts = delete(ArtifactPartRow).where(ArtifactPartRow.sha256.in_(gone))
+                s.execute(parts.execution_options(synchronize_session=False))
             if remove and counts[name]:
                 s.execute(delete(table).where(which).execution_options(synchronize_session=False))
         return counts

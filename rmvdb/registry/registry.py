@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rmvdb.registry.artifacts import Artifacts
 from rmvdb.registry.asked import AskedFor
 from rmvdb.registry.batches import Batches
 from rmvdb.registry.claims import Claims
@@ -20,6 +21,7 @@ from rmvdb.registry.versions import Versions
 
 class Registry(
     Versions,
+    Artifacts,
     Galleries,
     Owners,
     Clients,

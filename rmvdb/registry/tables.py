@@ -31,7 +31,7 @@ from rmvdb.registry.columns import PlanJson, Serial, Words
 from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 
 #: The revision of these tables: every call compares it with the database's.
-REVISION = "0006"
+REVISION = "0007"
 #: Where the database's is: a name of our own, since it may be shared with an application that uses Alembic too.
 REVISION_TABLE = "rmvdb_revision"
 
@@ -69,6 +69,16 @@ class ArtifactRow(Table):
     suffix: Mapped[str] = mapped_column(String(32))
     size: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[float]
+
+
+class ArtifactPartRow(Table):
+    """A part of an artifact's contents, for machines that do not share a home."""
+
+    __tablename__ = "artifact_parts"
+
+    sha256: Mapped[str] = mapped_column(ForeignKey("artifacts.sha256"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    data: Mapped[bytes]
 
 
 class VersionRow(Table):

@@ -1,4 +1,4 @@
-"""Model versions, and the artifacts that rmvdb made for them."""
+"""Model versions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rmvdb import errors
 from rmvdb.registry import shared_queries
 from rmvdb.registry.clock import day
 from rmvdb.registry.session import Database, transaction
-from rmvdb.registry.tables import ArtifactRow, CollectionRow, GalleryRow, UpgradeRow, VersionRow
+from rmvdb.registry.tables import CollectionRow, GalleryRow, UpgradeRow, VersionRow
 
 #: Columns of measured vectors: each device rounds them otherwise.
 _PROBED = ("probes", "query_probes")
 
 
 class Versions(Database):
-    """Model versions and artifacts."""
+    """Model versions."""
 
     @transaction
     def add_version(self, s: Session, /, **values: Any) -> VersionRow:
@@ -77,24 +77,6 @@ class Versions(Database):
         if other := s.scalar(select(VersionRow.name).where(needs)):
             raise errors.UsageError(f"Model version {other!r} refers to {name!r}; forget that first: rmvdb model remove {other}")
         s.delete(row)
-
-    @transaction
-    def add_artifact(self, s: Session, /, *, sha256: str, kind: str, suffix: str, size: int) -> None:
-        """Register a file. A repeated call changes nothing."""
-        if s.get(ArtifactRow, sha256) is None:
-            s.add(ArtifactRow(sha256=sha256, kind=kind, suffix=suffix, size=size, created_at=day(s)))
-
-    @transaction
-    def artifact(self, s: Session, /, sha256: str) -> ArtifactRow:
-        """Return one artifact's row.
-
-        Raises:
-            ArtifactError: the registry doesn't have it.
-        """
-        row = s.get(ArtifactRow, sha256)
-        if row is None:
-            raise errors.ArtifactError(f"Artifact {sha256} is not in the registry; restore the registry from its backup")
-        return row
 
 
 def _galleries_with(version: str) -> Select[str]:

@@ -1,11 +1,13 @@
-"""Transforms and calibrations as files named by their SHA-256, which the registry keeps."""
+"""Transforms and calibrations as files named by their SHA-256. The registry keeps their names and their contents."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from rmvdb.errors import ArtifactError
+from rmvdb.errors import ArtifactError, RmvdbError
 from rmvdb.storage import files
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -15,8 +17,9 @@ _SUFFIX = re.compile(r"[A-Za-z0-9]{1,20}")
 class Artifacts:
     """A folder of files `<sha256>.<suffix>`. A file never changes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, elsewhere: Callable[[str], bytes | None] = lambda _: None) -> None:
+        """`elsewhere` returns the bytes of a file that this folder does not have, or None: the registry's. They are kept here."""
+        self.folder, self._elsewhere = folder, elsewhere
 
     def put(self, data: bytes, *, suffix: str) -> str:
         """Keep these bytes, the same ones once, and return their SHA-256. Raise DiskFull if there is no space."""
@@ -29,16 +32,33 @@ class Artifacts:
         return digest
 
     def get(self, sha256: str) -> bytes:
-        """Return the bytes of that SHA-256. Raise ArtifactError, with the file's name, if it is missing or altered."""
-        return files.verified_read(self.path(sha256), sha256)
+        """Return the bytes of that SHA-256. Raise ArtifactError, with the file's name, if it is missing or altered everywhere."""
+        try:
+            return files.verified_read(self.path(sha256), sha256)
+        except ArtifactError:
+            data = self._elsewhere(sha256)
+            if data is None or files.sha256(data) != sha256:
+                raise
+        with contextlib.suppress(RmvdbError):  # a full disk, or one that cannot be written: it is read again next time
+            files.durable_write(next(iter(self._paths(sha256)), self.folder / f"{sha256}.kept"), data)
+        return data
+
+    def here(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield each of these files that this folder has, by its SHA-256, unaltered."""
+        for sha256 in names:
+            with contextlib.suppress(ArtifactError):
+                yield sha256, files.verified_read(self.path(sha256), sha256)
 
     def path(self, sha256: str) -> Path:
         """Return the artifact's path. Raise ArtifactError if it is missing."""
         if not _SHA256.fullmatch(sha256):
             raise ArtifactError(f"{sha256!r} is not the SHA-256 of an artifact; one has 64 digits of 0-9 and a-f")
-        paths = sorted(self.folder.glob(f"{sha256}.*"))
+        paths = self._paths(sha256)
         if not paths:
             raise ArtifactError(
                 f"{self.folder / sha256} is missing; put it back from a backup, or plan the upgrade again to make a new one"
             )
         return paths[0]
+
+    def _paths(self, sha256: str) -> list[Path]:
+        return sorted(self.folder.glob(f"{sha256}.*"))

@@ -163,8 +163,9 @@ def _register_version(context: UpgradeContext, question: Question, plan: Plan) -
     made = ((plan.head, "head"), (plan.lift, "lift"), (plan.trained_on, "ids"), *reverses)
     for sha256, kind in (*made, *calibrations):
         if sha256:
-            path = context.services.artifacts.path(sha256)
-            context.registry.add_artifact(sha256=sha256, kind=kind, suffix=path.suffix[1:], size=path.stat().st_size)
+            path, data = context.services.artifacts.path(sha256), context.services.artifacts.get(sha256)
+            context.registry.add_artifact(sha256=sha256, kind=kind, suffix=path.suffix[1:], size=len(data))
+            context.registry.add_contents(sha256, data)
     base = context.registry.version(question.to_version)
     if plan.head is None:
         return base

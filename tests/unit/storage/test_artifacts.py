@@ -46,6 +46,29 @@ def test_a_missing_artifact_is_named(tmp_path: Path) -> None:
         Artifacts(tmp_path).get("0" * 64)
 
 
+def test_a_file_that_this_folder_lacks_or_that_was_altered_comes_from_elsewhere_and_is_kept(tmp_path: Path) -> None:
+    asked = []
+
+    def elsewhere(sha256: str) -> bytes | None:
+        asked.append(sha256)
+        return b"psi" if sha256 == files.sha256(b"psi") else b"something else"
+
+    artifacts, digest = Artifacts(tmp_path, elsewhere=elsewhere), files.sha256(b"psi")
+    assert artifacts.get(digest) == artifacts.get(digest) == b"psi"
+    assert asked == [digest]
+    artifacts.path(digest).write_bytes(b"altered")
+    assert artifacts.get(digest) == artifacts.get(digest) == b"psi"
+    assert asked == [digest] * 2
+    assert list(artifacts.here([digest, "0" * 64])) == [(digest, b"psi")]
+    with pytest.raises(ArtifactError, match="is missing"):
+        artifacts.get("0" * 64)  # what elsewhere gives is not what was asked for
+
+
+def test_what_comes_from_elsewhere_is_given_where_it_cannot_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "artifacts").write_bytes(b"a file where the folder should be")
+    assert Artifacts(tmp_path / "artifacts", elsewhere=lambda _: b"psi").get(files.sha256(b"psi")) == b"psi"
+
+
 @pytest.mark.parametrize("digest", ["", "../secret", "*", "A" * 64, "0" * 63, f"../{'0' * 61}", "0" * 64 + "\n"])
 def test_only_a_sha256_is_looked_for(tmp_path: Path, digest: str) -> None:
     folder = tmp_path / "artifacts"
