@@ -95,6 +95,11 @@ class Connection:
             old, self._client = self._client, None
         old.close()
 
+    @property
+    def known(self) -> Engine | None:
+        """Which engine is at the other end, None if there is no client or it has not been asked."""
+        return self._engine if self._client is not None else None
+
     def engine(self, client: MilvusClient, *, fresh: bool) -> Engine:
         """Return which engine is at the other end; ask it again if the answer must be `fresh`."""
         if self._engine is None or fresh:

@@ -158,10 +158,14 @@ class Session:
 
     def engine(self, *, fresh: bool = False) -> Engine:
         """Return which engine it is."""
+        if not fresh and (known := self._connection.known) is not None:
+            return known  # each search asks twice
         return self.run("", lambda client: self._connection.engine(client, fresh=fresh))
 
     def engine_filter(self, filter: str | None, schema: Schema) -> filters.EngineFilter:
         """Translate a filter into this engine's words."""
+        if not filters.given(filter):
+            return filters.EngineFilter("")
         engine = self.engine()
         milvus = filters.MILVUS if engine.numbers >= (2, 4) else filters.MILVUS_2_3
         return filters.for_engine(filter, schema, filters.LITE_2 if engine.lite2 else filters.LITE_3 if engine.lite3 else milvus)
