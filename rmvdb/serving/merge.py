@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -26,10 +27,24 @@ def merge(legs: Sequence[Sequence[Hit]], calibrations: Sequence[Calibrate | None
     legs have a record, it gets the smaller calibrated distance with its raw distance and leg, and the fields of the newer leg,
     whose collection is written to. Equal distances rank by leg, then by raw distance, then by id.
     """
+    distances = [_calibrated(hits, calibrate) for hits, calibrate in zip(legs, calibrations, strict=True)]
+    return _merged(legs, distances, limit=limit, offset=offset)
+
+
+def merge_each(
+    legs: Sequence[Sequence[Sequence[Hit]]], calibrations: Sequence[Calibrate | None], *, limit: int, offset: int = 0
+) -> list[list[Hit]]:
+    """Return what `merge` gives for each query. `legs` has the hits by leg and query."""
+    distances = [_each_calibrated(lists, calibrate) for lists, calibrate in zip(legs, calibrations, strict=True)]
+    queries = zip(zip(*legs, strict=True), zip(*distances, strict=True), strict=True)
+    return [_merged(hits, far, limit=limit, offset=offset) for hits, far in queries]
+
+
+def _merged(legs: Sequence[Sequence[Hit]], distances: Sequence[Sequence[float]], *, limit: int, offset: int) -> list[Hit]:
     best: dict[Id, tuple[_Key, Hit]] = {}
     first: dict[Id, Hit] = {}
-    for number, (hits, calibrate) in enumerate(zip(legs, calibrations, strict=True)):
-        for hit, distance in zip(hits, _calibrated(hits, calibrate), strict=True):
+    for number, (hits, calibrated) in enumerate(zip(legs, distances, strict=True)):
+        for hit, distance in zip(hits, calibrated, strict=True):
             key = (distance, number, _rankable(hit.distance), hit.id)
             known = best.get(hit.id)
             if known is None:
@@ -62,6 +77,12 @@ def _calibrated(hits: Sequence[Hit], calibrate: Calibrate | None) -> list[float]
     raw = np.array([hit.distance for hit in hits], dtype=np.float64)  # (n,)
     distances = raw if calibrate is None or not len(raw) else calibrate(raw)
     return [_rankable(distance) for distance in distances.tolist()]
+
+
+def _each_calibrated(lists: Sequence[Sequence[Hit]], calibrate: Calibrate | None) -> list[list[float]]:
+    """Return the calibrated distances of each list of hits, by one call for all."""
+    together = iter(_calibrated([hit for hits in lists for hit in hits], calibrate))
+    return [list(islice(together, len(hits))) for hits in lists]
 
 
 def _rankable(distance: float) -> float:

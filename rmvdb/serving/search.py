@@ -13,7 +13,7 @@ from rmvdb.protocols import VectorStore
 from rmvdb.registry.registry import Registry
 from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.loaded_models import LoadedModels
-from rmvdb.serving.merge import merge
+from rmvdb.serving.merge import merge_each
 from rmvdb.serving.own_writes import OwnWrites
 from rmvdb.serving.rescorer import Begun, Rescorer
 from rmvdb.timing import uptime
@@ -223,7 +223,7 @@ class Reader:
     def _merged(self, found: _Found, *, limit: int, offset: int = 0) -> list[list[Hit]]:
         legs = found.plan.legs
         scales = [calibration.apply if (calibration := self._loaded_models.calibration(each)) else None for each in legs]
-        return [merge(lists, scales, limit=limit, offset=offset) for lists in zip(*found.hits, strict=True)]
+        return merge_each(found.hits, scales, limit=limit, offset=offset)
 
     def _rescored(self, found: _Found, begun: Begun, left: float) -> list[list[Hit]]:
         assert self._rescorer is not None  # noqa: S101 (it began this)

@@ -208,7 +208,8 @@ def test_one_query_costs_little_more_than_its_matrix_products():
     first, second = vectors(512, 1024), vectors(1024, 512)
 
     def products():
-        np.maximum(query @ first, 0) @ second
+        # By one thread, on any machine; it takes about twice as long as a library's product.
+        np.einsum("nd,de->ne", np.maximum(np.einsum("nd,de->ne", query, first), 0), second)
 
     def shortest(call):
         times = []
@@ -218,4 +219,4 @@ def test_one_query_costs_little_more_than_its_matrix_products():
             times.append(time.perf_counter() - start)
         return min(times)
 
-    assert shortest(lambda: transform.apply(query)) < 5 * shortest(products)  # 0.1 ms on one core
+    assert shortest(lambda: transform.apply(query)) < 2 * shortest(products)  # 0.1 ms on one core

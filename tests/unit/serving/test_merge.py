@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmvdb.learning.calibration import Calibration
-from rmvdb.serving.merge import merge
+from rmvdb.serving.merge import merge, merge_each
 from rmvdb.types import Hit
 
 
@@ -47,6 +47,16 @@ def test_it_is_what_a_slow_merge_by_the_definition_gives(search, limit, offset):
     for hit in merged:
         first = next(leg for leg in legs if any(other.id == hit.id for other in leg))
         assert hit.fields == next(other.fields for other in first if other.id == hit.id)
+
+
+@settings(deadline=None)
+@given(searches(), st.integers(1, 5), st.integers(1, 12), st.integers(0, 4))
+def test_queries_of_one_call_are_merged_as_each_of_them_alone(search, queries, limit, offset):
+    legs, scales = search
+    if legs:  # each query finds other parts of the legs' hits
+        found = [[leg[query:] for query in range(queries)] for leg in legs]
+        alone = [merge([leg[query:] for leg in legs], scales, limit=limit, offset=offset) for query in range(queries)]
+        assert merge_each(found, scales, limit=limit, offset=offset) == alone
 
 
 @settings(deadline=None)
