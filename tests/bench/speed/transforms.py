@@ -21,7 +21,7 @@ def measure(options: Options) -> Iterator[Row]:
         for name, chain in chains.items():
             weights = [each for transform in chain for each in _weights(transform)]
             sides = partial(_applied, chain, query), partial(_products, weights, query)
-            ours, theirs = in_turns(*sides, calls=10 * options.calls)
+            ours, theirs = in_turns(*sides, calls=2 * options.calls)
             yield compared(f"{name} of one query, {dim}", ours, theirs, against="numpy's products", target=1.5)
 
 
