@@ -17,7 +17,7 @@ from rmvdb.serving.merge import merge_each
 from rmvdb.serving.own_writes import OwnWrites
 from rmvdb.serving.rescorer import Begun, Rescorer
 from rmvdb.timing import uptime
-from rmvdb.types import Hit, Id, Leg, Metric, Record, ServingPlan, Vectors
+from rmvdb.types import Hit, Id, Leg, Metric, Moment, Record, ServingPlan, Vectors
 
 R = TypeVar("R")
 #: Makes the query vectors of each leg, by collection.
@@ -121,6 +121,14 @@ class Reader:
             return {record.id: record for some in legs for record in some}
 
         return self._timely(ask)
+
+    def held(self, legs: Sequence[Leg], ids: Sequence[Id], *, after: Moment) -> list[set[Id]]:
+        """Return, for each leg, the ids that its collection holds, as of that moment or later. All are asked at the same time."""
+
+        def one(leg: Leg) -> set[Id]:
+            return {record.id for record in self._store.get(leg.collection, ids, fields=(), strong=False, after=after)}
+
+        return list(self._pool.map(one, legs)) if len(legs) > 1 else [one(leg) for leg in legs]
 
     def count(self, filter: str | None) -> int:
         """Return how many records match. A record in several collections counts once."""

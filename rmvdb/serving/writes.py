@@ -101,6 +101,10 @@ class Writer:
         sketches: dict[Id, bytes] = {}
         with self._writing("upsert", ids, sketches=sketches) as (plan, in_time):
             kills = EngineKills()
+            # No other client and no worker writes these records until this write ends, and whoever did before has its answer. So
+            # what an older collection may hold of them was written before this moment, and a strong look later would show no more
+            # of it. The engine's clock passes the moment while the newest collection is written.
+            moment = self._store.moment()
             for mirror in plan.mirrors:  # first: if the client is killed here, no search shows the write yet
                 with kills.noted():
                     self._store.upsert(mirror.collection, kills.others(rows(mirror)), permit=in_time)
@@ -110,8 +114,7 @@ class Writer:
             written = kills.others(rows(newest))
             sketches |= {row.id: sketch.of(row.vector, item=digests[row.id]) for row in written if row.vector is not None}
             # An older collection that still has the record must not show the replaced content. Only workers remove from it.
-            for leg in older:
-                stale = {record.id for record in self._store.get(leg.collection, ids, fields=())}
+            for leg, stale in zip(older, self._reader.held(older, ids, after=moment), strict=True):
                 if stale:
                     with kills.noted():
                         self._store.upsert(

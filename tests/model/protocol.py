@@ -13,7 +13,7 @@ A step is one call that leaves the process, in the order of the code; between tw
 | look_again, gone, remove, again | Backfill.retire: Registry.intents, store.delete(new), store.delete(old), Registry.retire |
 | lost, leave | Worker._work: Registry.hand_back; Worker.run: Registry.retire_worker |
 | writer: open, wait | Writes._announce: Registry.open_intents; Writes._alone_at: Registry.blocked, Registry.withdraw_intents |
-| write, there, older | Writer._upsert: store.upsert(new), store.get(old), store.upsert(old); Writer._delete: both |
+| write, there, older | Writer._upsert: store.upsert(new), Reader.held, store.upsert(old); Writer._delete: both |
 | mirror | Writer._upsert, Writer._delete: store.upsert(original) or store.delete(original); see mirror.py |
 | close | Writes.announced: Registry.close_intents |
 | reader: asks, looks, ends | CurrentPlan.refresh: Registry.refresh; Reader._merged: store.search of each leg; Reader._timely |
@@ -488,9 +488,9 @@ class Protocol:
         if self._blocked(s, me):
             yield s.put("writers", i, at="end", intent="", counts=False)
         else:
-            yield s.put(
-                "writers", i, at="mirror" if self._mirrored(me) and self.has("a write reaches mirrors first") else "write"
-            )
+            at = "mirror" if self._mirrored(me) and self.has("a write reaches mirrors first") else "write"
+            looks = me.value and len(legs(me.plan)) > 1
+            yield s.put("writers", i, at=at, alone_with=bool(looks and s.held[me.plan[1]]))
 
     def _blocked(self, s: State, me: Writer) -> bool:
         earlier = any(each.intent == "open" and each.number < me.number for each in s.writers)
@@ -508,8 +508,10 @@ class Protocol:
         yield self._put(s, i, mirrors(me.plan)[0], me.value)
 
     def _there(self, s: State, i: int, me: Writer) -> Iterator[State]:
-        there = s.held[me.plan[1]] != ABSENT and self.has("a write replaces what old holds")
-        yield s.put("writers", i, at="older" if there else self._last(me))
+        # What the engine shows is from any time since the write had the record to itself.
+        for there in {s.held[me.plan[1]] != ABSENT, me.alone_with}:
+            at = "older" if there and self.has("a write replaces what old holds") else self._last(me)
+            yield s.put("writers", i, at=at, alone_with=False)
 
     def _older(self, s: State, i: int, me: Writer) -> Iterator[State]:
         yield self._put(s, i, me.plan[1], me.value)

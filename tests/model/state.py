@@ -70,6 +70,8 @@ class Writer(NamedTuple):
     #: The order of announcement.
     number: int = -1
     intent: str = ""
+    #: Whether the old collection held the record when no one else was at it any more.
+    alone_with: bool = False
     #: It may be seen: announced, and not replaced by a later one.
     counts: bool = False
     call: tuple[int, ...] = ()
