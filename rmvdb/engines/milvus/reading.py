@@ -141,7 +141,7 @@ def _parts(session: Session, windows: Iterator[_Window], page: int, pool: Thread
     """Yield the ids of each page. The next range is read once the second page of this one is asked for."""
 
     def window() -> tuple[Moment, list[Id]]:
-        moment = session.moment()
+        moment = session.moment() if pool else 0
         return moment, next(windows, _NOTHING).ids
 
     moment, ids = window()

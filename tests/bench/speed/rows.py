@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from tests.bench.speed import importing, own_time, search, statements, transforms
+from tests.bench.speed import importing, own_time, search, statements, transforms, writes
 from tests.bench.speed.row import Options, Row
 
 #: Each family measures its rows one after the other. The order is that of the table.
 FAMILIES: Mapping[str, Callable[[Options], Iterator[Row]]] = {
     "search": search.measure,
+    "writes": writes.measure,
     "own_time": own_time.measure,
     "transforms": transforms.measure,
     "importing": importing.measure,
