@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 
 from examples.paper_tables.models import Recipe, Say, Workshop
+from examples.paper_tables.remembered import Remembered
 from examples.paper_tables.rows import Ground, Legs, Row, measured, row, tuned
 from examples.paper_tables.tasks import Task
 from rmvdb.learning import training
@@ -58,6 +59,8 @@ class Upgrade:
     say: Say = print
     #: What was trained: the same plan with and without calibration is trained once.
     fits: dict[tuple[Plan, int], Fitted] = field(default_factory=dict)
+    #: Where measured rows are kept; None keeps none.
+    remembered: Remembered | None = None
 
     def legs(self, part: Literal["searched", "pairs"], *, old: str = "old", new: str = "new") -> Legs:
         """The searched part, or the kept pairs, as two models see it."""
@@ -99,6 +102,17 @@ class Upgrade:
 
     def planned(self, name: str, plan: Plan) -> Row:
         """The row of one method, ψ and ρ trained once a seed."""
+        if self.remembered is None:
+            return self._planned(name, plan)
+        return self.remembered.row(name, self._depends_on(plan), lambda: self._planned(name, plan))
+
+    def _depends_on(self, plan: Plan) -> dict[str, Any]:
+        """All that a row of this plan depends on, but for the code."""
+        models = [self.recipes[each] for each in ("old", "new", plan.new, plan.side) if each]
+        files = [self.workshop.name(each, part) for each in models for part in ("pairs", "gallery")]
+        return {"plan": asdict(plan), "seeds": list(self.seeds), "embeddings": files}
+
+    def _planned(self, name: str, plan: Plan) -> Row:
         seeds = self.seeds if plan.method is not Method.NAIVE else self.seeds[:1]
         curves, calibrated, regression = zip(*(self._once(name, plan, seed) for seed in seeds), strict=True)
         return row(name, curves, self.base, calibrated=float(np.mean(calibrated)), regression=float(np.mean(regression)))

@@ -25,7 +25,7 @@ MARKET_NAME = re.compile(r"(-1|\d{4})_c(\d)s\d_\d+_\d+\.jpg")
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Pictures of uint8 (n, 3, height, width) and their classes or identities (n,)."""
+    """Pictures of uint8 (n, 3, height, width), or features of them (n, width), and their classes or identities (n,)."""
 
     images: np.ndarray
     labels: np.ndarray

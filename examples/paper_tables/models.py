@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +16,10 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from examples.paper_tables import simclr
+from examples.paper_tables import features, simclr
 from examples.paper_tables.backbones import Backbone
 from examples.paper_tables.data import Pictures
+from examples.paper_tables.heads import Head
 from examples.paper_tables.tasks import Task
 from rmvdb.learning import compatible
 from rmvdb.learning.compatible import Model
@@ -72,7 +73,7 @@ class Embedded:
 
 
 class Items(Dataset):
-    """Pictures with labels; each shifted and mirrored at random, where a model learns from them."""
+    """Pictures, or features of them, with labels; pictures shifted and mirrored at random, where a model learns from them."""
 
     def __init__(self, pictures: Pictures, device: torch.device, *, shaken: bool, mirrored: bool = False) -> None:
         self.images = torch.from_numpy(pictures.images).to(device)
@@ -111,7 +112,7 @@ class Workshop:
 
     def __init__(self, task: Task, folder: Path, *, device: torch.device, say: Say = print) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._task, self._folder, self._device, self._say = task, folder, device, say
+        self._task, self.folder, self._device, self._say = task, folder, device, say
         self._trained: dict[Recipe, Model] = {}
         shown = task.taught | {"pairs": task.pairs, "gallery": task.gallery, "queries": task.queries}
         self._prints = {name: _fingerprint(pictures) for name, pictures in shown.items()}
@@ -125,22 +126,16 @@ class Workshop:
         """A part as that model sees it; raises ModelError where the training diverges."""
         name = self.name(recipe, part)
         self.used.add(recipe)
-        found = _read(self._folder / name)
+        found = _read(self.folder / name)
         if found is None:
             found = self._embed(self.model(recipe), getattr(self._task, part))
-            _write(self._folder / name, found)
-        self.files[name] = _note(self._folder / name)["sha256"]
+            _write(self.folder / name, found)
+        self.files[name] = _note(self.folder / name)["sha256"]
         return Embedded(vectors=found["vectors"].numpy(), score=found["score"].numpy())
 
     def name(self, recipe: Recipe, part: str) -> str:
         """Of the file with those embeddings: another one where anything is other that they depend on."""
         return f"{recipe.name}-{part}-{_hash(self._key(recipe), self._prints[part])}.safetensors"
-
-    @property
-    def weights(self) -> dict[str, tuple[float, float]]:
-        """Of the classification and of the pull, for each method that pulls a model towards the one before it."""
-        pulling = sorted((recipe for recipe in self.used if recipe.after), key=lambda recipe: recipe.name)
-        return {recipe.method: recipe.weights or compatible.Loss(recipe.loss).weights for recipe in pulling}
 
     @property
     def seconds(self) -> float:
@@ -153,7 +148,7 @@ class Workshop:
         return sorted({torch.get_num_threads(), *(note["threads"] for note in self._notes() if "threads" in note)})
 
     def _notes(self) -> Iterator[dict[str, Any]]:
-        return (_note(self._folder / self._weights_name(recipe)) for recipe in self.used)
+        return (_note(self.folder / self._weights_name(recipe)) for recipe in self.used)
 
     def model(self, recipe: Recipe) -> Model:
         """The trained model."""
@@ -162,7 +157,7 @@ class Workshop:
         return self._trained[recipe]
 
     def _loaded(self, recipe: Recipe) -> Model | None:
-        found = _read(self._folder / self._weights_name(recipe))
+        found = _read(self.folder / self._weights_name(recipe))
         if found is None:
             return None
         model = self._fresh(recipe)
@@ -175,7 +170,8 @@ class Workshop:
         self._say(f"training {recipe.name}: {recipe.backbone}, {recipe.epochs} epochs")
         began = time.perf_counter()
         model = self._fresh(recipe)
-        items = Items(self._task.taught[recipe.taught], self._device, shaken=True, mirrored=self._task.mirrored)
+        taught = self._task.taught[recipe.taught]
+        items = Items(taught, self._device, shaken=taught.images.ndim == 4, mirrored=self._task.mirrored)
         if recipe.loss == SIMCLR:
             kept = {"epochs": recipe.epochs, "lr": recipe.lr, "seed": recipe.seed}
             simclr.train(model.module, items.images, dim=DIM, mirrored=self._task.mirrored, **kept)
@@ -185,7 +181,7 @@ class Workshop:
         self.training += seconds
         self._say(f"trained {recipe.name} in {seconds:.0f} s")
         note = {"seconds": seconds, "threads": torch.get_num_threads()}
-        _write(self._folder / self._weights_name(recipe), _whole(model).state_dict(), **note)
+        _write(self.folder / self._weights_name(recipe), _whole(model).state_dict(), **note)
         return model
 
     def _reference(self, old: Model | None) -> Model | None:
@@ -195,7 +191,7 @@ class Workshop:
     def _fresh(self, recipe: Recipe) -> Model:
         torch.manual_seed(recipe.seed)
         classes = int(self._task.taught[recipe.taught].labels.max()) + 1
-        module: nn.Module = Backbone(recipe.backbone, dim=DIM)
+        module: nn.Module = (Head if recipe.backbone in features.EYES else Backbone)(recipe.backbone, dim=DIM)
         if recipe.loss == SIMCLR:
             return Model(module=module.to(self._device))
         classifier: nn.Module = nn.Linear(DIM, classes, bias=False)
@@ -219,6 +215,12 @@ class Workshop:
 
     def _weights_name(self, recipe: Recipe) -> str:
         return f"{recipe.name}-weights-{self._key(recipe)}.safetensors"
+
+
+def weights_of(recipes: Iterable[Recipe]) -> dict[str, tuple[float, float]]:
+    """Of the classification and of the pull, for each method that pulls a model towards the one before it."""
+    pulling = sorted((recipe for recipe in recipes if recipe.after), key=lambda recipe: recipe.name)
+    return {recipe.method: recipe.weights or compatible.Loss(recipe.loss).weights for recipe in pulling}
 
 
 def _told(recipe: Recipe) -> dict[str, Any]:

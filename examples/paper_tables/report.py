@@ -46,6 +46,8 @@ HEADS["updates"] = ("model", "CMC@1 trained alone", "self", "in the galleries of
 SIGNS = {"backfill": "curve", "updates": "p_com", "compatible": "self_cmc"}
 #: Networks that no paper has a name for.
 NETWORKS = {"small": "a network of four convolutions", "small-wide": "a wider one"}
+#: Those in front of heads.
+FROZEN = {"lite0": "EfficientNet-Lite0 at 112 pixels", "lite2": "EfficientNet-Lite2 at 160 pixels"}
 
 
 def check(path: Path, found: dict[str, Any]) -> None:
@@ -92,7 +94,13 @@ def rounded(value: Any) -> Any:
 
 
 def _small(found: dict[str, Any]) -> list[str]:
-    """What a table of small scale says first of all."""
+    """What a table of small scale, or of heads, says first of all."""
+    if found["scale"] == "heads":
+        networks = " and, for the new models, of ".join(FROZEN.get(name, name) for name in found["backbones"])
+        return [
+            f"**Heads**: 128-d, on the features of {networks}, which others trained on ImageNet and which stay as they are. "
+            "Only the heads learn the classes, so an old model and a new one differ less than networks that are trained whole."
+        ]
     if found["scale"] != "small":
         return []
     networks = " and ".join(NETWORKS.get(name, name) for name in found["backbones"])
@@ -127,7 +135,7 @@ def _areas(row: Row, setting: str) -> list[list[str]]:
 def _compared(row: Row, setting: str) -> list[list[str]]:
     published = COMPATIBILITY.get(setting, {}).get(row["method"])
     names = [f"{what}_{of}" for of in ("cmc", "map") for what in ("self", "cross", "p_up", "p_com")]
-    ours = (_share(row[name]) if name in row else "" for name in names)
+    ours = (_spread(row, name) if name in row else "" for name in names)
     theirs = ("" if each is None else _share(each) for each in published or ())
     return [[row["method"], *ours, " ".join(theirs).strip()]]
 
@@ -151,7 +159,7 @@ def _notes(found: dict[str, Any], kind: str) -> list[str]:
     sizes = ", ".join(f"{count:,} {name}" for name, count in found["pictures"].items())
     notes = [
         f"Scale: {found['scale']}; networks: {', '.join(found['backbones'])}; {found['epochs']} epochs; pictures: {sizes}.",
-        f"Trained and measured in {found['seconds']:.0f} s on {_machine(found)}; each model was trained once.",
+        f"Trained and measured in {found['seconds']:.0f} s on {_machine(found)}; each model was trained {_times(found)}.",
         *_pulls(found),
     ]
     if kind != "backfill":
@@ -175,7 +183,13 @@ def _machine(found: dict[str, Any]) -> str:
 def _pulls(found: dict[str, Any]) -> list[str]:
     """The weights of the losses, where models were trained to be comparable."""
     pulls = "; ".join(f"{method} {own:g}, {pull:g}" for method, (own, pull) in found["weights"].items())
-    return [f"Weights of classification and pull: {pulls}."] if pulls else []
+    taus = "; ".join(f"{method} {tau:g}" for method, tau in found.get("temperatures", {}).items())
+    told = [f"Weights of classification and pull: {pulls}."] if pulls else []
+    return [*told, f"Temperatures that were searched: {taus}."] if taus else told
+
+
+def _times(found: dict[str, Any]) -> str:
+    return f"once in each of {found['seeds']} seeds" if found["scale"] == "heads" else "once"
 
 
 def _line(cells: list[str] | tuple[str, ...]) -> str:
@@ -188,6 +202,13 @@ def _hundred(share: float) -> str:
 
 def _share(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:z.3f}"
+
+
+def _spread(row: Row, name: str) -> str:
+    """The value; of P_com with its standard deviation where it is the mean of several."""
+    off = _share(row.get("spread", {}).get(name))
+    several = row.get("seeds", 1) > 1 and name.startswith("p_com") and off != "–"
+    return f"{_share(row[name])} ± {off}" if several else _share(row[name])
 
 
 CELLS = {"backfill": _areas, "compatible": _compared, "updates": _updates}

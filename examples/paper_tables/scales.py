@@ -1,13 +1,15 @@
-"""How large a table is: with ResNets on a GPU, or with small networks on a CPU; and the models that it takes."""
+"""How large a table is: ResNets on a GPU, small networks or heads on a CPU; and the models that it takes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 
 from examples.paper_tables.backbones import RESNETS
+from examples.paper_tables.features import EYES
 from examples.paper_tables.models import SIMCLR, Recipe
 from examples.paper_tables.tasks import Sizes
 from rmvdb.learning.training import TrainingSettings
@@ -22,6 +24,8 @@ LOSSES = {"l2": (1.0, 0.01), "bct": None, "ract": None, "hoc": (1.0, 0.3), "advb
 SEQUENCE = {"": ("bct", "ract", "hoc"), "-hyperbolic": ("hbct",)}
 #: BiCT's new model is trained by BCT with this weight, then the old gallery is lifted.
 BICT = (1.0, 0.1)
+#: Of heads, until they are no better; and what is kept from them to choose weights of losses by.
+HEAD_EPOCHS, HELD = 20, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,30 +35,43 @@ class Scale:
     #: Of the old model and of the new ones.
     backbones: tuple[str, str]
     epochs: int
+    lr: float = 0.1
+    batch: int = 128
     #: How much longer than usual the normals of hyperbolic classifiers begin: few epochs would not let them grow.
     steepness: float = 1.0
     sizes: Sizes = field(default_factory=Sizes)
+    #: The share of pictures that weights of losses are chosen by, where a table keeps none.
+    held: float = 0.0
     #: How ψ and ρ are trained, but for the seed.
     settings: TrainingSettings = field(default_factory=TrainingSettings)
 
     @property
-    def name(self) -> Literal["full", "small"]:
-        """Full: ResNets, 60 epochs or more, and every picture."""
+    def name(self) -> Literal["full", "small", "heads"]:
+        """Full: ResNets, 60 epochs or more, and every picture. Heads: on the features of frozen networks."""
+        if set(self.backbones) <= set(EYES):
+            return "heads"
         whole = self.sizes == Sizes() and self.epochs >= LEAST_EPOCHS
         return "full" if whole and set(self.backbones) <= set(RESNETS) else "small"
 
-    def recipes(self) -> dict[str, Recipe]:
-        """Every model that a table may need, by name; a hyperbolic one pulls to a hyperbolic old one."""
-        old = self._recipe("old", "old", seed=1)
-        plain = self._recipe("new", "new", seed=2)
-        curved = self._recipe("old-hyperbolic", "old", zeta=ZETAS[0], seed=1)
-        hyperbolic = self._recipe("new-hyperbolic", "new", zeta=ZETAS[1], seed=2)
+    def recipes(self, number: int = 0, weighed: Mapping[str, Recipe] | None = None) -> dict[str, Recipe]:
+        """Every model that a table may need, by name; a hyperbolic one pulls to a hyperbolic old one.
+
+        `number` is of the training. `weighed` are recipes whose weights and temperatures are taken.
+        """
+        first, second, third = (10 * number + seed for seed in (1, 2, 3))
+        old = self._recipe("old", "old", seed=first)
+        plain = self._recipe("new", "new", seed=second)
+        curved = self._recipe("old-hyperbolic", "old", zeta=ZETAS[0], seed=first)
+        hyperbolic = self._recipe("new-hyperbolic", "new", zeta=ZETAS[1], seed=second)
         made = [old, plain, curved, hyperbolic]
         made += [replace(plain, name=name, loss=name, weights=weights, after=old) for name, weights in LOSSES.items()]
         made.append(replace(plain, name="bict", loss="bct", weights=BICT, after=old))
         made += [replace(hyperbolic, name=name, loss=name, after=curved) for name in ("hbct", "hbct-no-entail")]
-        made.append(self._recipe("side", "old", loss=SIMCLR, seed=3))
-        return {recipe.name: recipe for recipe in made}
+        made.append(self._recipe("side", "old", loss=SIMCLR, seed=third))
+        found = {recipe.name: recipe for recipe in made}
+        for name, recipe in (weighed or {}).items():
+            found[name] = replace(found[name], weights=recipe.weights, temperature=recipe.temperature)
+        return found
 
     def sequence(self, steps: int) -> dict[str, Recipe]:
         """HBCT's Figure 5: `bct 3` after `bct 2`, and `alone 3` without a thought of it; all of a space have one first model."""
@@ -77,7 +94,9 @@ class Scale:
         return replace(recipe, taught=str(number), backbone=backbone)
 
     def _recipe(self, name: str, taught: Literal["old", "new"], **rest: object) -> Recipe:
-        made = Recipe(name=name, taught=taught, backbone=self.backbones[taught == "new"], epochs=self.epochs, **rest)
+        backbone = self.backbones[taught == "new"]
+        rest = {"epochs": self.epochs, "lr": self.lr, "batch": self.batch, **rest}
+        made = Recipe(name=name, taught=taught, backbone=backbone, **rest)
         return made if made.zeta is None else replace(made, steepness=self.steepness)
 
 
@@ -90,4 +109,19 @@ def chosen(device: torch.device, *, wider: bool) -> Scale:
         epochs=8,
         steepness=16.0,
         sizes=Sizes(taught=16_000, searched=1_500),
+    )
+
+
+def heads(*, wider: bool, pictures: int | None, kept: float) -> Scale:
+    """Heads on the features of EfficientNets, from so many pictures of training; a `kept` share of them is not for models."""
+    kept = kept or HELD
+    return Scale(
+        held=HELD,
+        batch=256,
+        backbones=("lite0", "lite2" if wider else "lite0"),
+        epochs=HEAD_EPOCHS,
+        steepness=16.0,
+        sizes=Sizes()
+        if pictures is None
+        else Sizes(taught=round(pictures * (1 - kept)), paired=round(pictures * kept), searched=pictures // 5),
     )

@@ -44,6 +44,9 @@ class Setting:
     wider: bool = False
     #: The share of the training pictures kept from the models; none where no ψ is trained.
     kept: float = tasks.KEPT
+    #: How many rows it has, where heads can be measured; and whether the losses' weights are searched for them.
+    count: int = 0
+    weighs: bool = False
 
 
 def methods(upgrade: Upgrade, settings: TrainingSettings) -> Rows:
@@ -206,6 +209,7 @@ SETTINGS: dict[str, Setting] = {
         read=data.cifar100,
         split=tasks.extended_class,
         rows=methods,
+        count=14,
     ),
     "cifar100-extended-class-wider": Setting(
         about=f"rank merge's Table A2: the same with a larger new model; {LIFTED}",
@@ -213,6 +217,7 @@ SETTINGS: dict[str, Setting] = {
         split=tasks.extended_class,
         rows=methods,
         wider=True,
+        count=14,
     ),
     "cifar100-ext-class": Setting(
         about="HBCT's Table 1: the old model knows half of the classes",
@@ -220,6 +225,8 @@ SETTINGS: dict[str, Setting] = {
         split=tasks.extended_class,
         rows=compatibility,
         kept=0.0,
+        count=11,
+        weighs=True,
     ),
     "cifar100-ext-data": Setting(
         about="HBCT's Table 1: the old model knows 30 % of the pictures",
@@ -227,6 +234,8 @@ SETTINGS: dict[str, Setting] = {
         split=tasks.extended_data,
         rows=compatibility,
         kept=0.0,
+        count=11,
+        weighs=True,
     ),
     "cifar100-open-class": Setting(
         about="rank merge's Figure 9: the models have no class in common",
@@ -266,5 +275,7 @@ SETTINGS: dict[str, Setting] = {
         split=tasks.extended_class,
         rows=compatibility,
         kept=0.0,
+        count=11,
+        weighs=True,
     ),
 }

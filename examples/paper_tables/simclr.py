@@ -7,14 +7,16 @@ import math
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import affine_grid, cross_entropy, grid_sample, normalize
+from torch.nn.functional import affine_grid, cross_entropy, dropout, grid_sample, normalize
 
 TEMPERATURE = 0.5
 BATCH = 256
+#: The share of features that one look at them does not see.
+HIDDEN = 0.3
 
 
 def train(module: nn.Module, images: Tensor, *, dim: int, mirrored: bool, epochs: int, lr: float, seed: int) -> None:
-    """Train a module whose embeddings have `dim` numbers on pictures of uint8 (n, 3, h, w), in place."""
+    """Train a module whose embeddings have `dim` numbers on pictures of uint8 (n, 3, h, w) or features (n, width), in place."""
     torch.manual_seed(seed)
     head = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim)).to(images.device)
     learnt = nn.ModuleList([module, head]).train()
@@ -44,7 +46,12 @@ def nt_xent(vectors: Tensor, *, temperature: float = TEMPERATURE) -> Tensor:
 
 
 def view(images: Tensor, *, mirrored: bool) -> Tensor:
-    """One random look at each picture, uint8 (n, 3, h, w): a part of 20 to 100 % of it, its colours shaken, one in five grey."""
+    """One random look at each picture, uint8 (n, 3, h, w): a part of 20 to 100 % of it, its colours shaken, one in five grey.
+
+    Features (n, width) have no parts: a look at them sees 70 % of them.
+    """
+    if images.ndim == 2:
+        return dropout(images, HIDDEN)
     n, device = len(images), images.device
     side = (0.2 + 0.8 * torch.rand(n, device=device)).sqrt()
     turned = torch.where(torch.rand(n, device=device) < 0.5, -1.0, 1.0) if mirrored else torch.ones(n, device=device)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.bench.curves import files, memo, report
+from examples.pretrained import files
+from tests.bench.curves import memo, report
 from tests.bench.curves.cases import CASES, Sizes
 from tests.bench.curves.jobs import measured
 from tests.bench.curves.made_texts import Hashing

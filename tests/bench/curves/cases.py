@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 from examples import demo_data, demo_models
+from examples.pretrained.files import Missing, folder, place
 from tests.bench.curves import made_texts
-from tests.bench.curves.files import Missing, folder, place
 
 #: The share of the gallery that planning may look at.
 SAMPLE = 0.4

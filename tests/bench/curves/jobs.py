@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from examples.pretrained.files import Missing
 from rmvdb.errors import RmvdbError
 from tests.bench.curves import report
 from tests.bench.curves.cases import CASES, Case, Sizes
-from tests.bench.curves.files import Missing
 from tests.bench.curves.run import Ends, Failed, Way, ends, upgrade
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.curves.files import place
+from examples.pretrained.files import place
+from examples.pretrained.kept import Store, digest
 
 #: Items that were asked for since the last look, and whether kept vectors are used. Both are of this process.
 asked: Counter[str] = Counter()
@@ -35,7 +35,9 @@ class Memo:
     def __init__(self, name: str, embedder: Any) -> None:
         """Without a name nothing is kept."""
         self.embedder = embedder
-        self._store = Store(place() / f"{name}.sqlite", _weights(embedder)) if name else None
+        self._store: Store | None = None
+        if name:
+            self._store = Store(place() / f"{name}.sqlite", digest(getattr(embedder, "module", embedder).state_dict()))
         if hasattr(embedder, "embed_queries"):
             self.embed_queries = self._queries
 
@@ -59,62 +61,6 @@ class Memo:
             self._store.write(made)
             kept.update(made)
         return np.stack([kept[key] for key in keys])
-
-
-class Store:
-    """Vectors by digest, in a file that processes share."""
-
-    def __init__(self, file: Path, weights: str) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._file, self._weights = file, weights
-        with self._open() as rows:
-            rows.execute("CREATE TABLE IF NOT EXISTS kept (weights TEXT, item BLOB, vector BLOB, PRIMARY KEY (weights, item))")
-
-    def read(self, keys: Sequence[bytes]) -> dict[bytes, np.ndarray]:
-        """Return the vectors of those keys that are kept."""
-        found: dict[bytes, np.ndarray] = {}
-        with self._open() as rows:
-            for start in range(0, len(keys), 500):
-                part = list(dict.fromkeys(keys[start : start + 500]))
-                marks = ",".join("?" * len(part))
-                query = f"SELECT item, vector FROM kept WHERE weights = ? AND item IN ({marks})"
-                found.update((key, np.frombuffer(raw, np.float32)) for key, raw in rows.execute(query, [self._weights, *part]))
-        return found
-
-    def write(self, vectors: dict[bytes, np.ndarray]) -> None:
-        """Keep these."""
-        with self._open() as rows:
-            rows.executemany(
-                "INSERT OR REPLACE INTO kept VALUES (?, ?, ?)",
-                [(self._weights, key, np.asarray(vector, np.float32).tobytes()) for key, vector in vectors.items()],
-            )
-
-    def _open(self) -> _Closing:
-        return _Closing(self._file)
-
-
-class _Closing:
-    """A connection for one call: threads and processes share none."""
-
-    def __init__(self, file: Path) -> None:
-        self._connection = sqlite3.connect(file, timeout=60)
-
-    def __enter__(self) -> sqlite3.Connection:
-        return self._connection
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._connection.commit()
-        self._connection.close()
-
-
-def _weights(embedder: Any) -> str:
-    state = getattr(embedder, "module", embedder).state_dict()
-    digest = hashlib.sha256()
-    for name, value in sorted(state.items()):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(value).tobytes())
-    return digest.hexdigest()
 
 
 def _digest(item: str | Path, kind: bytes) -> bytes:

