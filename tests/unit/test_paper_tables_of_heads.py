@@ -30,8 +30,8 @@ def cifar100(split):
     rng = np.random.default_rng(split == "test")
     labels = np.tile(np.arange({CLASSES}), {EACH})
     colours = np.random.default_rng(7).integers(40, 215, ({CLASSES}, 1, 1, 3))
-    images = colours[labels] + rng.integers(-60, 60, (len(labels), 32, 32, 3))
-    return images.astype(np.uint8), labels, [str(n) for n in range({CLASSES})]
+    images = colours[labels] + rng.integers(-70, 70, (len(labels), 1, 1, 3)) + rng.integers(-20, 20, (len(labels), 32, 32, 3))
+    return images.clip(0, 255).astype(np.uint8), labels, [str(n) for n in range({CLASSES})]
 """
 
 
