@@ -8,7 +8,7 @@ from examples.paper_tables.features import COMPONENTS, columns
 
 HIDDEN = 256
 #: Features that are hidden from a head at random while it learns.
-DROPOUT = 0.3
+DROPOUT = 0.5
 
 
 class Head(nn.Module):

@@ -25,7 +25,7 @@ SEQUENCE = {"": ("bct", "ract", "hoc"), "-hyperbolic": ("hbct",)}
 #: BiCT's new model is trained by BCT with this weight, then the old gallery is lifted.
 BICT = (1.0, 0.1)
 #: Of heads, until they are no better; and what is kept from them to choose weights of losses by.
-HEAD_EPOCHS, HELD = 20, 0.1
+HEAD_EPOCHS, HELD = 30, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,6 @@ def heads(*, wider: bool, pictures: int | None, kept: float) -> Scale:
     kept = kept or HELD
     return Scale(
         held=HELD,
-        batch=256,
         backbones=("lite0", "lite2" if wider else "lite0"),
         epochs=HEAD_EPOCHS,
         steepness=16.0,

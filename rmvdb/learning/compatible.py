@@ -93,6 +93,7 @@ def train(
 ) -> Model:
     """Train `model` in place on items with labels, and return it in evaluation mode.
 
+    If the dataset has a `collate_fn`, that makes batches of items, as in torch's DataLoader.
     `old` is frozen for good: evaluation mode, no gradients. Its classes are the first of the new ones; if they are not, leave its
     classifier out. The same modules, items and settings give the same weights on a CPU.
 
@@ -117,7 +118,7 @@ def embed(module: nn.Module, items: Items, *, batch: int = 512) -> tuple[Tensor,
     module.eval()
     device = _device(module)
     with torch.no_grad():
-        parts = [(module(x.to(device)).cpu(), y) for x, y in DataLoader(items, batch_size=batch)]
+        parts = [(module(x.to(device)).cpu(), y) for x, y in _loader(items, batch_size=batch)]
     return torch.cat([vectors for vectors, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
@@ -162,7 +163,7 @@ def _fit(criterion: _Criterion, items: Items, settings: Settings, device: torch.
         criterion.learnt.parameters(), lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total)
-    loader = DataLoader(items, batch_sampler=_batches(_count(items), parts, settings), num_workers=settings.loaders)
+    loader = _loader(items, batch_sampler=_batches(_count(items), parts, settings), num_workers=settings.loaders)
     for step, (x, labels) in enumerate(loader):
         loss = criterion(x.to(device), labels.to(device), _moment(step, parts, settings.epochs))
         if not torch.isfinite(loss):
@@ -173,6 +174,11 @@ def _fit(criterion: _Criterion, items: Items, settings: Settings, device: torch.
         schedule.step()
         if progress:
             progress(step + 1, total, loss.item())
+
+
+def _loader(items: Items, **how: Any) -> DataLoader[Any]:
+    """Load batches. A dataset that gives whole batches has a `collate_fn` of its own."""
+    return DataLoader(items, collate_fn=getattr(items, "collate_fn", None), **how)
 
 
 def _moment(step: int, parts: int, epochs: int) -> Moment:
