@@ -24,8 +24,10 @@ LOSSES = {"l2": (1.0, 0.01), "bct": None, "ract": None, "hoc": (1.0, 0.3), "advb
 SEQUENCE = {"": ("bct", "ract", "hoc"), "-hyperbolic": ("hbct",)}
 #: BiCT's new model is trained by BCT with this weight, then the old gallery is lifted.
 BICT = (1.0, 0.1)
-#: Of heads, until they are no better; and what is kept from them to choose weights of losses by.
-HEAD_EPOCHS, HELD = 30, 0.1
+#: Of heads, until they are no better; where they are compared by their pull to an old model, until that has had its effect.
+HEAD_EPOCHS, PULLED_EPOCHS = 30, 60
+#: The share of pictures kept from heads to choose weights of losses by.
+HELD = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +116,12 @@ def chosen(device: torch.device, *, wider: bool) -> Scale:
 
 def heads(*, wider: bool, pictures: int | None, kept: float) -> Scale:
     """Heads on the features of EfficientNets, from so many pictures of training; a `kept` share of them is not for models."""
+    epochs = HEAD_EPOCHS if kept else PULLED_EPOCHS
     kept = kept or HELD
     return Scale(
         held=HELD,
         backbones=("lite0", "lite2" if wider else "lite0"),
-        epochs=HEAD_EPOCHS,
-        steepness=16.0,
+        epochs=epochs,
         sizes=Sizes()
         if pictures is None
         else Sizes(taught=round(pictures * (1 - kept)), paired=round(pictures * kept), searched=pictures // 5),

@@ -221,6 +221,20 @@ def test_items_may_be_loaded_by_processes_of_their_own(olds):
     assert torch.equal(here, there)
 
 
+def test_a_dataset_may_make_batches_of_its_own_and_the_weights_stay_the_same(olds):
+    class Whole(TensorDataset):
+        def __getitems__(self, rows):
+            return tuple(each[rows] for each in self.tensors)
+
+        @staticmethod
+        def collate_fn(batch):
+            return batch
+
+    new = compatible.train(model(2), Whole(*items().tensors), loss=Loss.HOC, old=olds[None], settings=QUICK)
+    assert torch.equal(weights(new), weights(trained(Loss.HOC, olds)[0]))
+    assert torch.equal(compatible.embed(new.module, Whole(*items().tensors))[1], items().tensors[1])
+
+
 def test_each_refusal_names_what_is_wrong_and_the_way_out(olds):
     old = olds[None]
 
