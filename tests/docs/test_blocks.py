@@ -19,7 +19,7 @@ from tests.docs.blocks import ALL, PAGES, ROOT, WRITTEN, Block, rmvdb_lines, spa
 
 LINES = list(rmvdb_lines())
 #: Options of `examples.paper_tables` and `examples/demo.py`, of pip and of pytest.
-ELSEWHERE = {"--data", "--device", "--seeds", "--out", "--pairs", "--threads", "--group", "--no-deps"}
+ELSEWHERE = {"--data", "--device", "--seeds", "--out", "--pairs", "--threads", "--scale", "--pictures", "--group", "--no-deps"}
 
 
 def of(language: str) -> list[Any]:
