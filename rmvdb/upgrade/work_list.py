@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.planning.orders.table import order_spec
+from rmvdb.planning.orders.table import ORDERS
 from rmvdb.planning.question import Question
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.tables import BatchRow, UpgradeRow
@@ -66,7 +66,7 @@ def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[
     question = Question.of_upgrade(upgrade.plan.question)
     classifier = context.services.classifier(context.registry.version(leg.model))
     name = upgrade.order.split(", ")[0]
-    reads = order_spec(name).reads_records
+    reads = name not in ORDERS or ORDERS[name].reads_records  # an order of an earlier rmvdb gets another in its place
     order = plan_step.planner(context).order(question, leg, classifier, name)
     context.say(f"listing the records of {leg.collection} in {name} order")
     noted = time.monotonic()
