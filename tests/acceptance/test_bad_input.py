@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete
 
 from rmvdb.errors import CollectionMissing
+from rmvdb.registry.tables import ArtifactPartRow
 from tests.acceptance.conftest import IDS, NAIVE, TRAINED
 from tests.support.project import Project
 
@@ -328,12 +330,20 @@ def test_a_collection_dropped_or_replaced_behind_our_back_is_noticed(project: Pr
     refused(project, *NAIVE, code=1, saying=f"Collection '{held}' has dim 5, not 16 as when it was registered")
 
 
-def test_a_missing_or_altered_artifact_is_named_and_put_back(planned: Project) -> None:
+def test_a_missing_or_altered_artifact_comes_from_the_registry_and_is_named_if_that_lacks_it_too(planned: Project) -> None:
     project = planned
     project.ask(*TRAINED, "--detach")
     artifact = next((project.folder / ".rmvdb" / "artifacts").glob("*.safetensors"))
     whole = artifact.read_bytes()
-    for damage in (lambda: artifact.unlink(), lambda: artifact.write_bytes(whole[:-1] + b"x")):
+    damages = (lambda: artifact.write_bytes(whole[:-1] + b"x"), lambda: artifact.unlink())
+    for damage in damages:
+        damage()
+        project.ask("search", "x")
+        assert [file.read_bytes() for file in artifact.parent.glob(f"{artifact.stem}.*")] == [whole]
+    with project.opened() as opened, opened.registry.engine.begin() as connection:
+        connection.execute(delete(ArtifactPartRow))
+    (artifact,) = artifact.parent.glob(f"{artifact.stem}.*")
+    for damage in damages:
         damage()
         refused(project, "search", "x", code=1, saying=artifact.stem)
         artifact.write_bytes(whole)
