@@ -547,7 +547,7 @@ NOT_IN_A_STORY = {
     "registry.keep_queries": "a sample of what was asked; without it a plan has fewer queries",
     "registry.release": "a quarantined record that somebody deleted; done again at the next look",
     "registry.add_artifact": "what was trained, before an upgrade that names it is registered; the same again changes nothing",
-    "registry.add_part": "as that",
+    "registry.add_contents": "the contents of that, before it as well; written in parts, and those that are there are left",
     "registry.add_version": "as that",
     "registry.allow_removal": "--execute, before the upgrade is registered",
     "registry.put_back": "rmvdb verify --repair; the same again finds nothing that is lost",
