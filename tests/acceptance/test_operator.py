@@ -56,11 +56,11 @@ def test_the_time_left_is_until_it_is_as_far_as_was_asked_and_ends_there(tmp_pat
     registry, upgrade = gallery.registry, gallery.upgrade
     registry.set_upgrade(upgrade.id, plan=replace(upgrade.plan, until=0.75), phase="serving both")
     registry.renew("alive:1:a", upgrade.id, lease=60.0)
-    seen = []
+    seen, begun = [], registry.now()
     for seconds in (9.0, 4.0, 0.0):
         batch = claimed(registry, upgrade, grace=60.0)
         registry.copied(batch, requeue=[], aside={})
-        then = registry.now() - seconds
+        then = begun - seconds
         with registry.engine.begin() as connection:
             connection.execute(update(BatchRow).where(BatchRow.id == batch.id).values(copied_at=then))
         seen.append(status(registry, registry.gallery("texts")))
