@@ -139,7 +139,8 @@ def test_a_gallery_in_an_upgrade_is_simulated_for_a_third_version_only(project: 
 
 
 def test_an_upgrade_chooses_its_method_and_the_same_command_goes_on_with_it(project: Project) -> None:
-    upgrade = ("upgrade", "--from", "v1", "--to", "v2", *LABELS, "--sample", "300")
+    # With the time to train each: a busy machine would choose among fewer.
+    upgrade = ("upgrade", "--from", "v1", "--to", "v2", *LABELS, "--sample", "300", "--minutes", "30")
     plan = project.json("plan", *upgrade[1:], "--method", "auto")
     assert plan["question"]["method"] is None
     assert plan["method"] in ("naive", "rqt", "mcl", "rm")
