@@ -13,8 +13,8 @@ from sqlalchemy import event
 from rmvdb.registry import schema
 from rmvdb.registry.clock import TICK
 from rmvdb.registry.registry import Registry
-from tests.integration.test_faults import copied, drive
 from tests.support.clocks import DatabaseClock
+from tests.support.faults import copied, drive
 from tests.support.inprocess import TIMES, Gallery, make, vector
 from tests.support.photos import add_gallery, add_upgrade
 

@@ -14,8 +14,8 @@ from rmvdb.registry.mark import mark_of
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import Field, Id, Phase, Record
 from rmvdb.upgrade.lost import Lost
-from tests.integration.test_instant_rollback import begin, go_on
 from tests.support.inprocess import Gallery, drive, make, vector
+from tests.support.kept_original import begin, go_on
 
 NEW, OLD = "texts_v2", "texts_v1"
 

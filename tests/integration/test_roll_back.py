@@ -17,9 +17,9 @@ from rmvdb.registry.tables import BatchRow
 from rmvdb.types import BatchState, Phase, Record
 from rmvdb.upgrade import work_list
 from rmvdb.upgrade.context import UpgradeContext
-from tests.integration.test_faults import copied, remove
-from tests.integration.test_instant_rollback import go_on, put, without_v1
+from tests.support.faults import copied, remove
 from tests.support.inprocess import Crash, drive, make, vector
+from tests.support.kept_original import go_on, put, without_v1
 
 
 def killed_at_removal(call: str, _: str) -> None:

@@ -23,7 +23,7 @@ from rmvdb.upgrade import verify
 from rmvdb.upgrade.moved_batches import MovedBatches
 from rmvdb.upgrade.report import VerifyPosition
 from rmvdb.upgrade.status import status
-from tests.integration.test_faults import once
+from tests.support.faults import once
 from tests.support.inprocess import Gallery, TextEmbedder, drive, make, vector
 
 
