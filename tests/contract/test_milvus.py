@@ -31,7 +31,9 @@ from tests.support.records import (
 )
 
 
-def test_a_collection_made_anew_is_read_as_what_it_is_once_it_is_described(milvus_store: MilvusStore, collection: str) -> None:
+def test_a_collection_that_was_made_again_is_read_by_its_new_schema_once_it_is_described(
+    milvus_store: MilvusStore, collection: str
+) -> None:
     """By a store that is used for months, and hears nothing of what other processes do."""
     milvus_store.version()
     place = milvus_store.place()
@@ -151,9 +153,7 @@ def test_a_search_that_once_came_short_is_asked_for_more_again(
 
 
 @lite_only
-def test_what_follows_a_write_at_once_sees_it(
-    milvus_store: MilvusStore, collection: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_right_after_a_write_sees_it(milvus_store: MilvusStore, collection: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine whose calls take less than a millisecond one of sixteen deletions was lost, and as many searches missed."""
     answered = []
 
@@ -298,7 +298,7 @@ def test_the_index_types_that_pass_are_those_that_the_engine_has(milvus_store: M
 
 
 @pytest.mark.parametrize("index", [FLAT, Index(), Index(type="IVF_FLAT", params={"nlist": 16})], ids=lambda index: index.type)
-def test_the_index_that_is_there_is_told(milvus_store: MilvusStore, collection: str, index: Index) -> None:
+def test_the_existing_index_is_returned(milvus_store: MilvusStore, collection: str, index: Index) -> None:
     milvus_store.create(plain(collection), index)
     found = milvus_store.index(collection)
     chosen = "FLAT" if milvus_store.version().startswith("milvus-lite 3") and index.type == "AUTOINDEX" else index.type

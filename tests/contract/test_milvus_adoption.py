@@ -112,7 +112,7 @@ def test_two_vector_fields_are_not_adopted(milvus_store: MilvusStore, client: Mi
 
 
 @server_only
-def test_partitions_that_somebody_made_are_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
+def test_partitions_that_a_user_made_are_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
     foreign(client, collection, lambda schema: None)
     client.create_partition(collection, "summer")
     with pytest.raises(CannotAdopt, match=r"has the partition 'summer'.*without partitions"):

@@ -50,7 +50,7 @@ def test_a_collection_is_described_as_it_was_made(store: VectorStore, collection
     assert found.fields[4].params["element_type"] == "VARCHAR"
 
 
-def test_what_was_described_can_be_made_again_under_another_name(store: VectorStore, collection: str) -> None:
+def test_a_described_collection_can_be_made_again_under_another_name(store: VectorStore, collection: str) -> None:
     store.create(schema_of(collection), FLAT)
     twin = replace(store.describe(collection), collection=f"{collection}_twin")
     try:

@@ -145,7 +145,7 @@ def test_a_broken_item_keeps_no_other_record_from_being_restored(gallery: Galler
     assert gallery.held()["new"].keys() == gallery.source.of.keys() - {4}
 
 
-def test_what_a_client_wrote_or_deleted_since_it_was_looked_for_is_left_alone(gallery: Gallery) -> None:
+def test_a_record_that_a_client_wrote_or_deleted_since_the_look_is_left_alone(gallery: Gallery) -> None:
     gallery.store.delete(NEW, [3, 4])
     lose_the_archive(gallery)
     conductor = gallery.conductor()

@@ -69,7 +69,7 @@ def test_a_death_changes_nothing_of_the_end(outcomes: Outcomes, case: Case) -> N
 
 @pytest.mark.parametrize("until", ["store.create old", "registry.add_collection", "registry.set_upgrade copying"])
 @pytest.mark.parametrize("call", ["registry.abandon", "store.drop old"])
-def test_what_is_left_of_an_upgrade_that_was_given_up_goes_when_the_next_begins(
+def test_the_rest_of_an_upgrade_that_was_given_up_goes_when_the_next_begins(
     template: Path, tmp_path: Path, until: str, call: str
 ) -> None:
     made = world(template, tmp_path / "world")

@@ -81,7 +81,7 @@ def test_a_deploy_that_died_after_its_epoch_began_is_rolled_back_with_what_was_w
     expect_back(made)
 
 
-def test_nobody_cuts_over_an_upgrade_that_was_rolled_back_meanwhile(template: Path, tmp_path: Path) -> None:
+def test_an_upgrade_that_was_rolled_back_meanwhile_is_not_cut_over(template: Path, tmp_path: Path) -> None:
     made = world(template, tmp_path / "world")
     move(made.process())
     late, row = made.process().conductor(), made.process().begin()
@@ -102,7 +102,7 @@ def test_there_is_no_way_back_once_a_clean_up_has_begun(template: Path, tmp_path
     expect_clean(made)
 
 
-def test_who_cuts_over_late_leads_nobody_back_from_a_clean_up(template: Path, tmp_path: Path) -> None:
+def test_a_late_cut_over_does_not_undo_a_clean_up(template: Path, tmp_path: Path) -> None:
     made = world(template, tmp_path / "world")
     move(made.process())
     late = made.process()
@@ -122,7 +122,7 @@ def test_who_cuts_over_late_leads_nobody_back_from_a_clean_up(template: Path, tm
     expect_clean(made)
 
 
-def test_what_is_left_of_a_third_that_was_given_up_goes_when_the_second_is_cleaned_up(template: Path, tmp_path: Path) -> None:
+def test_the_rest_of_a_third_that_was_given_up_goes_when_the_second_is_cleaned_up(template: Path, tmp_path: Path) -> None:
     made = world(template, tmp_path / "world")
     move_half(made.process())
     with suppress(Killed):

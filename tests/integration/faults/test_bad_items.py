@@ -89,7 +89,7 @@ def test_an_item_that_changed_since_the_plan_is_embedded_again_though_the_old_mo
 
 @pytest.mark.parametrize("kind", ["broken", "missing"])
 @pytest.mark.parametrize("bad", [range(1, 11), range(1, 6), range(1, 41, 4)])
-def test_what_the_plan_embedded_and_is_bad_since_is_set_aside_and_planned_without(
+def test_an_item_that_broke_after_the_plan_is_set_aside_and_the_next_plan_leaves_it_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bad: Sequence[int]
 ) -> None:
     """All of a batch, half of one, some of each."""
@@ -126,7 +126,7 @@ def test_bad_items_that_lie_together_are_left_out_of_a_sample(
 
 
 @pytest.mark.parametrize(("kind", "saying"), [("broken", "for each of 8 items"), ("missing", "no item for any of 8 records")])
-def test_where_no_item_is_good_the_source_or_the_model_is_broken(gallery: Gallery, kind: str, saying: str) -> None:
+def test_if_no_item_is_good_the_source_or_the_model_is_broken(gallery: Gallery, kind: str, saying: str) -> None:
     for id in range(1, 9):
         _spoil(gallery, id, kind)
     for act in (lambda: _sample(gallery), lambda: drive(gallery)):

@@ -14,7 +14,7 @@ from tests.support.faults import copied, drive
 from tests.support.inprocess import Gallery
 
 
-def test_nobody_waits_for_a_client_that_was_seen_before_the_clock_was_set_back(gallery: Gallery) -> None:
+def test_no_epoch_waits_for_a_client_that_was_seen_before_the_clock_was_set_back(gallery: Gallery) -> None:
     clock, epoch = DatabaseClock(gallery.registry), gallery.registry.plan("texts").epoch
     gallery.registry.refresh("texts", client="killed", holds=epoch - 1, ready=epoch - 1, trouble="")
     clock.set(-600)
@@ -22,7 +22,7 @@ def test_nobody_waits_for_a_client_that_was_seen_before_the_clock_was_set_back(g
         pool.submit(client.upsert, [{"id": 3, "item": "newer", "n": 1}]).result(timeout=60)
 
 
-def test_what_was_copied_before_the_clock_was_set_back_waits_for_one_more_grace(gallery: Gallery) -> None:
+def test_a_batch_that_was_copied_before_the_clock_was_set_back_waits_for_one_more_grace(gallery: Gallery) -> None:
     clock = DatabaseClock(gallery.registry)
     copied(gallery)
     clock.set(-3600)

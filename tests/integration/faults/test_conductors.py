@@ -14,7 +14,7 @@ from tests.support.faults import drive, dying, once, roll_back
 from tests.support.inprocess import Gallery, vector
 
 
-def test_what_is_asked_of_an_upgrade_while_it_backfills_holds(gallery: Gallery) -> None:
+def test_an_option_that_changes_during_the_backfill_counts(gallery: Gallery) -> None:
     def later() -> None:
         row = gallery.registry.upgrade(gallery.upgrade.id)
         gallery.registry.set_upgrade(row.id, plan=replace(row.plan, cutover=False))

@@ -30,7 +30,7 @@ def _damage(gallery: Gallery, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["altered", "missing"])
-def test_a_batch_whose_archive_is_damaged_comes_again_and_is_archived_anew(gallery: Gallery, kind: str) -> None:
+def test_a_batch_whose_archive_is_damaged_comes_again_and_is_archived_again(gallery: Gallery, kind: str) -> None:
     before = gallery.held()["old"]
     copied(gallery)
     _damage(gallery, kind)

@@ -137,7 +137,7 @@ def test_a_plan_that_cannot_be_loaded_puts_off_no_later_one(hasty: Gallery) -> N
     plans.close()
 
 
-def test_who_cannot_write_by_a_plan_does_not_serve_it(gallery: Gallery) -> None:
+def test_a_client_that_cannot_write_by_a_plan_does_not_serve_it(gallery: Gallery) -> None:
     """A roll back by ψ has queries of v2 and records of v1."""
     plan = gallery.registry.plan("texts")
     old = replace(plan.legs[1], embedder="v2", write_with="v1")

@@ -16,7 +16,7 @@ from tests.support.inprocess import Gallery, vector
 from tests.support.waiting import run_out
 
 
-def test_what_was_deleted_between_two_tries_that_died_does_not_come_back(
+def test_a_record_that_was_deleted_between_two_killed_tries_does_not_come_back(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, step in enumerate(("copied", "intents")):
@@ -29,7 +29,7 @@ def test_what_was_deleted_between_two_tries_that_died_does_not_come_back(
     gallery.expect_moved()
 
 
-def test_what_was_changed_and_then_deleted_does_not_come_back(gallery: Gallery) -> None:
+def test_a_record_that_was_changed_and_then_deleted_does_not_come_back(gallery: Gallery) -> None:
     copied(gallery)
     gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "changed"), fields={"n": 7})])
     gallery.backfill.retire(gallery.task, claimed(gallery), always)
@@ -38,7 +38,7 @@ def test_what_was_changed_and_then_deleted_does_not_come_back(gallery: Gallery) 
     gallery.expect_moved()
 
 
-def test_what_was_deleted_while_a_write_of_it_was_begun_and_not_made_does_not_come_back(
+def test_a_record_that_was_deleted_during_a_write_that_was_never_made_does_not_come_back(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advance = gallery.registry.advance
@@ -58,7 +58,7 @@ def test_what_was_deleted_while_a_write_of_it_was_begun_and_not_made_does_not_co
     gallery.expect_moved()
 
 
-def test_what_another_program_changes_while_a_removal_waits_for_its_heir_is_moved_again(gallery: Gallery) -> None:
+def test_a_record_that_another_program_changes_while_a_removal_waits_for_the_next_worker_is_moved_again(gallery: Gallery) -> None:
     """Its worker died after it had decided; the record lies where it always was, for hours perhaps."""
     decided(gallery)
     gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "t3"), fields={"n": 7})])
@@ -70,7 +70,7 @@ def test_what_another_program_changes_while_a_removal_waits_for_its_heir_is_move
     assert gallery.verify().ok
 
 
-def test_what_was_moved_put_back_copied_and_then_deleted_by_another_program_is_no_difference(gallery: Gallery) -> None:
+def test_a_record_that_another_program_put_back_and_deleted_again_is_not_a_difference(gallery: Gallery) -> None:
     drive(gallery)
     gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "t3"), fields={"n": 7})])
     complete._list_late(gallery.conductor(), gallery.upgrade, gallery.task.old[0])
@@ -81,7 +81,7 @@ def test_what_was_moved_put_back_copied_and_then_deleted_by_another_program_is_n
     gallery.expect_moved()
 
 
-def test_a_number_that_is_none_does_not_differ_from_itself(gallery: Gallery) -> None:
+def test_nan_does_not_differ_from_itself(gallery: Gallery) -> None:
     """Else its record would be moved again for ever."""
     another = Record(id=3, vector=vector("v1", "t3"), fields={"n": float("nan")})
     gallery.store.upsert(gallery.task.old[0], [another], as_read=True)  # by another program: rmvdb writes none

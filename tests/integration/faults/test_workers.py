@@ -155,7 +155,7 @@ def test_a_claim_that_the_database_has_given_to_another_is_lost_whatever_the_clo
 
 
 @pytest.mark.parametrize("fields", [{"n": 1}, {}])
-def test_a_call_that_was_held_up_after_its_permit_and_overwrote_a_write_is_found_before_cut_over(
+def test_a_delayed_call_that_overwrote_a_write_is_found_before_the_cut_over(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch, fields: dict[str, int]
 ) -> None:
     """A process may be suspended between its look at the clock and the moment its call leaves; no clock helps against that."""

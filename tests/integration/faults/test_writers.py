@@ -96,7 +96,7 @@ def test_a_half_made_write_does_not_mix_with_the_archive_in_a_roll_back(
     assert np.allclose(record.vector, vector("v1", "newer"), atol=1e-6)  # type: ignore[arg-type]
 
 
-def test_a_write_that_is_refused_before_it_left_keeps_nobody_waiting(gallery: Gallery) -> None:
+def test_a_write_that_is_refused_before_it_left_delays_no_other(gallery: Gallery) -> None:
     with gallery.client() as one, gallery.client() as two:
         with pytest.raises(errors.RmvdbError):
             one.upsert([{"id": "3", "item": "x"}])  # a text where ids are numbers
@@ -136,7 +136,7 @@ def test_a_write_that_waited_past_its_deadline_is_not_made(gallery: Gallery, mon
         assert client.get([3])[0].fields == {"n": 2}
 
 
-def test_what_is_chosen_to_be_deleted_is_chosen_once_nobody_else_is_at_it(gallery: Gallery) -> None:
+def test_records_to_delete_are_chosen_once_no_other_writer_is_at_them(gallery: Gallery) -> None:
     begun = threading.Event()
 
     def slowly(call: str, _: str) -> None:

@@ -19,7 +19,7 @@ from tests.support.kept_original import ORIGINAL, back, begin, expect_holds, exp
 from tests.support.waiting import grow_old
 
 
-def test_what_other_programs_insert_or_delete_in_the_original_is_done_before_the_cut_over(gallery: Gallery) -> None:
+def test_insertions_and_deletions_of_other_programs_in_the_original_are_followed_before_the_cut_over(gallery: Gallery) -> None:
     row = go_on(gallery, begin(gallery, until=0.5))
     batches = gallery.registry.batches(row.id)
     [moved, *_], [waiting, *_] = (unpack_ids(batches[at].ids) for at in (0, -1))
@@ -34,7 +34,7 @@ def test_what_other_programs_insert_or_delete_in_the_original_is_done_before_the
     expect_original(gallery)
 
 
-def test_what_comes_into_the_original_after_cut_over_is_not_dropped(gallery: Gallery) -> None:
+def test_a_record_that_comes_into_the_original_after_the_cut_over_is_not_dropped(gallery: Gallery) -> None:
     row = go_on(gallery, begin(gallery))
     foreign(gallery, 60)
     with pytest.raises(errors.WrongPhase, match=f"1 record came into '{ORIGINAL}' after cut-over"):
@@ -44,7 +44,7 @@ def test_what_comes_into_the_original_after_cut_over_is_not_dropped(gallery: Gal
     expect_original(gallery)
 
 
-def test_what_agrees_is_found_to_agree_range_by_range(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_collections_are_found_equal_range_by_range(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by asking for every page of records in every collection: on a server each question waits for its turn."""
     row = go_on(gallery, begin(gallery, until=0.5))
     monkeypatch.setattr("rmvdb.upgrade.copy_collection.RANGE", 15)
@@ -81,7 +81,7 @@ def test_agreeing_takes_out_nothing_that_a_client_put_back_meanwhile(gallery: Ga
 
 
 @pytest.mark.parametrize("written", ["by nobody", "by a client", "by a client, and moved"])
-def test_what_another_program_deletes_and_inserts_again_is_found(gallery: Gallery, written: str) -> None:
+def test_a_record_that_another_program_deletes_and_inserts_again_is_found(gallery: Gallery, written: str) -> None:
     """Though a look at the end of the backfill came between, and took it out of the copy."""
     row = go_on(gallery, begin(gallery, until=0.9 if written != "by a client, and moved" else 1.0 - 1e-9))
     if written != "by nobody":
@@ -128,7 +128,7 @@ def test_a_look_that_ends_while_it_takes_a_record_in_forgets_no_deletion(
     expect_holds(gallery, row.new_collection, "v2")
 
 
-def test_what_clients_write_after_an_instant_roll_back_is_no_difference(gallery: Gallery) -> None:
+def test_a_write_after_an_instant_roll_back_is_not_a_difference(gallery: Gallery) -> None:
     """They write into the original, and what is compared is the copy."""
     row = go_on(gallery, begin(gallery, until=0.5))
     with gallery.client() as client:
@@ -140,7 +140,7 @@ def test_what_clients_write_after_an_instant_roll_back_is_no_difference(gallery:
     assert gallery.conductor().verify(gallery.registry.upgrade(rolled.id)).examples == []
 
 
-def test_lost_after_the_cut_over_what_was_moved_or_written_is_no_difference(gallery: Gallery) -> None:
+def test_after_a_registry_is_lost_behind_the_cut_over_moved_and_written_records_are_not_differences(gallery: Gallery) -> None:
     row = go_on(gallery, begin(gallery))
     with gallery.client() as client:
         put(gallery, client, 3, "written")

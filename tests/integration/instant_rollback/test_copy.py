@@ -217,7 +217,7 @@ def test_two_that_would_deploy_it_take_turns(gallery: Gallery) -> None:
 
 
 @pytest.mark.parametrize("served", [False, True])
-def test_who_was_suspended_while_it_copied_stops(gallery: Gallery, served: bool) -> None:
+def test_a_conductor_that_was_suspended_while_it_copied_stops(gallery: Gallery, served: bool) -> None:
     """Another has taken over, and may have begun to empty the copy."""
     row, first = begin(gallery, until=0.5), gallery.conductor()
 
@@ -239,7 +239,7 @@ def test_who_was_suspended_while_it_copied_stops(gallery: Gallery, served: bool)
         deploy._copy_original(first, row, force=False)
 
 
-def test_who_was_suspended_while_it_wrote_a_page_does_not_say_how_far_the_copy_is(gallery: Gallery) -> None:
+def test_a_conductor_that_was_suspended_while_it_wrote_a_page_does_not_record_the_position_of_the_copy(gallery: Gallery) -> None:
     row, first = begin(gallery), gallery.conductor()
     first.leader_token = leader_token = gallery.registry.lead(row.id, "first", 10.0)
     assert leader_token is not None
@@ -279,7 +279,7 @@ def test_a_conductor_that_dies_once_the_new_collection_is_served_does_not_copy_a
     expect_original(gallery)
 
 
-def test_who_was_suspended_before_it_finished_the_copy_changes_nothing_of_what_is_moved(gallery: Gallery) -> None:
+def test_a_conductor_that_was_suspended_before_it_finished_the_copy_changes_no_moved_record(gallery: Gallery) -> None:
     row, first = begin(gallery), gallery.conductor()
     real = first.registry.expired_writes
     first.leader_token = leader_token = gallery.registry.lead(row.id, "first", 10.0)

@@ -65,7 +65,7 @@ def test_cut_over_and_clean_up_leave_the_new_collection_alone(gallery: Gallery) 
     assert gallery.registry.active_upgrade(gallery.registry.gallery("texts").id) is None
 
 
-def test_what_an_engine_that_has_gone_back_lost_is_found_and_put_back(gallery: Gallery) -> None:
+def test_records_that_an_engine_lost_when_it_went_back_are_found_and_put_back(gallery: Gallery) -> None:
     """In place its records are there, with the vectors that were there before; else they are nowhere but in the original."""
     begun = begin(gallery, until=0.2)
     deploying_only = gallery.registry.upgrade(go_on(gallery, begun).id)

@@ -29,9 +29,7 @@ from tests.support.kept_original import (
 from tests.support.waiting import grow_old
 
 
-def test_neither_an_insertion_under_way_nor_one_cut_off_keeps_from_cleaning_up(
-    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_insertion_under_way_or_cut_off_does_not_prevent_a_clean_up(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     row, half, rest = go_on(gallery, begin(gallery)), threading.Event(), threading.Event()
 
     def after(call: str, collection: str) -> None:
@@ -64,7 +62,7 @@ def test_neither_an_insertion_under_way_nor_one_cut_off_keeps_from_cleaning_up(
 @pytest.mark.parametrize(
     ("kind", "id", "until"), [("upsert", 2, 0.0), ("delete", 2, 0.0), ("upsert", 2, 1.0), ("delete", 2, 1.0), ("upsert", 77, 1.0)]
 )
-def test_a_client_that_dies_between_the_mirror_and_the_rest_leaves_no_difference(
+def test_a_client_that_dies_between_the_mirror_and_the_other_collections_leaves_no_difference(
     gallery: Gallery, kind: str, id: int, until: float
 ) -> None:
     """Its write is made nowhere or everywhere, before the cut-over and after a roll back alike."""
@@ -124,7 +122,7 @@ def test_clients_that_die_while_the_copy_is_made_leave_no_difference(gallery: Ga
         assert [(record.id, record.fields["n"]) for record in client.get([2, 3, 77])] == [(2, 0), (3, 0)]
 
 
-def test_what_a_client_wrote_before_the_copy_was_finished_is_left_alone(gallery: Gallery) -> None:
+def test_a_record_that_a_client_wrote_before_the_copy_was_finished_is_left_alone(gallery: Gallery) -> None:
     """Another had died at the same record while the copy was made, and so it is looked at again once the copy is served."""
     row, conductor = begin(gallery), gallery.conductor()
     real = conductor.registry.expired_writes
@@ -142,7 +140,7 @@ def test_what_a_client_wrote_before_the_copy_was_finished_is_left_alone(gallery:
     expect_original(gallery)
 
 
-def test_what_a_client_deleted_stays_out_though_another_program_put_it_back(gallery: Gallery) -> None:
+def test_a_record_that_a_client_deleted_stays_out_though_another_program_put_it_back(gallery: Gallery) -> None:
     row = go_on(gallery, begin(gallery, until=0.5))
     text = gallery.source.of.pop(2)
     with gallery.client() as client:

@@ -29,7 +29,7 @@ def test_every_record_is_moved_and_the_old_collection_is_empty(gallery: Gallery)
 
 
 @pytest.mark.parametrize("number", range(1, 13))
-def test_a_worker_that_dies_before_any_write_leaves_a_state_that_a_rerun_mends(gallery: Gallery, number: int) -> None:
+def test_a_worker_that_dies_before_any_write_leaves_a_state_that_a_rerun_completes(gallery: Gallery, number: int) -> None:
     die_and_drive_again(gallery, number)
 
 
@@ -141,7 +141,7 @@ def test_a_deleted_record_never_comes_back(gallery: Gallery) -> None:
     gallery.expect_moved()
 
 
-def test_what_another_program_changes_before_the_comparison_is_moved_again(gallery: Gallery) -> None:
+def test_a_record_that_another_program_changes_before_the_comparison_is_moved_again(gallery: Gallery) -> None:
     from rmvdb.types import Record
 
     def before(call: str, collection: str) -> None:
@@ -254,7 +254,7 @@ def test_a_gallery_is_moved_in_many_batches_however_small_it_is(
     assert [row.count for row in rows] == sizes
 
 
-def test_an_item_that_changes_just_before_its_record_is_written_is_no_difference(gallery: Gallery) -> None:
+def test_an_item_that_changes_just_before_its_record_is_written_is_not_a_difference(gallery: Gallery) -> None:
     gallery.worker().run(gallery.task, gallery.backfill)
     gallery.source.of[7] = "newer"
     found = gallery.verify()

@@ -58,7 +58,7 @@ def test_a_conductor_that_is_suspended_while_it_lists_lists_no_record_twice(gall
 
 
 @pytest.mark.parametrize("step", ["deploy", "switch", "roll back"])
-def test_a_conductor_that_is_suspended_before_it_serves_leads_nobody_back(
+def test_a_conductor_that_is_suspended_before_it_serves_sends_no_client_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """For so long that another takes its place and cuts over."""
@@ -200,7 +200,9 @@ def test_a_cut_over_waits_for_its_clients_however_long_others_do(tmp_path: Path)
     gallery.registry.close()
 
 
-def test_who_asks_for_a_cut_over_waits_for_whoever_conducts_it(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_for_a_cut_over_waits_for_the_process_that_conducts_it(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker sees what was asked for within a second, and begins."""
     gallery.worker().run(gallery.task, gallery.backfill)
     worker, begun, said = gallery.conductor(), threading.Event(), list[str]()
@@ -223,7 +225,7 @@ def test_who_asks_for_a_cut_over_waits_for_whoever_conducts_it(gallery: Gallery,
     assert gallery.registry.upgrade(gallery.upgrade.id).reason == ""
 
 
-def test_a_cut_over_that_is_forced_counts_for_whoever_conducts_it(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forced_cut_over_counts_for_the_process_that_conducts_it(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     gallery.worker().run(gallery.task, gallery.backfill)
     worker, command, said = gallery.conductor(), gallery.conductor(), list[str]()
     command.say, complete, epoch = said.append, worker.complete, gallery.registry.plan("texts").epoch
@@ -303,7 +305,7 @@ def test_longer_times_count_once_the_upgrade_goes_on_and_for_every_worker(galler
     assert time.monotonic() - began > 3.0
 
 
-def test_a_conductor_that_waited_for_the_baton_goes_on_from_where_the_upgrade_is_then(tmp_path: Path) -> None:
+def test_a_conductor_that_waited_for_the_leadership_continues_from_the_upgrades_new_state(tmp_path: Path) -> None:
     gallery = make(tmp_path, deployed=False)
     for _ in range(2):
         assert gallery.conductor().advance(gallery.upgrade, gallery.worker()).phase == Phase.CUT_OVER
@@ -353,7 +355,7 @@ def test_fifty_threads_search_on_through_cut_over_and_clean_up(tmp_path: Path) -
     gallery.registry.close()
 
 
-def test_what_is_given_back_at_the_last_look_is_moved_before_the_cut_over(
+def test_a_record_that_is_released_at_the_last_look_is_moved_before_the_cut_over(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quarantined record that its application has written again, between the two looks."""

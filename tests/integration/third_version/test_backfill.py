@@ -37,7 +37,7 @@ def test_every_record_comes_from_whichever_collection_shows_it_and_leaves_them_a
     assert {id for id, record in gallery.held()["new"].items() if record.fields["n"] == 1} == {5, 25, 50}
 
 
-def test_each_record_is_listed_once_those_of_the_oldest_collection_first(gallery: Gallery) -> None:
+def test_each_record_is_listed_once_and_the_oldest_collection_comes_first(gallery: Gallery) -> None:
     gallery.supersede()
     work = [set(ids) for ids in listed(gallery)]
     assert Counter(id for ids in work for id in ids) == Counter(list(gallery.source.of))
@@ -53,7 +53,7 @@ def test_a_record_in_two_collections_is_moved_as_clients_are_shown_it(gallery: G
     assert gallery.held()["new"][3].fields == {"n": 0}
 
 
-def test_whoever_takes_a_removal_over_leaves_out_the_older_copy_of_a_record(gallery: Gallery) -> None:
+def test_a_worker_that_takes_a_removal_over_leaves_out_the_older_copy_of_a_record(gallery: Gallery) -> None:
     """Its worker was killed when the newer copy had left, and the older one had not."""
     gallery.store.upsert(V1, [Record(id=3, vector=vector("v1", "t3"), fields={"n": 9})])
     gallery.supersede()
@@ -109,14 +109,14 @@ def supersede_and_die(gallery: Gallery, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", WRITES)
-def test_a_worker_that_dies_before_any_write_leaves_a_state_that_a_rerun_mends(
+def test_a_worker_that_dies_before_any_write_leaves_a_state_that_a_rerun_completes(
     deaths: dict[int, Future[None]], number: int
 ) -> None:
     deaths[number].result(timeout=200)
 
 
 @pytest.mark.parametrize("call", ["upsert", "delete"])
-def test_what_is_written_while_its_batch_is_copied_or_waits_wins(gallery: Gallery, call: str) -> None:
+def test_a_write_while_its_batch_is_copied_or_waits_wins(gallery: Gallery, call: str) -> None:
     """A record of v1 alone, of v2 alone and of both; one of each is written and one deleted, at two moments of their batches."""
     gallery.supersede()
     with gallery.client() as client:

@@ -36,7 +36,7 @@ def in_hand(gallery: Gallery, upgrade: int) -> set[str]:
     return {state.value for state in gallery.registry.counts(upgrade)} - {BatchState.PENDING, BatchState.RETIRED}
 
 
-def test_what_is_in_hand_ends_before_another_upgrade_takes_the_place(gallery: Gallery) -> None:
+def test_batches_in_hand_end_before_another_upgrade_takes_the_place(gallery: Gallery) -> None:
     first = gallery.upgrade.id
     ids = unpack_ids(copied(gallery).ids)
     # Another program's changes are honoured up to the last comparison, which comes all the same.
@@ -74,7 +74,7 @@ def test_nothing_takes_the_place_of_an_upgrade_of_which_a_batch_is_in_hand_again
     gallery.expect_moved()
 
 
-def test_what_a_dead_worker_was_writing_is_finished_first(gallery: Gallery) -> None:
+def test_a_batch_that_a_dead_worker_was_writing_is_finished_first(gallery: Gallery) -> None:
     first = gallery.upgrade.id
     batch = gallery.registry.claim(first, "dead", lease=60.0, grace=60, copy=True)
     assert batch is not None
@@ -146,7 +146,7 @@ class SlowTexts:
         return self.source.load(records)
 
 
-def test_whoever_conducts_the_superseded_upgrade_changes_nothing_more(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conductor_of_the_superseded_upgrade_changes_nothing_more(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is about to cut over when the other one takes its place."""
     conductor, first = gallery.conductor(), gallery.upgrade
     drive(gallery)
@@ -165,7 +165,9 @@ class Agreed:
     ok, records = True, 0
 
 
-def test_what_fails_because_another_took_the_place_says_so(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_because_another_upgrade_took_the_place_says_so(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It compares what the other one moves meanwhile, and finds differences."""
     conductor, first, real = gallery.conductor(), gallery.upgrade, verify.expect_verified
 

@@ -120,7 +120,7 @@ def test_a_roll_back_puts_every_record_back_where_it_was(gallery: Gallery, until
     assert (active.id, active.phase) == (first.id, Phase.SERVING_BOTH)
 
 
-def test_who_reads_one_collection_after_the_other_misses_nothing_that_goes_back(gallery: Gallery) -> None:
+def test_a_reader_of_one_collection_after_the_other_misses_no_record_that_goes_back(gallery: Gallery) -> None:
     gallery.supersede()
     drive(gallery)
     conductor = gallery.conductor()
