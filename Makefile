@@ -39,10 +39,10 @@ lint: setup
 check: lint
 	$(BIN)/python -m pytest -n 2 -m "not server and not postgres and not bench" tests/unit tests/contract
 
-# More processes than cores, since the tests mostly wait: for leases, graces and servers. A process takes a file, and of a few long
-# files a test (tests/support/spread.py). The folders in their order, since the unit tests at the end are short: the most tests first, as xdist would have it, is not the longest first. What fails is shown at
-# once, since a run that is cut off shows nothing at its end; a process that dies ends the run, since xdist would begin its test
-# again.
+# More processes than cores, since the tests mostly wait: for leases, graces and servers. A process takes a file, or a single test of
+# a few long files (tests/support/spread.py). The folders run in their order, since the unit tests at the end are short: xdist would
+# begin with the file of the most tests, which is not the longest. A failure is shown at once, since a run that is cut off shows
+# nothing at its end. A process that dies ends the run, since xdist would begin its test again.
 test: lint
 	$(BIN)/python -m pytest --instafail -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 	@echo "== all of it passed"

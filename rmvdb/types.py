@@ -205,7 +205,7 @@ class Leg:
     write_with: str | None = None
     #: False for a mirror: it gets every write, and no search.
     searched: bool = True
-    #: What another model adds to the query vector. None: `embedder` and `transforms` make all of it.
+    #: The part of the query vector that another model makes. None: `embedder` and `transforms` make all of it.
     blend: Blend | None = None
     #: How many of the best hits of the legs behind it a search embeds by this leg's model, and ranks by their true distance. It
     #: counts on the newest leg only.

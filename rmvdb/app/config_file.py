@@ -111,7 +111,7 @@ def allow(file: Path, modules: Sequence[str]) -> None:
     try:
         if tomllib.loads(changed) != wanted:
             raise ValueError("it is written in another way")
-        # In place of the file that a link leads to, with its rights.
+        # If rmvdb.toml is a link, replace its target, and keep the target's rights.
         files.durable_write(file.resolve(), changed.encode(), mode=stat.S_IMODE(file.stat().st_mode))
     except (ValueError, RmvdbError) as exc:
         raise ConfigError(f"{file} could not be changed ({exc}); write {line(modules)} there, below [models]") from exc

@@ -26,19 +26,19 @@ from rmvdb.upgrade.status import rests
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks for work, and between two looks at the clock.
+#: Seconds between two checks for work, and between two checks of the window.
 STEP = 1.0
-#: Phases in which there is nothing to do for a worker.
+#: Phases in which a worker has nothing to do.
 DONE = (Phase.CUT_OVER, Phase.CLEANING_UP)
 LOOK = 5.0
-#: The most seconds until a gallery that could not go on is tried again.
+#: The most seconds until rmvdb tries a gallery again that it could not continue.
 LONGEST = 600.0
-#: Seconds for which a plan of one gallery may wait for its clients, before the others have their turn.
+#: Seconds for which one gallery's plan may wait for its clients before other galleries have their turn.
 PATIENCE = 10.0
 
 
 class _Wait(NamedTuple):
-    """A rest of a gallery that could not go on: since when, for how long, and the state it was in."""
+    """The pause before the next try of a gallery: since when, for how long, and the state that the failed try found."""
 
     since: float
     seconds: float
@@ -61,19 +61,20 @@ class Scheduler:
         self._warn = warn or say
         self._worker: Worker = app.worker()
         self._stop = threading.Event()
-        #: Set while the window is closed or the scheduler ends: a batch in hand is finished, no other begun.
+        #: Set while the window is closed or the scheduler ends. The worker then finishes its batches and begins no others.
         self._rest = threading.Event()
-        #: The last complaint about each gallery, and the lines of its steps in this phase and epoch.
+        #: The last warning about each gallery, and the lines of its steps in this phase and epoch.
         self._last: dict[str, str] = {}
         self._told: dict[str, tuple[object, set[str]]] = {}
         #: The upgrade that it is working on.
         self._at: int | None = None
-        #: Held while the worker reports its place to the registry, which has one line for each worker.
+        #: Locked while the worker reports its upgrade: the registry has one row for each worker.
         self._telling = threading.Lock()
         self._waits: dict[str, _Wait] = {}
-        #: When it looked last at the marks of galleries without work.
+        #: When it last read the marks of galleries without work.
         self._marks_read = float("-inf")
-        #: Upgrades that it has advanced once. Longer times of the settings count from then on, even if nothing is left to do.
+        #: Upgrades that it has advanced once. It advances each upgrade at least once, because the settings may have longer times
+        #: by now.
         self._stepped: set[int] = set()
 
     def run(self, stop: threading.Event) -> None:
@@ -92,7 +93,7 @@ class Scheduler:
             self._app.registry.retire_worker(self._worker.name)
 
     def _look(self) -> None:
-        """Open or close the window, and say that this worker lives."""
+        """Open or close the window, and send a heartbeat."""
         if self._window.is_open():
             self._rest.clear()
             if self._stop.is_set():  # checked last: it may be set meanwhile
@@ -113,33 +114,33 @@ class Scheduler:
         self._app.registry.renew(self._worker.name, upgrade, lease=lease, note=note)
 
     def _waits_for(self) -> int | None:
-        """The upgrade that it is shown at while it works on none: one with work, else one that is paused."""
+        """Return the upgrade to show it at while it works on none: one with work, else a paused one."""
         active = self._active().values()
         with_work = (row.id for row in active if self._has_work(row))
         return next(with_work, None) or next((row.id for row in active if row.paused), None)
 
     def _upgrades(self) -> dict[str, int]:
-        """Galleries with work, and their upgrades."""
+        """Return the upgrades with work, by gallery."""
         return {name: row.id for name, row in self._active().items() if self._has_work(row)}
 
     def _active(self) -> dict[str, UpgradeRow]:
-        """Upgrades that have not ended, by gallery."""
+        """Return the upgrades that have not ended, by gallery."""
         found = {name: self._app.registry.active_upgrade(id) for name, id in self._watched().items()}
         return {name: row for name, row in found.items() if row is not None}
 
     def _watched(self) -> dict[str, int]:
-        """The galleries that it works on, by name, with their ids in the registry."""
+        """Return the ids in the registry of the galleries that it works on, by name."""
         there = {row.name: row.id for row in self._app.registry.galleries()}
         for name in set(self._galleries) - there.keys():
             self._complain(errors.UnknownName("gallery", name, list(there)), name)
         return {name: there[name] for name in self._galleries or there if name in there}
 
     def _has_work(self, row: UpgradeRow) -> bool:
-        """Whether there is something to do for an upgrade; in a pause, whether a batch is in hand."""
+        """Return whether an upgrade has work for it. During a pause, only a batch in hand is work."""
         states = self._app.registry.counts(row.id).keys()
         in_hand = not states <= {BatchState.PENDING, BatchState.RETIRED}
         if row.paused:
-            return in_hand  # which is finished
+            return in_hand  # it is finished during a pause, too
         if row.phase != Phase.SERVING_BOTH or not row.listed:
             return row.phase not in DONE
         if in_hand:
@@ -160,7 +161,8 @@ class Scheduler:
             self._stop.wait(LOOK)
 
     def _expect_owned(self, galleries: Sequence[str]) -> None:
-        """Complain of galleries that another registry has taken, or whose registry has gone back. Work looks for itself."""
+        """Warn of galleries that another registry has taken, or whose registry has gone back. Galleries with work check this
+        themselves."""
         for name in galleries:
             try:
                 Owner(self._app.registry, self._app.store).expect(name)
@@ -193,7 +195,7 @@ class Scheduler:
         return waited >= wait.seconds or (waited >= LOOK and self._seen(gallery, upgrade) != wait.seen)
 
     def _put_off(self, gallery: str, upgrade: int, exc: Exception) -> None:
-        """Each try in vain may read all of the gallery: twice as long until the next, as long as nothing changes."""
+        """Double the wait until the next try, as long as nothing changes: each failed try may read the whole gallery."""
         seen, before = self._seen(gallery, upgrade), self._waits.get(gallery)
         away = isinstance(exc, errors.EngineUnavailable | errors.RegistryUnavailable | errors.NotServed)  # nothing was read
         again = before is not None and before.seen == seen and not away
@@ -201,7 +203,7 @@ class Scheduler:
         self._waits[gallery] = _Wait(time.monotonic(), seconds, seen)
 
     def _seen(self, gallery: str, upgrade: int) -> object:
-        """What commands and workers change of an upgrade."""
+        """Return the values that commands and workers change during an upgrade."""
         registry = self._app.registry
         now, row = registry.progress(upgrade), registry.gallery(gallery)
         return upgrade, len(registry.history(upgrade)), row.source, row.epoch, now.done, now.total, now.begun, now.quarantined
@@ -213,7 +215,7 @@ class Scheduler:
         try:
             conductor.advance(upgrade, self._worker)
         except errors.UpgradeRunning:
-            # Somebody else makes the batches and changes the phases; batches can be worked on all the same.
+            # Another process makes the batches and changes the phases. This one can still work on the batches.
             if upgrade.phase == Phase.SERVING_BOTH and upgrade.listed:
                 conductor.expect_unchanged()
                 conductor.backfill(upgrade, self._worker)

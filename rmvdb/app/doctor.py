@@ -22,7 +22,7 @@ from rmvdb.upgrade.status import behind
 
 #: The number of records for which a source must have items.
 ASKED = 5
-#: Of a model whose `embed_queries` came after its registration.
+#: The finding for a model that got its `embed_queries` after its registration.
 UNUSED = (
     "; it has embed_queries now, which it had not when it was registered, so its queries are still embedded as its records are: "
     "to use it, register the model as a version of its own"
@@ -39,12 +39,12 @@ class Finding:
     detail: str
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the finding as JSON values."""
         return asdict(self)
 
 
 def examine(app: App) -> Iterator[Finding]:
-    """The configuration, the registry, the engine, every model version and every gallery, one finding at a time."""
+    """Check the configuration, the registry, the engine, every model version and every gallery. Yield one finding at a time."""
     registry = _look("registry", lambda: _registry(app))
     yield registry
     yield _look("files", lambda: _files(app))

@@ -44,7 +44,7 @@ class App:
     def __init__(self, settings: ProjectSettings, *, file: Path | None = None) -> None:
         self.settings, self.file = settings, file
         if file is not None:
-            look_in(file.parent)  # commands and applications that run in a folder below it find its models, too
+            look_in(file.parent)  # so that commands and applications in folders below find its models, too
 
     @property
     def allowed(self) -> Allowed:
@@ -53,9 +53,9 @@ class App:
         return Allowed(modules=self.settings.models.allow, where=str(self.file) if in_file else ALLOW)
 
     def allow(self, modules: Iterable[str]) -> list[str]:
-        """Let code of these modules run here, since who runs this command named them; those that are new.
+        """Let code of these modules run here, because the user named them. Return those that were not allowed yet.
 
-        Raises ConfigError, with the line to write by hand, where rmvdb.toml cannot be changed.
+        Raises ConfigError, with the line to write by hand, if rmvdb.toml cannot be changed.
         """
         before = self.allowed
         if not (new := [each for each in dict.fromkeys(modules) if not before.has(each)]):
@@ -69,7 +69,7 @@ class App:
         return new
 
     def allow_registered(self) -> list[str]:
-        """Allow the modules that the registry names, if rmvdb.toml allows none yet. Return those that are new."""
+        """Allow the modules that the registry names, if rmvdb.toml allows none yet. Return those that were not allowed yet."""
         if "allow" in self.settings.models.model_fields_set or self.file is None:
             return []
         versions = [spec for row in self.registry.versions() for spec in (row.embedder, row.classifier) if spec]
@@ -86,33 +86,33 @@ class App:
 
     @property
     def _private(self) -> tuple[Path, ...]:
-        """What other users have no need to read."""
+        """The files and folders that other users need not read."""
         database = self.settings.registry_file
         beside = [database.with_name(f"{database.name}{end}") for end in ("", "-wal", "-shm")] if database else []
         return self.settings.home, self.settings.manifest, *beside
 
     @property
     def open_to_others(self) -> list[Path]:
-        """What other users may read though they have no need to, as an earlier rmvdb made it; none in a home that is shared."""
+        """The private files that other users can read because an earlier rmvdb made them so. None if home is shared."""
         return (
             [] if ownership.is_shared(self.settings.home) else [path for path in self._private if ownership.open_to_others(path)]
         )
 
     def close_to_others(self) -> None:
-        """Make home, and take the rights to it, the manifest and the registry's files away from all other users."""
+        """Make home. Remove other users' rights to it, to the manifest and to the registry's files."""
         files.make_folder(self.settings.home, "home, or registry.url,")
         for path in self.open_to_others:
             ownership.close_to_others(path)
 
     @functools.cached_property
     def registry(self) -> Registry:
-        """The registry, whose changes are in the manifest."""
+        """The registry. It writes each change to the manifest, too."""
         url = self.settings.registry.url.get_secret_value()
         return Registry(url, patience=self.settings.backfill.retry_for, keep=self.manifest.write)
 
     @property
     def manifest(self) -> Manifest:
-        """What brings back a lost registry."""
+        """The manifest, from which a lost registry is rebuilt."""
         return Manifest(self.settings.manifest)
 
     @functools.cached_property
@@ -132,7 +132,7 @@ class App:
         if "://" in milvus.uri or milvus.uri.startswith("unix:"):
             return make(lambda: milvus.uri)
         file = Path(milvus.uri)
-        if file.parent == self.settings.home:  # any other folder is its owner's to make
+        if file.parent == self.settings.home:  # the user makes any other folder
             files.make_folder(file.parent, "home")
         return make(functools.partial(lite.address, file), gate=functools.partial(lite.gate, file))
 
@@ -169,11 +169,11 @@ class App:
 
     @property
     def quiet(self) -> float:
-        """Seconds after which no write or claim of a registry that is lost goes on."""
+        """Seconds after which no write or claim of a lost registry is still under way."""
         return max(WRITE_LASTS, self.settings.backfill.lease)
 
     def embedder(self, version: str) -> Embedder:
-        """The embedder of a registered version; ModelError if it is not the model that was registered."""
+        """Return the embedder of a registered version. Raise ModelError if it is not the registered model."""
         from rmvdb.catalog.versions import check_model
         from rmvdb.items.load import load_embedder
         from rmvdb.items.pictures import pixel_limit
@@ -196,7 +196,7 @@ class App:
         return Chain(embedder=row.base or row.name, dim=row.dim, head=row.head, has_own_queries=row.has_own_queries)
 
     def classifier(self, row: VersionRow) -> Classifier | None:
-        """The classifier of a version, or None if it declares none."""
+        """Return the classifier of a version, or None if it declares none."""
         if not row.classifier:
             return None
         from rmvdb.items.load import load_classifier
@@ -204,7 +204,7 @@ class App:
         return load_classifier(row.classifier, allowed=self.allowed)
 
     def source(self, gallery: str) -> Source | None:
-        """The source of a gallery's items, or None if it has none."""
+        """Return the source of a gallery's items, or None if it has none."""
         spec = self.registry.gallery(gallery).source
         return sources.load(spec, base=self.base, allowed=self.allowed) if spec else None
 
@@ -215,11 +215,11 @@ class App:
 
     @property
     def base(self) -> Path:
-        """The folder that relative paths in sources start at: that of rmvdb.toml."""
+        """The folder of rmvdb.toml, where relative paths in sources start."""
         return self.settings.home.parent
 
     def gallery_name(self, name: str | None, *, how: str = "--gallery") -> str:
-        """The named gallery, or the only one. Raises UsageError if there are several; `how` says how to name one."""
+        """Return the named gallery, or the only one. Raise UsageError if there are several. `how` says how to name one."""
         if name:
             return self.registry.gallery(name).name
         names = [row.name for row in self.registry.galleries()]
@@ -231,13 +231,13 @@ class App:
         raise errors.UsageError(f"There are {len(names)} galleries; name one with {how}: {', '.join(names[:8])}")
 
     def close(self) -> None:
-        """Give back the connections that were opened."""
+        """Close all connections."""
         for part in ("registry", "store"):
             if part in self.__dict__:
                 self.__dict__.pop(part).close()
 
     def client(self, gallery: str | None = None, *, closing: Callable[[], None] = lambda: None) -> Client:
-        """A client of a gallery, which calls `closing` when it is closed."""
+        """Return a client of a gallery. Its `close` calls `closing`."""
         from rmvdb.registry.codec import schema_from_json
         from rmvdb.serving.client import Client
         from rmvdb.serving.rescorer import Rescorer
@@ -270,7 +270,7 @@ class App:
         )
 
     def _keeper(self, gallery: str) -> QueryKeeper | None:
-        """What keeps a sample of a client's queries, or None if none are to be kept."""
+        """Return the keeper of a client's sample of queries, or None if the settings keep none."""
         from rmvdb.serving.query_keeper import QueryKeeper
 
         search = self.settings.search
@@ -279,7 +279,7 @@ class App:
         return QueryKeeper(gallery, registry=self.registry, most=search.keep_queries, days=search.keep_queries_days)
 
     def worker(self) -> Worker:
-        """A worker with this configuration's lease, width and limits."""
+        """Return a worker with this configuration's lease, width and limits."""
         from rmvdb.backfill.throttle import Limits
         from rmvdb.backfill.worker import Worker
 
@@ -300,7 +300,7 @@ class App:
         report: Callable[[str, int, int], None] = lambda *_: None,
         stop: threading.Event | None = None,
     ) -> Conductor:
-        """A conductor of a gallery's upgrades."""
+        """Return a conductor of a gallery's upgrades."""
         from rmvdb.storage.archive import Archive
         from rmvdb.upgrade.context import Services
         from rmvdb.upgrade.run import Conductor
@@ -328,7 +328,7 @@ class App:
         return Conductor(name, services, say=say, report=report, stop=stop)
 
     def _embeddings(self, gallery: str, version: str) -> EmbeddingCache:
-        """Those kept of a gallery by one version: not by another that had its name once."""
+        """Return the embeddings kept for a gallery and a version, but not those of an earlier version of the same name."""
         from rmvdb.storage.embedding_cache import EmbeddingCache
 
         row = self.registry.version(version)
@@ -336,7 +336,7 @@ class App:
         return EmbeddingCache(self.settings.cache / "embeddings", model=name, dim=row.dim)
 
     def collector(self) -> Collector:
-        """The collector of leftover rows and files."""
+        """Return the collector of leftover rows and files."""
         from rmvdb.upgrade.garbage import Collector
 
         return Collector(
@@ -355,7 +355,7 @@ class App:
         report: Callable[[str, int, int], None] = lambda *_: None,
         stop: threading.Event | None = None,
     ) -> Rebuild:
-        """What brings back a lost registry."""
+        """Return the service that rebuilds a lost registry."""
         from rmvdb.storage.archive import Archive
         from rmvdb.upgrade.rebuild import Rebuild
 
@@ -373,6 +373,6 @@ class App:
 
 
 def load(path: Path | None = None, *, trust: bool = False) -> App:
-    """The app of the configuration at `path`, of RMVDB_CONFIG, or of the nearest rmvdb.toml; `trust` takes one that other users
-    may change."""
+    """Return the app of the configuration at `path`, of RMVDB_CONFIG, or of the nearest rmvdb.toml. `trust` accepts one that
+    other users may change."""
     return App(config.load(path, trust=trust), file=config_file.find(path))

@@ -44,7 +44,7 @@ def refuse_unknown_variables() -> None:
             continue
         parent = _field(keys[:-1])
         if parent is not None and parent.annotation == dict[str, Any]:
-            # The environment has no lower case, and Milvus' own names do.
+            # Names in the environment are upper case. Milvus' own names, such as efConstruction, are not.
             way_out = f"write {_as_variable(keys[:-1])} as JSON, such as '{{\"M\": 16}}'"
         else:
             way_out = _offer(keys, as_variable=True)
@@ -71,11 +71,11 @@ def sentence(exc: ValidationError, file: Path | None) -> str:
 
 
 def _offer(keys: Keys, *, as_variable: bool = False) -> str:
-    """Return the way out of an unknown setting: the nearest known one, else all of its section."""
+    """Return the remedy for an unknown setting: the nearest known one, else every setting of its section."""
     show = _as_variable if as_variable else lambda each: repr(".".join(each))
     everywhere = _known_beside(keys)
     beside = [each for each in everywhere if each[:-1] == keys[:-1]]
-    # All but the same as a whole, else the same section, else the same name in another section.
+    # In turn: a name nearly the same as a whole, in the same section, or the same name in another section.
     whole, name = slice(None), slice(-1, None)
     for part, among, cutoff in ((whole, everywhere, 0.9), (name, beside, 0.65), (name, everywhere, 0.8)):
         names = {".".join(each[part]): each for each in reversed(among)}
@@ -89,7 +89,7 @@ def _known_beside(keys: Keys) -> list[Keys]:
 
 
 def _keys_of(variable: str) -> Keys:
-    """Return the keys that an environment variable sets: none for one that is not ours."""
+    """Return the keys that an environment variable sets, none if it is not rmvdb's."""
     if not variable.upper().startswith(PREFIX) or variable.upper() in ("RMVDB_CONFIG", ownership.VARIABLE):
         return ()
     return tuple(variable[len(PREFIX) :].lower().split("__"))

@@ -1,4 +1,4 @@
-"""Moves first what searches ask for: its vectors are made already, and each search that finds it moved embeds less."""
+"""Moves the records first that searches asked for: their vectors are made already, and later searches embed less."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MovedFirst:
 
     def __init__(self, registry: Registry, upgrade: int) -> None:
         self._registry, self._upgrade = registry, upgrade
-        #: The notes that are being seen to: the record of each row. Empty between two looks.
+        #: The requests in work: the record of each row. Empty between two looks.
         self._wanted: dict[int, str] = {}
         self._after, self._found, self._left = 0, list[int](), set[str]()
         self._next, self._took = 0.0, 0.0

@@ -19,7 +19,7 @@ class Copying(NewVectors):
     """Fills the new collection."""
 
     def copy(self, task: Task, batch: BatchRow, in_time: Permit) -> None:
-        """Claimed → copied: read, load, embed, archive, then *writing*, look at the intents, upsert into the new collection.
+        """Bring a batch from claimed to copied: read, load, embed, archive, then *writing*, look at the intents, upsert into new.
 
         `in_time` runs before every attempt of a write. It raises LeaseLost if the claim may end before the write does.
         """
@@ -60,7 +60,7 @@ class Copying(NewVectors):
         return [record for records in kept.values() for record in records if record.id not in there]
 
     def _left(self, task: Task, batch: BatchRow, ids: Sequence[Id]) -> set[Id]:
-        """For a roll back: return the records that are already where they return to, and only leave where they are now.
+        """Return, for a roll back, the records that are already where they return to, and only leave where they are now.
 
         A record that never left is still there, unless another program deleted it. One that did leave is there only if another
         program wrote it. This is decided once: later tries find there what the first try wrote.

@@ -33,7 +33,7 @@ class _Seen:
     made: set[Id]
     #: The records that an old collection holds now.
     in_old: set[Id]
-    #: Those in both whose content is as it was read.
+    #: Records in both whose content is as it was read.
     same: set[Id]
 
 
@@ -41,7 +41,8 @@ class Retiring(BatchRecords):
     """Empties the old collections."""
 
     def retire(self, task: Task, batch: BatchRow, in_time: Permit) -> None:
-        """Copied → retired, one grace later: compare with the readings, write down what leaves, then remove it."""
+        """Bring a batch from copied to retired, one grace later: compare with the readings, write down which ids leave, remove
+        them."""
         if not task.removal_allowed:
             raise errors.NeedsConsent(
                 f"Collection {task.old[-1]!r} was not made by rmvdb; to let records leave it, run the upgrade again with "
@@ -61,7 +62,7 @@ class Retiring(BatchRecords):
         # Each try gets a number of its own. Before anything is removed, the mark shows whether the registry has gone back.
         self._owner.note(task.gallery, self._registry.advance(batch, BatchState.REMOVING, left=batch.left, **packed))
         if not task.in_place:
-            # If the registry goes back to before this line, it must not take what leaves now for another program's deletions.
+            # If the registry goes back to before this line, it must not take these removals for another program's deletions.
             self._archive.leave(*task.archive_folders, str(root_of(batch)), f"{batch.id}-{batch.token}", ids=decision.remove)
         announced = self._registry.intents(task.upgrade, decision.remove_from_new) if decision.remove_from_new else {}
         self._delete(task.new, [id for id in decision.remove_from_new if key(id) not in announced], in_time)
@@ -157,7 +158,7 @@ class Retiring(BatchRecords):
         return decision if task.in_place else self._doubt(task, batch, len(seen.read), decision)
 
     def _look(self, task: Task, batch: BatchRow) -> _Seen:
-        """Compare the batch's readings with what is there now; both are freed before any other call."""
+        """Compare the batch's readings with the present records. Both are freed before any other call."""
         was = self._was(batch)
         now = {record.id: record for records in self._read(task, unpack_ids(batch.ids)).values() for record in records}
         both = was.keys() & now.keys()

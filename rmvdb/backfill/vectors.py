@@ -57,7 +57,7 @@ class NewVectors(BatchRecords):
         return made, reasons
 
     def _from_archive(self, task: Task, batch: BatchRow, old: Sequence[Record]) -> dict[str, list[Record]]:
-        """For a roll back: return the records as they were, in their former collections, except for those written since."""
+        """Return, for a roll back, the records as they were, in their former collections, except for records written since."""
         written = self._written(task, [record.id for record in old])
         wanted = {record.id: record for record in old if key(record.id) not in written}
         return {

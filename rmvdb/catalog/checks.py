@@ -1,4 +1,4 @@
-"""Checks of a collection against what the registry says of it: its schema, and who made its vectors."""
+"""Checks of a collection against its row in the registry: the schema, and the model that made its vectors."""
 
 from __future__ import annotations
 

@@ -59,12 +59,12 @@ def main(ctx: click.Context, config: Path | None, trust: bool, verbose: bool) ->
       rmvdb model add v2 --embedder app.models:v2
       rmvdb upgrade --from v1 --to v2
     """
-    # Threads that spin while they wait made a training three times as long where cores are shared; read when torch is imported.
+    # torch reads this at its import. If its threads spin while they wait, a training on shared cores takes three times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr
     )
-    ctx.obj = config  # `trust` is asked for by whatever opens it
+    ctx.obj = config  # a command that opens it decides whether to trust it
 
 
 for command in (

@@ -1,4 +1,4 @@
-"""What commands work on: the app of this call, a gallery's upgrade, and the conductor that runs it."""
+"""The objects that a command works on: the app of this call, a gallery's upgrade, and the conductor that runs it."""
 
 from __future__ import annotations
 

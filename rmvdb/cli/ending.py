@@ -144,13 +144,13 @@ def cleanup(gallery: str | None, yes: bool) -> None:
     if row.phase not in ("cut over", "cleaning up"):
         raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
     if not (yes or row.phase == "cleaning up"):
-        old = " and ".join(_told(app, each) for each in row.leaving)
+        old = " and ".join(_described(app, each) for each in row.leaving)
         output.agree(f"Drop {old} and the archive? rmvdb rollback is impossible afterwards", "dropped", "rmvdb cleanup --yes")
     with conducting(app, gallery) as (conductor, _):
         conductor.clean_up(row)
 
 
-def _told(app: App, collection: str) -> str:
+def _described(app: App, collection: str) -> str:
     """Return a collection's name, owner and number of records, for the question before it is dropped."""
     whose = "yours, adopted" if app.registry.collection(collection).adopted else "made by rmvdb"
     held = counted(app.store.count(collection), "record") if app.store.exists(collection) else "dropped already"
@@ -210,7 +210,7 @@ def rollback(gallery: str | None, force: bool) -> None:
     app = open_app()
     with conducting(app, gallery) as (conductor, report):
         if conductor.drop_given_up() and not app.registry.since_given_up(conductor.gallery.id):
-            return  # what a roll back that was killed had left to do: an upgrade that goes on since is another one
+            return  # it finished a roll back that was killed; another upgrade continues since
         row = upgrade_of(app, gallery)
         back = row if row.undoes is not None else conductor.roll_back(row)
         if back is not None:

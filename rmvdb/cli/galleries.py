@@ -94,7 +94,7 @@ def gallery_add(
 
 
 def _as_doctor_finds(app: App, row: GalleryRow) -> None:
-    """Raise the error of doctor for a source that has no item for any record that it was asked for."""
+    """Raise the error of doctor if the source has no item for any of these records."""
     from rmvdb.app.doctor import check_source
 
     try:

@@ -16,7 +16,7 @@ _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u20
 
 
 def shown(text: str) -> str:
-    """The text with escape sequences and other control characters written out: ids and reasons are other people's."""
+    """Write out escape sequences and other control characters: ids and reasons come from other programs."""
     return _UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
@@ -36,17 +36,17 @@ def agree(question: str, done: str, command: str) -> None:
         raise errors.NeedsConsent(f"Nothing was {done}; run {command} to agree")
 
 
-#: Columns if the output is no terminal, so that no cell is cut short.
+#: The width of a table outside a terminal, so that every cell is whole.
 _UNBOUNDED = 10_000
 
 
 def print_json(value: Any) -> None:
-    """A value as JSON."""
+    """Print a value as JSON."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Rows of the same keys, as a table or as JSON."""
+    """Print rows of the same keys, as a table or as JSON."""
     if as_json:
         print_json(rows)
         return
@@ -78,7 +78,7 @@ def _cell(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in the unit that people would choose."""
+    """Return a length of time in the unit that people would choose."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -11,9 +11,9 @@ from rmvdb.errors import ConfigError, UsageError
 
 #: Colours that differ in lightness too, and markers, so that the picture can be read without them.
 COLOURS = ("#d1495b", "#edae49", "#8cb369", "#66a182", "#30638e", "#0b6e4f", "#555b6e", "#a5a58d", "#b298dc")
-#: One more, so that no two curves have both in common.
+#: One more than there are colours, so that two curves never share both.
 MARKERS = "s^vD<o>pxP"
-#: What does not change with t: its label, its line, its colour.
+#: The level curves, which do not change with t: label, line and colour of each.
 LEVELS = {
     "old": ("old model alone", "-.", "#8d99ae"),
     "new": ("new model alone", ":", "#22223b"),
@@ -30,9 +30,9 @@ def check(path: Path) -> None:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """mAP and CMC@1 over t of what `Comparison.to_json` gives, each method with its best order, into a PNG file.
+    """Draw a comparison (`Comparison.to_json`) into a PNG file: mAP and CMC@1 over t, each method with its best order.
 
-    Raises UsageError where that cannot be written.
+    Raises UsageError if the file cannot be written.
     """
     import matplotlib
 

@@ -1,4 +1,4 @@
-"""What a command shows while it runs: bars, waits, the log of a process that stays. Ctrl-C."""
+"""The output of a command while it runs: progress bars, waits, the log of a worker. Ctrl-C stops it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from typing import Any, NoReturn
 from rmvdb import timing
 from rmvdb.cli.output import echo
 
-#: A progress bar hides the cursor while it lasts.
+#: Shows the cursor again: a progress bar hides it.
 SHOW_CURSOR = "\x1b[?25h"
 
 
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets; the second ends the process at once, which loses no more than a kill."""
+    """Give an event that the first Ctrl-C or SIGTERM sets. The second ends the process at once, which loses no more than a
+    kill."""
     stop = threading.Event()
 
     def ask(number: int, _: object) -> None:
@@ -41,7 +42,7 @@ def stoppable() -> Iterator[threading.Event]:
 
 
 def _end_now(words: str) -> NoReturn:
-    """End as a kill would, which loses nothing: threads in the middle of something would be waited for, however long it takes."""
+    """End as a kill does, which loses nothing. An ordinary exit waits for running threads, however long they take."""
     with contextlib.suppress(OSError, RuntimeError):  # stderr is closed, or a line is being written
         if sys.stderr.isatty():
             sys.stderr.write(SHOW_CURSOR)
@@ -56,7 +57,7 @@ SILENT = 2.0
 
 @contextmanager
 def name_waits() -> Iterator[None]:
-    """Say on stderr, for as long as the block runs, when registry or engine keep it waiting, and for how long."""
+    """Say on stderr, while the block runs, if it waits for the registry or the engine, and for how long."""
     ended, next_lines = threading.Event(), dict[str, float]()
 
     def watch() -> None:
@@ -86,7 +87,7 @@ def _say_waits(next_lines: dict[str, float]) -> None:
 
 
 def log_to_stdout() -> logging.Logger:
-    """The log of a process that stays: its own lines and those of the library, each with time and level."""
+    """Print the log of a worker on stdout: its own lines and the library's, each with time and level."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("rmvdb")
@@ -96,7 +97,7 @@ def log_to_stdout() -> logging.Logger:
 
 
 class Reporter:
-    """Progress on stderr: bars on a terminal, else a line when a step begins and at every tenth of it."""
+    """Shows progress on stderr: bars on a terminal, else a line when a step begins and at every tenth of it."""
 
     def __init__(self, progress: Any, *, quiet: bool) -> None:
         self._progress, self._quiet = progress, quiet
@@ -132,7 +133,7 @@ class Reporter:
 
 @contextmanager
 def reporting(*, quiet: bool = False) -> Iterator[Reporter]:
-    """A reporter for as long as the block runs."""
+    """Give a reporter while the block runs."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

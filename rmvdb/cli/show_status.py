@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def print_status(now: Status) -> None:
-    """The status of a gallery, for people."""
+    """Print the status of a gallery, for people."""
     echo(
         f"gallery {now.gallery}: epoch {now.epoch}, served from {', '.join(leg['collection'] for leg in now.legs)}, "
         f"{counted(now.clients, 'client')}"

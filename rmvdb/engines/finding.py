@@ -13,7 +13,7 @@ from rmvdb.types import Hit, Id, Metric, Record, Schema, Vectors
 
 #: Records searched by their own vectors at once.
 TOGETHER = 20
-#: Ids in one filter. Of one id 2.3.5 always found one, of twenty between 1 and 7: only many ids show that some are missed.
+#: Ids in one filter. Milvus 2.3.5 found one of one id, and between 1 and 7 of twenty: only many ids show that some are missed.
 _IDS = 1_000
 #: Hits of a search without a filter.
 _HITS = 10
@@ -42,7 +42,7 @@ def not_found(
     missed: dict[Id, str] = {}
     wanted = list(among) or ids
     for part in (wanted[start : start + _IDS] for start in range(0, len(wanted), _IDS)):
-        # Searched as applications do, not at Strong: it may miss a write of just now, and the caller repeats it.
+        # Not at Strong, because applications search so. It may miss a recent write, and the caller repeats it.
         [hits] = store.search(name, vectors[:1], limit=len(part), filter=ids_in(schema.id_field, part), search=search)
         there = {hit.id for hit in hits}
         missed |= {id: "a search with a filter by its key does not find it" for id in part if id not in there}

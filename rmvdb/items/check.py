@@ -60,7 +60,7 @@ def embed_checked(
     """
     vectors, failed = _embed_in_halves(embedder, items, dim, metric)
     others = known_good() if failed and len(failed) == len(items) else ()
-    if len(items) > 1 or others:  # one item alone, with nothing to compare it with, does not tell
+    if len(items) > 1 or others:  # one item alone cannot be compared with anything
         _refuse_broken_model(embedder, len(items), failed, others, dim, metric)
         failed = _try_again(embedder, items, vectors, failed, metric)
     good = [index for index in range(len(items)) if index not in failed]
@@ -112,7 +112,7 @@ def confirm_rows(embedder: Embedder, items: Sequence[Item], vectors: Vectors, ro
     for index in rows:
         alone = np.empty((1, vectors.shape[1]), np.float32)
         if _embed_into(alone, embedder, [items[index]], [0], None):
-            continue  # the embedder is away for a moment, which says nothing about the row
+            continue  # the embedder may be away for a moment, so the row may be correct
         if (far := distances(vectors[index : index + 1], alone)[0]) > tolerance:
             raise ModelError(
                 f"The embedder gives another vector for item {index} of {len(items)} than for the same item alone: the distance "

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rmvdb.types import Item
 
-#: What a model version's items are.
+#: The kind of a model version's items.
 Kind: TypeAlias = Literal["text", "image"]
 
 

@@ -103,7 +103,7 @@ def _home(named: object) -> str:
 def _load_module(name: str, error: type[RmvdbError]) -> ModuleType:
     folders = list(dict.fromkeys((str(Path.cwd()), *_folders)))
     with _importing:
-        # For good, not just for this import: the module may import its neighbours later.
+        # The folder stays on the path: the module may import its neighbours later.
         for folder in reversed([each for each in folders if each not in sys.path]):
             sys.path.insert(0, folder)
         importlib.invalidate_caches()

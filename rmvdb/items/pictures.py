@@ -54,7 +54,8 @@ def read_image(item: Item, *, mode: str = "RGB") -> Image:
 
 @functools.cache
 def _formats() -> list[str]:
-    """Return every format but PostScript, a program that another program would run, and ICO, which opening decodes."""
+    """Return every format but PostScript and ICO. PostScript is a program that another program would run. PIL decodes ICO as it
+    opens it."""
     from PIL import Image
 
     Image.init()

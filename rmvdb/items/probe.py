@@ -38,7 +38,7 @@ def _embed_alone(embedder: Embedder, item: Item, dim: int) -> Vectors:
 
 def check_steady(embedder: Embedder, vectors: Vectors, *, kind: Kind) -> None:
     """Raise ModelError if an item's vector depends on its batch or on chance. `vectors` are the embedder's probe vectors."""
-    # Half of what is allowed later: a gallery has more items than there are probes, and the worst of them counts.
+    # Half of the tolerance that counts later: a gallery has more items than there are probes, and the worst one counts.
     confirm_rows(embedder, KINDS[kind].probes(), vectors[:REQUIRED], range(REQUIRED), TOLERANCE / 2)
 
 

@@ -41,7 +41,7 @@ class SourceSpec:
     code: Callable[[str], str] = lambda rest: ""
 
 
-#: What comes before the colon of a spec, to what it means.
+#: Each form of spec, by the word before its colon.
 SOURCES: Mapping[str, SourceSpec] = {
     "folder": SourceSpec(form="folder:photos/{id}.jpg", make=lambda rest, base, allowed: ImageFolder(rest, base=base)),
     "field": SourceSpec(form="field:NAME", make=lambda rest, base, allowed: FieldSource(rest), field=lambda rest: rest),
@@ -172,10 +172,10 @@ def _try_again(source: Source, record: Record, items: dict[Id, Item]) -> str:
 
 
 def _is_away(exc: SourceError) -> bool:
-    """Tell whether the source cannot be reached, which is the fault of no record."""
+    """Tell whether the source cannot be reached, so that no record is to blame."""
     cause = exc.__cause__
     if isinstance(exc, SourceUnavailable) or isinstance(cause, ConnectionError | TimeoutError | ImportError):
         return True
-    # SQLite raises these for a text that is not UTF-8, too, and is always near.
+    # SQLite is never away. It raises these errors for a text that is not UTF-8, too.
     from_sqlite = type(getattr(cause, "orig", None)).__module__ == "sqlite3"
     return type(cause).__name__ in ("OperationalError", "InterfaceError") and not from_sqlite

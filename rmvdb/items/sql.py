@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rmvdb.types import Id, Item, Record
 
-#: What a query looks like.
+#: The form of a query.
 QUERY = "SELECT id, item FROM … WHERE id IN :ids"
 #: Ids in one query: far below the limit of any database, and large enough to need few queries.
 _IDS_A_QUERY = 500

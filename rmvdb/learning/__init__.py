@@ -1,1 +1,2 @@
-"""What is trained and applied: transforms, methods, losses, calibration and geometry. Choosing among them is planning."""
+"""Transforms, methods, losses, calibration and geometry: how they are trained and applied. The choice among them is in
+planning."""

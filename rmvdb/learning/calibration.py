@@ -34,7 +34,7 @@ class Calibration:
     x: tuple[float, ...]
     #: The same distances on the common scale, ascending; smaller is closer.
     y: tuple[float, ...]
-    #: What `apply` needs of each piece, (4, pieces): where it begins in both columns, its slope, and where it ends in `y`.
+    #: The values of each piece for `apply`, (4, pieces): where it begins in both columns, its slope, and where it ends in `y`.
     _pieces: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class Calibration:
         if knots.shape[1] < 2 or not np.isfinite(knots).all() or not (np.diff(knots) > 0).all():
             raise ArtifactError("A calibration needs two or more knots that rise strictly in both columns; plan again")
         x, y = knots
-        ends = np.append(y[1:-1], np.inf)  # the last piece has no end
+        ends = np.append(y[1:-1], np.inf)  # the last piece is open
         object.__setattr__(self, "_pieces", np.stack([x[:-1], y[:-1], np.diff(y) / np.diff(x), ends]))
 
     def apply(self, distances: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:

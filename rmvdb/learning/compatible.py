@@ -38,7 +38,7 @@ class Loss(StrEnum):
     ADVBCT = "advbct"
     #: Both models end in `losses.lorentz.Lift`; the classifier is `losses.hbct.Classifier`.
     HBCT = "hbct"
-    #: Its contrast alone: the ablation in HBCT's Table 1.
+    #: The contrast of hbct alone: the ablation in HBCT's Table 1.
     HBCT_NO_ENTAIL = "hbct-no-entail"
 
     @property

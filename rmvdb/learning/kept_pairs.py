@@ -1,6 +1,7 @@
 """The map of the method `neighbours`: it keeps pairs, and numpy alone applies it.
 
-A query goes between where the old vectors of its nearest pairs lie and where a centred orthogonal map leads it, by a weight.
+A query is mapped to a point between the old vectors of its nearest pairs and its image under a centred orthogonal map, by a
+weight.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rmvdb.types import Vectors
 
 #: The `kind` in a file's configuration. Files of networks name none.
 KIND = "kept_pairs"
-#: A query goes by this many of its nearest pairs.
+#: The number of nearest pairs that map a query.
 NEAREST = 10
 #: Queries that are compared with the pairs at one time: beside the pairs, this bounds the memory.
 CHUNK = 256
@@ -59,15 +60,15 @@ class Kept:
     new: Floats
     #: Their old vectors, less the mean of the old ones μ_o, (n, d_out).
     old: Floats
-    #: What is added at the end, (d_out,): μ_o for L2, whose distances depend on it, else 0.
+    #: The vector that is added at the end, (d_out,): μ_o for L2, whose distances depend on it, else 0.
     shift: Floats
 
 
 class KeptPairs:
     """T(q) = Σ softmax over the 10 nearest pairs' old vectors; norm((1 − w)·norm((q̂ − μ_n)R) + w·norm(T(q) − μ_o)).
 
-    For L2 nothing is normalised. Its file, and the memory of whatever applies it, take 4 · n · (d_in + d_out) bytes for n pairs:
-    20,000 pairs of 384 and 384 dimensions are 61 MB, of 1,280 and 1,280 they are 205 MB.
+    For L2 nothing is normalised. Its file, and the memory of a process that applies it, take 4 · n · (d_in + d_out) bytes for n
+    pairs: 20,000 pairs of 384 and 384 dimensions are 61 MB, of 1,280 and 1,280 they are 205 MB.
     """
 
     def __init__(self, config: KeptConfig, kept: Kept) -> None:
@@ -103,7 +104,7 @@ class KeptPairs:
 
     def _transported(self, x: Floats) -> Floats:
         """Return T(q) − μ_o, (Q, d_out)."""
-        # −‖q − x_i‖²/2, but for a part that is the same for every pair of one query and that softmax therefore leaves out.
+        # −‖q − x_i‖²/2, without a part that is the same for every pair of one query: softmax cancels it.
         likeness = x @ self.kept.new.T - self._half_squares  # (Q, n)
         count = min(NEAREST, likeness.shape[1])
         nearest = np.argpartition(-likeness, count - 1, axis=1)[:, :count]  # (Q, 10)
@@ -119,7 +120,7 @@ class KeptPairs:
 
     @classmethod
     def from_parts(cls, config: Mapping[str, Any], arrays: Mapping[str, Floats]) -> KeptPairs:
-        """Make the map again. Raise TypeError or Mismatch for what `to_parts` does not give."""
+        """Make the map again. Raise TypeError or Mismatch if `to_parts` did not make them."""
         settings = {name: value for name, value in config.items() if name != "kind"}
         return cls(KeptConfig(**settings), Kept(**{name: np.asarray(each, dtype=np.float32) for name, each in arrays.items()}))
 

@@ -1,4 +1,4 @@
-"""The methods by name, and what training takes and returns.
+"""The methods by name, and the values that training takes and returns.
 
 The command line reads the names, so this file imports neither torch nor numpy.
 """
@@ -70,7 +70,7 @@ class Method(StrEnum):
 
     @property
     def contrasts(self) -> bool:
-        """Tell whether it learns from which records are of one class."""
+        """Tell whether it learns from the classes of records."""
         return METHODS[self].loss not in (None, "rqt")
 
     @property
@@ -172,7 +172,7 @@ class TrainingSettings:
         return cls(least_steps=0, lr=1e-4, batch=128, blocks=blocks, temperature=1.0, residual=False, pull=0.0, seed=seed)
 
     def weight_of_pull(self, *, labelled: bool) -> float:
-        """Return `pull`, or what None stands for."""
+        """Return `pull`, or the weight that None stands for."""
         if self.pull is not None:
             return self.pull
         return 0.0 if labelled else 1.0
@@ -262,11 +262,12 @@ class Fitted:
     blend: float | None = None
 
     def final(self, new: Vectors) -> Vectors:
-        """Return what the new collection stores and searches: ρ(f_n), (n, d_new) to (n, d_new)."""
+        """Return the vectors that the new collection stores and searches: ρ(f_n), (n, d_new) to (n, d_new)."""
         return new if self.head is None else self.head.apply(new)
 
     def lifted(self, old: Vectors, side: Vectors | None = None) -> Vectors:
-        """Return what the old part of the gallery is searched in: h(f_o), (n, d_old) to (n, d_new), or f_o without h."""
+        """Return the vectors in which the old part of the gallery is searched: h(f_o), (n, d_old) to (n, d_new), or f_o without
+        h."""
         if self.lift is None:
             return old
         import numpy as np

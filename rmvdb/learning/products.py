@@ -18,9 +18,9 @@ Floats = npt.NDArray[np.float32]
 BLOCK = 4 * 2304 - 1
 #: Kernels take four rows of a matrix at a time.
 ROWS = 4
-#: So many vectors at a time: more of them are shared out with small blocks, too.
+#: Vectors that are multiplied at a time. A library shares out more of them, even with small blocks.
 FEW = 16
-#: From here on a call is long enough for all cores.
+#: From this many numbers on, a call is long enough for all cores.
 MANY = 128
 
 

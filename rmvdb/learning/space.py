@@ -1,4 +1,4 @@
-"""A vector space as transforms meet it: its metric, its scale, and the length of what is compared there."""
+"""A vector space for transforms: its metric, its scale, and the length of vectors that are compared in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which weights a training keeps: those that do best on held-out pairs, among them those that it starts with."""
+"""Chooses the weights that a training keeps: the ones that do best on held-out pairs. The first weights compete, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmvdb.learning.method import Pairs
 HELD_OUT, MOST_HELD_OUT = 0.15, 1000
 #: How often a training is checked, and after how many checks without a better one it ends.
 CHECKS, PATIENCE = 40, 10
-#: Nearest records that are compared, at most a quarter of those there are.
+#: How many nearest records are compared, at most a quarter of all.
 NEAREST = 10
 
 
@@ -34,7 +34,7 @@ class Best:
         self._module, self._check = module, check
         self._value, self._since = -np.inf, 0
         self.look()
-        #: Whether nothing was better than the start.
+        #: Whether no later weights were better than the first ones.
         self.is_start = True
 
     @property
@@ -59,7 +59,7 @@ class Best:
 
 
 def nearest(distances: Tensor) -> Tensor:
-    """Return which other records are each one's nearest, (n, n), of distances (n, n)."""
+    """Return, for each record, which others are its nearest, (n, n), by distances (n, n)."""
     others = distances.clone().fill_diagonal_(torch.inf)
     count = max(1, min(NEAREST, (len(others) - 1) // 4))
     near = torch.zeros_like(others, dtype=torch.bool)

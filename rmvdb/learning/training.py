@@ -22,7 +22,7 @@ from rmvdb.learning.space import REACHED, Space
 from rmvdb.learning.transforms import Config, Norm, Transform, Weights
 from rmvdb.types import Metric
 
-with warnings.catch_warnings(action="ignore"):  # which say nothing to rmvdb's users
+with warnings.catch_warnings(action="ignore"):  # they mean nothing to rmvdb's users
     import faiss
 
 #: Called with (done, total) steps.
@@ -108,8 +108,9 @@ def fit(
     there, and ρ at the identity. 15 % of the pairs are held out, and the weights that do best on them are kept, the first ones
     among them. A method is fitted on the other pairs, and if nothing is better, on all. A ψ that has seen the pairs held out
     looks better than it is, the more so the fewer pairs and the more dimensions there are, and then hardly anything beats it.
-    Without labels the best find most of the new model's ten nearest records among ψ's ten nearest. With labels, if the method
-    learns from them, the best have the highest mean average precision, since labels lead away from the new model's neighbours.
+    Without labels, the best weights are those by which ψ's ten nearest records contain most of the new model's ten nearest. If
+    the method learns from labels, the best weights have the highest mean average precision, since labels lead away from the new
+    model's neighbours.
 
     After `seconds` the training ends with the best weights so far; without `start`, with the last ones.
 
@@ -139,7 +140,7 @@ def fit(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Course:
-    """What is trained, on which pairs, and by which loss."""
+    """A training: its networks, its pairs and its loss."""
 
     pairs: Pairs
     #: Each pair's class, (n,).
@@ -218,7 +219,7 @@ def _fit_from(
     settings: TrainingSettings,
     clock: _Clock,
 ) -> Fitted:
-    """Train from `start`, and keep what does best on held-out pairs."""
+    """Train from `start`, and keep the weights that do best on held-out pairs."""
     metrics = spaces[0].metric, spaces[1].metric
     every, (pairs, held_out) = pairs, stopping.split(pairs, settings.seed)
     first = _in_closed_form(start, pairs, logged, metrics, settings.seed) if isinstance(start, Method) else start

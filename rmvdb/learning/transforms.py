@@ -223,7 +223,7 @@ class Transform:
         if isinstance(self._map, KeptPairs):
             config, arrays = self._map.to_parts()
             return safetensors.numpy.save(arrays, metadata=_metadata(config))
-        # Settings that came later are left out where they change nothing: a file is named by its SHA-256, which stays.
+        # A later setting that changes nothing is left out, so that the file's SHA-256, its name, stays the same.
         config = {name: value for name, value in asdict(self.config).items() if value or name not in LATER}
         return safetensors.numpy.save(self._map.arrays, metadata=_metadata(config))
 

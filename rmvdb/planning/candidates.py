@@ -1,4 +1,4 @@
-"""The candidates of a question, fitted and measured, from the cheap ones to the dear ones."""
+"""The candidates of a question, fitted and measured, cheap ones first."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rmvdb.errors import PlanRefused
 from rmvdb.learning.method import METHODS, Method
 from rmvdb.planning.trial import Candidate, Trial
 
-#: So many of the best go on to the next round.
+#: How many of the best candidates go on to the next round.
 BEST = 2
-#: So many candidates of the old collections may be rescored.
+#: The numbers of candidates that a search may rescore.
 RESCORED = (5, 10, 20, 50)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What may be chosen among."""
+    """The methods, orders and options to choose from."""
 
     methods: tuple[Method, ...]
     #: Empty: all orders of the trial.

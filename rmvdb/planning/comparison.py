@@ -37,7 +37,7 @@ class Row:
     calibrated: bool = False
     #: The t until which both models embed the queries. None without a schedule.
     switch: float | None = None
-    #: How many candidates each search embeds anew, and how many models embed a query.
+    #: How many candidates each search rescores, and how many models embed a query.
     rescore: int = 0
     extractions: int = 1
     #: Whether its method is worth most with this order.
@@ -57,7 +57,7 @@ class Comparison:
 
     rows: list[Row]
     recommended: Prediction
-    #: What counts as relevant: `labels`, `answers` (of queries from a file), or `neighbours` by the new model.
+    #: Decides relevance: `labels`, `answers` (of queries from a file), or `neighbours` by the new model.
     relevance: str
     objective: Objective
     #: Records of the sample that could not be embedded, and those without a label, which were left out of it.
@@ -65,7 +65,7 @@ class Comparison:
     unlabelled: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; NaN as None."""
+        """Return JSON values, with None for NaN."""
         told = self.recommended.to_json()
         names = ("method", "order", "switch", "rescore", "extractions", "verdict", "reason", "choice", "merit", "warnings")
         counts = {name: told[name] for name in ("trained", "logged", "held_out", "evaluated", "seed")}

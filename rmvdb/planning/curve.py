@@ -52,7 +52,7 @@ class Course:
         return quality.areas(self.ts, self.values)
 
     def until(self, at: float, later: Course) -> Course:
-        """Return this course below t = `at` and `later` from there on: that of a schedule."""
+        """Return the course of a schedule: this one below t = `at`, and `later` from there on."""
         return Course(ts=self.ts, values=_until(self.ts, at, self.values, later.values))
 
 
@@ -91,7 +91,7 @@ class Curve:
         return Curve(ts=self.ts, **parts)
 
     def until(self, at: float, later: Curve) -> Curve:
-        """Return this curve below t = `at` and `later` from there on: the quality of a schedule."""
+        """Return the curve of a schedule: this one below t = `at`, and `later` from there on."""
         return Curve(ts=self.ts, **{name: _until(self.ts, at, part, getattr(later, name)) for name, part in self._parts()})
 
     def _parts(self) -> Iterator[tuple[str, Floats]]:
@@ -159,8 +159,8 @@ def curve_of(
 ) -> Curve:
     """Return the curve from the distances (Q, G) of each record in its old collection and in the new one.
 
-    `rescore`: so many of the nearest records of the old collections take their distance in the new one, and the others of the
-    old collections change by the mean of what these changed by.
+    `rescore`: so many of the nearest records of the old collections take their distance in the new one, and the others of the old
+    collections change by the mean change of these.
     """
     measured = [
         (
@@ -219,7 +219,7 @@ def merged(
 
 
 def _shift(true: Floats, guessed: Floats) -> Floats:
-    """Return the mean of what the distances of rescored records changed by, (Q, K) each, to (Q, 1)."""
+    """Return the mean change of the distances of rescored records, (Q, K) each, to (Q, 1)."""
     known = np.isfinite(true) & np.isfinite(guessed)
     changes = np.where(known, np.where(known, true, 0) - np.where(known, guessed, 0), 0)
     shift: Floats = changes.sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1, keepdims=True), 1)

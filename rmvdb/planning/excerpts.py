@@ -1,4 +1,4 @@
-"""Excerpts of texts: what stands in for the searches of a text gallery whose real queries are unknown.
+"""Excerpts of texts, which stand in for the searches of a text gallery whose real queries are unknown.
 
 A search is shorter than the texts that it finds. So distances of whole texts to each other are of another scale than those of
 searches, and maps that keep whole texts near each other can still lose searches (docs/choosing.md has the figures).

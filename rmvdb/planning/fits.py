@@ -32,7 +32,7 @@ LEAST_SECONDS = 1.0
 class Fits:
     """The transforms of every method, fitted when they are first asked for.
 
-    Where a method has variants, such as a weight, `worth` of the second part decides.
+    If a method has variants, such as a weight, `worth` on the second part decides.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Fits:
         self._train, self._logged, self._settings, self._progress = train, logged, settings, progress
         self._worth, self._keeps_quality = worth, keeps_quality
         self._until = None if seconds is None else time.monotonic() + seconds
-        #: The settings that were chosen for a method, where it has any.
+        #: The settings that were chosen for a method, if it has any.
         self.settings_of: dict[Method, Mapping[str, Any]] = {}
         self._fits: dict[Method, Fitted] = {}
         self._fitted: dict[Method, tuple[Method, Fitted]] = {}
@@ -61,7 +61,7 @@ class Fits:
         return self._train.pairs.labels is not None
 
     def fitted(self, method: Method) -> tuple[Method, Fitted]:
-        """Return what is served for a method, with its transforms: the method without ρ, unless ρ keeps the quality."""
+        """Return the method to serve, with its transforms: the method without ρ, unless ρ keeps the quality."""
         if method not in self._fitted:
             self._fitted[method] = self._served(method)
         return self._fitted[method]

@@ -32,9 +32,9 @@ SAME = 1e-5
 class Scales:
     """The calibrations of a fitted method."""
 
-    #: Those that are served, fitted on the whole part to choose by.
+    #: The calibrations to serve, fitted on the whole part to choose by.
     served: Calibrations
-    #: Those of each half, fitted on the other. None if that is too small.
+    #: The calibrations of each half, fitted on the other half. None if the part is too small.
     halves: tuple[Calibrations, ...] | None
 
 
@@ -45,7 +45,7 @@ class HeldOutParts:
     check: Part
     halves: tuple[Part, Part]
     judge: Part
-    #: The measured records with other queries, to choose by; empty where there are none.
+    #: The measured records with other queries, to choose by. Empty if there are none.
     choosers: tuple[Part, ...] = ()
 
     def with_log(self, check: Pairs, judge: Pairs) -> HeldOutParts:

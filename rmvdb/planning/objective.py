@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Objective(StrEnum):
-    """What should rise: the metric that users judge their searches by."""
+    """The metric that should rise, because users judge their searches by it."""
 
     #: The mean over queries of average precision over the full ranking.
     MAP = "mAP"

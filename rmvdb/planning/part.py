@@ -21,7 +21,7 @@ from rmvdb.types import Metric, Vectors
 
 #: Rescoring K of so many records or more is like rescoring K of all.
 LIKE_ALL = 1000
-#: If the records are the queries, so many of them are. More narrow the interval, and cost as much again.
+#: If the records are the queries, so many of them are. More queries narrow the interval, and cost in proportion.
 MOST_QUERIES = 500
 
 
@@ -157,7 +157,8 @@ class Part:
         return self._records(labelled=self.pairs.labels is not None) if self.queries is None else self.queries
 
     def by_records(self) -> Part:
-        """Return this part with its records as queries, which should find the new model's nearest, whatever else is known."""
+        """Return this part with its records as queries, which should find the new model's nearest, even if labels or answers are
+        known."""
         return replace(self, queries=self._records(labelled=False))
 
     def asked_by(self, log: Pairs) -> Part:

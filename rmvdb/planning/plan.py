@@ -64,12 +64,12 @@ class Plan:
     switch: float | None = None
     #: h, which lifts the old collection's vectors.
     lift: str | None = None
-    #: How many of the old collections' best candidates each search embeds anew and ranks by their true distance. 0: none.
+    #: How many of the old collections' best candidates each search rescores. 0: none.
     rescore: int = 0
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
-        """Read what `asdict` wrote as JSON. Raises TypeError or KeyError for another form."""
+        """Undo `asdict` after JSON. Raises TypeError or KeyError for another form."""
         stages = tuple(Stage(**each | {"calibrations": tuple(each["calibrations"])}) for each in value["stages"])
         return cls(**{**value, "stages": stages})
 

@@ -1,4 +1,4 @@
-"""The way of a plan: question, sample, candidates, one of them chosen, written. Values move forward only."""
+"""Makes a plan: question, sample, candidates, the choice, the files. Values move forward only."""
 
 from __future__ import annotations
 

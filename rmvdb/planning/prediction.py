@@ -1,4 +1,4 @@
-"""What an upgrade by one candidate does, measured on records that nothing was fitted or chosen on."""
+"""The effect of an upgrade by one candidate, measured on records that nothing was fitted or chosen on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Prediction:
     reason: str
     #: Sentences about other things that fall. They stop nothing.
     warnings: list[str]
-    #: What decides relevance: `answers` of the queries, `labels`, or `neighbours` by the new model.
+    #: Decides relevance: `answers` of the queries, `labels`, or `neighbours` by the new model.
     relevance: str
     #: The metric that it is chosen and judged by.
     objective: Objective
@@ -77,7 +77,7 @@ class Prediction:
     end: tuple[float, float]
     #: The share of queries that are right by the old model and wrong at t = 0.
     negative_flips: float
-    #: recall@10 of the new model's own neighbours, where labels or answers decide relevance.
+    #: recall@10 of the new model's own neighbours, if labels or answers decide relevance.
     neighbours: Beside | None
     #: The share of records that their own item finds first.
     self_found: Beside
@@ -85,7 +85,7 @@ class Prediction:
     merit: float
     #: The backfill order that it was measured with.
     order: str
-    #: How many candidates of the old collections each search embeds anew.
+    #: How many candidates of the old collections each search rescores.
     rescore: int
     #: How many models embed a query until cut-over.
     extractions: int

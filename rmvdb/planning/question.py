@@ -33,7 +33,7 @@ class Question:
     order: str | None = None
     #: The metric to choose by. None takes that of `objective.DEFAULT`.
     objective: Objective | None = None
-    #: How many candidates of the old collections each search embeds anew. None chooses by the sample.
+    #: How many candidates of the old collections each search rescores. None chooses by the sample.
     rescore: int | None = None
     #: The scalar field that holds a record's class or identity.
     labels: str | None = None

@@ -26,9 +26,9 @@ from rmvdb.types import Id, Item, Leg, Query, Record, ReportProgress, Vectors
 
 #: Records read and embedded at once while sampling, between two looks at the time.
 CHUNK = 500
-#: So many records are embedded as queries.
+#: How many records are embedded as queries.
 AS_QUERIES = 750
-#: So many records are embedded however long it takes.
+#: How many records are embedded, however long it takes.
 ENOUGH = 300
 #: With fewer records that have side information, h cannot learn to use it.
 LEAST_SIDED = 60
@@ -198,7 +198,7 @@ class Sampler:
     def _embedded_queries(
         self, version: str, transforms: Sequence[str], queries: Sequence[Item | None], report: ReportProgress
     ) -> Vectors:
-        """Return these queries by a version and then by transforms, (n, d), NaN where there is none."""
+        """Return these queries by a version and then by transforms, (n, d), NaN without a vector."""
         what = f"embedding records as queries by {version}"
         report(what, 0, 1)
         rows = [row for row, query in enumerate(queries) if query is not None]
@@ -240,7 +240,7 @@ class Sampler:
                     )[0]
                 )
             report(f"embedding the query log by {version}", len(items), len(items))
-            found[version] = np.concatenate(parts)  # (q, d), NaN where an item has no vector
+            found[version] = np.concatenate(parts)  # (q, d), NaN if an item has no vector
         good = np.all([np.isfinite(vectors).all(axis=1) for vectors in found.values()], axis=0)  # (q,)
         old = self._loaded_models.apply(newest.transforms, found[newest.embedder][good])
         return Pairs(old=old, new=found[to_version][good])

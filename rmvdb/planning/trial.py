@@ -66,7 +66,7 @@ class Measured:
         return best if self.until(best, later).merit > self.merit else None
 
     def until(self, at: float, later: Measured) -> Measured:
-        """Return this one below `at`, and `later` from there on."""
+        """Return the quality of a schedule: this one below `at`, and `later` from there on."""
         pairs = zip(self.tuning, later.tuning, strict=True)
         tuning = tuple(one.until(at, other) for one, other in pairs)
         return replace(later, tuning=tuning, show=lambda: self.curve.until(at, later.curve))
@@ -76,13 +76,13 @@ class Measured:
 class Candidate:
     """Everything that decides a curve, and the curve as far as candidates are chosen by it."""
 
-    #: The method that was fitted, and the one that it stands for: without a ρ that helps, `rm` is `mcl`.
+    #: The method that was fitted, and the method that was asked for: without a ρ that helps, `rm` becomes `mcl`.
     method: Method
     asked: Method
     #: The backfill order.
     order: str
     measured: Measured
-    #: How many candidates of the old collections each search embeds anew.
+    #: How many candidates of the old collections each search rescores.
     rescore: int = 0
     #: From this t on ψ alone serves, until then `early`. None without a schedule.
     switch: float | None = None
@@ -319,7 +319,7 @@ class Trial:
 
 
 def _parts_of(fitted: Fitted) -> tuple[object, ...]:
-    """Return what tells these transforms from others: the very objects, and the weight."""
+    """Return the key of these transforms: the very objects, and the weight."""
     return (*map(id, (fitted.head, fitted.reverse, fitted.lift)), fitted.blend)
 
 

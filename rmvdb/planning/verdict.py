@@ -32,8 +32,9 @@ def verdict_of(
     """Judge by promise 7 of the design: M_0 ≥ M_old, M_t rises, M_1 ≥ M_new, each within the noise of the sample.
 
     `naive`, the same with both models' own queries, begins with the old model and ends with the new one. `neighbours`: recall@10
-    of the new model's own neighbours by the candidate and by `naive`, if labels decide the rest. Labels are a claim: what was
-    learned from them is refused if it loses by the neighbours. A fall that stays above the old model is named and is no warning.
+    of the new model's own neighbours by the candidate and by `naive`, if labels decide the rest. Labels may be wrong: a transform
+    that learned from them is refused if it loses by the neighbours. A fall that stays above the old model is named and is no
+    warning.
     """
     method, without = candidate.method, _without(candidate, labelled=labelled)
     course, base = measured.course(objective), naive.course(objective)

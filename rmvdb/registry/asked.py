@@ -53,7 +53,7 @@ class AskedFor(Database):
         A new batch is no larger than the largest of these: a batch bounds a worker's memory, and how far `--until` is overshot.
 
         Only batches that are still pending change, in one transaction: a record is on the work list once at every moment, and a
-        repeated call changes nothing. `rows`: the notes of `asked_for`, which have been seen to.
+        repeated call changes nothing. `rows`: the rows of `asked_for` that this call answers. They are deleted.
         """
         shared_queries.lock_list(s, upgrade_id)
         mine = (BatchRow.upgrade_id == upgrade_id, BatchRow.state == BatchState.PENDING)

@@ -132,7 +132,7 @@ class Batches(Database):
 
     @transaction
     def progress(self, s: Session, /, upgrade_id: int, *, window: float = 60.0) -> Progress:
-        """How far the work list is, and how fast records were copied in the last `window` seconds."""
+        """Return how far the work list is, and how fast records were copied in the last `window` seconds."""
         mine = BatchRow.upgrade_id == upgrade_id
         total = s.scalar(select(func.sum(BatchRow.count)).where(mine)) or 0
         done = s.scalar(select(func.sum(BatchRow.count)).where(mine, BatchRow.state.in_(MOVED))) or 0
@@ -145,7 +145,7 @@ class Batches(Database):
 
 
 def _rate(copied: Sequence[tuple[float, int]], *, now: float) -> float | None:
-    """Return the records a second from the first of these times to the last: what is waited after that is not copying.
+    """Return the records a second from the first of these times to the last: a wait after that is not copying.
 
     The first batch began before its time, so the others count. If all came within a second, they count as of one second.
     """

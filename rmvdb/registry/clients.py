@@ -52,7 +52,7 @@ class Clients(Database):
 
         `holds`: the epoch that it serves by, 0 for none yet. `ready`: the newest epoch that it can serve. `trouble`: why it can't
         serve the announced one. `searches`, `p99_ms`: how many searches count, and how long they take.
-        `rescoring`: what rescoring did in them.
+        `rescoring`: the figures of rescoring in them.
         """
         # Locked, so that no epoch changes before every reader sees the epoch that this client gets.
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock={"read": True})

@@ -1,4 +1,4 @@
-"""Connections to SQLite and PostgreSQL, and what their failures mean."""
+"""Connections to SQLite and PostgreSQL, and the meaning of their failures."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def _of(opened: Opened) -> ColumnElement[bool]:
 
 
 def _forgotten(gallery: GalleryRow) -> ColumnElement[bool]:
-    """Match intents past their deadline while there is no upgrade: the next upgrade begins with what they left.
+    """Match intents past their deadline while there is no upgrade: the next upgrade begins with whatever they wrote.
 
     `expired_writes` returns those from the time of a copy.
     """

@@ -185,7 +185,7 @@ def refuse_gone_on(s: Session, upgrade_id: int | None, phase: str | None, leader
 
 
 def forget_work(s: Session, upgrades: Sequence[int]) -> None:
-    """Delete the work lists, intents and quarantine of these upgrades, and what searches asked for."""
+    """Delete the work lists, intents and quarantine of these upgrades, and the requests of searches."""
     for table in (BatchRow, IntentRow, QuarantineRow, AskedForRow):
         s.execute(delete(table).where(table.upgrade_id.in_(upgrades)))
 

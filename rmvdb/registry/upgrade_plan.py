@@ -1,4 +1,4 @@
-"""The plan of an upgrade, as its row keeps it: what was asked for, and the legs of each of its epochs."""
+"""The plan of an upgrade, as its row keeps it: the question, the goal, and the legs of each epoch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EpochName(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="ignore", ser_json_inf_nan="constants"))
 class UpgradePlan:
-    """What an upgrade was asked for and what it serves. `dataclasses.replace` gives a changed one."""
+    """The question, the goal and the epochs of an upgrade. `dataclasses.replace` gives a changed one."""
 
     version: int = VERSION
     #: Legs, then mirrors, by epoch.
@@ -66,7 +66,7 @@ class UpgradePlan:
     stand_in: tuple[str, ...] | None = None
 
     def legs(self, epoch: EpochName) -> tuple[Leg, ...]:
-        """The legs of an epoch, then its mirrors."""
+        """Return the legs of an epoch, then its mirrors."""
         return self.epochs[epoch]
 
     def with_epoch(self, epoch: EpochName, legs: Sequence[Leg]) -> UpgradePlan:
@@ -74,9 +74,9 @@ class UpgradePlan:
         return replace(self, epochs={**self.epochs, epoch: tuple(legs)})
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, in the form that every released version reads: each epoch is a key, and a None is left out.
+        """Return JSON values in the form that every released version reads: each epoch is a key, and a None is left out.
 
-        A leg keeps its None, but leaves out a blend and rescoring that it has not: released versions do not know them.
+        A leg keeps its None. It leaves out an unused blend and unused rescoring, which released versions do not know.
         """
         plain: dict[str, Any] = _PLAN.dump_python(self, mode="json")
         epochs: dict[str, Any] = plain.pop("epochs")
@@ -88,7 +88,7 @@ class UpgradePlan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> UpgradePlan:
-        """The inverse of `to_json`.
+        """Undo `to_json`.
 
         Raises:
             RegistryError: a later rmvdb wrote it, or it is damaged.

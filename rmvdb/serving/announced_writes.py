@@ -41,7 +41,8 @@ class Writes:
         only: Callable[[ServingPlan], Collection[Id]] | None = None,
         sketches: Mapping[Id, bytes] = MappingProxyType({}),
     ) -> Iterator[tuple[ServingPlan, Permit]]:
-        """Yield the plan to write by and the permit of each call, once no one else is at these records. Then mark the write done.
+        """Yield the plan to write by and the permit of each call once no other process is at these records. Then mark the write
+        done.
 
         `only`, called once the records are free, selects those to write after all. `sketches`, read at the end: the sketches of
         the vectors written into the newest collection.
@@ -116,7 +117,8 @@ class Writes:
         )
 
     def _wait(self, opened: Opened, ids: Sequence[Id], announced: float) -> float:
-        """Wait until no one else is at these records, and extend the deadline meanwhile. Return when it was last announced."""
+        """Wait until no other process is at these records, and extend the deadline meanwhile. Return when it was last
+        announced."""
         began = uptime()
         while self._blocked(opened, ids, announced):
             if uptime() - began > WRITE_WAITS:

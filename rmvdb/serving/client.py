@@ -193,7 +193,7 @@ class Client:
             raise errors.UsageError("search takes an item, a list of items, or vector= with model=; give one of them")
         if vector is None:
             items = item if isinstance(item, list) else [item]
-            embedded: dict[str, Vectors] = {}  # kept for a repetition: an item is embedded once
+            embedded: dict[str, Vectors] = {}  # so that a repetition embeds no item again
             return lambda plan: self._loaded_models.queries(plan, items, embedded), isinstance(item, list)
         if model is None:
             raise errors.UsageError('A raw vector names the model that made it: search(vector=…, model="v2")')

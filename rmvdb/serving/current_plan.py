@@ -160,7 +160,7 @@ class CurrentPlan:
         self._wake.set()
         for thread in (self._thread, self._loading):
             if thread is not None:
-                thread.join(timeout=5)  # no longer: it may load a model, or wait for an import that waits for this
+                thread.join(timeout=5)  # do not wait longer: it may load a model, or wait for an import that waits for this
         try:
             self._registry.leave(self._name)
         except errors.RmvdbError:

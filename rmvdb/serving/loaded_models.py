@@ -258,7 +258,7 @@ class LoadedModels:
         return self._keep(Embedder, version, load)  # type: ignore[type-abstract]
 
     def query_embedder(self, version: str) -> Embedder:
-        """Return what embeds a version's queries. Raises ModelError if its embedder cannot be loaded."""
+        """Return the embedder of a version's queries. Raises ModelError if it cannot be loaded."""
         embedder, chain = self.embedder(version), self.chain(version)
         return QueryEmbedder(embedder, dim=chain.dim) if chain.has_own_queries else embedder
 

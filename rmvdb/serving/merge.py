@@ -1,4 +1,4 @@
-"""Merge ranked lists into one, by calibrated distance, and rank anew by better distances. No I/O, no torch."""
+"""Merge ranked lists into one, by calibrated distance, and rank again by better distances. No I/O, no torch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _merged(legs: Sequence[Sequence[Hit]], distances: Sequence[Sequence[float]],
 def reranked(
     merged: Sequence[Hit], raw: Mapping[Id, float], calibrate: Calibrate | None, *, collections: Sequence[str]
 ) -> list[Hit]:
-    """Rank merged hits anew, some by another raw distance, by id, which `calibrate` puts on the common scale.
+    """Rank merged hits again, some by another raw distance, by id, which `calibrate` puts on the common scale.
 
     Equal distances rank as in `merge`: by leg, in the order of `collections`, then by raw distance, then by id.
     """

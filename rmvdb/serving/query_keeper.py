@@ -34,7 +34,7 @@ WRITE_LASTS = 3.0
 class QueryKeeper:
     """Holds some queries in memory, and writes them to the registry in the background. Safe to share between threads.
 
-    While the registry is away it holds what it can. What it cannot hold is lost.
+    While the registry is away, it keeps the queries in memory, up to its bound. Others are lost.
     """
 
     def __init__(self, gallery: str, *, registry: Registry, most: int, days: float, draws: random.Random = _random) -> None:
@@ -63,7 +63,7 @@ class QueryKeeper:
             self._wake.set()
 
     def close(self) -> None:
-        """Write what is held, and end. A registry that is away does not hold this up for long."""
+        """Write the waiting queries, and end. If the registry is away, this gives up soon."""
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout=2 * WRITE_LASTS)
@@ -98,7 +98,7 @@ class QueryKeeper:
                 for query in taken:
                     self._hold(query)
         except Exception as exc:  # noqa: BLE001 (later ones may be kept)
-            # Its class alone: the message may hold a query.
+            # Log its class alone: the message may hold a query.
             log.info("The queries of %s could not be kept: %s", self._gallery, type(exc).__name__, extra={"action": "keep"})
         self._registry.let_go()
 

@@ -1,4 +1,4 @@
-"""Rescoring, the part that only computes: which hits are worth the new model's look, and how far their records really are."""
+"""The computing part of rescoring: which hits the new model embeds, and how far their records really are."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ BUDGET, CACHE = 0.1, 64_000_000
 WIDTH = 4
 #: Seconds without rescoring after the source or the model failed as a whole: most searches would only repeat that.
 PAUSE = 5.0
-#: The log names the records that are not rescored so.
+#: The log's phrase for these records.
 ALL, SOME = "All records that are not re-embedded yet", "Some records that are not re-embedded yet"
 
 
@@ -73,9 +73,9 @@ class Rescorer:
     `budget` seconds for them, and takes what is ready. A late vector is kept for the next search.
 
     Rescoring changes ranks, never which records are found. Without item, model or time a hit keeps its calibrated distance. A
-    record that moves meanwhile needs no care: it has been found, and its true distance is the same in either collection.
+    record may move meanwhile: it has been found, and its true distance is the same in either collection.
 
-    Each search loads the items anew, from the field of the hit itself or from the source, and looks for kept vectors by the
+    Each search loads the items itself, from the field of the hit itself or from the source, and looks for kept vectors by the
     digest of these items. So a kept vector is never used for a record that was written since; see `VectorCache`. The source must
     give the items that the records hold, as it must for the backfill.
     """
@@ -91,7 +91,7 @@ class Rescorer:
         shared: SharedVectors | None = None,
     ) -> None:
         """`source` returns the gallery's source, None if it has none. `schema`: that of its collections. `cache`: bytes.
-        `shared` takes what was embedded, for the backfill."""
+        `shared` takes the new vectors, for the backfill."""
         self._loaded_models, self._load_source, self._schema = loaded_models, source, schema
         self._budget, self._shared = budget, shared
         self._cache = VectorCache(cache)
@@ -106,7 +106,7 @@ class Rescorer:
         self.figures = RescoreFigures()
 
     def close(self) -> None:
-        """Begin nothing more, and share what is left. Calls that run go on."""
+        """Begin nothing more, and share the remaining vectors. Running calls continue."""
         self._loaders.close()
         self._embedders.close()
         self._sharing.close()
@@ -258,7 +258,7 @@ class Rescorer:
 
 
 def _loaded_items(source: Source, leg: Leg, hits: Sequence[Hit]) -> list[_Candidate]:
-    """Load the items of these hits. Leave out what has none, or one that no digest could tell from another."""
+    """Load the items of these hits. Leave out a hit without an item, and an item without a digest."""
     items = given(source, [Record(id=hit.id, fields=hit.fields) for hit in hits])[0]
     digests = {id: item_digest(item) for id, item in items.items()}
     return [

@@ -105,7 +105,7 @@ class Reader:
             )
             return _Found(plan=plan, queries=encoded[plan.epoch], hits=hits, rescoring=begun)
 
-        # Rescoring is no part of what must be timely: every record has been found by then, and one that moves stays valid.
+        # Rescoring need not be timely: every record has been found by then, and a record that moves stays valid.
         found = self._timely(ask)
         if found.rescoring is None:
             return self._merged(found, limit=limit, offset=offset)

@@ -1,4 +1,4 @@
-"""The vectors that searches made, for everybody: workers find them in the cache, and move their records first."""
+"""Shares the vectors that searches made: workers find them in the cache, and move their records first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Embedded:
 
 
 class SharedVectors:
-    """Keeps what a client's searches embedded, and writes it to the cache every few seconds. Safe to share between threads.
+    """Keeps the vectors that a client's searches made, and writes them to the cache every few seconds. Safe to share between
+    threads.
 
     The vector of a record is kept with the digest of the item that it was made from and with the record's old vector, which is
     read now. If the record was written between the two, no backfill finds it, since the new item has another digest.
@@ -45,7 +46,7 @@ class SharedVectors:
     def __init__(
         self, gallery: str, *, registry: Registry, store: VectorStore, cache: Callable[[str], EmbeddingCache], most: int
     ) -> None:
-        """`cache` returns the kept embeddings of a version. It takes no more where its files have `most` bytes."""
+        """`cache` returns the kept embeddings of a version. It takes no more vectors once its files have `most` bytes."""
         self._gallery, self._registry, self._store = gallery, registry, store
         self._cache, self._most = cache, most
         self._waiting: dict[Id, Embedded] = {}
@@ -54,7 +55,7 @@ class SharedVectors:
         self._told = False
 
     def take(self, embedded: Mapping[Id, Embedded]) -> bool:
-        """Take what a search embedded. Return whether it is time to share it; else it waits for what comes next."""
+        """Take the vectors of a search. Return whether it is time to share. If not, they wait for the next search."""
         with self._lock:
             room = WAITING - len(self._waiting)
             self._waiting |= dict(list(embedded.items())[: max(0, room)])
@@ -64,7 +65,7 @@ class SharedVectors:
             return True
 
     def share(self) -> None:
-        """Share what waits. Searches do not depend on it, so it fails without an error."""
+        """Share the waiting vectors. Searches do not depend on it, so it raises no error."""
         with self._one_at_a_time:
             with self._lock:
                 shared, self._waiting = self._waiting, {}

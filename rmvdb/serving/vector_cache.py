@@ -18,7 +18,7 @@ _ENTRY = 400
 class VectorCache:
     """Vectors (dim,) by collection, id and digest of the item. The oldest use makes room. Safe to share between threads.
 
-    A vector never outlives a write of its record. Each search loads the item anew and asks by the digest of that item. After a
+    A vector never outlives a write of its record. Each search loads the item itself, and asks by its digest. After a
     write the digest is another one, so no search asks for the old key, and its vector ages out. It does not matter who wrote, or
     when. A collection has one model for good, and its name is never used again.
 

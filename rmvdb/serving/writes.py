@@ -101,9 +101,9 @@ class Writer:
         sketches: dict[Id, bytes] = {}
         with self._writing("upsert", ids, sketches=sketches) as (plan, in_time):
             kills = EngineKills()
-            # No other client and no worker writes these records until this write ends, and whoever did before has its answer. So
-            # what an older collection may hold of them was written before this moment, and a strong look later would show no more
-            # of it. The engine's clock passes the moment while the newest collection is written.
+            # No other client and no worker writes these records until this write ends, and every earlier write has its answer. So
+            # an older collection got its copies before this moment, and a later strong read would show no more of them. The
+            # engine's clock passes the moment while the newest collection is written.
             moment = self._store.moment()
             for mirror in plan.mirrors:  # first: if the client is killed here, no search shows the write yet
                 with kills.noted():

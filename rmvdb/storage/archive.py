@@ -102,7 +102,7 @@ class Archive:
             if not files.inside(self.folder, file.path).parent.is_dir() or not isinstance(
                 exc.__cause__, FileNotFoundError | None
             ):
-                raise  # the archive is away or closed to this process: you can repair that, and nothing is lost
+                raise  # the archive is away, or this process may not read it; that can be repaired, and nothing is lost
             _log.warning("Left out: %s", exc, extra={"action": "archive-skip", "file": file.path})
             left_out(str(exc))
             return []

@@ -1,4 +1,4 @@
-"""Who else may change a file. A file that decides which code runs must belong to this user, or root, alone."""
+"""Checks who else may change a file. A file that decides which code runs must belong to this user, or root, alone."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def create(context: UpgradeContext, collection: str, model: str, *, like: str) -
         f"creating collection {schema.collection} ({schema.dim} dimensions, {schema.metric}, {context.services.index.type})"
     )
     context.store.create(schema, context.services.index)
-    if context.store.count(collection) and collection not in _known(context):  # known before it is filled: the count comes first
+    # Count first: another process registers a collection before it fills it.
+    if context.store.count(collection) and collection not in _known(context):
         raise errors.AlreadyExists(
             f"Collection {collection!r} exists already and holds records; drop it, or give up the upgrade with rmvdb rollback"
         )

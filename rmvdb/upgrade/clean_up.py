@@ -44,7 +44,8 @@ def clean_up(context: UpgradeContext, upgrade: UpgradeRow) -> None:
 def drop_given_up(context: UpgradeContext) -> list[str]:
     """Drop the collections of upgrades that ended before they served anything. Return their names.
 
-    Giving an upgrade up ends it first. If that process is killed before it drops anything, the next one does.
+    Giving up ends the upgrade first. A process that gives an upgrade up may be killed before it drops anything. Then the next
+    process does.
     """
     dropped = []
     for upgrade, collection in _given_up(context):
@@ -55,7 +56,7 @@ def drop_given_up(context: UpgradeContext) -> list[str]:
             context.store.drop(collection)
             dropped.append(collection)
         context.owner.release(collection)
-        context.registry.mark_dropped(collection)  # also if only this was left to do
+        context.registry.mark_dropped(collection)  # even if nothing else was left to do
     return dropped
 
 
@@ -92,7 +93,7 @@ def _refuse_late(context: UpgradeContext, upgrade: UpgradeRow) -> None:
 
 
 def _ended_with(context: UpgradeContext, upgrade: UpgradeRow) -> list[UpgradeRow]:
-    """Return the upgrade and the ones that end with it: the one that it undid, or those whose place it took."""
+    """Return the upgrade and the upgrades that end with it: the one that it undid, or the ones that it superseded."""
     ended = [upgrade]
     if upgrade.undoes is not None:
         return [upgrade, context.registry.upgrade(upgrade.undoes)]
@@ -112,7 +113,8 @@ def say_ended(context: UpgradeContext, note: str, resume: int | None) -> None:
 def _wait_for_older_searches(context: UpgradeContext) -> None:
     """Wait for one grace after the cut-over: searches that began before it still read the old collections."""
     began = context.registry.now()
-    since = context.registry.gallery(context.gallery.name).served_since or began  # a rebuilt registry does not know
+    # A rebuilt registry does not know when the plan came into force.
+    since = context.registry.gallery(context.gallery.name).served_since or began
     grace = context.registry.plan(context.gallery.name).grace
     while (left := since + grace - context.registry.now()) > 0:
         context.say(f"waiting {left:.0f} s for searches that began before")

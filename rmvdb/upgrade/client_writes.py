@@ -36,7 +36,7 @@ class ClientWrites:
         there: dict[str, bool] = {}
         after = 0
         while page := self._registry.written(task.upgrade, after=after):
-            # If a writer was killed, its upsert changes nothing here, but its delete may have happened.
+            # If a writer was killed, its upsert is not expected here, but its delete may have happened.
             there |= {row.record: row.kind == "upsert" for row in page if row.done or row.kind == "delete"}
             after = page[-1].id
         return (
@@ -82,7 +82,7 @@ class ClientWrites:
         made = {record: write for record, write in made.items() if write[1]}
         other = self._differing_now(task, self.ids(task, made), made, look)
         end = time.monotonic() + task.grace
-        while other and time.monotonic() < end:  # a server may show the record before for a moment
+        while other and time.monotonic() < end:  # a server may show the former record for a moment
             time.sleep(0.1)
             other = self._differing_now(task, other, made, look)
         return other

@@ -1,4 +1,4 @@
-"""Compare the new gallery with the old one, re-embedded.
+"""Compare the new gallery with an offline re-embedding of the old one.
 
 Expected ids = archive ∪ done upserts − done deletes; fields equal; a sample re-embedded within 1e-5 cosine. If a writer was
 killed half-way, its record may be there or not. Memory is bounded, except for some tens of bytes a record: ids are compared as
@@ -117,7 +117,7 @@ class Verify:
     def unexplained(self, task: Task, look: Callable[[], None] = lambda: None) -> UnexplainedRecords:
         """Find the records of the new collection that differ from the known writes, in one reading of it.
 
-        A roll back fills collections that were not empty, so that unknown records are no difference there.
+        A roll back fills collections that were not empty, so unknown records are no difference there.
         """
         reached = self._writes.reach(task)
         made = self._writes.upserted(task) if reached else {}
@@ -204,10 +204,10 @@ class Verify:
     # --- records that batches moved -----------------------------------------------------------------------------------
 
     def _compare(self, task: Task, archived: Sequence[Reading], report: VerifyReport, *, sample: int, of: int) -> dict[Id, float]:
-        """Complain of every difference except in vectors, and return those with their distance.
+        """Note every difference except in vectors, and return the records whose vectors differ, with the distance.
 
-        A sample is embedded again. If records were re-embedded in place, so is each one without the very vector that its batch
-        made: an engine that has gone back holds the vector before.
+        A sample is embedded again. In place, each record without the very vector that its batch made is embedded again, too: an
+        engine that has gone back holds the former vector.
         """
         ids = [reading.record.id for reading in archived]
         written = self._registry.announced(task.upgrade, ids)
@@ -217,7 +217,7 @@ class Verify:
         other: set[Id] = set()
         for id, reading in expected.items():
             if key(id) in since:
-                continue  # a client wrote it while this was read
+                continue  # a client wrote it during this reading
             if id not in found:
                 report.complain(f"record {id!r} was moved and is not in {' or '.join(task.new)}")
             elif not same_fields(found[id].fields, reading.record.fields):
@@ -259,7 +259,7 @@ class Verify:
     # --- records that clients wrote -----------------------------------------------------------------------------------
 
     def _compare_written(self, task: Task, report: VerifyReport, *, sample: int, look: Callable[[], None]) -> None:
-        """Complain of records that are not as clients wrote them: a call that was held up may have come after theirs."""
+        """Note the records that are not as clients wrote them: a delayed call may have overwritten theirs."""
         if not self._writes.reach(task):
             return
         made = {record: write for record, write in self._writes.upserted(task).items() if write[1]}

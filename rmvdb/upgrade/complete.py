@@ -18,7 +18,7 @@ from rmvdb.upgrade import backfill_step, keep_original, work_list
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.id_hashes import hashes, outside
 
-#: Rounds of late records after which other programs must be writing into the old collection without end.
+#: The most rounds of late records. If records still come after them, another program writes into the old collection without end.
 ROUNDS = 20
 
 
@@ -27,7 +27,7 @@ class LateRecords:
     """The records of a page of an old collection that no batch has moved."""
 
     ids: list[Id]
-    #: Of these: records that were taken in again after a deletion, with the deletion's intent, which is still recorded.
+    #: The ids that came back after a deletion, with that deletion's intent, which is still recorded.
     taken_in: Mapping[Id, int] = field(default_factory=dict)
 
 
@@ -97,7 +97,7 @@ def _list_late(context: UpgradeContext, upgrade: UpgradeRow, collection: str) ->
 
 
 def find_late(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> Iterator[LateRecords]:
-    """Find the late records of an old collection, a page at a time. Quarantined records are none."""
+    """Find the late records of an old collection, a page at a time. A quarantined record is not late."""
     aside = {row.record for row in context.registry.quarantined(upgrade.id)}
     retired = _retired(context, upgrade) if upgrade.in_place else None
     for page in context.store.scan(collection, page=context.services.batch):
@@ -110,7 +110,7 @@ def find_late(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> 
 
 
 def _late_to_move(context: UpgradeContext, upgrade: UpgradeRow, collection: str, ids: Sequence[Id]) -> LateRecords:
-    """A record that is there still is late, unless a newer old collection holds it, too: it is listed there."""
+    """Return the late records of a page: all, except those that a newer old collection holds, too. They are listed there."""
     newer = work_list.newer(context, upgrade, collection, ids)
     return LateRecords(ids=[id for id in ids if id not in newer])
 
@@ -118,7 +118,8 @@ def _late_to_move(context: UpgradeContext, upgrade: UpgradeRow, collection: str,
 def _late_in_place(
     context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id], retired: npt.NDArray[np.uint64]
 ) -> LateRecords:
-    """A record is late if it is still lifted: neither a batch nor a client gave it the new model's own vector."""
+    """Return the late records of a page in place: those that are still lifted. No batch and no client gave them the new model's
+    own vector."""
     lifted = set(outside(retired, ids)) - keep_original.last_done(context, upgrade, ids).keys()
     taken_in = keep_original.taken_in_again(context, upgrade, ids)
     return LateRecords(ids=[id for id in ids if id in lifted or id in taken_in], taken_in=taken_in)

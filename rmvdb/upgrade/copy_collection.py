@@ -28,11 +28,12 @@ RANGE = 16_384
 #: How far two liftings of one vector may lie apart, as a share of its length: the order of summing changes with the page.
 NOISE = 1e-4
 
-#: Waits at its beginning until so many records may be copied.
+#: A context that waits, before its block, until so many records may be copied.
 CopyPermit = Callable[[int], AbstractContextManager[None]]
 #: The kind of the last done write, `upsert` or `delete`, of each record that a client wrote since the copy is served.
 Done = Callable[[Sequence[Id]], Mapping[Id, str]]
-#: Surrounds the write that takes in another program's records. Earlier writes and moves of these records no longer count.
+#: A context around the write that takes in another program's records. From then on, earlier writes and moves of them do not
+#: count.
 ForgettingWrites = Callable[[Sequence[Id]], AbstractContextManager[None]]
 #: The vectors (n, d_new) by which a copy holds these records of the original.
 Lift = Callable[[Sequence[Record]], Vectors]
@@ -100,7 +101,7 @@ class Mirror:
     ) -> None:
         """Copy until a pass over both collections changes nothing, or for `PASSES` passes if other programs change the original.
 
-        It resumes from `begun`. The records before that were not watched since, so that this pass is not the last.
+        It resumes from `begun`. Nothing watched the records before that since, so this pass is never the last.
         """
         total = self._store.count(self._original)
         at, changed = replace(begun or CopyPosition(), total=total), begun is not None
@@ -134,9 +135,10 @@ class Mirror:
             self._repair(target, page, leave_out=written)
 
     def agree(self, legs: Sequence[str], look: Callable[[], None] = lambda: None) -> int:
-        """Bring records that only the original holds into the last leg, and take records that it lacks out of all legs; how many.
+        """Bring records that only the original holds into the last leg, and take records that it lacks out of all legs. Return
+        how many.
 
-        Other programs inserted and deleted them there, or clients that were killed had begun to. A record that a client deleted
+        Other programs inserted and deleted them there, or clients were killed in such a write. A record that a client deleted
         and another program put back stays out. `look` is called now and then. It may raise to end this.
         """
         changed = 0
@@ -152,7 +154,8 @@ class Mirror:
         return changed
 
     def take_in(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
-        """Bring these records of the original into the last leg, unless a leg holds them or a client deleted them; how many."""
+        """Bring these records of the original into the last leg, unless a leg holds them or a client deleted them. Return how
+        many."""
         return sum(self._take_in(page, legs) for page in self._pages(ids))
 
     def unknown(self, legs: Sequence[str]) -> Iterator[list[Id]]:

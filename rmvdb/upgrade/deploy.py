@@ -43,7 +43,8 @@ def deploy(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool = False)
 
 
 def _copy_original(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool) -> int:
-    """Copy the original, while the original is searched and both are written. The batches empty the copy in its place.
+    """Copy the original. Meanwhile the original is searched, and both are written. Later the batches empty the copy, not the
+    original.
 
     Return the epoch in which this holds. A write in another epoch does not reach the copy.
     """
@@ -67,7 +68,7 @@ def _copy_original(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool)
 
 
 def _copied_to(context: UpgradeContext, upgrade: int, epoch: int) -> CopyPosition | None:
-    """Return where a copy was interrupted in this epoch. In another epoch it begins anew."""
+    """Return where a copy was interrupted in this epoch. In another epoch it begins at the first record."""
     kept = dict(context.registry.upgrade(upgrade).copying or {})
     return CopyPosition(**kept) if kept.pop("epoch", None) == epoch else None
 

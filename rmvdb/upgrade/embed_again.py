@@ -1,4 +1,4 @@
-"""Stored vectors compared with what the model makes of the same items now."""
+"""Compares stored vectors with the vectors that the model makes of the same items now."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class EmbedAgain:
         chain = self._loaded_models.chain(task.version)
         embedder = self._loaded_models.embedder(chain.embedder)
         raw, bad = embed_checked(embedder, [items[record.id] for record in there], chain.dim, confirm=True)
-        there = [record for at, record in enumerate(there) if at not in bad]  # an item that broke since says nothing
+        there = [record for at, record in enumerate(there) if at not in bad]  # an item that broke since proves nothing
         if not there:
             return {}
         again = self._loaded_models.apply_head(task.version, raw[[at for at in range(len(raw)) if at not in bad]])
@@ -71,7 +71,7 @@ class EmbedAgain:
     def rankable(self, task: Task, records: Sequence[Record], report: VerifyReport) -> list[Record]:
         """Return the records whose vectors a search can rank, and complain of the others.
 
-        A roll back puts back whatever was there.
+        A roll back puts back the old vector, whatever it was.
         """
         vectors = [record.vector for record in records if record.vector is not None]
         if not vectors or task.undoes is not None:

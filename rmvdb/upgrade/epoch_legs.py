@@ -31,7 +31,7 @@ def _served(old: Sequence[Leg], new: Leg, stage: Stage) -> list[Leg]:
 
 
 def _reached(leg: Leg, newest: Leg, new: Leg, stage: Stage) -> Leg:
-    """Return an old leg with the queries of this stage. The old part of a blend is what the leg was searched with before."""
+    """Return an old leg with the queries of this stage. The old part of a blend is the leg's former query."""
     asked = with_new_queries(leg, newest, new, stage.reverse) if stage.reverse else leg
     if stage.blend is None or asked is leg:
         return asked

@@ -35,7 +35,7 @@ class Found:
         return not (self.files or any(self.rows.values()))
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the rows and files as JSON values."""
         return asdict(self)
 
 
@@ -52,7 +52,7 @@ class Collector:
     queries_days: float = 30.0
 
     def run(self, *, remove: bool) -> Found:
-        """Find the garbage, and remove it if `remove`.
+        """Find the garbage. Remove it if `remove` is true.
 
         Raises:
             RegistryError: the registry is not whole. It knows less than the files from which it would be rebuilt.

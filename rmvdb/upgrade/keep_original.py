@@ -58,7 +58,7 @@ def last_done(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -
 
 
 def taken_in_again(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> dict[Id, int]:
-    """Restored ids whose deletion intent is still recorded, with that intent's id.
+    """Return restored ids whose deletion intent is still recorded, with that intent's id.
 
     A conductor took them in again, and was killed before it forgot the deletion.
     """
@@ -68,7 +68,7 @@ def taken_in_again(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[I
 
 
 def late_records(context: UpgradeContext, upgrade: UpgradeRow) -> int:
-    """Count the records that other programs put there. A client that was killed while it inserted one is no other program."""
+    """Count the records that other programs put there. Do not count records that a killed client was inserting."""
     late = 0
     for ids in mirror(context, upgrade).unknown([upgrade.new_collection]):
         announced = context.registry.announced(upgrade.id, ids).values()
@@ -78,11 +78,11 @@ def late_records(context: UpgradeContext, upgrade: UpgradeRow) -> int:
 
 @contextmanager
 def _forgetting_writes(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> Iterator[None]:
-    upto = context.registry.last_intent()  # no other process is at these records: later writes are not meant
+    upto = context.registry.last_intent()  # no other process writes these records now, so no later write is deleted here
     if upgrade.in_place:  # no collection shows which records are still lifted
         context.registry.add_late(upgrade.id, ids)
     yield
-    context.registry.forget_done(upgrade.id, ids, upto=upto)  # not before: a kill would lose the note of a deletion
+    context.registry.forget_done(upgrade.id, ids, upto=upto)  # only now: a kill would lose the note of a deletion
 
 
 def _lifted(context: UpgradeContext, lift: str, side: str | None, records: Sequence[Record]) -> Vectors:

@@ -52,7 +52,7 @@ def hold_leadership(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker
             try:
                 context.registry.keep_leading(upgrade.id, leader_token, LEADER_LEASE)
             except Exception as exc:  # noqa: BLE001 (the next try may succeed)
-                if not failing:  # once, not at every try
+                if not failing:  # say it once, not at every try
                     log.warning("The leadership could not be renewed: %s", exc, extra={"action": "leadership"})
                 failing = True
             else:

@@ -53,7 +53,7 @@ def find_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
     found = find_moved_and_lost(context, upgrade)
     task = backfill_step.task(context, upgrade)
     unexplained = verify.check_of(context).unexplained(task, context.check_stop)
-    # The engine may have lost a client's write as well as the registry a deletion: to lose the write would be worse.
+    # Either the engine lost a client's write, or the registry lost a deletion. To lose the write would be worse.
     written = _with_items(context, task, unexplained.absent)
     found.in_source += [id for id in unexplained.absent if id in written]
     found.unexplained = replace(unexplained, absent=[id for id in unexplained.absent if id not in written])
@@ -87,7 +87,7 @@ def _held_by(context: UpgradeContext, collections: Iterable[str], ids: Sequence[
 
 
 def _kept_in_place(context: UpgradeContext, task: Task, read: Callable[[], Mapping[Id, Reading]], ids: Sequence[Id]) -> set[Id]:
-    """Return the ids that have, in place, the vector that their batch made.
+    """Return the ids that still have the vector that their batch made, in place.
 
     If its archive file is damaged, an id that is there counts as kept.
     """
@@ -126,7 +126,7 @@ def _look_elsewhere(context: UpgradeContext, upgrade: UpgradeRow, task: Task, id
 
 
 def _with_items(context: UpgradeContext, task: Task, ids: Sequence[Id]) -> set[Id]:
-    """Return the ids that the source has an item of, if the collection takes a record without fields."""
+    """Return the ids of which the source has an item. None if the collection takes no record without fields."""
     if not ids or context.services.source is None:
         return set()
     try:

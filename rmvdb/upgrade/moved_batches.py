@@ -27,7 +27,8 @@ class MovedBatch(NamedTuple):
     #: Its archive files, by old collection; for a roll back, also the files that the vectors came from.
     archive: Mapping[str, Any]
     origin: Mapping[str, Any]
-    #: Hashes of the ids that it took out of the old collections, and of those that were gone there and were removed from new.
+    #: Hashes of the ids that it took out of the old collections, and of the ids that it removed from new because they were gone
+    #: from old.
     removed: npt.NDArray[np.uint64]
     gone: npt.NDArray[np.uint64]
     #: Hashes of the ids that a roll back left where they were. They must be there; another program may have changed them.
@@ -82,7 +83,7 @@ class MovedBatches:
                     yield reading if was is None else Reading(record=was.put_back_for(reading.record), made=None)
 
     def _origin(self, task: Task, batch: MovedBatch) -> dict[Id, Reading]:
-        """For a roll back: the archived record behind each record, except for records that were written since."""
+        """Return, for a roll back, the archived record behind each record, except for records that were written since."""
         if task.undoes is None:
             return {}
         found = {each.record.id: each for file in batch.origin.values() for each in self._archive.found(ArchiveFile(**file))}

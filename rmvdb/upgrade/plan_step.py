@@ -117,7 +117,7 @@ def _refuse_paper(question: Question, methods: Sequence[Method | None]) -> None:
 
 
 def _looked_at(context: UpgradeContext, question: Question) -> tuple[Sequence[Leg], VersionRow]:
-    """Return the legs in force and the version to come, once both are compared with the registry."""
+    """Compare the legs in force and the new version with the registry, and return both."""
     legs = old_legs(context, question)
     to = context.registry.version(question.to_version)
     change_epoch.expect_unchanged(context)
@@ -144,7 +144,7 @@ def expect_model(context: UpgradeContext, upgrade: UpgradeRow) -> None:
 
 
 def kept_queries(context: UpgradeContext) -> list[Query]:
-    """Return what clients have kept of this gallery's queries, without answers. It is empty if they keep none."""
+    """Return the queries that this gallery's clients kept, without answers."""
     days = context.services.queries_days
     return context.registry.kept_queries(context.gallery.name, max_age_days=days, limit=MOST_KEPT)
 

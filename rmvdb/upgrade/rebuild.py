@@ -1,9 +1,8 @@
 """Rebuild a lost registry: first from the manifest, then the work list, from the collections and the archive.
 
-Every record in the collection that an upgrade fills raises two questions. Did a batch make it from a record that it read? If
-not, a client wrote it since, and it must not be overwritten. Is it still in the other collection? Then it has to leave it, one
-grace later and after the comparison, like any record that was just copied. Records that only the other collection holds are
-listed as usual.
+Every record in the collection that an upgrade fills raises two questions. Did a batch make it from a record that it read? If not,
+a client wrote it since, and no batch may overwrite it. Is it still in the other collection? Then it must leave that one, after
+one grace and the comparison, like any copied record. Records that only the other collection holds are listed as usual.
 """
 
 from __future__ import annotations
@@ -240,12 +239,13 @@ class ArchiveMatcher:
         self._read_from = {file_name(each): each for each in upgrade.old_collections}
         #: In place, with no record lifted any more: the old collection is the new one, and its records stay.
         self._remade = upgrade.in_place and upgrade.phase in (Phase.CUT_OVER, Phase.CLEANING_UP)
-        #: Not so for a roll back, whose collection holds records of its own, nor in place, where it held all of them, lifted.
+        #: Whether the new collection holds moved records only. A roll back's collection has records of its own, and in place it
+        #: had all, lifted.
         self._filled_from_empty = upgrade.undoes is None and (not upgrade.in_place or self._remade)
         #: Hashes of the ids in the archive, and of those that are there more than once.
         self._read: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
         self._often: set[int] = set()
-        #: Of these: ids that a reading explains, and the last file of each id that no reading has explained yet.
+        #: The ids that a reading explains, and the last file of each id that no reading has explained yet.
         self._explained: set[Id] = set()
         self._unexplained: dict[Id, ArchiveFile] = {}
         #: Ids that a roll back found in place and did not write.
@@ -254,7 +254,7 @@ class ArchiveMatcher:
         self.moved = self.written = 0
 
     def readable(self, files: Sequence[ArchiveFile], say: Callable[[str], None]) -> list[ArchiveFile]:
-        """Files whose checksum matches. Records of damaged files count as client-written."""
+        """Return the files whose checksum matches. Records of damaged files count as client-written."""
         read: dict[ArchiveFile, npt.NDArray[np.uint64]] = {}
         for file in files:
             try:

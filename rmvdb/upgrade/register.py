@@ -110,12 +110,14 @@ def _details(
     own: bool,
     collection: str | None,
 ) -> dict[str, Any]:
-    """What the upgrade of this number works on, and the legs of each of its epochs; `own`: v1 itself writes a mirror."""
+    """Return the columns of the upgrade of this number: its collections, and the legs of each of its epochs. `own`: v1 itself
+    writes a mirror."""
     chosen, copy = (collection_name(gallery, name, f"u{number}") for name in (version.name, legs[0].model))
     collection = collection or chosen
-    # The work list is made from these. They are also emptied, except for a lifted copy: confidence needs the old model's vectors.
+    # The collections that the work list is made from. They are also emptied, unless the copy is lifted: confidence needs the old
+    # model's vectors.
     listed = [replace(legs[0], collection=copy)] if question.instant_rollback and not plan.lift else legs
-    old = [leg_of(version, collection)] if plan.lift else listed  # in place: its own vectors are replaced
+    old = [leg_of(version, collection)] if plan.lift else listed  # in place, the new collection's own vectors are replaced
     epochs = {EpochName.BEFORE: listed, **served(collection, old, version, plan)}
     if question.instant_rollback:
         kept = legs[0] if own else replace(epochs[EpochName.SERVING][-1], collection=legs[0].collection)
@@ -174,7 +176,7 @@ def _register_version(context: UpgradeContext, question: Question, plan: Plan) -
         name=f"{base.name}+{plan.head[:8]}",
         base=base.name,
         head=plan.head,
-        classifier=None,  # it reads the vectors before ρ
+        classifier=None,  # h reads the vectors before ρ
         compatible_with=None,
         **{name: getattr(base, name) for name in same},
     )

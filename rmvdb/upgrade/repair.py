@@ -1,7 +1,7 @@
-"""Repair a gallery whose registry and engine are not of one moment.
+"""Repair a gallery after its registry or its engine has gone back.
 
-Records that were moved and are lost since are put back from the place that still holds them. Records of whose write the registry
-knows nothing are taken in as they are.
+Records that were moved and are lost since are put back from the place that still holds them. Records whose write the registry
+does not know stay as they are, and count as written by a client.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SHOWN = 20
 def repair(context: UpgradeContext, upgrade: UpgradeRow, lost: Lost, worker: Worker) -> None:
     """Put lost records back, and count unexplained ones as a client's writes or deletions from now on.
 
-    Records of which a reading is left go through a batch of their own.
+    A record that an old collection or the archive still holds goes through a new batch.
     """
     context.owner.settle(context.gallery.name)
     _explain(context, upgrade, lost.unexplained)
     for batch, ids in lost.in_old.items():
         if upgrade.undoes is None:
             context.registry.add_late(upgrade.id, ids)
-        else:  # its vectors come from the files that the batch had
+        else:  # the batch before had these files, which hold its vectors
             context.registry.put_back(upgrade.id, ids, of=batch)
     for batch, ids in lost.archived.items():
         context.registry.put_back(upgrade.id, ids, of=batch)
@@ -62,12 +62,13 @@ def repair(context: UpgradeContext, upgrade: UpgradeRow, lost: Lost, worker: Wor
 
 
 def gone(context: UpgradeContext, upgrade: UpgradeRow) -> list[str]:
-    """Return the collections that the upgrade fills and that are gone: another program dropped them, or the engine went back."""
+    """Return the collections that the upgrade fills and that do not exist: another program dropped them, or the engine went
+    back."""
     return [name for name in backfill_step.task(context, upgrade).new if not context.store.exists(name)]
 
 
 def make_again(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """Make the collections that are gone again, as they were registered, without records."""
+    """Make the missing collections again, as they were registered, without records."""
     context.owner.expect(context.gallery.name)
     for name in gone(context, upgrade):
         context.say(f"making {name} again, without records")
@@ -76,7 +77,7 @@ def make_again(context: UpgradeContext, upgrade: UpgradeRow) -> None:
 
 
 def put_back_late(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> None:
-    """Before a roll back ends, put back the records that a call which was held up has removed from where they were put back."""
+    """Put back the records that a delayed call removed again, before a roll back ends."""
     if upgrade.undoes is not None:
         repair(context, upgrade, Lost(archived=find_moved_and_lost(context, upgrade).archived), worker)
 
@@ -140,7 +141,8 @@ def _write_page(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id])
         still[:] = [id for id in ids if id not in there and done.get(id) != "delete"]
         return still
 
-    for leg in context.registry.plan(context.gallery.name).write_targets:  # the slow part, before others wait for this write
+    # The slow part: embed before other writers wait for this one.
+    for leg in context.registry.plan(context.gallery.name).write_targets:
         _rows(context, leg, items, embedded)
     name, sketches = f"{CONDUCTOR}{upgrade.id}:{uuid.uuid4().hex[:8]}", dict[Id, bytes]()
     writes = Writes(context.gallery.name, registry=context.registry, name=name, engine_timeout=context.services.engine_timeout)

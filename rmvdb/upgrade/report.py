@@ -42,7 +42,7 @@ class VerifyReport:
             self.examples.append(sentence)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the report as JSON values."""
         return asdict(self) | {"ok": self.ok}
 
 

@@ -29,7 +29,7 @@ def roll_back(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow | None
     if upgrade.phase == Phase.PLANNED:
         if _abandon(context, upgrade):
             return None
-        deploy.deploy(context, context.registry.upgrade(upgrade.id))  # it is served, and only its phase does not say so yet
+        deploy.deploy(context, context.registry.upgrade(upgrade.id))  # it is served already, but its phase does not say so yet
         upgrade = context.registry.upgrade(upgrade.id)
     if upgrade.original:
         return _back_to_original(context, upgrade)
@@ -38,7 +38,7 @@ def roll_back(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow | None
     fallback_transforms = old[0].transforms_after(new) or ()
     if context.can_load(old[0].model):
         old[0] = replace(old[0], write_with=old[0].model)  # writes during the roll back get v1's own vectors, not ψ's
-    elif upgrade.method != Method.NAIVE:  # the new model goes on embedding the queries, alone
+    elif upgrade.method != Method.NAIVE:  # the new model alone still embeds the queries
         old = [replace(leg, blend=None) for leg in old]
         final = tuple(old) if len(old) > 1 else (replace(old[0], calibration=None),)
     context.say(f"rolling back to {upgrade.from_version}")
@@ -103,6 +103,6 @@ def _abandon(context: UpgradeContext, upgrade: UpgradeRow) -> bool:
                 raise
     if not context.registry.abandon(upgrade.id, note=note):
         return False
-    clean_up.drop_given_up(context)  # in this order: until it has ended, another process may resume it
+    clean_up.drop_given_up(context)  # last: until the upgrade has ended, another process may resume this
     clean_up.say_ended(context, note, upgrade.supersedes)
     return True

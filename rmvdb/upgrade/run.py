@@ -120,9 +120,9 @@ class Conductor(UpgradeContext):
     roll_back = rolling_back.roll_back
 
     def advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> UpgradeRow:
-        """Run an upgrade from wherever it stands until it is cut over, `until` is reached, or it is stopped."""
+        """Run an upgrade from its present state until it is cut over, `until` is reached, or it is stopped."""
         with leadership.recording_failure(self, upgrade, worker):
-            # Read the row anew: another conductor may have led it until the leadership was taken.
+            # Read the row again: another conductor may have led the upgrade until now.
             self._through_pauses(upgrade, lambda now: self._advance(now, worker, force=force))
         return self.registry.upgrade(upgrade.id)
 
@@ -151,7 +151,7 @@ class Conductor(UpgradeContext):
         said = ""
         while True:
             upgrade = self.registry.upgrade(upgrade.id)
-            refuse_paused(upgrade)  # by command; a cut-over under way waits
+            refuse_paused(upgrade)  # a command paused it; a cut-over under way waits
             self._expect_ready(upgrade)
             if not upgrade.plan.cutover:
                 self.registry.set_upgrade(upgrade.id, plan=replace(upgrade.plan, cutover=True))
@@ -182,7 +182,7 @@ class Conductor(UpgradeContext):
             upgrade = self._switch(upgrade, worker, at=switch, force=force)
         self.backfill(upgrade, worker)
         upgrade = self.registry.upgrade(upgrade.id)  # `until` and `cutover` may have changed in these hours
-        wanted = upgrade.plan.cutover and upgrade.plan.until >= 1.0  # any `until` may move everything: batches are whole
+        wanted = upgrade.plan.cutover and upgrade.plan.until >= 1.0  # batches are whole, so any `until` may move every record
         if wanted and not backfill_step.unfinished(self, upgrade) and not self.stop.is_set():
             self.cut_over(upgrade, worker, force=force)
 
@@ -224,7 +224,7 @@ class Conductor(UpgradeContext):
         completing.refuse_quarantined(self, upgrade)
         self.complete(upgrade, worker)
         completing.refuse_quarantined(self, upgrade)
-        while backfill_step.unfinished(self, upgrade):  # records that were quarantined meanwhile, and written again since
+        while backfill_step.unfinished(self, upgrade):  # a client may have written a quarantined record again
             self.complete(upgrade, worker)
             completing.refuse_quarantined(self, upgrade)
         repairing.put_back_late(self, upgrade, worker)

@@ -114,7 +114,7 @@ def _rows(
         out = leave_out([record.id for record in page])
         left = [record for record in page if record.id not in out]
         if left:
-            # NaN cannot be sorted. A record that the order knows nothing of goes first.
+            # NaN cannot be sorted. A record without a confidence goes first.
             confidence = np.nan_to_num(order.confidence(left), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
             yield from zip(confidence.tolist(), (record.id for record in left), strict=True)
         done += len(page)

@@ -50,7 +50,7 @@ class Status:
     total: int = 0
     #: Records a second while records were copied, over the last minute.
     rate: float | None = None
-    #: Seconds until it is as far as was asked. None below 1 %, if no worker is at it, and once it is that far.
+    #: Seconds until it reaches `until`. None below 1 %, without a worker, and once it is reached.
     eta: float | None = None
     quarantined: int = 0
     writes_open: int = 0
@@ -68,7 +68,7 @@ class Status:
     oldest_query_days: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the status as JSON values."""
         return asdict(self)
 
 
@@ -104,7 +104,7 @@ def rescoring(plan: ServingPlan, reports: Sequence[Mapping[str, float]]) -> dict
         "searches": total["searches"],
         "embedded_per_query": round(total["embedded"] / total["queries"], 3) if total["queries"] else None,
         "from_cache": round(total["cached"] / looked, 4) if looked else None,
-        # Of the slowest client: medians of several clients make no median.
+        # The median of the slowest client: the medians of several clients cannot be joined.
         "p50_ms": max((each["p50_ms"] for each in reports), default=None),
     }
 
@@ -224,7 +224,7 @@ def searched(plan: ServingPlan, *, by_name: bool = False) -> str:
 
 
 def latest(upgrades: Sequence[UpgradeRow]) -> UpgradeRow | None:
-    """Return the running upgrade, or the one that ended last. The one that began last may have ended earlier."""
+    """Return the running upgrade, or the one that ended last, which need not be the one that began last."""
     return max(upgrades, key=lambda row: (row.phase != Phase.ENDED, row.ended_at or 0.0, row.id), default=None)
 
 

@@ -15,7 +15,7 @@ from rmvdb.upgrade.compare import Verify
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.report import VerifyPosition, VerifyReport
 
-#: Seconds after which an interrupted comparison begins anew.
+#: Seconds after which an interrupted comparison begins again.
 COUNTS = 600.0
 
 
@@ -64,7 +64,7 @@ def expect_verified(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyRepor
         )
 
     report = _compare(context, upgrade, begun=begun, keep=keep)
-    _forget(context, upgrade)  # the next comparison begins anew, whatever the result
+    _forget(context, upgrade)  # the next comparison begins at the first batch, whatever the result
     for sentence in report.unread:
         context.say(f"left out: {sentence}")
     if not report.ok:

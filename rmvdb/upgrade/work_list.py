@@ -31,7 +31,7 @@ STEPS = 50
 LEAST_BATCH = 20
 #: Seconds between two notes of the progress of a list.
 NOTED_EVERY = 1.0
-#: A number after that of every batch.
+#: A number larger than any batch's.
 LAST = 2**62
 
 
@@ -66,7 +66,7 @@ def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[
     question = Question.of_upgrade(upgrade.plan.question)
     classifier = context.services.classifier(context.registry.version(leg.model))
     name = upgrade.order.split(", ")[0]
-    reads = name not in ORDERS or ORDERS[name].reads_records  # an order of an earlier rmvdb gets another in its place
+    reads = name not in ORDERS or ORDERS[name].reads_records  # this rmvdb replaces an order that only an earlier one knows
     order = plan_step.planner(context).order(question, leg, classifier, name)
     context.say(f"listing the records of {leg.collection} in {name} order")
     noted = time.monotonic()
@@ -100,9 +100,10 @@ def newer(context: UpgradeContext, upgrade: UpgradeRow, collection: str, ids: Se
 
 
 def _undone(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], Mapping[str, Any]]]:
-    """For a roll back: the ids that each batch moved, with the files of their old vectors. Each id comes once, by its last batch.
+    """Return, for a roll back, the ids that each batch moved, with the files of their old vectors. Each id comes once, by its
+    last batch.
 
-    Ids that no batch had decided to remove need no file: they are where they were, or another program deleted them.
+    An id that no batch decided to remove needs no file: its record is in its place, or another program deleted it.
     """
     assert upgrade.undoes is not None  # noqa: S101 (the caller looked)
     seen = context.registry.listed_ids(upgrade.id)
@@ -135,9 +136,8 @@ def _moved(context: UpgradeContext, upgrade: int) -> Iterator[tuple[Mapping[str,
 
 
 def _undecided(context: UpgradeContext, batch: BatchRow, removed: Set[Id]) -> list[Id]:
-    """Return the ids that a batch found in the old collections and did not decide to remove, as far as the archive tells.
-
-    The others come late.
+    """Return the ids that a batch read in the old collections and did not decide to remove, as far as the archive tells.
+    `complete` finds the others.
     """
     files = (ArchiveFile(**file) for file in (batch.archive or {}).values())
     found = {reading.record.id for file in files for reading in context.services.archive.found(file)}

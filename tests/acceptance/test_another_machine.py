@@ -28,7 +28,7 @@ def test_code_that_only_the_registry_names_does_not_run(project: Project) -> Non
     assert "allows code" not in project.ask("db", "upgrade").stdout
 
 
-def test_who_adds_a_model_or_a_source_allows_its_module(project: Project) -> None:
+def test_adding_a_model_or_a_source_allows_its_module(project: Project) -> None:
     (project.folder / "others.py").write_text("from models import *\nimport models\n\n\ndef v4():\n    return models.v3()\n")
     assert "allows code of others now" in project.ask("model", "add", "v4", "--embedder", "others:v4").stdout
     assert 'allow = ["models", "others"]' in (project.folder / "rmvdb.toml").read_text()
@@ -36,7 +36,7 @@ def test_who_adds_a_model_or_a_source_allows_its_module(project: Project) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
-def test_what_init_makes_is_ones_own_and_what_is_anothers_is_refused(project: Project) -> None:
+def test_files_of_init_belong_to_their_user_and_another_users_are_refused(project: Project) -> None:
     made = Project(project.folder.parent / "made")
     (made.folder / "rmvdb.toml").unlink()
     made.ask("init")

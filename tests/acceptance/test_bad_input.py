@@ -120,7 +120,7 @@ def test_a_version_is_what_it_is_said_to_be(project: Project) -> None:
     assert {each["name"] for each in project.json("model", "list")} == {"v1", "v2"}
 
 
-def test_where_nothing_of_rmvdb_is_nothing_is_made(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_project_nothing_is_made(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     empty = Project.__new__(Project)
@@ -217,7 +217,7 @@ def test_an_upgrade_that_stops_short_of_its_cut_over_tells_of_quarantined_record
     project.ask(*NAIVE, "--no-cutover")
 
 
-def test_what_was_written_since_it_was_quarantined_is_not_dropped(project: Project) -> None:
+def test_a_record_that_was_written_since_its_quarantine_is_not_dropped(project: Project) -> None:
     project.fault(v2={"raise": ["7", "9"]})
     refused(project, *NAIVE, code=1, saying="2 records are quarantined")
     project.fault()
@@ -254,7 +254,7 @@ def test_several_bad_items_are_set_aside_where_all_others_are_embedded_already(p
         ({"nan": [str(id) for id in IDS]}, "NaN"),
     ],
 )
-def test_a_broken_model_stops_the_upgrade_which_goes_on_when_it_is_mended(
+def test_a_broken_model_stops_the_upgrade_which_goes_on_once_the_model_is_corrected(
     project: Project, fault: dict[str, object], saying: str
 ) -> None:
     project.ask(*NAIVE, "--sample", "80", "--detach")
@@ -351,7 +351,7 @@ def test_a_missing_or_altered_artifact_comes_from_the_registry_and_is_named_if_t
     everything_is_found(project)
 
 
-def test_what_an_altered_file_of_the_archive_held_is_archived_anew_and_nothing_is_lost(project: Project) -> None:
+def test_records_of_an_altered_archive_file_are_archived_again_and_nothing_is_lost(project: Project) -> None:
     project.fault(v2={"slow": 0.01})
     first = project.start(*NAIVE, "--sample", "70")
     _wait_for(first, "backfilling")
@@ -436,11 +436,11 @@ def test_an_index_that_the_engine_lacks_is_refused_before_anything_is_made(proje
         (("--p99-ms", "-1"), "-1.0 is not in the range x>=0"),
     ],
 )
-def test_a_limit_that_is_none_is_refused(project: Project, options: tuple[str, ...], saying: str) -> None:
+def test_a_value_that_is_not_a_limit_is_refused(project: Project, options: tuple[str, ...], saying: str) -> None:
     refused(project, "throttle", *options, code=2, saying=saying)
 
 
-def test_a_window_that_is_none_is_refused_before_a_worker_has_started(project: Project) -> None:
+def test_a_value_that_is_not_a_window_is_refused_before_a_worker_has_started(project: Project) -> None:
     refused(project, "worker", "--window", "bad", code=2, saying="--window 'bad' is not a cron expression")
     assert project.ask("worker", "--window", "bad", code=2).stdout == ""
 
@@ -509,7 +509,7 @@ def test_a_gallery_that_cannot_be_added_is_refused_and_nothing_is_made(
         opened.store.describe("missing")
 
 
-def test_a_missing_collection_is_told_with_the_one_that_is_meant(project: Project) -> None:
+def test_a_missing_collection_is_named_with_the_one_that_is_meant(project: Project) -> None:
     held = project.json("gallery", "show")["collections"][0]["name"]
     adopt = ("gallery", "add", "mine", "--model", "v1", "--collection", held.replace("things", "thing"))
     refused(project, *adopt, code=1, saying=f"; did you mean '{held}'?")
@@ -542,7 +542,7 @@ def test_a_model_that_broke_since_it_was_registered_says_how(project: Project) -
         assert saying in project.ask("doctor", code=1).stdout
 
 
-def test_where_nobody_answers_nothing_is_removed(project: Project) -> None:
+def test_without_an_answer_nothing_is_removed(project: Project) -> None:
     project.fault(v2={"raise": ["7"]})
     project.ask(*NAIVE, code=1)
     remove = ("quarantine", "drop", "7")

@@ -39,7 +39,7 @@ def test_history_tells_every_phase_in_order(half: Project) -> None:
     assert no_way_back in half.ask("rollback", code=2).stderr
 
 
-def test_what_is_over_or_not_begun_is_not_told_as_done(half: Project) -> None:
+def test_a_step_that_is_over_or_not_begun_is_not_reported_as_done(half: Project) -> None:
     assert "upgrade v1 → v2: no longer paused" in half.ask("resume").stdout
     old, new = (each["name"] for each in half.json("gallery", "show")["collections"])
     half.ask(*NAIVE)
@@ -60,7 +60,7 @@ def test_what_is_over_or_not_begun_is_not_told_as_done(half: Project) -> None:
     assert f"phase: ended — no upgrade is on; only {old} is searched" in half.ask("status").stdout
 
 
-def test_half_is_told_as_half_and_no_time_is_left_where_nobody_works(half: Project) -> None:
+def test_half_is_shown_as_half_and_no_time_is_left_without_a_worker(half: Project) -> None:
     status, told = half.json("status"), "both collections are searched; 200 of 400 records are re-embedded"
     assert status["doing"] == f"{told}, as far as was asked; rmvdb upgrade goes on"
     assert (status["done"], status["workers"], status["eta"]) == (200, [], None)
@@ -175,7 +175,7 @@ def test_the_source_of_a_gallery_can_be_changed(project: Project) -> None:
     assert project.json("gallery", "show")["source"] == "folder:photos/{id}.jpg"
 
 
-def test_a_version_that_was_forgotten_and_registered_as_another_model_is_planned_with_and_embedded_anew(project: Project) -> None:
+def test_a_version_that_was_removed_and_registered_as_another_model_is_planned_and_embedded_again(project: Project) -> None:
     wrong = project.json("plan", *NAIVE[1:])
     project.ask("model", "remove", "v2")
     project.ask("model", "add", "v2", "--embedder", "models:v3")
@@ -185,7 +185,7 @@ def test_a_version_that_was_forgotten_and_registered_as_another_model_is_planned
     assert project.json("plan", *NAIVE[1:])["made_at"] == right["made_at"]
 
 
-def test_a_gallery_is_forgotten_and_its_collection_stays_unless_rmvdb_made_it_and_is_told_to_drop_it(project: Project) -> None:
+def test_a_gallery_is_removed_and_its_collection_stays_unless_rmvdb_made_it_and_may_drop_it(project: Project) -> None:
     (held,) = (each["name"] for each in project.json("gallery", "show")["collections"])
     again = ("gallery", "add", "things", "--model", "v1", "--source")
     project.ask(*again, "call:models:items")

@@ -144,7 +144,7 @@ def test_a_collection_that_is_not_there_names_the_setting_and_a_field_that_is_no
     assert texts.json("gallery", "list")[0]["source"] == "field:text"
 
 
-def test_of_several_galleries_status_tells_of_each_and_python_is_not_told_of_a_flag(texts: Project) -> None:
+def test_status_lists_several_galleries_and_python_gets_no_advice_about_flags(texts: Project) -> None:
     texts.ask("gallery", "add", "more", "--model", "v1")
     said = texts.ask("status").stdout
     assert said.startswith("gallery notes: epoch 1")
@@ -165,7 +165,7 @@ def test_a_connection_that_fails_leaves_nothing_open(texts: Project, monkeypatch
     assert sorted(closed) == ["MilvusStore", "Registry"]
 
 
-def test_after_a_lost_registry_whoever_looks_hears_of_the_manifest(texts: Project) -> None:
+def test_after_a_lost_registry_each_listing_names_the_manifest(texts: Project) -> None:
     for file in (texts.folder / ".rmvdb").glob("registry.sqlite*"):
         file.unlink()
     assert "rmvdb registry rebuild" in texts.ask("init").stdout

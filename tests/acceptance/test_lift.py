@@ -102,7 +102,7 @@ def test_a_plan_with_a_warning_goes_on_only_if_the_risk_is_accepted(project: Pro
     assert project.json("status")["phase"] == "serving both"
 
 
-def test_what_cannot_be_lifted_is_refused_in_a_sentence(project: Project) -> None:
+def test_a_gallery_that_cannot_be_lifted_is_refused_in_a_sentence(project: Project) -> None:
     said = project.ask("plan", *FCT[:-1], "label", code=2).stderr
     assert "Side information is a list of as many numbers in every record" in said
     said = project.ask("upgrade", *FCT[:6], "--side", "hint", code=2).stderr

@@ -71,7 +71,9 @@ def test_the_time_left_is_until_it_is_as_far_as_was_asked_and_ends_there(tmp_pat
     registry.close()
 
 
-def test_who_makes_the_work_list_and_how_far_it_is_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_shows_which_process_makes_the_work_list_and_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rmvdb.upgrade.work_list.NOTED_EVERY", 0.0)
     gallery = make(tmp_path)
     registry, upgrade, seen = gallery.registry, gallery.upgrade.id, list[str]()
@@ -113,7 +115,7 @@ def test_a_line_of_a_workers_log_has_time_and_level_and_none_comes_twice(project
     assert len(said) == len(set(said)), said
 
 
-def test_what_is_left_behind_is_shown_and_taken_only_with_consent(tmp_path: Path) -> None:
+def test_garbage_is_shown_and_removed_only_with_consent(tmp_path: Path) -> None:
     project = Project(tmp_path / "p")
     project.ask("init")
     assert project.ask("gc").stdout == "nothing is left behind\n"

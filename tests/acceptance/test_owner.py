@@ -60,7 +60,7 @@ def test_of_two_folders_that_adopt_one_collection_the_second_is_refused_and_the_
         assert mark.owner == marked
 
 
-def test_a_gallery_of_an_older_rmvdb_is_marked_by_db_upgrade_and_taken_by_whoever_marks_it_first(
+def test_a_gallery_of_an_older_rmvdb_is_marked_by_db_upgrade_and_belongs_to_the_first_that_marks_it(
     project: Project, stranger: Project
 ) -> None:
     collection = collection_of(project)

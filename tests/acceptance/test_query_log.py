@@ -21,7 +21,7 @@ def log(project: Project, ids: Iterable[int]) -> Path:
     return file
 
 
-def test_a_plan_is_trained_on_logged_queries_and_made_anew_where_they_change(project: Project) -> None:
+def test_a_plan_is_trained_on_logged_queries_and_made_again_if_they_change(project: Project) -> None:
     without = project.json(*PLAN)
     file = log(project, range(2001, 2041))
     project.fault(v2={"raise": ["2007"]})  # an item that cannot be read is left out

@@ -200,7 +200,7 @@ def test_the_tables_of_postgresql_are_dropped_in_the_middle(tmp_path: Path, post
     project.stop_engine()
 
 
-def test_whoever_begins_anew_on_a_lost_registry_is_told_how_to_bring_it_back(project: Project) -> None:
+def test_a_command_on_a_lost_registry_says_how_to_bring_it_back(project: Project) -> None:
     remove_sqlite(project)
     project.ask("init")
     for words in (("status",), ("model", "add", "v1", "--embedder", "models:v1")):

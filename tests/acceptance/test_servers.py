@@ -19,10 +19,10 @@ from rmvdb import errors
 from rmvdb.engines.milvus import MilvusStore
 from tests.acceptance.conftest import NAIVE
 from tests.acceptance.test_upgrade import _until, searching
-from tests.contract.test_store import HOSTILE
 from tests.support.milvus_server import MilvusServer
 from tests.support.postgres import PASSWORD, Postgres
 from tests.support.project import Project
+from tests.support.records import HOSTILE
 
 IDS = list(range(1, 201))
 pytestmark = [pytest.mark.server, pytest.mark.postgres]

@@ -106,7 +106,7 @@ def test_a_file_that_holds_no_queries_is_named(project: Project, text: str, sayi
     assert "Traceback" not in done.stderr
 
 
-def test_what_cannot_be_simulated_is_said_before_anything_is_embedded(project: Project) -> None:
+def test_a_question_that_cannot_be_simulated_is_refused_before_anything_is_embedded(project: Project) -> None:
     for words, saying in (
         (("--methods", "naive,rmm"), "No method is called 'rmm'; did you mean 'rm'?"),
         (("--orders", "clusters"), "No order is called 'clusters'; did you mean 'cluster'?"),

@@ -63,7 +63,7 @@ WRITES = {"upsert": 'client.upsert([{"id": 3, "item": item(300), "label": 1}])',
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_what_it_would_write_late_is_not_written_and_it_hears_so(project: Project, write: str) -> None:
+def test_a_late_write_is_not_made_and_the_client_hears_so(project: Project, write: str) -> None:
     project.ask(*NAIVE, "--until", "0.5")
     (project.folder / "application.py").write_text(APPLICATION.replace("{write}", WRITES[write]))
     process = subprocess.Popen(

@@ -193,7 +193,7 @@ def held(store: VectorStore, collection: str) -> dict[Any, Any]:
     return {each.id: (each.fields, None if each.vector is None else each.vector.tolist()) for page in pages for each in page}
 
 
-def test_what_is_kept_is_given_back_as_it_was(store: VectorStore, collection: str) -> None:
+def test_a_stored_value_is_returned_unchanged(store: VectorStore, collection: str) -> None:
     made(store, collection)
     store.upsert(collection, [record(at, **{name: value}) for at, (name, value, _) in enumerate(KEPT)])
     found = {each.id: each.fields for each in store.get(collection, range(len(KEPT)))}
@@ -215,7 +215,7 @@ def test_nan_is_a_value_of_a_float(store: VectorStore, collection: str) -> None:
     assert math.isnan(found.fields["reals"][0])
 
 
-def test_what_cannot_be_kept_is_refused_by_name_and_nothing_is_written(store: VectorStore, collection: str) -> None:
+def test_a_value_that_cannot_be_stored_is_refused_by_name_and_nothing_is_written(store: VectorStore, collection: str) -> None:
     made(store, collection)
     store.upsert(collection, [record(id) for id in range(1, 4)])
     before = held(store, collection)
@@ -334,7 +334,7 @@ def test_a_json_field_that_holds_a_text_arrives_as_it_was_or_is_refused(store: V
             assert store.get(collection, [at]) == []
 
 
-def test_what_only_a_server_has_no_room_for_is_refused_there(store: VectorStore, collection: str) -> None:
+def test_a_value_that_only_a_server_has_no_room_for_is_refused_there(store: VectorStore, collection: str) -> None:
     made(store, collection, fields=(Field(name="doc", type="JSON"),))
     long = "x" * 65_536
     for fields in ({"doc": {}, "note": long}, {"doc": {"note": long}}):
@@ -398,7 +398,7 @@ def test_a_vector_that_the_metric_cannot_rank_is_neither_written_nor_searched_wi
         assert all(math.isfinite(hit.distance) for hit in hits)
 
 
-def test_what_a_collection_held_is_written_as_it_was(store: VectorStore, collection: str) -> None:
+def test_a_record_that_a_collection_held_is_written_unchanged(store: VectorStore, collection: str) -> None:
     """A copy of what another program wrote there: longer than the schema says, and with a vector that no search finds."""
     made(store, collection, fields=(Field(name="numbers", type="ARRAY", params={"element_type": "INT64", "max_capacity": 2}),))
     longer = not store.version().startswith("milvus-lite 3")  # the only one that counts
@@ -440,7 +440,7 @@ NAMES = st.sampled_from([*WHOLE, "more", "note", "pk"])
 @given(
     changes=st.lists(st.tuples(NAMES, VALUES | st.integers(-200, 200) | st.lists(st.integers(-200, 200), max_size=4)), max_size=3)
 )
-def test_what_is_accepted_is_given_back_and_what_is_refused_changes_nothing(
+def test_an_accepted_record_is_returned_and_a_refused_one_changes_nothing(
     store: VectorStore, changes: list[tuple[str, Any]]
 ) -> None:
     collection = "anything"

@@ -304,7 +304,9 @@ def test_a_filter_means_the_same_everywhere(store: VectorStore, wide: str, filte
     ],
     ids=range(12),
 )
-def test_what_cannot_be_understood_is_refused_before_anything_is_sent(store: VectorStore, wide: str, filter: str) -> None:
+def test_a_filter_that_cannot_be_understood_is_refused_before_anything_is_sent(
+    store: VectorStore, wide: str, filter: str
+) -> None:
     before = store.version()
     for ask in (
         lambda: store.search(wide, ONE, limit=1, filter=filter),
@@ -390,7 +392,7 @@ def test_an_engine_that_gives_other_ids_than_were_asked_for_is_not_asked_for_eve
     lite_store.drop(name)
 
 
-def test_what_an_engine_cannot_ask_is_found_among_the_nearest_or_said_to_be_beyond_them(lite_store: MilvusStore) -> None:
+def test_a_filter_that_an_engine_lacks_is_applied_to_the_nearest_or_refused(lite_store: MilvusStore) -> None:
     name, many = f"c_{uuid.uuid4().hex}", 17_000
     schema = Schema(collection=name, dim=4, metric=Metric.L2, id_type=IdType.INT64)
     lite_store.create(schema, Index(type="FLAT"))

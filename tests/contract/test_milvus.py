@@ -1,19 +1,11 @@
-"""What only a Milvus can do to a store: duplicated keys, foreign collections, restarts, refusals."""
+"""What only a Milvus can do to a store: aliases, duplicated keys, indexes, half made collections, refused ids, big records."""
 
 from __future__ import annotations
 
 import functools
-import logging
-import os
-import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +13,12 @@ import pytest
 from pymilvus import DataType, MilvusClient
 from pymilvus.client.types import LoadState
 
-from rmvdb.engines import index_rules, lite
+from rmvdb.engines import index_rules
 from rmvdb.engines.milvus import MilvusStore, creating, reading
-from rmvdb.errors import AlreadyExists, CannotAdopt, ConfigError, EngineError, EngineUnavailable, LeaseLost, Mismatch, Unwritable
-from rmvdb.types import Field, Id, IdType, Index, Metric, Record, Schema
-from tests.contract.test_store import (
+from rmvdb.errors import ConfigError, EngineError, EngineUnavailable, Mismatch, Unwritable
+from rmvdb.types import Field, Id, IdType, Index, Metric, Record
+from tests.support.engines import lite_only, not_lite3, server_only
+from tests.support.records import (
     FLAT,
     bare,
     fields_of,
@@ -34,32 +27,13 @@ from tests.contract.test_store import (
     plain,
     scanned,
     schema_of,
-    stacked,
     vectors_of,
 )
-from tests.support.milvus_server import MilvusServer, unavailable
-
-server_only = pytest.mark.parametrize("milvus_store", [pytest.param("server_store", marks=pytest.mark.server)], indirect=True)
-lite_only = pytest.mark.parametrize("milvus_store", ["lite_store"], indirect=True)
-#: In Lite 3 an insert replaces the record of its key, any index is taken, and there are no binary vectors.
-not_lite3 = pytest.mark.parametrize(
-    "milvus_store", ["lite_store", pytest.param("server_store", marks=pytest.mark.server)], indirect=True
-)
 
 
-@pytest.fixture
-def client(milvus_store: MilvusStore) -> Iterator[MilvusClient]:
-    """pymilvus itself, as another program would use it on the same engine."""
-    milvus_store.version()
-    other = MilvusClient(uri=milvus_store._connection.place, dedicated=True)
-    yield other
-    other.close()
-
-
-# Names
-
-
-def test_a_collection_made_anew_is_read_as_what_it_is_once_it_is_described(milvus_store: MilvusStore, collection: str) -> None:
+def test_a_collection_that_was_made_again_is_read_by_its_new_schema_once_it_is_described(
+    milvus_store: MilvusStore, collection: str
+) -> None:
     """By a store that is used for months, and hears nothing of what other processes do."""
     milvus_store.version()
     place = milvus_store.place()
@@ -77,9 +51,6 @@ def test_a_collection_made_anew_is_read_as_what_it_is_once_it_is_described(milvu
     milvus_store.upsert(collection, [replace(bare([2])[0], fields={"n": 4, "color": "blue"})])
     assert [record.fields for page in owner.scan(collection, fields=None) for record in page][1] == {"n": 4, "color": "blue"}
     owner.close()
-
-
-# Aliases
 
 
 @server_only
@@ -181,104 +152,8 @@ def test_a_search_that_once_came_short_is_asked_for_more_again(
     assert len(milvus_store.search(collection, vectors_of(1), limit=3, strong=True)[0]) == 3
 
 
-# Collections that other programs made
-
-
-Change = Callable[[Any], Any]
-
-
-def foreign(
-    client: MilvusClient, name: str, change: Change, *, metric: str = "COSINE", dtype: DataType = DataType.FLOAT_VECTOR
-) -> None:
-    schema = client.create_schema(auto_id=False, enable_dynamic_field=True)
-    schema.add_field("id", DataType.INT64, is_primary=True)
-    schema.add_field("vector", dtype, dim=DIM_OF[dtype])
-    schema = change(schema) or schema
-    client.create_collection(name, schema=schema, consistency_level="Bounded")
-    params = client.prepare_index_params()
-    kind = "BIN_FLAT" if dtype is DataType.BINARY_VECTOR else "FLAT"
-    params.add_index("vector", index_type=kind, metric_type=metric, params={})
-    client.create_index(name, params)
-
-
-DIM_OF = {DataType.FLOAT_VECTOR: 8, DataType.BINARY_VECTOR: 16, DataType.FLOAT16_VECTOR: 8}
-
-
-def with_auto_id(schema: Any) -> Any:
-    schema = MilvusClient.create_schema(auto_id=True)
-    schema.add_field("id", DataType.INT64, is_primary=True)
-    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=8)
-    return schema
-
-
-def test_a_collection_of_another_program_is_read(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
-    def change(schema: Any) -> None:
-        schema.add_field("title", DataType.VARCHAR, max_length=99)
-        schema.add_field("tags", DataType.ARRAY, element_type=DataType.INT64, max_capacity=7)
-        schema.add_field("doc", DataType.JSON)
-        schema.add_field("price", DataType.DOUBLE)
-
-    foreign(client, collection, change, metric="IP")
-
-    found = milvus_store.describe(collection)
-
-    assert (found.dim, found.metric, found.id_type, found.id_field) == (8, Metric.IP, IdType.INT64, "id")
-    assert [(field.name, field.type) for field in found.fields] == [
-        ("title", "VARCHAR"),
-        ("tags", "ARRAY"),
-        ("doc", "JSON"),
-        ("price", "DOUBLE"),
-    ]
-    assert found.fields[0].params == {"max_length": 99}
-    assert found.fields[1].params == {"element_type": "INT64", "max_capacity": 7}
-
-
-def test_a_collection_that_makes_its_ids_is_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
-    foreign(client, collection, with_auto_id)
-    with pytest.raises(CannotAdopt, match=f"'{collection}' makes its ids itself.*auto_id.*copy it"):
-        milvus_store.describe(collection)
-
-
-def test_a_collection_without_an_index_is_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
-    schema = client.create_schema(auto_id=False)
-    schema.add_field("id", DataType.INT64, is_primary=True)
-    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=8)
-    client.create_collection(collection, schema=schema)
-    with pytest.raises(CannotAdopt, match=r"has no index with a metric on 'vector'.*create one"):
-        milvus_store.describe(collection)
-
-
-@not_lite3
-def test_binary_vectors_are_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
-    foreign(client, collection, lambda schema: None, metric="HAMMING", dtype=DataType.BINARY_VECTOR)
-    with pytest.raises(CannotAdopt, match=r"has vectors of type BINARY_VECTOR.*FLOAT_VECTOR"):
-        milvus_store.describe(collection)
-
-
 @lite_only
-@pytest.mark.parametrize(("kind", "dim"), [(DataType.FLOAT16_VECTOR, {"dim": 8}), (DataType.SPARSE_FLOAT_VECTOR, {})])
-def test_half_precision_and_sparse_vectors_are_not_adopted(
-    milvus_store: MilvusStore, client: MilvusClient, collection: str, kind: DataType, dim: dict[str, int]
-) -> None:
-    schema = client.create_schema(auto_id=False)
-    schema.add_field("id", DataType.INT64, is_primary=True)
-    schema.add_field("vector", kind, **dim)
-    client.create_collection(collection, schema=schema)
-    with pytest.raises(CannotAdopt, match=f"has vectors of type {kind.name}"):
-        milvus_store.describe(collection)
-
-
-@lite_only
-def test_two_vector_fields_are_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
-    foreign(client, collection, lambda schema: schema.add_field("other", DataType.FLOAT_VECTOR, dim=4) and None)
-    with pytest.raises(CannotAdopt, match=r"has 2 vector fields.*one vector field"):
-        milvus_store.describe(collection)
-
-
-@lite_only
-def test_what_follows_a_write_at_once_sees_it(
-    milvus_store: MilvusStore, collection: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_right_after_a_write_sees_it(milvus_store: MilvusStore, collection: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine whose calls take less than a millisecond one of sixteen deletions was lost, and as many searches missed."""
     answered = []
 
@@ -326,71 +201,6 @@ def test_a_collection_that_is_never_loaded_is_waited_for_no_longer_than_that(
     monkeypatch.undo()
     milvus_store.create(plain(collection), FLAT)
     assert scanned(milvus_store, collection) == []
-
-
-@server_only
-def test_partitions_that_somebody_made_are_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
-    foreign(client, collection, lambda schema: None)
-    client.create_partition(collection, "summer")
-    with pytest.raises(CannotAdopt, match=r"has the partition 'summer'.*without partitions"):
-        milvus_store.describe(collection)
-
-
-@server_only
-def test_a_partition_of_later_keeps_no_new_process_from_searching(
-    milvus_store: MilvusStore, client: MilvusClient, collection: str
-) -> None:
-    foreign(client, collection, lambda schema: None)
-    client.create_partition(collection, "summer")
-    client.insert(collection, [{"id": 1, "vector": [1.0] * DIM_OF[DataType.FLOAT_VECTOR]}], partition_name="summer")
-    client.load_collection(collection)
-    (hits,) = milvus_store.search(collection, np.ones((1, DIM_OF[DataType.FLOAT_VECTOR]), np.float32), limit=3, strong=True)
-    assert [hit.id for hit in hits] == [1]
-
-
-@server_only
-def test_a_collection_that_forgets_is_not_adopted(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
-    foreign(client, collection, lambda schema: None)
-    client.alter_collection_properties(collection, {"collection.ttl.seconds": 0})
-    assert milvus_store.describe(collection).dim == 8
-    client.alter_collection_properties(collection, {"collection.ttl.seconds": 3600})
-    with pytest.raises(CannotAdopt, match=r"forgets records by itself \(collection.ttl.seconds\).*drop that property"):
-        milvus_store.describe(collection)
-
-
-@server_only
-def test_an_alias_is_read_as_the_collection_behind_it(milvus_store: MilvusStore, client: MilvusClient, collection: str) -> None:
-    foreign(client, collection, lambda schema: None)
-    client.create_alias(collection, f"{collection}_alias")
-    try:
-        assert milvus_store.describe(f"{collection}_alias").collection == collection
-    finally:
-        client.drop_alias(f"{collection}_alias")
-
-
-def test_a_partition_key_is_made_only_where_records_are_found_by_it(milvus_store: MilvusStore, collection: str) -> None:
-    key = Field(name="tenant", type="VARCHAR", params={"max_length": 20, "is_partition_key": True})
-    milvus_store.create(schema_of(collection, fields=(key,)), FLAT)
-    kept = milvus_store.describe(collection).fields[0].params.get("is_partition_key", False)
-    assert kept is not milvus_store.version().startswith(("milvus-lite 2", "milvus 2.3"))
-    for turn in (1, 2):
-        records = [Record(id=at, vector=vectors_of(1)[0], fields={"tenant": f"t{at * turn % 3}"}) for at in range(9)]
-        milvus_store.upsert(collection, records)
-    assert scanned(milvus_store, collection, filter="tenant == 't2'") == [1, 4, 7]
-    assert scanned(milvus_store, collection, page=2) == list(range(9))
-    assert milvus_store.count(collection) == 9
-
-
-@server_only
-def test_a_partition_key_that_loses_records_is_not_adopted(
-    milvus_store: MilvusStore, client: MilvusClient, collection: str
-) -> None:
-    foreign(client, collection, lambda schema: schema.add_field("key", DataType.INT64, is_partition_key=True) and None)
-    with pytest.raises(CannotAdopt, match=r"has a partition key, in which milvus 2\.3\.5 loses records.*use Milvus 2\.4"):
-        milvus_store.describe(collection)
-
-
-# Half made, released, refused
 
 
 def test_a_collection_that_was_left_without_an_index_is_finished(
@@ -488,7 +298,7 @@ def test_the_index_types_that_pass_are_those_that_the_engine_has(milvus_store: M
 
 
 @pytest.mark.parametrize("index", [FLAT, Index(), Index(type="IVF_FLAT", params={"nlist": 16})], ids=lambda index: index.type)
-def test_the_index_that_is_there_is_told(milvus_store: MilvusStore, collection: str, index: Index) -> None:
+def test_the_existing_index_is_returned(milvus_store: MilvusStore, collection: str, index: Index) -> None:
     milvus_store.create(plain(collection), index)
     found = milvus_store.index(collection)
     chosen = "FLAT" if milvus_store.version().startswith("milvus-lite 3") and index.type == "AUTOINDEX" else index.type
@@ -525,221 +335,6 @@ def test_the_server_takes_any_text_as_an_id(milvus_store: MilvusStore, collectio
     assert [record.id for record in milvus_store.get(collection, [id])] == [id]
     milvus_store.delete(collection, [id])
     assert scanned(milvus_store, collection) == ["other"]
-
-
-def test_a_collection_that_changed_its_metric_is_not_reused(
-    milvus_store: MilvusStore, client: MilvusClient, collection: str
-) -> None:
-    foreign(client, collection, lambda schema: None, metric="L2")
-    wanted = Schema(collection=collection, dim=8, metric=Metric.COSINE, id_type=IdType.INT64)
-    with pytest.raises(AlreadyExists, match="exists with metric L2"):
-        milvus_store.create(wanted, FLAT)
-    assert milvus_store.exists(collection)
-
-
-# Connections
-
-
-def test_pymilvus_is_not_loaded_before_it_is_needed() -> None:
-    program = (
-        "import sys; from rmvdb.engines import faiss, lite, milvus; sys.exit('pymilvus' in sys.modules or 'faiss' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_threads_that_use_pymilvus_first_do_not_load_scipy_side_by_side() -> None:
-    """One of them failed: "partially initialized module 'scipy.sparse._lil'"."""
-    program = """
-import sys, threading, time
-from pymilvus.client.utils import SciPyHelper
-from rmvdb.engines.milvus import driver
-
-inside, most, looked, together = 0, 0, SciPyHelper._init, threading.Barrier(16)
-
-def init():
-    global inside, most
-    if not SciPyHelper._checked:
-        inside += 1
-        most = max(most, inside)
-        time.sleep(0.1)
-        looked()
-        inside -= 1
-
-SciPyHelper._init = init
-
-def use():
-    together.wait()
-    driver.pymilvus()
-    SciPyHelper.is_scipy_sparse([1.0])
-
-threads = [threading.Thread(target=use) for _ in range(16)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-sys.exit(most != 1)
-"""
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_a_refused_call_leaves_no_traceback_in_the_log(
-    milvus_store: MilvusStore, collection: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with caplog.at_level(logging.DEBUG, "rmvdb"), pytest.raises(EngineError):
-        milvus_store.count(collection)
-    assert "Traceback" not in caplog.text + "".join(capfd.readouterr())
-
-
-@lite_only
-def test_a_connection_to_lite_is_not_pinged(milvus_store: MilvusStore) -> None:
-    """Lite ends one that is, with two lines on the output for errors."""
-    milvus_store.version()
-    program = "import sys, rmvdb.engines.milvus; rmvdb.engines.milvus.MilvusStore(lambda: sys.argv[1]).version()"
-    traced = os.environ | {"GRPC_TRACE": "http_keepalive", "GRPC_VERBOSITY": "info"}
-    words = [sys.executable, "-c", program, milvus_store._connection.place]
-    done = subprocess.run(words, check=True, capture_output=True, text=True, env=traced)
-    assert "Tracers: http_keepalive" in done.stderr
-    assert "keepalive ping" not in done.stderr.lower()
-
-
-def test_an_engine_that_is_not_there_is_given_up_in_time() -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        place = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        store = MilvusStore(lambda: place, patience=3.0)
-        started = time.monotonic()
-        with pytest.raises(EngineUnavailable, match=f"Milvus at {place} cannot be reached .*see that it runs"):
-            store.version()
-        assert 2.0 < time.monotonic() - started < 40.0
-
-
-def test_an_engine_that_never_answers_is_given_up_in_time() -> None:
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen()
-        place = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-        started = time.monotonic()
-        with pytest.raises(EngineUnavailable, match=r"cannot be reached|no answer"):
-            MilvusStore(lambda: place, patience=3.0, timeout=1.0).exists("any")
-        assert time.monotonic() - started < 40.0
-
-
-def test_the_address_is_asked_again_when_the_engine_has_moved(tmp_path: Path) -> None:
-    files = [tmp_path / "one.db", tmp_path / "two.db"]
-    place, asked = files[0], list[str]()
-
-    def address() -> str:
-        asked.append(lite.address(place, idle=1.0))
-        return asked[-1]
-
-    try:
-        store = MilvusStore(address, staleness=1.5)
-        assert store.staleness == 1.5
-        store.create(plain("here"), FLAT)
-        assert store.exists("here")
-        before, place = len(asked), files[1]
-        store.close()
-        assert (store.exists("here"), len(asked) > before) == (False, True)
-        store.close()
-    finally:
-        for file in files:
-            lite.release(file)
-
-
-@pytest.mark.server
-def test_a_server_that_is_killed_is_waited_for(own_milvus_server: MilvusServer, collection: str) -> None:
-    store = MilvusStore(lambda: own_milvus_server.address, patience=240.0)
-    records = filled(store, collection, 30)
-    own_milvus_server.stop(kill=True)
-    with ThreadPoolExecutor() as pool:
-        # The server starts in this thread: its death signal would come with the end of another one.
-        waiting = pool.submit(store.search, collection, vectors_of(1), limit=30, strong=True)
-        own_milvus_server.start()
-        found = waiting.result()[0]
-        assert {hit.id for hit in found} == {record.id for record in records}
-        assert store.count(collection) == 30
-        own_milvus_server.stop(kill=True)
-        over = threading.Event()
-        # Its lease ends while the server is away: no attempt of the write may leave any more.
-        late = pool.submit(store.upsert, collection, [replace(records[0], id=99)], permit=_until(over))
-        time.sleep(0.3)
-        over.set()
-        own_milvus_server.start()
-        with pytest.raises(LeaseLost):
-            late.result()
-    assert store.get(collection, [99]) == []
-    store.close()
-
-
-def _until(over: threading.Event) -> Callable[[], None]:
-    def permit() -> None:
-        if over.is_set():
-            raise LeaseLost("over")
-
-    return permit
-
-
-@pytest.fixture(scope="module")
-def slow_clock_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusStore]:
-    """A server whose clock ticks every two seconds, so that it shows what waits for it."""
-    if reason := unavailable():
-        pytest.skip(reason)
-    settings = {"proxy.timeTickInterval": 2000, "common.session.ttl": 60}
-    with MilvusServer(tmp_path_factory.mktemp("milvus") / "slow", settings=settings) as server:
-        store = MilvusStore(lambda: server.address)
-        yield store
-        store.close()
-
-
-@pytest.mark.server
-def test_a_moment_is_waited_for_once_and_a_strong_search_waits_each_time(slow_clock_store: MilvusStore, collection: str) -> None:
-    records = filled(slow_clock_store, collection)
-    query = stacked(records[:1])
-
-    def seconds(**options: Any) -> float:
-        began = time.monotonic()
-        slow_clock_store.search(collection, query, limit=5, **options)
-        return time.monotonic() - began
-
-    slow_clock_store.delete(collection, [records[1].id])
-    moment = slow_clock_store.moment()
-    seconds(after=moment)
-    assert sum(seconds(after=moment) for _ in range(5)) < sum(seconds(strong=True) for _ in range(5)) / 3
-    assert records[1].id not in [hit.id for hit in slow_clock_store.search(collection, query, limit=60, after=moment)[0]]
-
-
-@pytest.mark.server
-def test_the_pages_of_a_scan_that_reads_ahead_do_not_wait_for_the_clock_one_by_one(
-    slow_clock_store: MilvusStore, collection: str
-) -> None:
-    records = filled(slow_clock_store, collection)
-    slow_clock_store.delete(collection, [records[0].id])
-    began = time.monotonic()
-    pages = list(slow_clock_store.scan(collection, fields=None, vector=True, page=5, ahead=True))
-    assert time.monotonic() - began < 8 * 2.0  # 12 pages
-    assert [len(page) for page in pages] == [5] * 11 + [4]
-    assert sorted(record.id for record in records[1:]) == [record.id for page in pages for record in page]
-    assert [record.id for record in next(slow_clock_store.scan(collection, vector=True, page=5, ahead=True))] == [
-        r.id for r in pages[0]
-    ]
-
-
-def test_an_engine_that_is_not_there_tells_no_moment_and_is_not_waited_for() -> None:
-    store, began = MilvusStore(lambda: "http://127.0.0.1:1", patience=60.0), time.monotonic()
-    assert store.moment() == 0
-    assert time.monotonic() - began < 20
-
-
-@pytest.mark.server
-def test_a_wrong_token_is_named_at_once(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    request.getfixturevalue("milvus_server")  # skips where there can be none
-    settings = {"common.security.authorizationEnabled": "true", "common.session.ttl": 60}
-    with MilvusServer(tmp_path / "milvus", settings=settings) as server:
-        good = MilvusStore(lambda: server.address, token="root:Milvus")
-        assert good.exists("any") is False
-        good.close()
-        started = time.monotonic()
-        with pytest.raises(EngineError, match=r"refused the token.*correct it"):
-            MilvusStore(lambda: server.address, token="root:wrong", patience=120.0).exists("any")
-        assert time.monotonic() - started < 60.0
 
 
 def test_big_records_travel_in_several_requests(milvus_store: MilvusStore, collection: str) -> None:

@@ -20,8 +20,8 @@ from rmvdb.protocols import VectorStore
 from rmvdb.registry import mark, schema
 from rmvdb.registry.mark import Owner, mark_of
 from rmvdb.registry.registry import Registry
-from tests.contract.test_store import FLAT
 from tests.support.photos import add_gallery, at_once, shape
+from tests.support.records import FLAT
 
 #: Rounds of a race, and how many take part in each.
 ROUNDS, RACERS = 15, 3

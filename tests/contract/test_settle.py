@@ -50,7 +50,7 @@ def test_fresh_rows_are_counted_until_they_are_settled(server_store: MilvusStore
 
 
 @pytest.mark.server
-def test_what_is_searched_one_by_one_now_is_indexed_before_the_collection_grows(server_store: MilvusStore) -> None:
+def test_rows_that_are_searched_one_by_one_are_indexed_before_the_collection_grows(server_store: MilvusStore) -> None:
     """A few thousand rows are all found at once. They belong to what grows on, and most would be missed then."""
     schema = Schema(collection="grows", dim=32, metric=Metric.COSINE, id_type=IdType.INT64)
     server_store.create(schema, Index())
@@ -95,7 +95,7 @@ def test_no_segment_is_made_that_searches_look_at_in_part(server_store: MilvusSt
 
 
 @pytest.mark.server
-def test_what_another_worker_has_flushed_counts_for_nobody(server_store: MilvusStore) -> None:
+def test_rows_that_another_worker_flushed_do_not_count_again(server_store: MilvusStore) -> None:
     """Else each worker would flush the few rows that came since, in a segment of its own."""
     schema = Schema(collection="two", dim=20, metric=Metric.COSINE, id_type=IdType.INT64)
     server_store.create(schema, Index())
@@ -116,7 +116,7 @@ def test_what_another_worker_has_flushed_counts_for_nobody(server_store: MilvusS
 
 
 @pytest.mark.server
-def test_a_segment_that_another_program_flushed_is_told(server_store: MilvusStore) -> None:
+def test_a_segment_that_another_program_flushed_is_reported(server_store: MilvusStore) -> None:
     schema = Schema(collection="theirs", dim=20, metric=Metric.COSINE, id_type=IdType.INT64)
     server_store.create(schema, Index())
     vectors = np.random.default_rng(0).normal(size=(800, 20)).astype(np.float32)

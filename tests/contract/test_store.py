@@ -1,106 +1,32 @@
-"""What every VectorStore does, over faiss, Milvus Lite and a Milvus server: the same calls, the same answers."""
+"""Each engine makes, reads and writes collections alike."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from rmvdb.errors import AlreadyExists, CollectionMissing, EngineError, FilterError, LeaseLost, Mismatch
-from rmvdb.learning import hyperbolic
+from rmvdb.errors import AlreadyExists, CollectionMissing, EngineError, LeaseLost, Mismatch
 from rmvdb.protocols import VectorStore
-from rmvdb.types import Field, Id, IdType, Index, Metric, Record, Schema, Vectors
-
-DIM = 8
-FLAT = Index(type="FLAT")
-FIELDS = (
-    Field(name="n", type="INT64"),
-    Field(name="city", type="VARCHAR", params={"max_length": 64}),
-    Field(name="share", type="FLOAT"),
-    Field(name="good", type="BOOL"),
-    Field(name="tags", type="ARRAY", params={"element_type": "VARCHAR", "max_capacity": 8, "max_length": 32}),
-    Field(name="note", type="JSON"),
+from rmvdb.types import IdType, Metric, Record
+from tests.support.records import (
+    DIM,
+    FIELDS,
+    FLAT,
+    METRICS,
+    bare,
+    fields_of,
+    filled,
+    in_threads,
+    plain,
+    records_of,
+    scanned,
+    schema_of,
+    vectors_of,
 )
-#: The metrics that a collection may have.
-METRICS = [metric for metric in Metric if metric.stored is metric]
-CITIES = ("Bern", "Zürich", 'Sankt "Gallen"', "Biel\\Bienne", "")
-
-
-def schema_of(collection: str, *, metric: Metric = Metric.COSINE, id_type: IdType = IdType.INT64, **changes: Any) -> Schema:
-    made = Schema(
-        collection=collection, dim=DIM, metric=metric, id_type=id_type, id_field="pk", vector_field="emb", fields=FIELDS
-    )
-    return replace(made, **changes)
-
-
-def plain(collection: str, **changes: Any) -> Schema:
-    """A schema with nothing but ids, vectors and undeclared fields."""
-    return schema_of(collection, fields=(), **changes)
-
-
-def vectors_of(count: int, *, seed: int = 0) -> Vectors:
-    return np.random.default_rng(seed).normal(size=(count, DIM)).astype(np.float32)
-
-
-def fields_of(number: int) -> dict[str, Any]:
-    fields = {
-        "n": number,
-        "city": CITIES[number % len(CITIES)],
-        "share": number / 8,
-        "good": number % 3 == 0,
-        "tags": [f"t{number % 4}", "ü"],
-        "note": {"deep": [number, None, "é"]},
-    }
-    return fields if number % 2 else {**fields, "color": f"c{number % 5}", "size": number % 7}
-
-
-def records_of(ids: Sequence[Id], *, seed: int = 0) -> list[Record]:
-    vectors = vectors_of(len(ids), seed=seed)
-    return [Record(id=id, vector=vectors[at], fields=fields_of(at)) for at, id in enumerate(ids)]
-
-
-def bare(ids: Sequence[Id]) -> list[Record]:
-    vectors = vectors_of(len(ids))
-    return [Record(id=id, vector=vectors[at]) for at, id in enumerate(ids)]
-
-
-def stacked(records: Sequence[Record]) -> Vectors:
-    return np.stack([record.vector for record in records if record.vector is not None])
-
-
-def scanned(store: VectorStore, collection: str, **options: Any) -> list[Id]:
-    return [record.id for page in store.scan(collection, **options) for record in page]
-
-
-def filled(store: VectorStore, collection: str, count: int = 60, **changes: Any) -> list[Record]:
-    schema = schema_of(collection, **changes)
-    store.create(schema, FLAT)
-    ids: list[Id] = [at - 20 for at in range(count)]
-    if schema.id_type is IdType.VARCHAR:
-        ids = [f"é{at}" if at % 3 else f"a{at}" for at in range(count)]
-    records = records_of(ids)
-    store.upsert(collection, records)
-    return records
-
-
-def distances(metric: Metric, query: Vectors, gallery: Vectors) -> Any:
-    """The obvious formula, in double precision, (q, n)."""
-    q, g = query.astype(np.float64), gallery.astype(np.float64)
-    if metric is Metric.L2:
-        return ((q[:, None] - g[None]) ** 2).sum(-1)
-    if metric is Metric.IP:
-        return -(q @ g.T)
-    return 1.0 - (q / np.linalg.norm(q, axis=1, keepdims=True)) @ (g / np.linalg.norm(g, axis=1, keepdims=True)).T
-
-
-# Collections
 
 
 def test_the_engine_says_its_version_and_how_late_it_may_be(store: VectorStore) -> None:
@@ -124,7 +50,7 @@ def test_a_collection_is_described_as_it_was_made(store: VectorStore, collection
     assert found.fields[4].params["element_type"] == "VARCHAR"
 
 
-def test_what_was_described_can_be_made_again_under_another_name(store: VectorStore, collection: str) -> None:
+def test_a_described_collection_can_be_made_again_under_another_name(store: VectorStore, collection: str) -> None:
     store.create(schema_of(collection), FLAT)
     twin = replace(store.describe(collection), collection=f"{collection}_twin")
     try:
@@ -192,177 +118,6 @@ def test_every_call_on_a_missing_collection_says_so(store: VectorStore, collecti
             call()
 
 
-# Searching
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_distances_are_smaller_the_closer_and_exact(store: VectorStore, collection: str, metric: Metric) -> None:
-    records = filled(store, collection, metric=metric)
-    queries = vectors_of(5, seed=1)
-
-    found = store.search(collection, queries, limit=7, strong=True)
-
-    expected = distances(metric, queries, stacked(records))
-    for hits, line in zip(found, expected, strict=True):
-        order = np.argsort(line)[:7]
-        assert [hit.id for hit in hits] == [records[at].id for at in order]
-        assert [hit.distance for hit in hits] == pytest.approx(line[order], abs=2e-6, rel=2e-6)
-        assert all(hit.raw == hit.distance and hit.leg == collection and hit.fields == {} for hit in hits)
-
-
-@pytest.mark.parametrize("curvature", [1.0, 0.25])
-def test_an_inner_product_collection_is_searched_by_distance_on_the_hyperboloid(
-    store: VectorStore, collection: str, curvature: float
-) -> None:
-    space = np.random.default_rng(3).normal(size=(80, DIM - 1)) * np.linspace(0.05, 2, 80)[:, None]
-    points = np.concatenate([np.sqrt(1 / curvature + np.square(space).sum(1, keepdims=True)), space], axis=1).astype(np.float32)
-    gallery, queries = points[::2], points[1::2]
-    store.create(plain(collection, metric=Metric.LORENTZ.stored), FLAT)
-    store.upsert(collection, [Record(id=at, vector=each) for at, each in enumerate(gallery)])
-
-    answers = hyperbolic.measured(store.search(collection, hyperbolic.as_queries(queries), limit=40, strong=True), queries)
-
-    q, g = queries.astype(np.float64), gallery.astype(np.float64)
-    products = q[:, 1:] @ g[:, 1:].T - np.outer(q[:, 0], g[:, 0])
-    geodesic = np.arccosh(np.maximum(-curvature * products, 1)) / np.sqrt(curvature)
-    for hits, line in zip(answers, geodesic, strict=True):
-        assert sorted(hit.id for hit in hits) == list(range(40))
-        found = np.array([hit.distance for hit in hits])
-        assert (np.diff(found) >= 0).all()
-        np.testing.assert_allclose(found, line[[int(hit.id) for hit in hits]], atol=2e-3, rtol=2e-4)
-        np.testing.assert_allclose(found, np.sort(line), atol=2e-3, rtol=2e-4)
-
-
-def test_hits_carry_the_fields_asked_for(store: VectorStore, collection: str) -> None:
-    records = filled(store, collection)
-    by_id = {record.id: record for record in records}
-    query = vectors_of(1, seed=2)
-
-    everything = store.search(collection, query, limit=60, fields=None, strong=True)[0]
-    some = store.search(collection, query, limit=60, fields=["city", "color"], strong=True)[0]
-
-    assert {hit.id: hit.fields for hit in everything} == {id: record.fields for id, record in by_id.items()}
-    assert {hit.id: hit.fields for hit in some} == {
-        id: {name: record.fields[name] for name in ("city", "color") if name in record.fields} for id, record in by_id.items()
-    }
-
-
-def test_a_search_finds_fewer_where_there_are_fewer(store: VectorStore, collection: str) -> None:
-    store.create(plain(collection), FLAT)
-    assert store.search(collection, vectors_of(2), limit=5, strong=True) == [[], []]
-    assert store.search(collection, vectors_of(1), limit=5, fields=["color"], filter="color == 'red'", strong=True) == [[]]
-    store.upsert(collection, bare([1, 2, 3]))
-    assert [len(hits) for hits in store.search(collection, vectors_of(2), limit=5, strong=True)] == [3, 3]
-    assert store.search(collection, np.empty((0, DIM), np.float32), limit=5, strong=True) == []
-
-
-@pytest.mark.parametrize("limit", [0, -1, 16_385])
-def test_a_limit_out_of_range_is_refused(store: VectorStore, collection: str, limit: int) -> None:
-    store.create(plain(collection), FLAT)
-    with pytest.raises(Mismatch, match=f"limit is {limit}.* 16384"):
-        store.search(collection, vectors_of(1), limit=limit)
-
-
-def test_queries_of_another_dimension_are_refused(store: VectorStore, collection: str) -> None:
-    store.create(plain(collection), FLAT)
-    for wrong in (np.ones((1, DIM + 1), np.float32), np.ones(DIM, np.float32)):
-        with pytest.raises(Mismatch, match=f"dimension {DIM}; the queries have shape"):
-            store.search(collection, wrong, limit=1)
-
-
-def test_a_field_that_is_not_there_is_refused_where_none_can_be_added(store: VectorStore, collection: str) -> None:
-    store.create(plain(collection, dynamic=False), FLAT)
-    with pytest.raises(Mismatch, match="has no field 'colour'"):
-        store.search(collection, vectors_of(1), limit=1, fields=["colour"])
-    with pytest.raises(EngineError, match="colour"):
-        store.upsert(collection, [Record(id=1, vector=vectors_of(1)[0], fields={"colour": "red"})])
-
-
-FILTERS: dict[str, Callable[[int, Mapping[str, Any]], bool]] = {
-    "n >= 10 and n < 20": lambda n, f: 10 <= n < 20,
-    "n == 3 or city == 'Bern'": lambda n, f: n == 3 or f["city"] == "Bern",
-    "n in [1, 2, 500]": lambda n, f: n in (1, 2),
-    "n not in [1, 2]": lambda n, f: n not in (1, 2),
-    "n != 5": lambda n, f: n != 5,
-    'city == "Sankt \\"Gallen\\""': lambda n, f: f["city"] == 'Sankt "Gallen"',
-    "city == 'Biel\\\\Bienne'": lambda n, f: f["city"] == "Biel\\Bienne",
-    "city in ['Zürich', '']": lambda n, f: f["city"] in ("Zürich", ""),
-    "city > 'B' && city < 'C'": lambda n, f: "B" < f["city"] < "C",
-    "good == true": lambda n, f: f["good"],
-    "good == false || n <= 2": lambda n, f: not f["good"] or n <= 2,
-    "share > 1.5": lambda n, f: f["share"] > 1.5,
-    "share <= 2": lambda n, f: f["share"] <= 2,
-    "pk < -10": lambda n, f: n - 20 < -10,
-    "pk in [-20, 0, 7]": lambda n, f: n - 20 in (-20, 0, 7),
-    "(n < 5 or n > 50) and (n != 1 and n != 55)": lambda n, f: (n < 5 or n > 50) and n not in (1, 55),
-    "10 <= n": lambda n, f: n >= 10,
-    "color == 'c2'": lambda n, f: f.get("color") == "c2",
-    "color in ['c2', 'c4']": lambda n, f: f.get("color") in ("c2", "c4"),
-    "size < 3": lambda n, f: f.get("size", 9) < 3,
-    "size >= 3 and color != 'c0'": lambda n, f: f.get("size", 0) >= 3 and f.get("color") != "c0",
-    "nothing == 1": lambda n, f: False,
-    "": lambda n, f: True,
-    "  ": lambda n, f: True,
-}
-
-
-def test_filters_mean_the_same_everywhere(store: VectorStore, collection: str) -> None:
-    records = filled(store, collection)
-    for filter, holds in FILTERS.items():
-        expected = [record.id for record in records if holds(record.fields["n"], record.fields)]
-        hits = store.search(collection, vectors_of(1, seed=3), limit=100, filter=filter, strong=True)[0]
-        assert sorted(hit.id for hit in hits) == expected, filter
-        assert scanned(store, collection, filter=filter) == expected, filter
-        assert store.count(collection, filter=filter) == len(expected), filter
-
-
-NEGATIONS: dict[str, Callable[[int, Mapping[str, Any]], bool]] = {
-    "not (n < 3)": lambda n, f: n >= 3,
-    "!(n == 3) and not (good == true)": lambda n, f: n != 3 and not f["good"],
-    "not (n < 30 and (good == true or city in ['Bern', '']))": lambda n, f: (
-        n >= 30 or (not f["good"] and f["city"] not in ("Bern", ""))
-    ),
-    "not (not (n == 3 or 50 <= n))": lambda n, f: n == 3 or n >= 50,
-    "not (city not in ['Bern']) or pk < -18": lambda n, f: f["city"] == "Bern" or n - 20 < -18,
-    "not (city > 'B') and city != 'not (n == 3)'": lambda n, f: f["city"] <= "B",
-}
-#: Half of the records have no such field.
-NEGATIONS |= {
-    "not (color == 'c2')": lambda n, f: f.get("color") != "c2",
-    "not (color != 'c2' or n < 20)": lambda n, f: f.get("color") == "c2" and n >= 20,
-    "not (color in ['c2', 'c4'] or size == 1)": lambda n, f: f.get("color") not in ("c2", "c4") and f.get("size") != 1,
-    "not (size not in [1, 2])": lambda n, f: f.get("size") in (1, 2),
-    "n == 1 or not (size < 3)": lambda n, f: n == 1 or not f.get("size", 9) < 3,
-    "not (share < 0.5)": lambda n, f: f["share"] >= 0.5,
-    "not (size < 3)": lambda n, f: not f.get("size", 9) < 3,
-}
-
-
-def test_negations_mean_the_same_everywhere(store: VectorStore, collection: str) -> None:
-    records = filled(store, collection)
-    for filter, holds in NEGATIONS.items():
-        expected = [record.id for record in records if holds(record.fields["n"], record.fields)]
-        hits = store.search(collection, vectors_of(1, seed=3), limit=100, filter=filter, strong=True)[0]
-        assert sorted(hit.id for hit in hits) == expected, filter
-        assert scanned(store, collection, filter=filter) == expected, filter
-        assert store.count(collection, filter=filter) == len(expected), filter
-
-
-@pytest.mark.parametrize("filter", ["n ==", "n == 1 and", "(n == 1", "n == 'a' 'b'", "n ** 2 == = 4", "== 3"])
-def test_a_filter_that_makes_no_sense_is_refused(store: VectorStore, collection: str, filter: str) -> None:
-    filled(store, collection, 3)
-    for call in (
-        lambda: store.search(collection, vectors_of(1), limit=1, filter=filter),
-        lambda: store.count(collection, filter=filter),
-        lambda: list(store.scan(collection, filter=filter)),
-    ):
-        with pytest.raises(FilterError, match="filter"):
-            call()
-
-
-# Reading
-
-
 def test_records_come_in_the_order_asked_each_once(store: VectorStore, collection: str) -> None:
     records = {record.id: record for record in filled(store, collection)}
 
@@ -423,9 +178,6 @@ def test_a_scan_leaves_out_what_is_removed_while_it_runs(store: VectorStore, col
     next(pages)
     store.delete(collection, list(range(-10, 10)))
     assert [record.id for page in pages for record in page] == list(range(10, 40))
-
-
-# Writing
 
 
 def test_an_upsert_replaces_the_whole_record(store: VectorStore, collection: str) -> None:
@@ -536,184 +288,6 @@ def test_many_threads_share_one_store(store: VectorStore, collection: str) -> No
     in_threads(work, 8)
     assert failures == []
     assert store.count(collection) == len(records) + 160
-
-
-def in_threads(work: Callable[[int], None], count: int) -> None:
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-# Not Milvus Lite 2.5: there an upsert is a deletion and an insertion, and a search between the two misses the record.
-@pytest.mark.parametrize("store", ["faiss_store", pytest.param("server_store", marks=pytest.mark.server)], indirect=True)
-def test_a_record_is_found_while_it_is_replaced(store: VectorStore, collection: str) -> None:
-    records = filled(store, collection)
-    missed: list[int] = []
-
-    def work(thread: int) -> None:
-        for _ in range(25):
-            if thread:
-                hits = store.search(collection, vectors_of(1), limit=100, strong=thread == 1)[0]
-                missed.append(len(records) - len(hits))
-            else:
-                store.upsert(collection, records)
-
-    store.search(collection, vectors_of(1), limit=1, strong=True)
-    in_threads(work, 4)
-    assert set(missed) == {0}
-
-
-# Moments
-
-
-def test_a_call_after_a_moment_shows_every_write_before_it_in_every_collection(store: VectorStore, collection: str) -> None:
-    other = f"{collection}_other"
-    filled(store, other)
-    filled(store, collection)
-    try:
-        for turn in range(6):
-            records = records_of([100 + turn], seed=100 + turn)
-            store.delete(other, [turn])
-            store.upsert(other, records)
-            moment = store.moment()  # one for both: the next write into the other collection is nothing that it must show
-            hits = store.search(other, stacked(records), limit=100, after=moment)[0]
-            assert hits[0].id == 100 + turn
-            assert turn not in [hit.id for hit in hits]
-            assert store.get(other, [turn, 100 + turn], fields=(), strong=False, after=moment) == [Record(id=100 + turn)]
-            store.delete(collection, [turn])
-            found = store.search(collection, stacked(records), limit=100, after=store.moment())[0]
-            assert turn not in [hit.id for hit in found]
-    finally:
-        store.drop(other)
-
-
-# Any text, any order of calls
-
-SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-#: Ids that Milvus Lite 2.5 cannot remove again are refused there (test_milvus.py).
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="'\0\n\r"), min_size=0, max_size=12) | st.sampled_from(
-    ['"', "\\", '\\"', '"] or pk != "', "\\n", "%", "a b", "{x}", "\u2028", "😀", "é", "e\u0301", "pk", "\t", "//", "--", "/*"]
-)
-
-
-@SLOW
-@given(ids=st.lists(TEXT, min_size=1, max_size=8, unique=True))
-def test_any_text_is_an_id(store: VectorStore, ids: list[str]) -> None:
-    collection = "any_text"
-    store.create(plain(collection, id_type=IdType.VARCHAR), FLAT)
-    store.delete(collection, scanned(store, collection))
-
-    store.upsert(collection, bare(ids))
-    assert scanned(store, collection) == sorted(ids)
-    assert [record.id for record in store.get(collection, ids)] == ids
-    for at, id in enumerate(sorted(ids)):
-        assert scanned(store, collection, after=id) == sorted(ids)[at + 1 :]
-        assert scanned(store, collection, upto=id) == sorted(ids)[: at + 1]
-    store.delete(collection, ids[:1])
-    assert scanned(store, collection) == sorted(ids[1:])
-
-
-#: What quotes, escapes, comments and formats are made of.
-HOSTILE = [
-    '"',
-    "'",
-    "\\",
-    "`",
-    "%s",
-    "{",
-    "}",
-    "$meta",
-    "]",
-    "[",
-    "(",
-    ")",
-    " or ",
-    " and ",
-    " in ",
-    "==",
-    "--",
-    "/*",
-    "#",
-    ";",
-    "\t",
-    "\n",
-    "\r",
-]
-#: Of these, what Milvus Lite 2.5 refuses by name.
-NOT_FOR_LITE_2 = {"'", "\n", "\r"}
-HOSTILE += [
-    "é",
-    "e\u0301",
-    "ß",
-    "你",
-    "😀",
-    "\u202e",
-    "\u2028",
-    "\ufeff",
-    "\x7f",
-    "\x01",
-    "null",
-    "true",
-    "0",
-    "-1",
-    "a",
-    "B",
-    " ",
-]
-
-
-def test_a_thousand_hostile_ids_are_ids_and_nothing_else(store: VectorStore, collection: str) -> None:
-    random = Random(20)
-    refused = NOT_FOR_LITE_2 if store.version().startswith("milvus-lite 2") else set()
-    quotable = [each for each in HOSTILE if each not in refused]
-    ids = sorted({"".join(random.choices(quotable, k=random.randint(1, 12))) for _ in range(1100)})[:1000]
-    random.shuffle(ids)
-    store.create(plain(collection, id_type=IdType.VARCHAR), FLAT)
-    store.upsert(collection, bare(ids))
-    kept, gone = ids[:500], ids[500:]
-
-    assert len(ids) == 1000
-    assert scanned(store, collection) == sorted(ids)
-    assert [record.id for record in store.get(collection, ids)] == ids
-    for start in range(0, 500, 50):
-        store.delete(collection, gone[start : start + 50])
-    assert scanned(store, collection) == sorted(kept)
-    assert [record.id for record in store.get(collection, ids)] == kept
-    found = store.search(collection, vectors_of(1), limit=1000, strong=True)[0]
-    assert {hit.id for hit in found} == set(kept)
-
-
-STEPS = st.lists(
-    st.tuples(st.sampled_from(["upsert", "delete"]), st.lists(st.integers(-8, 8), min_size=1, max_size=6), st.integers(0, 99)),
-    min_size=1,
-    max_size=8,
-)
-
-
-@SLOW
-@given(steps=STEPS)
-def test_any_order_of_writes_ends_as_a_dictionary_would(store: VectorStore, steps: list[tuple[str, list[int], int]]) -> None:
-    collection = "any_order"
-    store.create(plain(collection, metric=Metric.L2), FLAT)
-    store.delete(collection, list(range(-8, 9)))
-    expected: dict[int, int] = {}
-    for verb, ids, value in steps:
-        if verb == "upsert":
-            vector = np.full(DIM, value, np.float32)
-            store.upsert(collection, [Record(id=id, vector=vector, fields={"v": value}) for id in ids])
-            expected |= dict.fromkeys(ids, value)
-        else:
-            store.delete(collection, ids)
-            expected = {id: value for id, value in expected.items() if id not in ids}
-
-    found = [record for page in store.scan(collection, page=3, fields=None, vector=True) for record in page]
-    assert {record.id: record.fields["v"] for record in found} == expected
-    assert [record.id for record in found] == sorted(expected)
-    assert store.count(collection) == len(expected)
-    hits = store.search(collection, np.zeros((1, DIM), np.float32), limit=30, strong=True)[0]
-    assert {hit.id: hit.distance for hit in hits} == {id: pytest.approx(DIM * value**2) for id, value in expected.items()}
 
 
 def test_a_write_that_is_not_permitted_never_leaves(store: VectorStore, collection: str) -> None:

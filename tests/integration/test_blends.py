@@ -20,8 +20,8 @@ from rmvdb.planning.question import Question
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import Blend, Hit, Id, Phase, Vectors
 from rmvdb.upgrade import epoch_legs
-from tests.integration.test_instant_rollback import put, without_v1
 from tests.support.inprocess import DIMS, Gallery, make, vector
+from tests.support.kept_original import put, without_v1
 
 WEIGHT = 0.4
 

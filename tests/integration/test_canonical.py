@@ -87,7 +87,7 @@ def test_several_ids_come_in_whatever_holds_several(gallery: Gallery) -> None:
 @pytest.mark.parametrize(
     "ids", [b"7", bytearray(b"\x07"), "7", ["7"], 7.0, [7.0], True, [True], [b"7"], np.array([7.0]), {7: 1}], ids=repr
 )
-def test_what_is_no_id_of_the_gallery_deletes_and_reads_nothing(gallery: Gallery, ids: Any) -> None:
+def test_a_value_that_is_not_an_id_of_the_gallery_deletes_and_reads_nothing(gallery: Gallery, ids: Any) -> None:
     """The bytes b"7" are the number 55 where they are taken apart."""
     before = held(gallery)
     with gallery.client() as client:
@@ -117,7 +117,7 @@ def test_of_many_records_none_is_written_where_a_field_of_the_last_cannot_be(gal
 
 
 @pytest.mark.parametrize("records", [5, ["t1"], [{"id": 1}], [{"item": "t1"}], [{}]], ids=repr)
-def test_what_is_no_list_of_records_is_refused(gallery: Gallery, records: Any) -> None:
+def test_a_value_that_is_not_a_list_of_records_is_refused(gallery: Gallery, records: Any) -> None:
     with gallery.client() as client, pytest.raises(errors.UsageError, match=r"a list of records|needs an id and an item"):
         client.upsert(records)
 

@@ -130,7 +130,7 @@ def test_a_negative_limit_or_offset_of_a_query_is_refused(gallery: Gallery) -> N
 
 
 @pytest.mark.parametrize("vector", [np.full(DIMS["v1"], np.nan), np.full(DIMS["v1"], np.inf), [1.0, [2.0]]])
-def test_a_vector_that_is_none_is_refused(planned: Gallery, vector: Any) -> None:
+def test_a_value_that_is_not_a_vector_is_refused(planned: Gallery, vector: Any) -> None:
     with planned.client() as client, pytest.raises(errors.Mismatch, match=r"finite|numbers"):
         client.search(vector=vector, model="v1")
 
@@ -228,7 +228,7 @@ def planned(tmp_path: Path) -> Iterator[Gallery]:
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("no weights-\udce9.pt"), RuntimeError("no \0"), SystemExit("run download.sh")])
-def test_whatever_a_model_says_that_does_not_load_searches_go_on_and_it_is_told(planned: Gallery, failure: BaseException) -> None:
+def test_any_error_of_a_model_that_does_not_load_is_reported_and_searches_go_on(planned: Gallery, failure: BaseException) -> None:
     def load(version: str) -> TextEmbedder:
         if version == "v2":
             raise failure
@@ -323,14 +323,14 @@ def test_a_write_that_the_engine_refuses_keeps_nothing_waiting(gallery: Gallery,
 
 
 @pytest.mark.parametrize("failure", [errors.EngineError("?"), errors.EngineUnavailable("?"), errors.EngineKilled("?")])
-def test_a_write_of_which_nobody_knows_what_was_done_stays_announced(gallery: Gallery, failure: Exception) -> None:
+def test_a_write_of_unknown_outcome_stays_announced(gallery: Gallery, failure: Exception) -> None:
     refusing(gallery, failure, call="upsert", at=1)
     with gallery.client() as client, pytest.raises(type(failure)):
         client.upsert([{"id": 3, "item": "cat"}])
     assert open_writes(gallery) == 1
 
 
-def test_what_is_made_in_new_and_refused_in_old_stays_announced(tmp_path: Path) -> None:
+def test_a_write_that_new_takes_and_old_refuses_stays_announced(tmp_path: Path) -> None:
     gallery = make(tmp_path, records=8)
     refusing(gallery, errors.Refused("no"), call="upsert", at=2)
     with gallery.client() as client, pytest.raises(errors.Refused):

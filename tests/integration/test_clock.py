@@ -13,8 +13,8 @@ from sqlalchemy import event
 from rmvdb.registry import schema
 from rmvdb.registry.clock import TICK
 from rmvdb.registry.registry import Registry
-from tests.integration.test_faults import copied, drive
 from tests.support.clocks import DatabaseClock
+from tests.support.faults import copied, drive
 from tests.support.inprocess import TIMES, Gallery, make, vector
 from tests.support.photos import add_gallery, add_upgrade
 
@@ -65,7 +65,7 @@ def test_a_grace_is_waited_out_though_the_clock_is_set_forward(gallery: Gallery)
     assert time.monotonic() - began >= gallery.task.grace
 
 
-def test_a_clock_set_back_holds_nobody_up(gallery: Gallery) -> None:
+def test_a_clock_that_was_set_back_delays_no_process(gallery: Gallery) -> None:
     clock = DatabaseClock(gallery.registry)
     copied(gallery)
     clock.set(-HOUR)
@@ -137,7 +137,7 @@ def test_a_lease_ends_for_a_process_that_watches_it_though_the_clock_was_set_for
     assert time.monotonic() - began > 1.0
 
 
-def test_a_jump_is_told(registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_jump_is_reported(registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
     clock = DatabaseClock(registry)
     registry.now()
     clock.set(HOUR)

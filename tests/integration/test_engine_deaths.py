@@ -113,7 +113,9 @@ def test_a_value_that_no_check_foresaw_costs_no_record(store: MilvusStore) -> No
     assert editions(store) == dict.fromkeys([*range(100), 1000], 0)
 
 
-def test_what_a_fatal_call_has_deleted_is_put_back_before_anything_else_is_tried(store: MilvusStore, poison: Poison) -> None:
+def test_records_that_a_fatal_call_has_deleted_are_put_back_before_anything_else_is_tried(
+    store: MilvusStore, poison: Poison
+) -> None:
     """Its lease ends meanwhile, say: one attempt, and what puts back."""
     poison({7})
     permits = iter([None, None])
@@ -154,7 +156,7 @@ def test_a_call_that_finds_the_engine_dead_has_not_ended_it(store: MilvusStore, 
         assert store.count("c") == 101
 
 
-def test_others_search_on_while_somebody_asks_what_ends_the_engine(store: MilvusStore) -> None:
+def test_others_search_on_while_one_client_sends_a_call_that_ends_the_engine(store: MilvusStore) -> None:
     over, asked = threading.Event(), list[int]()
 
     def search() -> None:

@@ -105,7 +105,7 @@ def test_in_an_upgrade_that_took_the_place_of_another_nothing_goes_that_leads_on
     assert conductor.advance(gallery.registry.upgrade(first.id), gallery.worker()).phase == Phase.CUT_OVER
 
 
-def test_what_is_young_stays(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_young_rows_and_files_stay(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "ROWS", 3600.0)
     monkeypatch.setattr(garbage, "FILES", 86400.0)
     conductor = gallery.conductor()

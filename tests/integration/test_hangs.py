@@ -156,7 +156,7 @@ def test_a_file_that_another_process_has_locked_ends_nothing_but_by_its_time(tmp
 
 
 @pytest.mark.postgres
-def test_what_the_protocol_rests_on_is_durable_whatever_the_database_is_set_to(postgres: Postgres, postgres_url: str) -> None:
+def test_commits_of_the_protocol_are_durable_under_any_setting_of_the_database(postgres: Postgres, postgres_url: str) -> None:
     schema.upgrade(postgres_url)
     postgres.run("ALTER DATABASE test SET synchronous_commit = off")
     try:
@@ -191,7 +191,7 @@ def test_a_standby_is_no_registry(postgres: Postgres, postgres_url: str) -> None
 # --- another schema --------------------------------------------------------------------------------------------------------
 
 
-def test_who_runs_while_another_takes_the_schema_further_ends_at_the_next_call(registry: Registry) -> None:
+def test_a_process_ends_at_its_next_call_once_another_upgraded_the_schema(registry: Registry) -> None:
     add_gallery(registry)
     plans = CurrentPlan("photos", registry=registry, prepare=lambda _: None, name="one", latency=Latency())
     with registry.engine.begin() as connection:

@@ -200,7 +200,7 @@ def answers(store: MilvusStore) -> bool:
     return False
 
 
-def test_who_reads_all_of_it_waits_for_an_engine_that_is_silent_for_a_while(path: Path) -> None:
+def test_a_long_reading_waits_for_an_engine_that_is_silent_for_a_while(path: Path) -> None:
     store = MilvusStore(functools.partial(lite.address, path, idle=8.0), timeout=2.0, patience=30.0)
     store_on(path).create(SCHEMA, Index(type="FLAT"))
     store.upsert("c", [record(id) for id in range(10)])
@@ -220,7 +220,7 @@ def test_who_reads_all_of_it_waits_for_an_engine_that_is_silent_for_a_while(path
     store.close()
 
 
-def test_who_reads_all_of_it_gives_a_slow_engine_longer(path: Path, tmp_path: Path) -> None:
+def test_a_long_reading_gives_a_slow_engine_longer(path: Path, tmp_path: Path) -> None:
     """It would never answer many short calls, and have more to do by each."""
     store_on(path).create(SCHEMA, Index(type="FLAT"))
     store_on(path).upsert("c", [record(id) for id in range(10)])
@@ -262,7 +262,7 @@ def test_no_server_is_left_behind_by_a_killed_owner(path: Path) -> None:
     eventually(lambda: processes(path) == {}, "the server has ended with its owner")
 
 
-def test_the_owner_ends_when_nobody_has_used_the_file_for_a_while(path: Path) -> None:
+def test_the_owner_ends_once_no_process_has_used_the_file_for_a_while(path: Path) -> None:
     users = [program(USER, path) for _ in range(2)]
     for user in users:
         assert user.stdout is not None
@@ -494,7 +494,7 @@ def test_a_replacement_on_a_disk_that_is_nearly_full_loses_nothing(tmp_path: Pat
     assert left == "1000 1000"
 
 
-def test_a_process_suspended_inside_the_gate_holds_nobody_up_for_long(path: Path) -> None:
+def test_a_process_suspended_inside_the_gate_delays_others_only_shortly(path: Path) -> None:
     with lite.gate(path, alone=False):
         began = time.monotonic()
         with lite.gate(path, alone=True, patience=0.3):
@@ -504,7 +504,7 @@ def test_a_process_suspended_inside_the_gate_holds_nobody_up_for_long(path: Path
         assert time.monotonic() - began < 15.0
 
 
-def test_who_goes_on_without_the_gate_needs_room_for_others_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_without_the_gate_needs_room_for_others_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "ROOM", shutil.disk_usage(path.parent).free // 4)
     with lite.gate(path, alone=True):
         pass

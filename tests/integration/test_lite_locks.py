@@ -29,7 +29,7 @@ def open_to_others(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir() if stat.S_IMODE(file.lstat().st_mode) & 0o077}
 
 
-def test_the_files_are_their_owners_alone_and_those_of_before_become_so(path: Path) -> None:
+def test_only_their_owner_can_open_the_files_and_older_files_become_so(path: Path) -> None:
     before = os.umask(0o022)
     try:
         for name in ("address", "lease", "lock", "log", "turn", "room"):
@@ -55,7 +55,7 @@ def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(
     assert lite.address(path, idle=1.0).startswith("unix:")
 
 
-def test_who_only_reads_the_address_waits_for_no_lock(path: Path) -> None:
+def test_a_reader_of_the_address_waits_for_no_lock(path: Path) -> None:
     address = lite.address(path, idle=5.0)
     with (path.parent / ".x.db.address").open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

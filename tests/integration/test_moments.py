@@ -100,7 +100,7 @@ def test_a_small_batch_that_had_retired_loses_nothing_either(tmp_path: Path, rec
     small.registry.close()
 
 
-def test_what_came_again_before_the_registry_went_back_is_not_lost(gallery: Gallery) -> None:
+def test_a_record_that_came_again_before_the_registry_went_back_is_not_lost(gallery: Gallery) -> None:
     """A record that changed is moved by a batch of its own, of which the registry then knows nothing."""
 
     def change(call: str, collection: str) -> None:
@@ -159,7 +159,7 @@ def test_a_single_record_that_another_program_deleted_is_taken_out_of_new(galler
 
 
 @pytest.mark.parametrize("how", ["lost some", "made anew"])
-def test_what_new_does_not_hold_stays_in_old_and_is_copied_again(gallery: Gallery, how: str) -> None:
+def test_a_record_that_new_does_not_hold_stays_in_old_and_is_copied_again(gallery: Gallery, how: str) -> None:
     copied(gallery)
     if how == "lost some":
         gallery.store.delete(gallery.task.new[0], [1, 2, 3, 21, 22])
@@ -214,7 +214,7 @@ def test_a_gallery_of_which_another_took_a_part_is_not_cut_over(gallery: Gallery
     assert found.phase == Phase.CUT_OVER
 
 
-def test_what_new_has_lost_after_all_is_retired_is_put_back_from_the_archive(gallery: Gallery) -> None:
+def test_a_record_that_new_loses_after_the_last_batch_is_put_back_from_the_archive(gallery: Gallery) -> None:
     drive(gallery)
     gallery.store.delete(gallery.task.new[0], list(range(5, 25)))
     conductor, row = gallery.conductor(), gallery.registry.upgrade(gallery.upgrade.id)

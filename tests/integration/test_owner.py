@@ -80,7 +80,7 @@ def test_a_collection_of_another_registry_is_not_adopted_and_its_owner_is_named(
         adopt(other, gallery, "texts_v2", "v2")
 
 
-def test_marks_are_adopted_by_nobody_and_go_with_their_gallery(tmp_path: Path) -> None:
+def test_marks_cannot_be_adopted_and_go_with_their_gallery(tmp_path: Path) -> None:
     gallery = make(tmp_path)
     other = another(tmp_path / "other")
     with pytest.raises(UsageError, match="rmvdb's own"):
@@ -95,7 +95,7 @@ def test_marks_are_adopted_by_nobody_and_go_with_their_gallery(tmp_path: Path) -
     assert not any(map(is_mark, gallery.store.collection_names()))
 
 
-def test_who_works_on_a_gallery_that_another_registry_took_stops_before_anything_is_removed(tmp_path: Path) -> None:
+def test_a_process_stops_before_it_removes_anything_once_another_registry_took_the_gallery(tmp_path: Path) -> None:
     gallery = make(tmp_path)
     other = another(tmp_path / "other")
     drive_until_copied(gallery)
@@ -148,7 +148,7 @@ def test_a_registry_that_goes_back_while_a_worker_runs_is_noticed_before_anythin
     assert "has gone back" in status(gallery.registry, gallery.registry.gallery("texts")).gone_back
 
 
-def test_what_had_left_before_the_registry_went_back_is_no_deletion_for_a_batch_that_comes_again(tmp_path: Path) -> None:
+def test_a_record_that_had_left_before_the_registry_went_back_is_not_taken_for_deleted(tmp_path: Path) -> None:
     """Somebody goes on with the older copy for good; a client announces a write, and gives it up."""
     gallery = make(tmp_path)
     drive_until_copied(gallery)
@@ -174,7 +174,7 @@ def test_what_had_left_before_the_registry_went_back_is_no_deletion_for_a_batch_
 
 
 @pytest.mark.parametrize("known", ["copied", "listed"])
-def test_what_a_client_wrote_stays_though_the_registry_goes_back_to_before_it(tmp_path: Path, known: str) -> None:
+def test_a_write_stays_though_the_registry_goes_back_to_before_it(tmp_path: Path, known: str) -> None:
     """Its record is gone from old, and no intent tells why: that is not another program's deletion."""
     gallery = make(tmp_path)
     backup = copied(gallery)

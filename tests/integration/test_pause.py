@@ -233,7 +233,7 @@ def test_a_pause_while_another_takes_its_place_holds_that_one_up(tmp_path: Path)
     registry.close()
 
 
-def test_what_has_ended_is_not_paused(tmp_path: Path) -> None:
+def test_an_upgrade_that_has_ended_is_not_paused(tmp_path: Path) -> None:
     gallery = make(tmp_path)
     gallery.worker().run(gallery.task, gallery.backfill, until=0.5)
     first = gallery.upgrade.id

@@ -141,7 +141,7 @@ def test_a_manifest_of_before_the_upgrade_was_deployed_loses_no_record(tmp_path:
     made.registry.close()
 
 
-def test_who_was_suspended_across_the_loss_takes_no_write_or_claim_of_another_for_its_own(gallery: Gallery) -> None:
+def test_a_process_that_was_suspended_across_the_loss_takes_no_other_write_or_claim_for_its_own(gallery: Gallery) -> None:
     write = gallery.registry.open_intents("texts", "upsert", [3], client="suspended", lasting=60.0)
     batch = gallery.registry.claim(gallery.upgrade.id, "suspended", lease=60.0, grace=0.0, copy=True)
     assert write is not None
@@ -185,7 +185,7 @@ def test_a_manifest_whose_collections_are_no_more_is_refused_by_name(gallery: Ga
             rebuilding(gallery).run()
 
 
-def test_what_was_given_up_stays_where_it_holds_records_all_the_same(tmp_path: Path) -> None:
+def test_a_collection_that_was_given_up_stays_if_it_holds_records(tmp_path: Path) -> None:
     made = make(tmp_path, deployed=False)
     made.store.upsert("texts_v2", [Record(id=1, vector=vector("v2", "t1"), fields={})])
     assert made.conductor().roll_back(made.upgrade) is None
@@ -280,7 +280,7 @@ def test_lost_twice_it_comes_back_twice(gallery: Gallery) -> None:
     expect(gallery, truth, "v2")
 
 
-def test_what_another_program_changed_after_it_was_copied_is_moved_again(gallery: Gallery) -> None:
+def test_a_record_that_another_program_changed_after_its_copy_is_moved_again(gallery: Gallery) -> None:
     crash(gallery, 4)
     copied = gallery.held()["old"].keys() & gallery.held()["new"].keys()
     assert copied
@@ -371,7 +371,7 @@ def test_a_client_refuses_while_the_registry_is_lost_and_goes_on_when_it_is_back
         assert client.search("one", limit=1)[0].id == 1
 
 
-def test_a_worker_of_the_lost_registry_loses_its_claims_even_where_the_tables_are_made_anew(gallery: Gallery) -> None:
+def test_a_worker_of_the_lost_registry_loses_its_claims_even_if_the_tables_are_made_again(gallery: Gallery) -> None:
     from rmvdb.registry import schema
 
     worker = gallery.worker()

@@ -14,8 +14,8 @@ from rmvdb.registry.mark import mark_of
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import Field, Id, Phase, Record
 from rmvdb.upgrade.lost import Lost
-from tests.integration.test_instant_rollback import begin, go_on
 from tests.support.inprocess import Gallery, drive, make, vector
+from tests.support.kept_original import begin, go_on
 
 NEW, OLD = "texts_v2", "texts_v1"
 
@@ -145,7 +145,7 @@ def test_a_broken_item_keeps_no_other_record_from_being_restored(gallery: Galler
     assert gallery.held()["new"].keys() == gallery.source.of.keys() - {4}
 
 
-def test_what_a_client_wrote_or_deleted_since_it_was_looked_for_is_left_alone(gallery: Gallery) -> None:
+def test_a_record_that_a_client_wrote_or_deleted_since_the_look_is_left_alone(gallery: Gallery) -> None:
     gallery.store.delete(NEW, [3, 4])
     lose_the_archive(gallery)
     conductor = gallery.conductor()

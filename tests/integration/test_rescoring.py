@@ -118,7 +118,7 @@ def test_a_records_own_item_finds_it_at_once(gallery: Gallery) -> None:
     assert (first.id, first.distance) == (7, pytest.approx(0.0, abs=1e-6))
 
 
-def test_what_has_moved_is_not_embedded_again_and_ranks_among_the_others(gallery: Gallery) -> None:
+def test_a_moved_record_is_not_embedded_again_and_ranks_among_the_others(gallery: Gallery) -> None:
     gallery.worker().run(gallery.task, gallery.backfill, until=0.5)
     moved = set(gallery.held()["new"])
     assert 0 < len(moved) < 40

@@ -314,7 +314,7 @@ def sharing(gallery: Gallery, most: int = 1_000_000) -> SharedVectors:
     )
 
 
-def test_what_searches_embedded_is_not_embedded_again_by_the_backfill(gallery: Gallery) -> None:
+def test_the_backfill_does_not_embed_again_the_records_that_searches_embedded(gallery: Gallery) -> None:
     backfill = sharing_backfill(gallery)  # its cache is open before the client writes
     assert backfill._cache is not None
     assert backfill._cache.knows(gallery.source.of) == set()
@@ -346,7 +346,7 @@ def test_a_record_that_was_written_after_a_search_embedded_it_is_embedded_again_
     gallery.expect_moved()
 
 
-def test_what_is_shared_stays_within_its_bytes(gallery: Gallery) -> None:
+def test_shared_vectors_stay_within_their_bytes(gallery: Gallery) -> None:
     with application(gallery, shared=sharing(gallery, most=1)) as client:
         client.search("one", rescore=3)
         shared = client._reader._rescorer._shared  # type: ignore[union-attr]

@@ -17,9 +17,9 @@ from rmvdb.registry.tables import BatchRow
 from rmvdb.types import BatchState, Phase, Record
 from rmvdb.upgrade import work_list
 from rmvdb.upgrade.context import UpgradeContext
-from tests.integration.test_faults import copied, remove
-from tests.integration.test_instant_rollback import go_on, put, without_v1
+from tests.support.faults import copied, remove
 from tests.support.inprocess import Crash, drive, make, vector
+from tests.support.kept_original import go_on, put, without_v1
 
 
 def killed_at_removal(call: str, _: str) -> None:
@@ -27,7 +27,7 @@ def killed_at_removal(call: str, _: str) -> None:
         raise Crash
 
 
-def test_what_another_program_deleted_stays_away_where_the_worker_was_killed_once_it_had_seen_that(tmp_path: Path) -> None:
+def test_a_record_that_another_program_deleted_stays_away_though_the_worker_that_saw_it_was_killed(tmp_path: Path) -> None:
     gallery = make(tmp_path, records=30)
     copied(gallery)
     remove(gallery, 3)
@@ -44,7 +44,9 @@ def test_what_another_program_deleted_stays_away_where_the_worker_was_killed_onc
     gallery.registry.close()
 
 
-def test_what_is_decided_while_a_roll_back_is_listed_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_is_decided_while_a_roll_back_is_listed_is_listed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gallery = make(tmp_path, records=30)
     copied(gallery)
     conductor, often = gallery.conductor(), work_list._often
@@ -68,7 +70,7 @@ def test_what_is_decided_while_a_roll_back_is_listed_is_listed_once(tmp_path: Pa
     gallery.registry.close()
 
 
-def test_what_was_copied_goes_back_though_its_archive_was_altered(tmp_path: Path) -> None:
+def test_a_copied_batch_goes_back_though_its_archive_was_altered(tmp_path: Path) -> None:
     gallery = make(tmp_path, records=30)
     copied(gallery)
     gallery.store.upsert("texts_v1", [Record(id=4, vector=vector("v1", "t4"), fields={"n": 77})])
@@ -88,7 +90,7 @@ def test_what_was_copied_goes_back_though_its_archive_was_altered(tmp_path: Path
 
 
 @pytest.mark.parametrize("moment", ["copied", "removing", "retired"])
-def test_what_another_program_did_in_the_old_collection_stays_after_a_roll_back(
+def test_changes_of_another_program_in_the_old_collection_stay_after_a_roll_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """One gone, one changed before it had left, or put there again since; a third one is in hand all the same."""
@@ -120,7 +122,7 @@ def test_what_another_program_did_in_the_old_collection_stays_after_a_roll_back(
     gallery.registry.close()
 
 
-def test_what_was_written_keeps_the_vector_of_psi_and_all_else_its_own(tmp_path: Path) -> None:
+def test_written_records_keep_the_vector_of_psi_and_all_others_their_own(tmp_path: Path) -> None:
     gallery = make(tmp_path, records=200, deployed=False)
     assert gallery.conductor().roll_back(gallery.upgrade) is None
     before = gallery.records("texts_v1")
@@ -153,7 +155,7 @@ def test_what_was_written_keeps_the_vector_of_psi_and_all_else_its_own(tmp_path:
     gallery.registry.close()
 
 
-def test_what_was_left_in_place_goes_back_all_the_same_where_it_is_there_no_more(
+def test_a_record_that_was_left_in_place_and_is_missing_there_goes_back_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gallery = make(tmp_path, records=30)

@@ -40,7 +40,7 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
 
 
 @pytest.mark.parametrize(("asked", "done"), [({"until": 0.5}, 20), ({"cutover": False}, 40)])
-def test_what_was_asked_for_is_done_once_and_goes_on_when_more_is(
+def test_an_upgrade_is_worked_on_once_and_goes_on_when_more_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], done: int
 ) -> None:
     """Not once a second for as long as the upgrade rests."""
@@ -146,7 +146,7 @@ def test_a_gallery_that_was_removed_keeps_no_worker_from_the_others(gallery: Gal
     assert said.count("No gallery is called 'gone'; there are: texts") == 1
 
 
-def test_what_is_in_hand_is_finished_in_a_pause_before_a_worker_turns_to_another_gallery(gallery: Gallery) -> None:
+def test_batches_in_hand_are_finished_in_a_pause_before_a_worker_turns_to_another_gallery(gallery: Gallery) -> None:
     other = another(gallery, "other", records=5)
     gallery.conductor().deploy(gallery.upgrade)
     gallery.registry.discard_list(gallery.upgrade.id)
@@ -200,7 +200,7 @@ def test_a_worker_with_a_long_lease_is_heard_of_as_often_as_any(gallery: Gallery
     assert beats.count("rmvdb-heartbeat") > 3
 
 
-def test_what_comes_late_in_a_pause_keeps_no_worker(gallery: Gallery) -> None:
+def test_late_records_in_a_pause_keep_no_worker(gallery: Gallery) -> None:
     conductor, worker = gallery.conductor(), gallery.worker()
     row = gallery.upgrade
     conductor.deploy(row)

@@ -173,7 +173,7 @@ def test_threads_may_take_their_databases_up_at_once(tmp_path: Path) -> None:
     assert {schema.current(url) for url in urls} == {schema.head()}
 
 
-def test_going_up_waits_for_whoever_is_at_it(database_url: str) -> None:
+def test_an_upgrade_of_the_schema_waits_for_another_one(database_url: str) -> None:
     registry = Registry(database_url)
     with ThreadPoolExecutor(1) as pool:
         with registry.engine.begin() as other:
@@ -200,7 +200,7 @@ def test_a_step_that_fails_half_way_leaves_the_database_as_it_was(database_url: 
     registry.close()
 
 
-def test_going_up_is_told_in_one_sentence(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_upgrade_of_the_schema_is_reported_in_one_sentence(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         schema.upgrade(database_url)
 

@@ -181,7 +181,7 @@ def test_a_nice_worker_copies_for_its_share_of_the_time(tmp_path: Path, width: i
 
 @pytest.mark.parametrize("limit", [{"rate": 0.01}, {"nice": 0.0001}])
 @pytest.mark.parametrize("whose", ["worker", "upgrade"])
-def test_a_limit_is_lifted_at_once_whoever_set_it(gallery: Gallery, limit: dict[str, float], whose: str) -> None:
+def test_a_limit_is_lifted_at_once_even_if_another_command_set_it(gallery: Gallery, limit: dict[str, float], whose: str) -> None:
     if whose == "upgrade":
         ask(gallery, **limit)
     with working(gallery, width=1, limits=Limits(**limit) if whose == "worker" else UNLIMITED) as ended:
@@ -285,9 +285,7 @@ def test_nothing_is_begun_while_the_flag_file_exists(gallery: Gallery, tmp_path:
     gallery.expect_moved()
 
 
-def test_what_is_in_hand_is_finished_and_leaves_the_old_collection_while_nothing_is_begun(
-    gallery: Gallery, tmp_path: Path
-) -> None:
+def test_batches_in_hand_are_finished_and_leave_the_old_collection_while_none_begins(gallery: Gallery, tmp_path: Path) -> None:
     flag = tmp_path / "hold"
     gallery.store.before = lambda call, collection: flag.touch() if collection in gallery.task.new else None
     with working(gallery, width=1, limits=Limits(flag=flag)):
@@ -350,7 +348,7 @@ def test_status_says_that_an_index_is_waited_for(gallery: Gallery, monkeypatch: 
     gallery.expect_moved()
 
 
-def test_who_makes_the_work_list_is_not_waited_for(gallery: Gallery) -> None:
+def test_workers_do_not_wait_for_the_process_that_makes_the_work_list(gallery: Gallery) -> None:
     before = held_back(gallery)
     leader_token = gallery.registry.lead(gallery.upgrade.id, "w1", 60)
     conducted = held_back(gallery)

@@ -23,7 +23,7 @@ from rmvdb.upgrade import verify
 from rmvdb.upgrade.moved_batches import MovedBatches
 from rmvdb.upgrade.report import VerifyPosition
 from rmvdb.upgrade.status import status
-from tests.integration.test_faults import once
+from tests.support.faults import once
 from tests.support.inprocess import Gallery, TextEmbedder, drive, make, vector
 
 
@@ -38,7 +38,7 @@ def gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gallery
 
 
 @pytest.mark.parametrize("moment", ["written", "copied", "retired"])
-def test_what_is_under_way_is_no_difference(tmp_path: Path, moment: str) -> None:
+def test_a_batch_under_way_is_not_a_difference(tmp_path: Path, moment: str) -> None:
     """As after Ctrl-C, or while workers go on."""
     made = make(tmp_path, records=20)
     batch = made.registry.claim(made.upgrade.id, "w", lease=60.0, grace=0.0, copy=True)
@@ -64,7 +64,7 @@ def test_what_is_under_way_is_no_difference(tmp_path: Path, moment: str) -> None
     made.registry.close()
 
 
-def test_what_goes_on_while_it_is_looked_for_is_found_in_one_state_or_the_next(tmp_path: Path) -> None:
+def test_a_batch_that_advances_during_the_look_is_found_in_one_state_or_the_next(tmp_path: Path) -> None:
     made = make(tmp_path, records=10)
     batch = made.registry.claim(made.upgrade.id, "w", lease=60.0, grace=0.0, copy=True)
     assert batch is not None
@@ -156,7 +156,7 @@ def test_it_goes_on_where_it_was_interrupted(gallery: Gallery, monkeypatch: pyte
     assert gallery.conductor().verify(row(gallery)).embedded_again == 40  # who asks by hand has all compared
 
 
-def test_what_was_moved_since_is_compared_too(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_was_moved_since_is_compared_too(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(gallery, after=4)
     gallery.source.of[90] = "late"
     gallery.store.upsert(gallery.task.old[0], [Record(id=90, vector=vector("v1", "late"), fields={"n": 90})])
@@ -216,7 +216,7 @@ def verify_from(gallery: Gallery, begun: VerifyPosition) -> int:
     return len(parts)
 
 
-def test_what_another_program_put_back_with_other_fields_is_moved_again_and_is_no_difference(gallery: Gallery) -> None:
+def test_a_record_that_another_program_put_back_with_other_fields_is_moved_again(gallery: Gallery) -> None:
     """It was moved twice; the last reading counts."""
     gallery.source.of[7] = "newer"
     gallery.store.upsert(gallery.task.old[0], [Record(id=7, vector=vector("v1", "newer"), fields={"n": 99})])
@@ -330,7 +330,7 @@ def test_nothing_that_was_compared_before_a_third_version_counts_after_it(
         gallery.conductor().advance(row(gallery), gallery.worker())
 
 
-def test_what_was_compared_long_ago_is_compared_again(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_comparison_is_made_again(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(gallery, after=3)
     monkeypatch.setattr("rmvdb.upgrade.verify.COUNTS", 0.0)
     files = read(gallery, monkeypatch)
@@ -338,7 +338,7 @@ def test_what_was_compared_long_ago_is_compared_again(gallery: Gallery, monkeypa
     assert files == [10, 10, 10, 10]
 
 
-def test_what_was_compared_counts_no_more_once_all_of_it_was_and_differed(gallery: Gallery) -> None:
+def test_a_comparison_that_found_a_difference_does_not_count_for_the_next(gallery: Gallery) -> None:
     interrupted(gallery, after=3)
     compared = unpack_ids(gallery.registry.batches(gallery.upgrade.id)[0].remove)[0]
     gallery.store.upsert("texts_v2", [Record(id=compared, vector=vector("v2", f"t{compared}"), fields={"n": 99})])
@@ -347,7 +347,7 @@ def test_what_was_compared_counts_no_more_once_all_of_it_was_and_differed(galler
         gallery.conductor().cut_over(row(gallery), gallery.worker())
 
 
-def test_what_another_program_changed_under_a_third_version_is_no_difference_to_a_write_before_it(gallery: Gallery) -> None:
+def test_a_change_by_another_program_under_a_third_version_is_not_a_difference_to_an_earlier_write(gallery: Gallery) -> None:
     with gallery.client() as client:
         gallery.source.of[5] = "written"
         client.upsert([{"id": 5, "item": "written", "n": 0}])
@@ -374,7 +374,7 @@ def test_a_sketch_tells_vectors_apart_and_not_roundings() -> None:
 
 
 @pytest.mark.parametrize("source", ["the same", "another"])
-def test_what_a_client_with_another_code_of_the_model_wrote_is_embedded_again(tmp_path: Path, source: str) -> None:
+def test_a_record_that_a_client_wrote_by_other_code_of_the_model_is_embedded_again(tmp_path: Path, source: str) -> None:
     """Of another item than was written, which the source may have got since, nothing can be said."""
     made = make(tmp_path)
     other = LoadedModels(

@@ -216,7 +216,7 @@ def test_without_any_one_step_a_promise_is_broken(step: str, scenario: str) -> N
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in WRITTEN else pytest.mark.bench) for name in SCENARIOS])
-def test_what_is_not_needed_is_known(name: str) -> None:
+def test_a_step_that_is_not_needed_is_known(name: str) -> None:
     found = check(SCENARIOS[name].leaving_out(NOT_NEEDED))
     assert not found.broken, found
 
@@ -269,7 +269,7 @@ def test_a_repeated_call_whose_first_try_arrives_last_is_not_guarded_against() -
     assert check(Protocol(writes=(2,), repeats=True, faults=1)).broken
 
 
-def test_what_left_before_the_registry_went_back_is_no_deletion_for_a_batch_that_comes_again() -> None:
+def test_a_record_that_left_before_the_registry_went_back_is_not_taken_for_deleted() -> None:
     """Beside a writer, whose intent the registry has forgotten, there are too many states to look at each one."""
     assert check(Protocol(registry_goes_back=True, searches=False, writes=(2,), faults=1).leaving_out(FORGOTTEN)).broken
 

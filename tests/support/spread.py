@@ -10,11 +10,11 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-#: Files whose tests share nothing that takes long to make.
+#: Files, and folders of them, whose tests share nothing that takes long to make.
 BY_TEST = {
     "tests/acceptance/test_outages.py",  # a server, or a database, of its own for each
     "tests/acceptance/test_upgrade.py",  # a copy of the session's gallery for each
-    "tests/integration/test_faults.py",  # a gallery in the test's own process for each
+    "tests/integration/faults",  # a gallery in the test's own process for each
     "tests/integration/test_hangs.py",  # a database of its own for each
 }
 
@@ -22,7 +22,7 @@ BY_TEST = {
 def unit(test: str) -> str:
     """Return the name of the tests that one process runs together with this one: its file, or the test itself."""
     file = test.split("::", 1)[0]
-    return test if file in BY_TEST else file
+    return test if {file, file.rpartition("/")[0]} & BY_TEST else file
 
 
 class Spread(LoadFileScheduling):

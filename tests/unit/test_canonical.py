@@ -85,7 +85,7 @@ NO_IDS += [
 
 
 @pytest.mark.parametrize("given", NO_IDS, ids=_name)
-def test_what_is_almost_an_id_is_refused(given: Any) -> None:
+def test_a_value_that_is_almost_an_id_is_refused(given: Any) -> None:
     with pytest.raises(Mismatch, match="An id is a whole number or a text, not "):
         id_of(given)
     for schema in (NUMBERS, TEXTS):
@@ -147,7 +147,7 @@ def test_ids_come_one_by_one_or_in_anything_that_holds_several(given: Any, expec
     ],
     ids=_name,
 )
-def test_what_is_no_list_of_ids_is_refused_and_not_taken_apart(given: Any) -> None:
+def test_a_value_that_is_not_a_list_of_ids_is_refused_and_not_taken_apart(given: Any) -> None:
     with pytest.raises(Mismatch, match=r"An id is a whole number or a text|Ids come one by one or in a list"):
         ids_of(given)
 
@@ -190,7 +190,7 @@ def test_a_limit_is_a_whole_number() -> None:
 
 
 @pytest.mark.parametrize("metric", Metric)
-def test_what_a_metric_cannot_rank_is_told_by_its_row(metric: Metric) -> None:
+def test_a_vector_that_a_metric_cannot_rank_is_named_by_its_row(metric: Metric) -> None:
     rows = np.array([[1, 0], [0, 0], [1e-25, 0], [3e19, 0], [np.nan, 0], [np.inf, 0], [1e-18, 0], [1e18, 0]], np.float32)
     odd = unrankable(rows, metric)
     assert set(odd) == ({1, 2, 3, 4, 5} if metric is Metric.COSINE else {3, 4, 5})

@@ -96,7 +96,7 @@ def test_a_picture_in_memory_is_not_kept(place: Path) -> None:
     assert np.ptp(memo.Memo("test", Mean()).embed(pictures)) > 0
 
 
-def test_times_are_of_items_that_are_embedded_anew(place: Path) -> None:
+def test_times_include_the_embedding_of_each_item(place: Path) -> None:
     counting = Counting()
     model = memo.Memo("test", counting)
     model.embed(["a.b.c"])

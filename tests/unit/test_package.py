@@ -75,7 +75,7 @@ def test_status_needs_no_tensors_and_no_engine(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["rmvdb.upgrade.run", "rmvdb.app.daemon", "rmvdb.serving.client"])
-def test_what_trains_nothing_does_not_wait_for_torch(module: str) -> None:
+def test_a_command_that_trains_nothing_does_not_wait_for_torch(module: str) -> None:
     loaded = run("-c", f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})").stdout.split()
 
     assert {"torch", "faiss"} & set(loaded) == set()

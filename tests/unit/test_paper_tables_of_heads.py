@@ -110,7 +110,9 @@ def test_a_stopped_look_goes_on_with_the_part_that_is_missing(
     assert networks[1].looks == pictures - 50
 
 
-def test_altered_weights_see_anew(tmp_path: Path, networks: list[Made], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_are_made_again_after_the_weights_were_altered(
+    tmp_path: Path, networks: list[Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen(tmp_path)
     eye = features.EYES["lite0"]
     monkeypatch.setitem(features.EYES, "lite0", replace(eye, network=lambda: Made(9)))

@@ -71,7 +71,7 @@ def test_every_cell_of_the_pages_tables_is_its_results() -> None:
 
 
 @pytest.mark.parametrize(("setting", "words"), SAID)
-def test_what_the_text_says_of_a_gain_is_in_its_table(setting: str, words: str) -> None:
+def test_a_gain_in_the_text_is_in_its_table(setting: str, words: str) -> None:
     gains = {row["method"]: f"{100 * row['gain']:z.0f} ± {100 * row['spread']['gain']:.0f}" for row in rows(setting)}
     said = re.sub(r"{(.+?)}", lambda name: gains[name[1]], words)
     assert said in plain(" ".join(TEXT.split()))

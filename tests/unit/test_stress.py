@@ -49,7 +49,7 @@ def test_only_what_has_processes_is_restarted_and_stalled(run: stress.Run) -> No
     assert not isinstance(run.registry, Breakable)
 
 
-def test_a_verification_that_advances_is_progress_and_one_that_begins_again_is_none(
+def test_a_verification_that_advances_is_progress_and_one_that_begins_again_is_not(
     run: stress.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, upgrade = [1000.0], run._status()["upgrade"]
@@ -61,7 +61,7 @@ def test_a_verification_that_advances_is_progress_and_one_that_begins_again_is_n
         assert run._goes_on() is goes_on
 
 
-def test_what_is_paused_is_resumed(run: stress.Run) -> None:
+def test_a_paused_process_is_resumed(run: stress.Run) -> None:
     row = run.app.registry.upgrade(run._status()["upgrade"])
     assert row.phase in (Phase.PLANNED, Phase.SERVING_BOTH)
     run._pause()
@@ -71,7 +71,9 @@ def test_what_is_paused_is_resumed(run: stress.Run) -> None:
     assert (run.pauses, run.paused) == (1, None)
 
 
-def test_what_could_not_run_or_broke_is_no_success(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_could_not_begin_or_broke_is_not_a_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def broken(*_: object, **__: object) -> NoReturn:
         raise stress.Broken("the upgrade stands still")
 

@@ -62,7 +62,7 @@ def _known_or_started(path: Path, file: IO[bytes], idle: float) -> str:
         return _start_owner(path, idle)
     except EngineUnavailable as exc:
         if answers(known := _text(file)):
-            return known  # an owner was starting, and the process that started it was killed
+            return known  # the process that started the owner was killed while the owner started
         file.truncate(0)
         file.write(failures.another(str(exc)).encode())
         raise

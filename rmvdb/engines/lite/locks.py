@@ -86,7 +86,8 @@ def lock(file: IO[bytes], how: int, name: Path) -> None:
 
 
 class EngineLock:
-    """Milvus Lite's own lock on the database. pymilvus removes the lock's file even if it is refused; then it is made anew."""
+    """Milvus Lite's own lock on the database. pymilvus removes the lock's file even if it is refused; then this makes it
+    again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -67,7 +67,8 @@ def collection_names(session: Session) -> list[str]:
 
 
 def schema_of(session: Session, collection: str) -> Schema:
-    """Return the schema as it was last read: an adopted collection is served on, even if another program has changed it since."""
+    """Return the schema as it was last read. rmvdb goes on serving an adopted collection that another program has changed
+    since."""
     return session.schemas.get(collection) or _noted(session, collection, read(session, collection))
 
 

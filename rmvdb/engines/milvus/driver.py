@@ -28,7 +28,7 @@ def pymilvus() -> Any:
 
 @functools.cache
 def _loaded() -> Any:
-    with warnings.catch_warnings(action="ignore"):  # which say nothing to rmvdb's users
+    with warnings.catch_warnings(action="ignore"):  # they mean nothing to rmvdb's users
         import pymilvus
 
     # It logs a traceback for each failed call, even for a call that is repeated or expected to fail.
@@ -43,9 +43,8 @@ def _loaded() -> Any:
 
 
 def timestamp(client: MilvusClient) -> int:
-    """Return the server's timestamp of now, larger than that of any write that it has answered. 0 if the server has none to give.
-
-    Milvus 2.3 and newer have. The client's own method for it is not public: another version of pymilvus may lack it.
+    """Return the server's timestamp of now, larger than that of any write that it has answered. Return 0 if the server gives
+    none. Milvus 2.3 and newer give one. The client's own method for it is not public: another version of pymilvus may lack it.
     """
     try:
         allocate = client._get_connection().alloc_timestamp

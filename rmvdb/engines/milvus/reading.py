@@ -133,7 +133,7 @@ def _threads(session: Session) -> Iterator[ThreadPoolExecutor | None]:
     pool = ThreadPoolExecutor(_AHEAD + 1, thread_name_prefix="rmvdb-scan")
     try:
         yield pool
-    finally:  # a reader may leave in the middle, and waits for nothing then
+    finally:  # a caller may stop in the middle, and must not wait then
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -174,7 +174,8 @@ def count(session: Session, collection: str, *, filter: str | None = "") -> int:
     """Return how many distinct ids match, at strong consistency.
 
     Up to 16,384 ids are counted one by one. Above that, `count(*)` is correct if the first 16,384 ids stand for as many rows.
-    If not, the collection has duplicated keys, and every id is read. So it is if the engine cannot express the filter exactly.
+    If not, the collection has duplicated keys, and every id is read. The same happens if the engine cannot express the filter
+    exactly.
     """
     schema = schema_of(session, collection)
     condition = session.engine_filter(filter, schema)

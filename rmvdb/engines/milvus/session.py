@@ -139,7 +139,7 @@ class Session:
     def moment(self) -> Moment:
         """Return the server's time. Return 0 for Milvus Lite, which shows all writes, and if the server does not answer.
 
-        One attempt: who asks has written, and a strong call shows that, too.
+        It makes one attempt: the caller has written, and a strong call shows that write, too.
         """
         with contextlib.suppress(EngineError, *foreign_errors()):
             client = self._connection.get()
@@ -212,7 +212,7 @@ class Session:
         seen: Counter[Failure] = Counter()
         while True:
             client = None
-            # One of the calls that were under way when the engine ended may end it again: by itself.
+            # If several calls were under way when the engine ended, any of them may end it again, so each is sent alone.
             alone = seen[Failure.CUT] > 0
             gate = self.gate(alone=alone) if request.gated or alone else contextlib.nullcontext()
             try:

@@ -14,6 +14,6 @@ from rmvdb.types import Metric
 def loss(lifted: Tensor, new: Tensor, *, metric: Metric, scale: float = 1.0) -> Tensor:
     """Compute the mean over the batch, (B, d) and (B, d) to (). `scale` is the typical norm of the new space.
 
-    An IP gallery ranks by the length of its records, too, so it takes half of the squared L2 distance.
+    An IP gallery ranks by the length of its records, too. Its loss is half of the squared L2 distance.
     """
     return paired(lifted, new, metric=Metric.L2 if metric is Metric.IP else metric, scale=scale).mean()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """What an order may know of the old collection, besides its records."""
+    """The facts that an order may use, besides the records of the old collection."""
 
     metric: Metric
     #: The old model's classifier.

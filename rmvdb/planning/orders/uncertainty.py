@@ -16,7 +16,8 @@ from rmvdb.types import Record
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Uncertainty:
-    """How far a point of a hyperbolic gallery is from the origin. Near the origin lies what the model is not sure of."""
+    """How far a point of a hyperbolic gallery is from the origin. A record near the origin is one that the model is not sure
+    of."""
 
     def confidence(self, records: Sequence[Record]) -> npt.NDArray[np.float32]:
         """Return 1 − uncertainty, (n,)."""

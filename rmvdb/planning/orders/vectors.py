@@ -1,4 +1,4 @@
-"""What several orders do with the vectors of records."""
+"""Vectors of records, for several orders."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ def pending(registry: Registry, upgrade: UpgradeRow) -> list[list[Id]]:
     return [unpack_ids(row.ids) for row in sorted(rows, key=lambda row: row.priority)]
 
 
-def test_what_searches_asked_for_comes_first_and_the_rest_keeps_its_order(registry: Registry, listed: UpgradeRow) -> None:
+def test_records_that_searches_asked_for_come_first_and_the_others_keep_their_order(
+    registry: Registry, listed: UpgradeRow
+) -> None:
     registry.ask_for("photos", [11, 5, 6, 99])
     MovedFirst(registry, listed.id).step()
 
@@ -37,7 +39,7 @@ def test_what_searches_asked_for_comes_first_and_the_rest_keeps_its_order(regist
     assert unpack_ids(claimed(registry, listed).ids) == [5, 6, 11]
 
 
-def test_what_is_asked_for_last_comes_before_what_was_asked_for_earlier(registry: Registry, listed: UpgradeRow) -> None:
+def test_the_last_requests_come_before_earlier_ones(registry: Registry, listed: UpgradeRow) -> None:
     for ids in ([11], [2], [4, 5, 6]):
         registry.ask_for("photos", ids)
         MovedFirst(registry, listed.id).step()
@@ -104,7 +106,7 @@ def test_without_a_work_list_nothing_is_noted(registry: Registry, upgrade: Upgra
     assert registry.asked_for(upgrade.id, most=10) == {}
 
 
-def test_what_was_asked_for_goes_with_its_upgrade(registry: Registry, listed: UpgradeRow) -> None:
+def test_requests_of_searches_go_with_their_upgrade(registry: Registry, listed: UpgradeRow) -> None:
     registry.ask_for("photos", [1, 2])
     registry.forget_work(listed.id)
 

@@ -102,7 +102,7 @@ def test_the_rate_is_that_of_copying_and_not_of_waiting(
     assert registry.progress(upgrade.id).rate == pytest.approx(rate, rel=0.01)
 
 
-def test_no_time_left_is_told_before_one_percent() -> None:
+def test_the_time_left_is_unknown_below_one_percent() -> None:
     assert Progress(done=9, total=1000, rate=5.0).eta is None
     assert Progress(done=10, total=1000, rate=5.0).eta == 198.0
     assert Progress(done=500, total=1000, rate=None).eta is None

@@ -111,7 +111,7 @@ def test_a_worker_that_may_not_copy_only_ends_what_is_copied(registry: Registry,
 
 
 @pytest.mark.parametrize("held_up", ["until", "pause"])
-def test_what_was_begun_is_finished_though_nothing_fresh_may_begin(registry: Registry, upgrade: UpgradeRow, held_up: str) -> None:
+def test_begun_batches_are_finished_though_no_other_may_begin(registry: Registry, upgrade: UpgradeRow, held_up: str) -> None:
     registry.add_batches(upgrade.id, [([1, 2], None), ([3], None), ([4], None), ([5], None)], first=1)
     copied = claimed(registry, upgrade)
     written, _ = (claimed(registry, upgrade, "dead") for _ in range(2))
@@ -154,7 +154,7 @@ def test_a_dead_workers_batch_is_taken_over_and_its_token_is_worthless(
         registry.retire(batch, moved=1, requeue=[])
 
 
-def test_a_claim_whose_lease_has_run_out_changes_nothing_though_nobody_has_taken_it_over(
+def test_a_claim_whose_lease_has_run_out_changes_nothing_though_no_other_worker_has_it(
     registry: Registry, upgrade: UpgradeRow
 ) -> None:
     registry.add_batches(upgrade.id, [([1], None)], first=1)
@@ -214,7 +214,7 @@ def test_a_heartbeat_does_not_revive_a_lease_that_has_run_out(registry: Registry
     assert claim(registry, upgrade, "w2") is not None
 
 
-def test_what_a_worker_leaves_is_free_at_once_where_nothing_of_it_was_written(registry: Registry, upgrade: UpgradeRow) -> None:
+def test_a_batch_that_a_worker_leaves_unwritten_is_free_at_once(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
     registry.copied(claimed(registry, upgrade), requeue=[], aside={})
     compared, fresh = claimed(registry, upgrade), claimed(registry, upgrade)
@@ -245,7 +245,7 @@ def test_a_worker_that_ends_frees_at_once_what_it_wrote_nothing_of(registry: Reg
 
 @pytest.mark.parametrize("state", [BatchState.WRITING, BatchState.REMOVING])
 @pytest.mark.parametrize("leaves", ["worker", "batch"])
-def test_what_a_worker_leaves_half_written_is_free_when_its_lease_has_run_out(
+def test_a_batch_that_a_worker_leaves_half_written_is_free_once_its_lease_has_run_out(
     registry: Registry, upgrade: UpgradeRow, state: BatchState, leaves: str
 ) -> None:
     """A call of it that failed may still arrive; until then clients wait, and its own heartbeat does not hold it."""
@@ -289,7 +289,7 @@ def test_a_batch_ended_twice_because_its_answer_was_lost_lists_its_rest_once(reg
     assert [row.count for row in registry.batches(upgrade.id)] == [1, 1]
 
 
-def test_what_a_worker_let_go_of_it_can_carry_on_no_more(registry: Registry, upgrade: UpgradeRow) -> None:
+def test_a_worker_cannot_continue_a_batch_that_it_released(registry: Registry, upgrade: UpgradeRow) -> None:
     """A thread of it may still run when its process was told to end, and told again."""
     registry.add_batches(upgrade.id, [([1], None)], first=1)
     batch = claimed(registry, upgrade)

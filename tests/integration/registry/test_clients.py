@@ -34,7 +34,7 @@ def test_the_slowest_client_is_one_that_lives_and_has_searched_enough(registry: 
     assert then.id == "fast"
 
 
-def test_what_a_client_said_of_its_searches_outlasts_a_late_heartbeat_and_not_its_window(registry: Registry) -> None:
+def test_the_figures_of_a_clients_searches_outlast_a_late_heartbeat_and_not_its_window(registry: Registry) -> None:
     add_gallery(registry, times=TIMES | {"max_age": 0.1})
     registry.refresh("photos", client="silent", ready=1, trouble="", searches=100, p99_ms=900.0)
     time.sleep(0.3)
@@ -44,7 +44,7 @@ def test_what_a_client_said_of_its_searches_outlasts_a_late_heartbeat_and_not_it
     assert registry.slowest_client("photos", enough=20, within=0.2) is None
 
 
-def test_what_went_wrong_is_kept_in_whatever_words_it_was_said(registry: Registry, gallery: GalleryRow) -> None:
+def test_an_error_is_kept_in_any_words(registry: Registry, gallery: GalleryRow) -> None:
     registry.refresh("photos", client="c1", ready=1, trouble="no weights-\udce9.pt \0 " + "é" * 3000)
     (client,) = registry.clients(gallery.id)
 

@@ -60,7 +60,7 @@ def test_a_password_among_the_parameters_is_hidden_too() -> None:
 
 
 @pytest.mark.parametrize("password", ["p@Tail99", "p@Tail99:x", "p@Tail99/x", "p@Tail99?x", "p?x@Tail99"])
-def test_no_part_of_a_password_that_is_not_escaped_is_told(password: str) -> None:
+def test_no_part_of_an_unescaped_password_is_shown(password: str) -> None:
     with pytest.raises(ConfigError, match="with %40, %3A and %2F for @, : and / in the password") as caught:
         Registry(f"postgresql+psycopg://user:{password}@127.0.0.1:1/db", patience=0.1).now()
 

@@ -50,7 +50,7 @@ def test_of_two_writes_of_one_record_the_later_waits(registry: Registry, gallery
 
 
 @pytest.mark.parametrize("end", ["withdrawn", "expired"])
-def test_a_write_that_was_given_up_is_in_nobodys_way(registry: Registry, upgrade: UpgradeRow, end: str) -> None:
+def test_a_write_that_was_given_up_delays_no_other(registry: Registry, upgrade: UpgradeRow, end: str) -> None:
     first = opened(registry, [1], lasting=60 if end == "withdrawn" else 0.1)
     if end == "withdrawn":
         registry.withdraw_intents(first)
@@ -63,7 +63,7 @@ def test_a_write_that_was_given_up_is_in_nobodys_way(registry: Registry, upgrade
 
 
 @pytest.mark.parametrize("planned", [False, True])
-def test_what_writes_left_that_never_ended_goes_with_the_next_write_while_no_upgrade_is_on(
+def test_intents_of_writes_that_never_ended_go_with_the_next_write_outside_an_upgrade(
     registry: Registry, gallery: GalleryRow, *, planned: bool
 ) -> None:
     """While one is, a copy may be being made, which has to be asked for these."""
@@ -166,7 +166,9 @@ def test_a_write_past_its_deadline_is_not_done_outside_an_upgrade_either(registr
     assert registry.close_intents(done)
 
 
-def test_a_write_that_was_given_up_half_way_is_told_to_who_asks_for_it(registry: Registry, upgrade: UpgradeRow) -> None:
+def test_a_write_that_was_given_up_half_way_is_returned_to_a_caller_that_asks_for_it(
+    registry: Registry, upgrade: UpgradeRow
+) -> None:
     registry.close_intents(opened(registry, [1, 2]))
     opened(registry, [2, 3], client="c2", lasting=0.1)
     time.sleep(0.2)

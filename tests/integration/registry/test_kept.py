@@ -95,7 +95,7 @@ def test_a_gallery_that_is_removed_is_handed_over_no_more_and_leaves_the_others_
         registry.gallery("photos")
 
 
-def test_what_applications_and_workers_do_hands_nothing_over(
+def test_calls_of_applications_and_workers_hand_nothing_over(
     registry: Registry, upgrade: UpgradeRow, kept: list[Contents]
 ) -> None:
     registry.refresh("photos", client="c", ready=2, trouble="")
@@ -110,7 +110,9 @@ def test_what_applications_and_workers_do_hands_nothing_over(
     assert kept == []
 
 
-def test_who_leads_and_who_waits_is_no_part_of_it(registry: Registry, upgrade: UpgradeRow, kept: list[Contents]) -> None:
+def test_the_leader_and_the_waiting_processes_are_not_in_the_manifest(
+    registry: Registry, upgrade: UpgradeRow, kept: list[Contents]
+) -> None:
     leader_token = registry.lead(upgrade.id, "w1", 10.0)
     assert leader_token is not None
     before = registry.contents()
@@ -153,7 +155,7 @@ def test_of_two_changes_at_once_the_last_one_handed_over_holds_both(registry: Re
     assert len(handed[-1]["artifacts"]) == 4
 
 
-def test_who_waits_for_the_baton_changes_nothing_that_is_kept(
+def test_a_conductor_that_waits_for_the_leadership_changes_no_row_of_the_manifest(
     registry: Registry, upgrade: UpgradeRow, kept: list[Contents]
 ) -> None:
     assert registry.lead(upgrade.id, "one", 60.0) is not None

@@ -98,7 +98,7 @@ def test_a_query_that_is_too_old_is_neither_read_nor_kept(registry: Registry, ga
     assert kept(registry) == ["newest"]
 
 
-def test_a_gallery_takes_its_queries_along_and_leaves_those_of_others(registry: Registry, gallery: GalleryRow) -> None:
+def test_a_gallery_takes_its_own_queries_along_and_leaves_all_others(registry: Registry, gallery: GalleryRow) -> None:
     add_gallery(registry, "pictures")
     for name in ("photos", "pictures"):
         registry.keep_queries(name, [asked(name)], most=10, days=30)
@@ -181,7 +181,7 @@ def test_a_client_makes_no_statement_for_most_of_its_queries(registry: Registry,
     assert registry.count_queries("photos").count == 20
 
 
-def test_many_queries_are_written_before_the_minute_is_over_and_what_is_held_is_bounded(
+def test_many_queries_are_written_before_the_minute_is_over_and_the_memory_is_bounded(
     registry: Registry, gallery: GalleryRow
 ) -> None:
     keeper = QueryKeeper("photos", registry=registry, most=10_000, days=30.0)

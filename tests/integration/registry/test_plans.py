@@ -174,7 +174,7 @@ def test_an_epoch_waits_for_claims_and_then_new_ones_wait_for_it(
     assert claim(registry, upgrade, "w2") is not None
 
 
-def test_nobody_else_waits_for_a_write_that_takes_long(registry: Registry, gallery: GalleryRow) -> None:
+def test_other_writes_do_not_wait_for_a_write_that_takes_long(registry: Registry, gallery: GalleryRow) -> None:
     opened(registry, [7], client="killed", lasting=60)
     grow_old(registry, seconds=plans.LONG + 0.1)
     epoch = registry.announce("photos", [NEW, OLD], TIMES)

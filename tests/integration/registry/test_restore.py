@@ -67,7 +67,7 @@ def test_a_restored_gallery_is_served_as_before_at_an_epoch_after_every_one_ther
     assert registry.refresh("photos", client="c", ready=0, trouble="").next is None
 
 
-def test_what_is_added_to_a_restored_registry_has_new_numbers(registry: Registry, database_url: str) -> None:
+def test_rows_that_are_added_to_a_restored_registry_have_new_numbers(registry: Registry, database_url: str) -> None:
     restored(registry, database_url)
     registry.add_version(name="v3", embedder="models:third", dim=4, metric="COSINE")
     upgrade = add_upgrade(registry, registry.gallery("pictures"))

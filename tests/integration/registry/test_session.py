@@ -154,7 +154,7 @@ def test_rights_that_are_missing_are_named(postgres: Postgres, postgres_url: str
 
 
 @pytest.mark.postgres
-def test_who_finds_no_free_connection_hears_so(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_without_a_free_connection_hears_so(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     schema.upgrade(postgres_url)
     registry = Registry(postgres_url, patience=20)
     monkeypatch.setattr(registry.engine.pool, "_timeout", 0.2)
@@ -195,7 +195,7 @@ def test_work_goes_on_while_the_database_restarts_under_it(far_registry: Registr
 
 
 @pytest.mark.postgres
-def test_a_process_that_is_suspended_in_a_transaction_keeps_nobody_waiting_for_long(
+def test_a_process_that_is_suspended_in_a_transaction_delays_others_only_shortly(
     stoppable_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds the gallery's row, which every client reads to renew its plan."""

@@ -27,7 +27,7 @@ def test_a_gallery_has_one_upgrade_at_a_time(registry: Registry, gallery: Galler
     assert active.id == upgrade.id
 
 
-def test_what_depends_on_the_number_of_an_upgrade_is_registered_with_it_or_nothing_is(
+def test_columns_that_depend_on_the_number_of_an_upgrade_are_registered_with_it_or_not_at_all(
     registry: Registry, gallery: GalleryRow
 ) -> None:
     def crash(number: int) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def test_of_eight_that_give_up_an_upgrade_at_once_all_did_and_one_wrote_it_down(
     assert registry.plan("photos").epoch == before
 
 
-def test_who_asks_for_a_plan_in_a_phase_that_is_over_is_refused(registry: Registry, upgrade: UpgradeRow) -> None:
+def test_a_conductor_that_asks_for_a_plan_in_a_past_phase_is_refused(registry: Registry, upgrade: UpgradeRow) -> None:
     asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": Phase.SERVING_BOTH}
     epoch = registry.announce("photos", [NEW], TIMES, **asks)
     registry.set_upgrade(upgrade.id, phase=Phase.CUT_OVER)
@@ -232,7 +232,7 @@ def test_of_eight_that_would_conduct_one_does(registry: Registry, upgrade: Upgra
 
 
 @pytest.mark.parametrize("still", [True, False])
-def test_who_was_overtaken_makes_no_work_list(registry: Registry, gallery: GalleryRow, *, still: bool) -> None:
+def test_a_conductor_that_was_overtaken_makes_no_work_list(registry: Registry, gallery: GalleryRow, *, still: bool) -> None:
     """Not after the one that overtook it has ended, either, when the leadership is free again."""
     upgrade = add_upgrade(registry, gallery)
     first = registry.lead(upgrade.id, "first", 0.0001)

@@ -115,7 +115,7 @@ def test_no_error_shows_a_password(folder: Path, url: str) -> None:
 
 
 @pytest.mark.parametrize("uri", ["https://a-key@host:19530", "https://a-key@host:port", "s3://a-key@host", "a-key@host"])
-def test_no_error_shows_a_key_in_the_place_of_a_user(folder: Path, uri: str) -> None:
+def test_no_error_shows_a_key_that_stands_where_a_user_belongs(folder: Path, uri: str) -> None:
     written(folder, f'[milvus]\nuri = "{uri}"')
     assert "milvus.uri must" in sentence()
     assert "a-key" not in sentence()

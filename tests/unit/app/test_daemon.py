@@ -84,7 +84,7 @@ def test_a_stop_is_not_lost_while_the_window_is_looked_at() -> None:
         (errors.NotServed("client web cannot serve epoch 2 yet"), [5, 5, 5]),
     ],
 )
-def test_what_fails_again_and_again_is_tried_ever_more_seldom(
+def test_a_step_that_keeps_failing_is_tried_ever_more_seldom(
     monkeypatch: pytest.MonkeyPatch, trouble: errors.RmvdbError, waits: list[int]
 ) -> None:
     clock, looks = [0.0], [0]

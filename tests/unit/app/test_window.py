@@ -49,7 +49,7 @@ def test_a_window_is_open_for_one_hour_from_each_firing(expression: str | None, 
         ("*", "sun mon tue wed thu fri sat"),
     ],
 )
-def test_days_of_the_week_are_those_of_cron(days: str, are: str) -> None:
+def test_days_of_the_week_follow_cron(days: str, are: str) -> None:
     window = Window(f"0 1 * * {days}")
     week = [dt.datetime.fromisoformat(f"2026-03-0{day}T01:30").astimezone() for day in range(1, 8)]
     assert {f"{day:%a}".lower() for day in week if window.is_open(day)} == set(are.split())

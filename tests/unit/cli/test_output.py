@@ -10,7 +10,7 @@ from rmvdb import cli
 from rmvdb.cli import output, searching
 
 
-def test_where_nobody_looks_no_cell_of_a_table_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+def test_outside_a_terminal_no_cell_of_a_table_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 300
     output.print_rows([{"name": long, "at": "2026-11-22T02:02:02+00:00"}], as_json=False)
     header, row = capsys.readouterr().out.splitlines()
@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("evil", ["\x1b]0;owned\x07", "\x1b[2J", "a\rb", "\x9b31m", "\u202egpj.exe", "\x00", "\ud800"])
-def test_what_a_terminal_would_obey_is_written_out(evil: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_characters_that_a_terminal_would_obey_are_written_out(evil: str, capsys: pytest.CaptureFixture[str]) -> None:
     output.print_rows([{"id": evil, "reasons": [evil], "fields": {evil: evil}}], as_json=False)
     output.echo(f"quarantined {evil}: ψ is fine,\nand so is 東京 🚲", err=True)
     out, err = capsys.readouterr()

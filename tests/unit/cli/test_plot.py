@@ -34,7 +34,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         plot.draw(found, tmp_path)
 
 
-def test_every_curve_is_drawn_and_can_be_told_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_curve_is_drawn_and_differs_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib import pyplot
 
     figures: list[Any] = []

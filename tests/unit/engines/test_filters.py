@@ -189,7 +189,7 @@ def test_a_filter_does_not_hold(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:20].encode("ascii", "backslashreplace").decode())
-def test_what_is_not_understood_is_named_with_its_position(text: str) -> None:
+def test_a_part_that_is_not_understood_is_named_with_its_position(text: str) -> None:
     position, reason = REFUSED[text]
     with pytest.raises(FilterError) as caught:
         filters.read(text, OPEN)
@@ -293,13 +293,13 @@ CLOSED = Schema(collection="c", dim=2, metric=Metric.L2, id_type=IdType.VARCHAR,
         ),
     ],
 )
-def test_what_does_not_fit_the_schema_is_refused_as_a_server_does(text: str, position: int, reason: str) -> None:
+def test_a_filter_that_does_not_fit_the_schema_is_refused_as_a_server_does(text: str, position: int, reason: str) -> None:
     with pytest.raises(FilterError) as caught:
         filters.read(text, CLOSED)
     assert str(caught.value).startswith(f"The filter {text!r} cannot be understood at position {position}: {reason}")
 
 
-def test_no_filter_is_none_and_what_is_no_text_is_refused() -> None:
+def test_a_missing_filter_is_allowed_and_a_filter_that_is_not_a_text_is_refused() -> None:
     assert filters.read(None, OPEN) == filters.read("", OPEN) == filters.read(" \n", OPEN) == filters.EVERY
     for wrong in (3, ["n == 1"], b"n == 1", {"n": 1}):
         with pytest.raises(UsageError, match=f"filter takes a text such as 'price < 10', not {type(wrong).__name__}"):
@@ -328,7 +328,7 @@ def test_a_stack_that_is_nearly_used_up_is_no_error_of_ours() -> None:
 
 
 @given(text=filtering.FILTERS)
-def test_what_is_written_is_read_as_the_same_tree(text: str) -> None:
+def test_a_written_filter_is_read_as_the_same_tree(text: str) -> None:
     tree = tree_of(text)
     assert same(tree_of(spelled(tree)), tree)
 
@@ -348,7 +348,7 @@ def test_whatever_text_is_read_is_read_whole_or_refused(text: str) -> None:
 
 
 @given(text=filtering.FILTERS, records=st.lists(filtering.RECORDS, min_size=1, max_size=20))
-def test_what_an_engine_is_asked_misses_nothing_and_adds_nothing_unsaid(text: str, records: list[Any]) -> None:
+def test_an_engines_filter_misses_nothing_and_says_if_it_adds_records(text: str, records: list[Any]) -> None:
     meant = parse(text, FIXED)
     for dialect in (LITE_2, LITE_3, MILVUS, MILVUS_2_3):
         written = write(filters.read(text, FIXED), dialect, FIXED)

@@ -136,14 +136,14 @@ def test_an_index_of_lite_3_that_misses_what_matches_a_filter_is_refused() -> No
 
 
 @pytest.mark.parametrize(("kind", "name"), [("HNSW", "M"), ("IVF_FLAT", "nlist"), ("SCANN", "nlist")])
-def test_milvus_2_3_must_be_told_what_later_ones_have_a_default_for(kind: str, name: str) -> None:
+def test_milvus_2_3_needs_the_parameters_that_later_versions_have_a_default_for(kind: str, name: str) -> None:
     check(Index(type=kind), dim=128, metric=Metric.IP, engine="milvus 2.6.0")
     with pytest.raises(ConfigError, match=rf"{kind} index: params\.{name} must be given; it is a whole number from"):
         check(Index(type=kind), dim=128, metric=Metric.IP, engine="milvus 2.3.5")
 
 
 @pytest.mark.parametrize("engine", ["", "faiss 1.15.1", "milvus 2.4.0", "milvus 2.30.1", "milvus-lite 4.0"])
-def test_an_engine_that_nobody_knows_is_believed_to_have_them_all(engine: str) -> None:
+def test_an_unknown_engine_is_believed_to_have_every_index(engine: str) -> None:
     check(Index(type="GPU_CAGRA"), dim=128, metric=Metric.IP, engine=engine)
 
 

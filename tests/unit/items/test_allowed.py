@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 ALLOWED = Allowed(modules=("userallowed",), where="/srv/rmvdb.toml")
 
 
-def test_what_is_allowed_runs(folder: Path) -> None:
+def test_an_allowed_module_runs(folder: Path) -> None:
     assert load_embedder("userallowed:Embedder", {"scale": 3}, allowed=ALLOWED).embed([1]) == [[3]]
     assert load_embedder("userallowed:ready", allowed=ALLOWED).embed([1]) == [[7]]
     package = Allowed(modules=("concurrent",), where="")

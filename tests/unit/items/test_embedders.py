@@ -148,7 +148,7 @@ def test_an_embedder_is_an_object_or_what_makes_one(folder: Path, spec: str, opt
         ("usermodels:ready", {"scale": 3}, r"takes no options; remove scale"),
     ],
 )
-def test_what_is_no_embedder_is_named(folder: Path, spec: str, options: dict[str, Any], problem: str) -> None:
+def test_an_object_that_is_not_an_embedder_is_named(folder: Path, spec: str, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ModelError, match=problem):
         load_embedder(spec, options)
 
@@ -245,7 +245,7 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
     each.close()
 
 
-def test_what_is_a_program_or_is_decoded_as_soon_as_it_is_opened_is_no_picture() -> None:
+def test_a_program_or_a_file_that_opening_decodes_is_not_a_picture() -> None:
     file = io.BytesIO()
     Image.new("L", (16, 16)).save(file, "ICO")
     for data in (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n showpage\n", file.getvalue()):
@@ -328,7 +328,7 @@ def test_one_bad_item_in_a_thousand_costs_a_few_calls() -> None:
     assert embedder.calls <= 22
 
 
-def test_what_does_not_fit_into_memory_is_embedded_in_smaller_parts() -> None:
+def test_a_batch_that_does_not_fit_into_memory_is_embedded_in_smaller_parts() -> None:
     sizes: list[int] = []
 
     def small(items: Sequence[Item]) -> Vectors:

@@ -91,7 +91,7 @@ def test_a_file_name_can_hold_fields_and_zeros(folder: Path) -> None:
         sources.load("folder:photos/{id:06d}.jpg").load(records("a"))
 
 
-def test_relative_folders_start_where_they_are_told_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_folders_start_at_the_given_base(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     assert sources.load("folder:photos/{id}.jpg", base=folder).load(records(1)) == {1: folder / "photos" / "1.jpg"}
     assert sources.load(f"folder:{folder}/photos/{{id}}.jpg").load(records(1)) == {1: folder / "photos" / "1.jpg"}
@@ -146,7 +146,7 @@ def test_no_kind_of_file_but_a_regular_one_is_an_item_and_none_is_waited_for(fol
         read_image(photos / "fifo.jpg")
 
 
-def test_what_one_record_makes_a_function_raise_is_that_records_alone(folder: Path) -> None:
+def test_an_error_that_one_record_causes_is_that_records_alone(folder: Path) -> None:
     source = sources.load("call:usermodule:picky")
     found, failed = sources.given(source, records(*range(30)))
     assert set(found) == set(range(30)) - {7, 23}
@@ -329,7 +329,7 @@ def test_a_whole_parameter_can_come_from_the_environment(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("password", ["p@Tail99", "p@Tail99:x", "p@Tail99/x", "p@Tail99?x"])
-def test_no_part_of_a_password_that_is_not_escaped_is_told(monkeypatch: pytest.MonkeyPatch, password: str) -> None:
+def test_no_part_of_an_unescaped_password_is_shown(monkeypatch: pytest.MonkeyPatch, password: str) -> None:
     monkeypatch.setenv("WHOLE", f"postgresql://user:{password}@127.0.0.1:1/db")
     for spec in ("${WHOLE}", f"postgresql://user:{password}@127.0.0.1:1/db", f"postgresql://user:{password}@${{HOME}}/db"):
         with pytest.raises(SourceError, match="is not the address of a database; write one such as postgresql://user") as caught:
@@ -381,7 +381,7 @@ def test_a_spec_of_no_kind_names_all_kinds(spec: str) -> None:
 @pytest.mark.parametrize(
     "where", ["user:p#Tail99@127.0.0.1:1/db", "user:p@#Tail99@127.0.0.1:1/db", "127.0.0.1:1/db?password=p#Tail99"]
 )
-def test_no_part_of_a_password_with_a_hash_is_told(where: str) -> None:
+def test_no_part_of_a_password_with_a_hash_is_shown(where: str) -> None:
     url = f"sql:postgresql://{where}"
     assert "Tail99" not in sources.shown(url)
     assert "Tail99" not in sources.shown(url + BY_IDS)

@@ -95,7 +95,7 @@ def test_two_legs_that_differ_only_by_a_shift_come_to_one_scale():
     np.testing.assert_allclose(one.apply(places), other.apply(places + 5), atol=1e-3)
 
 
-def test_matched_distances_are_distributed_as_those_of_the_other_leg():
+def test_matched_distances_are_distributed_as_in_the_other_leg():
     rng = np.random.default_rng(0)
     others = rng.gamma(2.0, size=100_000)
     distances = 3.0 * others**0.5 + 0.1 * rng.normal(size=len(others)) - 7.0
@@ -104,7 +104,7 @@ def test_matched_distances_are_distributed_as_those_of_the_other_leg():
         assert np.quantile(matched, share) == pytest.approx(np.quantile(others, share), rel=0.05)
 
 
-def test_what_two_legs_agree_on_is_left_as_it_is():
+def test_distances_that_two_legs_agree_on_stay_as_they_are():
     distances = np.random.default_rng(0).random(5000)
     places = np.linspace(0.01, 0.99, 20)
     np.testing.assert_allclose(calibration.match(distances, distances).apply(places), places, atol=1e-3)

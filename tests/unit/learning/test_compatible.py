@@ -84,7 +84,7 @@ def test_every_loss_makes_the_new_model_searchable_among_the_old_ones_vectors(lo
 
 
 @pytest.mark.parametrize("loss", [Loss.BCT, Loss.ADVBCT])
-def test_where_the_old_classifier_is_lost_class_means_stand_in(loss, olds):
+def test_if_the_old_classifier_is_lost_class_means_stand_in(loss, olds):
     new, old = trained(loss, olds, classifier=None)
     assert cross(new, old) > cross(trained(Loss.PLAIN, olds)[0], old) + 0.2
     assert not torch.equal(weights(new), weights(trained(loss, olds)[0]))
@@ -137,7 +137,7 @@ def test_the_learning_rate_falls_to_nothing_along_a_cosine():
     assert moved[len(moved) // 2] > 0.1 * moved[0]
 
 
-def test_a_training_is_told_where_it_stands():
+def test_a_loss_gets_the_progress_of_its_training():
     found = [compatible._moment(step, 3, 2) for step in range(6)]
     assert [at.done for at in found] == [step / 6 for step in range(6)]
     assert [at.left for at in found] == [1, 1, 1, 0.5, 0.5, 0.5]
@@ -152,14 +152,14 @@ def test_the_model_is_the_one_that_was_given_ready_to_embed(olds):
     assert not torch.equal(weights(new), before)
 
 
-def test_what_a_loss_learns_itself_is_trained_too(olds):
+def test_parameters_of_a_loss_are_trained_too(olds):
     criterion = compatible._Criterion(model(2), items(), Loss.ADVBCT, olds[None], QUICK)
     names = {name.split(".", 1)[1] for name, _ in criterion.learnt.named_parameters()}
     assert {"boundary.weight", "discriminator.0.weight"} <= names
     assert not {id(each) for each in criterion.learnt.parameters()} & {id(each) for each in olds[None].module.parameters()}
 
 
-def test_each_step_is_told_with_its_loss(olds):
+def test_each_step_is_reported_with_its_loss(olds):
     told = []
     settings = Settings(epochs=3, batch=150, lr=0.05)
     compatible.train(model(2), items(400), settings=settings, progress=lambda *each: told.append(each))

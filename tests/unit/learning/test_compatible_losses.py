@@ -93,7 +93,7 @@ def test_bct_without_a_sample_of_an_old_class_is_0_and_teaches_nothing():
     assert new.grad.abs().max() == 0
 
 
-def test_where_the_old_classifier_is_lost_class_means_stand_in_and_an_absent_class_is_never_chosen():
+def test_if_the_old_classifier_is_lost_class_means_stand_in_and_an_absent_class_is_never_chosen():
     new, old, _ = batch()
     labels = torch.tensor([0, 2] * 6)
     f, o, y = arrays(new, old, labels)
@@ -257,7 +257,7 @@ def test_hbct_is_equations_11_and_12(new, old, labels, k):
     check(lambda new: hbct.loss(on_hyperboloid(new, k), h_o, temperature=tau, curvature=k), new, entailment + contrast)
 
 
-def test_where_the_old_embedding_is_certain_the_contrast_is_infonce():
+def test_if_the_old_embedding_is_certain_the_contrast_is_infonce():
     new, old, _ = batch()
     h_n, h_o = (lorentz.exp0(12 * x / x.norm(dim=1, keepdim=True)) for x in (new, old))
     d = lorentz.distances(h_n, h_o) / 0.5
@@ -332,13 +332,13 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_gradients_are_those_of_finite_differences(name):
+def test_gradients_equal_finite_differences(name):
     new, old, labels = batch(n=8)
     torch.autograd.gradcheck(lambda new: LOSSES[name](new, old, labels), new.requires_grad_())
 
 
 @pytest.mark.parametrize("name", ["entailment", "contrast", "loss"])
-def test_hyperbolic_gradients_are_those_of_finite_differences(name):
+def test_hyperbolic_gradients_equal_finite_differences(name):
     new, old, _ = batch(n=6)
     torch.autograd.gradcheck(
         lambda z: getattr(hbct, name)(lorentz.exp0(z), lorentz.exp0(old * 0.5)), (new * 0.5).requires_grad_()

@@ -97,7 +97,7 @@ def lifted_pairs(seed):
 
 
 @pytest.mark.parametrize("method", [Method.RQT, Method.CL_S, Method.CL_M, Method.MCL, Method.RM])
-def test_what_is_trained_leads_onto_the_old_hyperboloid(method):
+def test_a_trained_transform_leads_onto_the_old_hyperboloid(method):
     train, held_out = lifted_pairs(0), lifted_pairs(1)
     settings = TrainingSettings(epochs=15, least_steps=150, batch=128, hidden=32)
     fitted = fit(train, method=method, old_metric=Metric.LORENTZ, new_metric=Metric.LORENTZ, settings=settings)
@@ -119,7 +119,7 @@ def test_space_is_measured_by_its_curvature():
     assert Space.of(points(curvature=0.25), Metric.LORENTZ).scale == pytest.approx(2.0, rel=1e-3)
 
 
-def test_what_lies_near_the_origin_is_backfilled_first():
+def test_records_near_the_origin_are_backfilled_first():
     some = [Record(id=at, vector=each) for at, each in enumerate(points(spread=1.0))]
     confidence = make_order("uncertainty", some, Known(metric=Metric.LORENTZ)).confidence(some)
     expected = [math.tanh(math.asinh(float(np.linalg.norm(each.vector[1:])))) for each in some]

@@ -108,7 +108,7 @@ def test_without_a_width_the_hidden_layers_are_four_times_the_new_dimension_wide
 
 
 @pytest.mark.parametrize("side", [0, 3])
-def test_what_is_applied_and_read_back_is_the_trained_network(side):
+def test_the_applied_and_the_stored_map_are_the_trained_network(side):
     torch.manual_seed(0)
     network = Network(Config(d_in=6, d_out=5, side=side, blocks=3, hidden=16, branches=True, output=Norm.FREE))
     for tensor in network.state_dict().values():

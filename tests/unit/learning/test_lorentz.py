@@ -60,7 +60,7 @@ def test_a_vector_is_lifted_as_printed_and_onto_the_hyperboloid_near_the_origin_
     assert torch.isfinite(z.grad).all()
 
 
-def test_what_is_no_point_of_that_curvature_is_told():
+def test_a_point_of_another_curvature_is_recognised():
     assert lorentz.holds(points(k=2.0).float(), curvature=2.0)
     assert not lorentz.holds(points(k=2.0), curvature=1.0)
     assert not lorentz.holds(-points(k=1.0), curvature=1.0)
@@ -175,7 +175,7 @@ def test_angles_have_finite_gradients_at_their_ends():
     ],
     ids=["exp0", "lift", "distance", "distances", "angle", "uncertainty", "aperture"],
 )
-def test_gradients_are_those_of_finite_differences(function):
+def test_gradients_equal_finite_differences(function):
     z = torch.from_numpy(np.random.default_rng(3).normal(size=(5, 4))).requires_grad_()
     torch.autograd.gradcheck(lambda z: function(z, points(4, n=5)), z)
 

@@ -33,7 +33,7 @@ def test_every_method_has_a_row_in_the_documentation(method: Method) -> None:
     assert f"\n| `{method}` |" in PAGE
 
 
-def test_what_auto_compares_is_said_by_the_command_and_by_the_documentation() -> None:
+def test_the_command_and_the_documentation_name_the_methods_that_auto_compares() -> None:
     words = "auto compares naive, identity, procrustes, ridge, centred, neighbours, blend, rqt and rm on the sample"
     assert words in str(option("plan", "method").help)
     named = [f"`{method}`" for method, spec in METHODS.items() if spec.is_candidate]

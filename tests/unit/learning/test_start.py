@@ -89,7 +89,7 @@ def test_on_held_out_pairs_it_is_never_worse_than_its_start(method, start):
 
 
 @pytest.mark.parametrize("metric", [Metric.COSINE, Metric.IP, Metric.L2])
-def test_where_a_linear_map_is_not_enough_training_goes_on_from_it(metric):
+def test_if_a_linear_map_is_not_enough_training_goes_on_from_it(metric):
     kinds = {"old_metric": metric, "new_metric": metric}
     pairs, others = sample(1500, labels=False, noise=0.1), sample(400, 1, labels=False, noise=0.1)
     if metric is Metric.IP:  # else its longest records are near everything
@@ -101,7 +101,7 @@ def test_where_a_linear_map_is_not_enough_training_goes_on_from_it(metric):
     assert found[1] > found[0] + 0.01
 
 
-def test_where_nothing_is_better_it_is_its_start_itself():
+def test_if_nothing_is_better_the_result_is_the_start_itself():
     new = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32)
     turn = np.linalg.qr(np.random.default_rng(1).normal(size=(8, 8)))[0]
     pairs = Pairs(old=(new @ turn).astype(np.float32), new=new)

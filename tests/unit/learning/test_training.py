@@ -184,7 +184,7 @@ LEARNT = [(Method.RQT, False), (Method.MCL, False), (Method.MCL, True), (Method.
 
 
 @pytest.mark.parametrize(("method", "labelled"), LEARNT)
-def test_where_queries_are_not_like_records_a_log_of_them_makes_a_better_psi(method, labelled):
+def test_if_queries_are_unlike_records_a_log_of_them_makes_a_better_psi(method, labelled):
     records, gallery = latents(400, 0), latents(300, 3)
     logged, asked = latents(200, 1, queries=True), latents(100, 2, queries=True)
     y = (records @ np.random.default_rng(5).normal(size=(12, 8))).argmax(1) if labelled else None

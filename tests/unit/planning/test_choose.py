@@ -80,7 +80,7 @@ def slow(d_old, d_new, relevant, order, t):
     return np.array(told, dtype=float).T  # (4, Q)
 
 
-def test_the_numbers_of_a_row_are_those_of_a_slow_search(found):
+def test_the_numbers_of_a_row_equal_a_slow_searchs(found):
     made, table = found
     row = next(row for row in table.rows if (row.name, row.order) == ("rqt", "two"))
     fitted, judge = made.fitted(Method.RQT)[1], made._parts_by_order["two"].judge
@@ -135,7 +135,7 @@ def test_the_best_order_of_each_method_is_marked(found):
         assert [row.best for row in rows] == [row.merit == max(each.merit for each in rows) for row in rows]
 
 
-def test_methods_that_come_down_to_the_same_are_trained_and_told_once():
+def test_equal_methods_are_trained_and_shown_once():
     said = []
     made = trial(pairs(300, labels=False), progress=lambda step, done, total: said.append(step))
     table = compared(made, [Method.NAIVE, Method.RQT, Method.CL_S, Method.CL_M, Method.MCL, Method.RM])
@@ -172,7 +172,7 @@ def noisy(seed, mean, *, near=None, by=0.0):
     return mean + 0.1 * rng.normal(size=200) if near is None else near - by + 0.02 * rng.normal(size=200)
 
 
-def test_what_is_worth_most_is_preferred_and_the_next_named():
+def test_the_candidate_worth_most_is_preferred_and_the_next_is_named():
     rm, rqt = tried(Method.RM, 0.9, queries=noisy(0, 0.9)), tried(Method.RQT, 0.5, queries=noisy(1, 0.5))
     best, why = first(tried(Method.NAIVE, 0.4, queries=noisy(2, 0.4)), rqt, rm)
     assert best is rm
@@ -242,7 +242,7 @@ def test_strangers_are_not_served_by_a_map_alone():
     assert best.verdict != "refuse"
 
 
-def test_a_comparable_model_is_found_out_without_being_told():
+def test_a_comparable_model_is_recognised_without_a_declaration():
     made = trial(kin(), orders=("one",))
     found = predicted(made, Method.IDENTITY)
     assert found.verdict == "ok"
@@ -480,7 +480,7 @@ def test_with_labels_a_regression_beside_the_contrast_is_taken_where_it_is_worth
 
 
 @pytest.mark.parametrize("metric", [Metric.COSINE, Metric.L2])
-def test_what_is_lifted_is_measured_as_the_one_leg_that_it_is_served_as(metric):
+def test_lifted_records_are_measured_as_the_one_leg_that_serves_them(metric):
     """In one collection, whose distances nobody can tell apart by where a vector came from."""
     made = trial(pairs(600), orders=("one",), old_metric=metric, new_metric=metric)
     told = predicted(made, Method.FCT)

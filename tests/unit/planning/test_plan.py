@@ -17,7 +17,7 @@ def test_a_gallery_of_one_collection_is_sampled_as_asked():
 
 
 @pytest.mark.parametrize("counts", [[160, 240], [5_000, 95_000], [400_000, 500_000, 100_000]])
-def test_what_is_held_out_has_the_proportions_of_the_gallery(counts):
+def test_the_held_out_part_has_the_proportions_of_the_gallery(counts):
     (newest, *others), held_out = _sizes(20_000, counts)
     assert newest == min(20_000, counts[0])
     for size, count in zip(others, counts[1:], strict=True):
@@ -30,7 +30,7 @@ def test_few_records_in_the_newest_collection_are_still_measured_on():
     assert (newest, other, held_out) == (1_000, 2 * MOST_HELD_OUT, LEAST_HELD_OUT)
 
 
-def test_what_is_asked_with_queries_has_the_content_of_the_file_for_a_name(tmp_path):
+def test_a_question_with_queries_is_named_after_the_content_of_their_file(tmp_path):
     def asked(name, text):
         (tmp_path / name).write_text(text)
         return Question(gallery="g", from_version="v1", to_version="v2", queries=str(tmp_path / name)).key
@@ -78,6 +78,6 @@ def test_records_without_side_information_have_the_zeros_that_they_are_lifted_wi
         ([7] * 80, "record 0 has 7"),
     ],
 )
-def test_what_is_no_side_information_or_too_little_is_refused(found, saying):
+def test_wrong_or_too_little_side_information_is_refused(found, saying):
     with pytest.raises(UsageError, match=saying):
         side_of(sided(found), "hint")

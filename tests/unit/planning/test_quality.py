@@ -189,7 +189,7 @@ def test_gain_is_0_for_the_old_model_and_1_for_the_new_one():
     assert math.isnan(quality.gain(0.4, old=0.2, new=0.2))
 
 
-def test_p_com_and_p_up_are_those_of_hbcts_table_1():
+def test_p_com_and_p_up_equal_hbcts_table_1():
     # CMC@1 on CIFAR-100, Ext-data: old 0.572, new alone 0.716; self and cross of l2 and BCT. Printed from more digits.
     for self_, cross, p_up, p_com in [(0.680, 0.645, -0.049, 0.510), (0.706, 0.701, -0.014, 0.900)]:
         assert quality.p_up(self_, alone=0.716) == pytest.approx(p_up, abs=0.002)

@@ -109,7 +109,7 @@ def test_a_large_sample_is_mostly_trained_on(monkeypatch):
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("labels", ["none", "few classes", "identities"])
-def test_what_an_earlier_training_saw_is_trained_on_and_never_measured_on(labels, share):
+def test_records_that_an_earlier_training_saw_are_trained_on_and_never_measured_on(labels, share):
     sample = pairs(1000, classes=6 if labels != "identities" else 200, labels=labels != "none")
     seen = np.random.default_rng(6).random(1000) < share
     train, check, judge = split(sample, seed=1, seen=seen)
@@ -143,7 +143,7 @@ def test_rank_merge_with_labels_keeps_every_promise_on_an_easy_upgrade(labelled)
     assert labelled.trained + labelled.held_out + labelled.evaluated == 600
 
 
-def test_what_is_returned_is_what_was_measured(labelled):
+def test_the_returned_transforms_are_the_measured_ones(labelled):
     sample = pairs()
     judge = sample.take(split(sample, seed=0)[2])
     confidence = np.random.default_rng(0).random(600)[split(sample, seed=0)[2]]
@@ -312,7 +312,7 @@ def behind(sample, share=0.4, **changed):
     return OlderCollection(**{"metric": Metric.COSINE, "held": held, "vectors": v1, "lead": lead} | changed)
 
 
-def test_what_is_behind_is_measured_on_and_never_trained_on():
+def test_collections_behind_are_measured_on_and_never_trained_on():
     sample = pairs()
     each = behind(sample)
     changed = Pairs(old=sample.old.copy(), new=sample.new.copy(), labels=sample.labels)
@@ -379,7 +379,7 @@ def test_the_oldest_collection_is_backfilled_first():
     assert (np.diff(confidence[order[count:]]) >= 0).all()
 
 
-def test_a_collection_that_holds_nothing_any_more_is_in_nobodys_way():
+def test_an_empty_collection_changes_nothing():
     sample = pairs()
     empty = behind(sample, share=0.0, metric=Metric.L2)
     prediction = predict(sample, method=Method.RQT, settings=QUICK, behind=[empty], **COSINE)

@@ -26,7 +26,7 @@ def manifest(tmp_path: Path) -> Manifest:
     return Manifest(tmp_path / "home" / "manifest.json")
 
 
-def test_what_was_written_is_read(manifest: Manifest) -> None:
+def test_written_contents_are_read(manifest: Manifest) -> None:
     manifest.write(contents())
     manifest.write(contents("photos"))
     assert manifest.read() == contents("photos")
@@ -71,7 +71,7 @@ def test_every_altered_byte_is_found(manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "half a", "[]", "{}", '{"rmvdb": 1}', '{"rmvdb": 1, "sha256": "0", "tables": {}}', "\xff"])
-def test_what_is_no_manifest_is_refused_by_name(manifest: Manifest, text: str) -> None:
+def test_a_file_that_is_not_a_manifest_is_refused_by_name(manifest: Manifest, text: str) -> None:
     manifest.path.parent.mkdir()
     manifest.path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ArtifactError, match=r"manifest\.json was altered"):
@@ -93,7 +93,7 @@ def test_one_of_a_newer_format_is_neither_read_nor_overwritten(manifest: Manifes
     assert json.loads(manifest.path.read_text())["tables"] == contents("photos")
 
 
-def test_a_damaged_one_is_mended_by_the_next_change(manifest: Manifest) -> None:
+def test_the_next_change_repairs_a_damaged_manifest(manifest: Manifest) -> None:
     manifest.path.parent.mkdir()
     manifest.path.write_text("damaged")
     manifest.write(contents("photos"))
@@ -118,7 +118,7 @@ def test_an_older_copy_of_a_registry_does_not_take_the_place_of_a_newer_one(mani
     assert manifest.read() == newer
 
 
-def test_where_no_gallery_would_be_forgotten_one_may_begin_anew(manifest: Manifest) -> None:
+def test_a_new_registry_may_begin_if_no_gallery_would_be_forgotten(manifest: Manifest) -> None:
     manifest.write(contents(at=1.0))
     manifest.write(contents("photos", at=9.0))
     assert manifest.read() == contents("photos", at=9.0)

@@ -70,7 +70,7 @@ def loaded_models(embedders: Loaded) -> LoadedModels:
     )
 
 
-def test_what_was_loaded_of_a_version_is_let_go_once_another_one_has_its_name() -> None:
+def test_loaded_models_of_a_version_are_dropped_once_another_version_has_its_name() -> None:
     digests, loaded = {"v1": "a", "v2": "b"}, list[str]()
 
     def load(version: str) -> Embedder:
@@ -101,9 +101,7 @@ def served(*old: Leg) -> ServingPlan:
     return ServingPlan(gallery="g", epoch=1, legs=legs, max_age=1, longest_search=1, staleness=0)
 
 
-def test_composed_transforms_are_those_of_both_upgrades_one_after_the_other(
-    loaded_models: LoadedModels, embedders: Loaded
-) -> None:
+def test_composed_transforms_are_both_upgrades_one_after_the_other(loaded_models: LoadedModels, embedders: Loaded) -> None:
     plan = served(V2, V1)
     queries = loaded_models.queries(plan, ["a", "b"], {})
     expected = embedders["v3"].embed(["a", "b"])
@@ -114,7 +112,7 @@ def test_composed_transforms_are_those_of_both_upgrades_one_after_the_other(
     assert {version: each.calls for version, each in embedders.items()} == {"v3": 2}  # one of them is this test's
 
 
-def test_what_clients_write_into_a_leg_behind_is_composed_too(loaded_models: LoadedModels) -> None:
+def test_vectors_that_clients_write_into_a_leg_behind_are_composed_too(loaded_models: LoadedModels) -> None:
     plan = served(V2, V1)
     queries = loaded_models.queries(plan, ["a"], {})
     for leg in plan.legs:
@@ -179,7 +177,7 @@ def test_a_plan_with_a_blend_is_not_ready_without_the_old_model(loaded_models: L
         loaded_models.prepare(blending(V2, V1))
 
 
-def test_what_clients_write_into_a_blended_leg_is_what_they_wrote_there_before(loaded_models: LoadedModels) -> None:
+def test_clients_write_the_same_vectors_into_a_blended_leg_as_before(loaded_models: LoadedModels) -> None:
     for before, leg in zip((V2, V1), blending(V2, V1).legs[1:], strict=True):
         np.testing.assert_array_equal(loaded_models.stored(leg, ["a"], {}), loaded_models.stored(before, ["a"], {}))
 

@@ -65,7 +65,7 @@ def test_without_a_better_distance_the_order_stays() -> None:
 @pytest.mark.parametrize(
     ("metric", "far"), [(Metric.COSINE, 1 - 2**-0.5), (Metric.IP, -2.0), (Metric.L2, 4.0)], ids=lambda each: str(each)
 )
-def test_true_distances_are_those_of_the_metric(metric: Metric, far: float) -> None:
+def test_true_distances_follow_the_metric(metric: Metric, far: float) -> None:
     query, vector = np.array([2.0, 0.0], np.float32), np.array([1.0, 1.0], np.float32)
     found = true_distances(query, {7: vector}, Metric(metric)) if metric is not Metric.L2 else None
     if found is None:

@@ -77,7 +77,7 @@ def test_records_come_back_bit_for_bit(tmp_path: Path, records: list[Record]) ->
     assert archive.ids(file) == [record.id for record in records]
 
 
-def test_what_engines_hand_out_becomes_plain_values(tmp_path: Path) -> None:
+def test_values_of_engines_become_plain_values(tmp_path: Path) -> None:
     fields = {"f": np.float32(0.1), "i": np.int64(7), "b": np.bool_(True), "a": np.array([1.5, 2.5], np.float32), "t": (1, 2)}
     file = Archive(tmp_path).write("g", records=[Record(id=1, fields=fields)])
     found = Archive(tmp_path).read(file)[0].fields
@@ -226,7 +226,7 @@ def test_a_record_whose_item_is_another_one_now_is_embedded_again(tmp_path: Path
     assert cache.knows([1, 2]) == {1}
 
 
-def test_a_file_that_was_written_since_is_another_item_and_what_nobody_can_tell_is_always(tmp_path: Path) -> None:
+def test_a_file_that_was_written_since_is_another_item_and_an_item_without_a_digest_always_is(tmp_path: Path) -> None:
     file, cache = tmp_path / "item.txt", EmbeddingCache(tmp_path / "kept", model="v2")
     file.write_text("a")
     first = item_digest(file)
@@ -262,7 +262,7 @@ def test_an_altered_cache_file_is_left_out_with_a_warning(tmp_path: Path, caplog
     assert [record.__dict__["action"] for record in caplog.records] == ["cache-skip"]
 
 
-def test_the_cache_forgets_when_told(tmp_path: Path) -> None:
+def test_the_cache_forgets_on_request(tmp_path: Path) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
     cache.put([1, 2, 3], OLD, [b"a"] * 3, NEW)
     cache.clear()

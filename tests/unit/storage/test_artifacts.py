@@ -17,7 +17,7 @@ from rmvdb.storage.artifacts import Artifacts
 
 @given(data=st.binary(max_size=2000), suffix=st.sampled_from(["json", "safetensors", ".json"]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
-def test_what_is_put_comes_back(tmp_path: Path, data: bytes, suffix: str) -> None:
+def test_stored_bytes_come_back(tmp_path: Path, data: bytes, suffix: str) -> None:
     artifacts = Artifacts(tmp_path)
     digest = artifacts.put(data, suffix=suffix)
     assert digest == hashlib.sha256(data).hexdigest()
@@ -31,7 +31,7 @@ def test_the_same_bytes_are_kept_once_and_nothing_else_is_left(tmp_path: Path) -
     assert [path.name for path in artifacts.folder.iterdir()] == [f"{digests.pop()}.safetensors"]
 
 
-def test_an_altered_artifact_is_refused_by_name_and_mended_by_putting_it_again(tmp_path: Path) -> None:
+def test_an_altered_artifact_is_refused_by_name_and_repaired_by_putting_it_again(tmp_path: Path) -> None:
     artifacts = Artifacts(tmp_path)
     digest = artifacts.put(b"calibration", suffix="json")
     artifacts.path(digest).write_bytes(b"calibratioN")
@@ -64,7 +64,7 @@ def test_a_file_that_this_folder_lacks_or_that_was_altered_comes_from_elsewhere_
         artifacts.get("0" * 64)  # what elsewhere gives is not what was asked for
 
 
-def test_what_comes_from_elsewhere_is_given_where_it_cannot_be_kept(tmp_path: Path) -> None:
+def test_bytes_from_elsewhere_are_returned_even_if_they_cannot_be_kept(tmp_path: Path) -> None:
     (tmp_path / "artifacts").write_bytes(b"a file where the folder should be")
     assert Artifacts(tmp_path / "artifacts", elsewhere=lambda _: b"psi").get(files.sha256(b"psi")) == b"psi"
 

@@ -52,7 +52,7 @@ def _all(path: Path) -> str:
 
 @pytest.mark.parametrize("how", [_owned, _group, _all])
 @pytest.mark.parametrize("what", ["", "rmvdb.toml", ".rmvdb", ".rmvdb/registry.sqlite"])
-def test_what_another_user_may_change_is_refused_unless_it_is_trusted(
+def test_a_file_that_another_user_may_change_is_refused_unless_it_is_trusted(
     folder: Path, monkeypatch: pytest.MonkeyPatch, how: object, what: str
 ) -> None:
     (folder / ".rmvdb").mkdir()
@@ -103,7 +103,7 @@ def test_root_is_trusted_by_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("folder_mode", "file_mode"), [(0o700, 0o600), (0o755, 0o600), (0o777, 0o600), (0o750, 0o640)])
-def test_what_is_made_is_closed_to_others_unless_its_folder_is_shared_with_a_group_alone(
+def test_new_files_are_closed_to_others_unless_their_folder_is_shared_with_a_group_alone(
     tmp_path: Path, folder_mode: int, file_mode: int
 ) -> None:
     (home := tmp_path / "home").mkdir()

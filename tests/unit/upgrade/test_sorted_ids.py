@@ -74,7 +74,7 @@ def test_an_iterator_that_is_closed_early_leaves_nothing_behind(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_process_that_was_killed_left_is_removed_and_nothing_that_is_in_use(tmp_path, monkeypatch):
+def test_files_of_a_killed_process_are_removed_and_none_in_use(tmp_path, monkeypatch):
     monkeypatch.setattr(sorted_ids, "RUN", 5)
     left, fresh = tmp_path / "order-killed", tmp_path / "order-fresh"
     for place in (left, fresh):

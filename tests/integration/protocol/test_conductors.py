@@ -1,289 +1,34 @@
-"""The batch protocol and the write protocol against each other, step by step, in one process."""
+"""Conductors wait for clients, for workers and for one another, and say so."""
 
 from __future__ import annotations
 
-import copy
-import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from sqlalchemy import text as statement
 
 from rmvdb import errors
 from rmvdb.app import daemon
 from rmvdb.app.window import Window
-from rmvdb.catalog import galleries
-from rmvdb.learning.method import Method
-from rmvdb.planning.question import Question
-from rmvdb.registry.mark import mark_of
+from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.serving.client import Client
-from rmvdb.serving.loaded_models import Chain, LoadedModels
-from rmvdb.timing import uptime
-from rmvdb.types import BatchState, Field, Id, IdType, Index, Item, Metric, Phase, Record, Schema, Vectors
+from rmvdb.types import Phase, Record
 from rmvdb.upgrade import change_epoch
 from rmvdb.upgrade import complete as completing
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.run import Conductor
 from rmvdb.upgrade.status import status
-from tests.support.inprocess import DIMS, TIMES, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
-from tests.support.waiting import run_out, wait_until
-
-
-@pytest.fixture
-def gallery(tmp_path: Path) -> Iterator[Gallery]:
-    """Forty texts, both collections served, four batches listed."""
-    made = make(tmp_path)
-    yield made
-    made.registry.close()
-
-
-def test_every_record_is_moved_and_the_old_collection_is_empty(gallery: Gallery) -> None:
-    drive(gallery)
-    gallery.expect_moved()
-    assert {record.fields["n"] for record in gallery.held()["new"].values()} == {0}
-
-
-@pytest.mark.parametrize("number", range(1, 13))
-def test_a_worker_that_dies_before_any_write_leaves_a_state_that_a_rerun_mends(gallery: Gallery, number: int) -> None:
-    die_and_drive_again(gallery, number)
-
-
-def test_a_rerun_after_a_crash_in_mid_removal_takes_nothing_out_of_the_new_collection(gallery: Gallery) -> None:
-    removed = []
-
-    def before(call: str, collection: str) -> None:
-        # The removal reaches the engine, and then the worker dies before it can say so.
-        if call == "delete" and collection in gallery.task.old and not removed:
-            removed.append(True)
-            gallery.store.before = lambda call, collection: None
-            row = gallery.registry.batches(gallery.upgrade.id, state=BatchState.REMOVING)[0]
-            gallery.store.delete(collection, _ids(row.remove))
-            raise Crash
-
-    gallery.store.before = before
-    with pytest.raises(Crash):
-        drive(gallery)
-    drive(gallery)
-    gallery.expect_moved()
-
-
-def test_a_write_between_read_and_copy_is_not_overwritten(gallery: Gallery) -> None:
-    with gallery.client() as client:
-
-        def before(call: str, collection: str) -> None:
-            if collection in gallery.task.new and 3 in in_state(gallery, BatchState.WRITING):  # the client must wait
-                gallery.store.before = lambda call, collection: None
-                writer.start()
-                assert waited.wait(0.3) is False
-
-        waited = threading.Event()
-        writer = threading.Thread(target=lambda: (write(gallery, client, 3, "newer"), waited.set()))
-        gallery.store.before = before
-        gallery.worker(width=1, lease=30.0).run(gallery.task, gallery.backfill)
-        writer.join()
-        drive(gallery)
-        late = [record.id for page in gallery.store.scan(*gallery.task.old) for record in page]
-        assert late in ([], [3])
-        assert np.allclose(gallery.held()["new"][3].vector, vector("v2", "newer"), atol=1e-6)
-
-
-def test_a_write_before_its_batch_is_claimed_wins(gallery: Gallery) -> None:
-    with gallery.client() as client:
-        write(gallery, client, 3, "newer")
-        assert np.allclose(gallery.held()["old"][3].vector, vector("v1", "newer"), atol=1e-6)
-        drive(gallery)
-    gallery.expect_moved()
-
-
-def test_a_write_while_its_batch_waits_for_the_grace_wins(gallery: Gallery) -> None:
-    with gallery.client() as client:
-
-        def before(call: str, collection: str) -> None:
-            if collection in gallery.task.old and call == "delete":
-                gallery.store.before = lambda call, collection: None
-                write(gallery, client, 12, "newer")
-
-        gallery.store.before = before
-        drive(gallery)
-        assert np.allclose(gallery.held()["new"][12].vector, vector("v2", "newer"), atol=1e-6)
-
-
-def test_a_record_left_to_a_write_that_was_never_made_is_moved_all_the_same(gallery: Gallery) -> None:
-    # Open while its batch is copied, past its deadline when the batch is compared: as if its writer had been killed.
-    gallery.registry.open_intents("texts", "upsert", [3, 33], client="killed", lasting=gallery.task.grace / 2)
-    drive(gallery)
-    gallery.expect_moved()
-
-
-def test_a_written_record_leaves_the_old_collection_one_grace_after_the_write(gallery: Gallery) -> None:
-    written: list[float] = []
-    gone: list[float] = []
-    with gallery.client() as client:
-
-        def looked(call: str, collection: str) -> None:
-            # Its batch is being compared with what was read, one grace after it was copied.
-            if collection in gallery.task.old and 12 in in_state(gallery, BatchState.COPIED):
-                gallery.store.looked = lambda call, collection: None
-                written.append(time.monotonic())
-                write(gallery, client, 12, "newer")
-
-        def after(call: str, collection: str) -> None:
-            if call == "delete" and not gone and 12 not in gallery.records(*gallery.task.old):
-                gone.append(time.monotonic())
-
-        gallery.store.looked, gallery.store.after = looked, after
-        drive(gallery, width=1)
-    gallery.expect_moved()
-    assert gone[0] - written[0] >= gallery.task.grace
-
-
-def test_a_deleted_record_never_comes_back(gallery: Gallery) -> None:
-    with gallery.client() as client:
-        client.delete([1, 15])
-
-        def before(call: str, collection: str) -> None:
-            if collection in gallery.task.new and call == "upsert":
-                gallery.store.before = lambda call, collection: None
-                deleter.start()
-
-        deleter = threading.Thread(target=lambda: client.delete([30]))
-        gallery.store.before = before
-        drive(gallery, width=1)
-        deleter.join()
-        drive(gallery)
-    for id in (1, 15, 30):
-        del gallery.source.of[id]
-    gallery.expect_moved()
-
-
-def test_what_another_program_changes_before_the_comparison_is_moved_again(gallery: Gallery) -> None:
-    from rmvdb.types import Record
-
-    def before(call: str, collection: str) -> None:
-        if collection in gallery.task.new and call == "upsert":
-            gallery.store.before = lambda call, collection: None
-            gallery.source.of[2] = "changed"
-            gallery.store.upsert(gallery.task.old[0], [Record(id=2, vector=vector("v1", "changed"), fields={"n": 7})])
-            gallery.store.delete(gallery.task.old[0], [5])
-            del gallery.source.of[5]
-
-    gallery.store.before = before
-    drive(gallery)
-    gallery.expect_moved()
-    assert gallery.held()["new"][2].fields == {"n": 7}
-
-
-def test_a_worker_that_was_suspended_for_longer_than_its_lease_writes_nothing_more(
-    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker, asked = gallery.worker(lease=60.0), uptime()
-    worker._renew(gallery.upgrade.id)
-    batch = worker._claim(gallery.task, copy=True, settled=None)
-    assert batch is not None
-    still_mine = worker._in_time(batch, asked)
-    still_mine()
-    run_out(gallery.registry)
-    monkeypatch.setattr("rmvdb.backfill.worker.uptime", lambda: uptime() + 86400)
-    worker._renew(gallery.upgrade.id)  # a heartbeat that comes too late
-    with pytest.raises(errors.LeaseLost):
-        still_mine()
-
-
-def test_two_workers_embed_at_the_same_time(gallery: Gallery) -> None:
-    """Where the embedder is the bottleneck two are twice as fast as one: tests/bench/recovery.py has by how much."""
-    met = threading.Event()
-    at_once = threading.Barrier(2, action=met.set)
-
-    class Meeting(TextEmbedder):
-        def embed(self, items: Sequence[Item]) -> Vectors:
-            if not met.is_set():
-                at_once.wait(timeout=60.0)
-            return super().embed(items)
-
-    def work() -> None:
-        own = copy.copy(gallery.backfill)
-        own._loaded_models = LoadedModels(
-            load_embedder=Meeting,
-            load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
-            load_artifact=lambda _: b"",
-        )
-        own._one_at_a_time = threading.Lock()  # of a process
-        gallery.worker().run(gallery.task, own)
-
-    workers = [threading.Thread(target=work) for _ in range(2)]
-    for thread in workers:
-        thread.start()
-    for thread in workers:
-        thread.join()
-    assert met.is_set()
-    gallery.expect_moved()
-
-
-def test_two_workers_move_every_record_once(gallery: Gallery) -> None:
-    threads = [threading.Thread(target=drive, args=(gallery,)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    gallery.expect_moved()
-    assert gallery.registry.progress(gallery.upgrade.id).total == 40
-
-
-def write(gallery: Gallery, client: object, id: int, text: str) -> None:
-    gallery.source.of[id] = text
-    client.upsert([{"id": id, "item": text, "n": 1}])  # type: ignore[attr-defined]
-
-
-def _ids(packed: bytes | None) -> list[Id]:
-    from rmvdb.registry.codec import unpack_ids
-
-    return unpack_ids(packed)
-
-
-def in_state(gallery: Gallery, state: BatchState) -> set[Id]:
-    """The ids of the batches in that state."""
-    return {id for row in gallery.registry.batches(gallery.upgrade.id, state=state) for id in _ids(row.ids)}
-
-
-def test_a_share_is_not_overrun_by_what_a_lost_worker_had_begun(gallery: Gallery) -> None:
-    taken = gallery.registry.claim(gallery.task.upgrade, "lost", lease=1.5, grace=gallery.task.grace, copy=True)
-    assert taken is not None
-    assert taken.count == 10
-    now = gallery.worker().run(gallery.task, gallery.backfill, until=0.4)
-    assert (now.done, now.begun, now.total) == (20, 0, 40)
-
-
-@pytest.mark.parametrize(
-    ("records", "most", "sizes"),
-    [
-        (45, 1000, [20, 20, 5]),  # fewer than would be worth a batch
-        (1250, 1000, [25] * 50),
-        (1275, 1000, [25] * 51),
-        (1250, 8, [8] * 156 + [2]),
-    ],
-)
-def test_a_gallery_is_moved_in_many_batches_however_small_it_is(
-    tmp_path: Path, records: int, most: int, sizes: list[int]
-) -> None:
-    gallery = make(tmp_path, records=records)
-    conductor = gallery.conductor()
-    conductor.services = replace(conductor.services, batch=most)
-    gallery.registry.set_upgrade(gallery.upgrade.id, listed=False)
-    conductor.list_work(gallery.registry.upgrade(gallery.upgrade.id))
-    rows = sorted(gallery.registry.batches(gallery.upgrade.id, limit=1000), key=lambda row: row.priority)
-    gallery.registry.close()
-    assert [row.count for row in rows] == sizes
+from tests.support.inprocess import TIMES, Gallery, make, vector
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("moment", ["before it begins", "while it reads"])
@@ -306,12 +51,14 @@ def test_a_conductor_that_is_suspended_while_it_lists_lists_no_record_twice(gall
     with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
         first.list_work(unlisted)
 
-    assert Counter(id for batch in gallery.registry.batches(row.id) for id in _ids(batch.ids)) == dict.fromkeys(range(1, 41), 1)
+    assert Counter(id for batch in gallery.registry.batches(row.id) for id in unpack_ids(batch.ids)) == dict.fromkeys(
+        range(1, 41), 1
+    )
     assert gallery.registry.progress(row.id).done == 10
 
 
 @pytest.mark.parametrize("step", ["deploy", "switch", "roll back"])
-def test_a_conductor_that_is_suspended_before_it_serves_leads_nobody_back(
+def test_a_conductor_that_is_suspended_before_it_serves_sends_no_client_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """For so long that another takes its place and cuts over."""
@@ -453,7 +200,9 @@ def test_a_cut_over_waits_for_its_clients_however_long_others_do(tmp_path: Path)
     gallery.registry.close()
 
 
-def test_who_asks_for_a_cut_over_waits_for_whoever_conducts_it(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_for_a_cut_over_waits_for_the_process_that_conducts_it(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker sees what was asked for within a second, and begins."""
     gallery.worker().run(gallery.task, gallery.backfill)
     worker, begun, said = gallery.conductor(), threading.Event(), list[str]()
@@ -476,7 +225,7 @@ def test_who_asks_for_a_cut_over_waits_for_whoever_conducts_it(gallery: Gallery,
     assert gallery.registry.upgrade(gallery.upgrade.id).reason == ""
 
 
-def test_a_cut_over_that_is_forced_counts_for_whoever_conducts_it(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forced_cut_over_counts_for_the_process_that_conducts_it(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     gallery.worker().run(gallery.task, gallery.backfill)
     worker, command, said = gallery.conductor(), gallery.conductor(), list[str]()
     command.say, complete, epoch = said.append, worker.complete, gallery.registry.plan("texts").epoch
@@ -556,85 +305,12 @@ def test_longer_times_count_once_the_upgrade_goes_on_and_for_every_worker(galler
     assert time.monotonic() - began > 3.0
 
 
-def test_a_conductor_that_waited_for_the_baton_goes_on_from_where_the_upgrade_is_then(tmp_path: Path) -> None:
+def test_a_conductor_that_waited_for_the_leadership_continues_from_the_upgrades_new_state(tmp_path: Path) -> None:
     gallery = make(tmp_path, deployed=False)
     for _ in range(2):
         assert gallery.conductor().advance(gallery.upgrade, gallery.worker()).phase == Phase.CUT_OVER
         assert [leg.collection for leg in gallery.registry.plan("texts").legs] == ["texts_v2"]
     gallery.registry.close()
-
-
-def test_an_item_that_changes_just_before_its_record_is_written_is_no_difference(gallery: Gallery) -> None:
-    gallery.worker().run(gallery.task, gallery.backfill)
-    gallery.source.of[7] = "newer"
-    found = gallery.verify()
-    lies = f"record 7 embedded again lies {distance_of(7, 'newer'):.1e} from the stored vector"
-    assert found.examples == [f"{lies}; if its item has changed, write it again"]
-    with gallery.registry.engine.begin() as connection:  # clients of the plan before had longer times
-        connection.execute(statement("UPDATE serving_plans SET grace_before = 60"))
-
-    def write() -> None:
-        time.sleep(0.1)  # less than the grace
-        with gallery.client() as client:
-            client.upsert([{"id": 7, "item": "newer"}])
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        assert gallery.verify().ok
-    finally:
-        writer.join()
-
-
-def distance_of(id: int, text: str) -> float:
-    return 1.0 - float(vector("v2", f"t{id}") @ vector("v2", text))
-
-
-def test_two_projects_that_share_a_server_share_no_collection(tmp_path: Path) -> None:
-    made = list[tuple[Gallery, list[str]]]()
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-        gallery = make(tmp_path / name, records=2, deployed=False)
-        assert gallery.conductor().roll_back(gallery.upgrade) is None
-        gallery.store = made[0][0].store if made else gallery.store
-        gallery.store.drop(mark_of("texts_v1"))  # only here have both a collection of that name
-        row = galleries.add_gallery(
-            gallery.registry, gallery.store, gallery.loaded_models, name="photos", model="v1", collection=None, id_type=None,
-            fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
-        )  # fmt: skip
-        question = Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE, order="random")
-        conductor = gallery.conductor()
-        question = conductor.resolve(replace(question, instant_rollback=True))
-        begun = conductor.begin(question, conductor.plan(question), gallery.worker())
-        made.append((gallery, [gallery.registry.collections(row.id)[0].name, *begun.made]))
-    (one, names), (other, others) = made
-    assert len({*names, *others}) == 6
-
-    with Client("photos", registry=one.registry, store=one.store, loaded_models=one.loaded_models) as client:
-        client.upsert([{"id": 1, "item": "one's"}])
-        galleries.remove_gallery(other.registry, other.store, other.registry.gallery("photos"), drop=True)
-        assert [hit.id for hit in client.search("one's")] == [1]
-    for gallery, _ in made:
-        gallery.registry.close()
-
-
-@pytest.mark.parametrize(("field", "what"), [("item", "item"), ("id", "key")])
-def test_a_collection_that_no_client_could_write_is_not_adopted(gallery: Gallery, field: str, what: str) -> None:
-    schema = Schema(
-        collection="theirs", dim=DIMS["v1"], metric=Metric.COSINE, id_type=IdType.INT64, id_field="pk",
-        fields=(Field(name=field, type="VARCHAR", params={"max_length": 9}),),
-    )  # fmt: skip
-    gallery.store.create(schema, Index(type="FLAT"))
-    with pytest.raises(errors.CannotAdopt, match=f"has a field '{field}', by which name a record .* has its {what}"):
-        galleries.add_gallery(
-            gallery.registry, gallery.store, gallery.loaded_models, name="theirs", model="v1", collection="theirs", id_type=None,
-            fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
-        )  # fmt: skip
-
-
-def test_a_collections_name_fits_whatever_it_is_made_of(gallery: Gallery) -> None:
-    name = galleries.collection_name("g" * 255, "v2+8fdcc5e6.β", "u7")
-    assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", name)
 
 
 def test_fifty_threads_search_on_through_cut_over_and_clean_up(tmp_path: Path) -> None:
@@ -679,38 +355,7 @@ def test_fifty_threads_search_on_through_cut_over_and_clean_up(tmp_path: Path) -
     gallery.registry.close()
 
 
-def test_an_item_that_broke_after_it_was_embedded_is_not_compared(gallery: Gallery) -> None:
-    drive(gallery)
-    gallery.source.of[3] = "broken"
-    report = gallery.verify()
-    assert report.examples == []
-    assert report.embedded_again == len(gallery.source.of) - 1
-
-
-def test_a_gallery_whose_registration_was_not_answered_is_there(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = gallery.registry.add_gallery
-
-    def answered_late(**values: Any) -> None:
-        real(**values)
-        real(**values)  # as the registry repeats it
-
-    monkeypatch.setattr(gallery.registry, "add_gallery", answered_late)
-    row = galleries.add_gallery(
-        gallery.registry, gallery.store, gallery.loaded_models, name="photos", model="v1", collection=None, id_type=None,
-        fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
-    )  # fmt: skip
-    assert gallery.store.exists(gallery.registry.collections(row.id)[0].name)
-
-
-def test_a_collection_of_another_gallery_is_refused_as_such(gallery: Gallery) -> None:
-    with pytest.raises(errors.AlreadyExists, match="Collection 'texts_v1' belongs to gallery 'texts' already"):
-        galleries.add_gallery(
-            gallery.registry, gallery.store, gallery.loaded_models, name="photos", model="v1", collection="texts_v1",
-            id_type=None, fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
-        )  # fmt: skip
-
-
-def test_what_is_given_back_at_the_last_look_is_moved_before_the_cut_over(
+def test_a_record_that_is_released_at_the_last_look_is_moved_before_the_cut_over(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quarantined record that its application has written again, between the two looks."""

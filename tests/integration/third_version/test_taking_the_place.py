@@ -1,0 +1,207 @@
+"""An upgrade takes the place of another one."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from rmvdb import errors
+from rmvdb.errors import WrongPhase
+from rmvdb.protocols import Source
+from rmvdb.registry.codec import unpack_ids
+from rmvdb.registry.tables import BatchRow, UpgradeRow
+from rmvdb.types import BatchState, Id, Item, Phase, Record
+from rmvdb.upgrade import verify
+from rmvdb.upgrade.context import UpgradeContext
+from rmvdb.upgrade.report import VerifyReport
+from tests.support.inprocess import Crash, Gallery, drive, vector
+from tests.support.third_version import V1, V2, searching
+from tests.support.waiting import run_out
+
+
+def copied(gallery: Gallery) -> BatchRow:
+    """A batch of v1 → v2 that is copied, by a worker that is gone."""
+    batch = gallery.registry.claim(gallery.upgrade.id, "gone", lease=60, grace=60, copy=True)
+    assert batch is not None
+    gallery.backfill.copy(gallery.task, batch, lambda: None)
+    return batch
+
+
+def in_hand(gallery: Gallery, upgrade: int) -> set[str]:
+    return {state.value for state in gallery.registry.counts(upgrade)} - {BatchState.PENDING, BatchState.RETIRED}
+
+
+def test_batches_in_hand_end_before_another_upgrade_takes_the_place(gallery: Gallery) -> None:
+    first = gallery.upgrade.id
+    ids = unpack_ids(copied(gallery).ids)
+    # Another program's changes are honoured up to the last comparison, which comes all the same.
+    gallery.store.delete(V1, [ids[0]])
+    gallery.store.upsert(V1, [Record(id=ids[1], vector=vector("v1", "changed"), fields={"n": 7})])
+    gallery.source.of[ids[1]] = "changed"
+    del gallery.source.of[ids[0]]
+    gallery.supersede()
+    assert in_hand(gallery, first) == set()
+    assert len(gallery.registry.batches(first, state=BatchState.PENDING)) == 1
+    held = gallery.records(V2)
+    assert ids[0] not in held
+    assert held[ids[1]].fields == {"n": 7}
+    assert not gallery.records(V1).keys() & set(ids)
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_nothing_takes_the_place_of_an_upgrade_of_which_a_batch_is_in_hand_again(gallery: Gallery) -> None:
+    """Somebody called `rmvdb resume` between the last look and the change, or a claim was on its way."""
+    first, real, taken = gallery.upgrade, gallery.registry.supersede, list[Id]()
+
+    def supersede(*args: Any, **options: Any) -> UpgradeRow:
+        if not taken:
+            gallery.registry.set_upgrade(first.id, paused=False)
+            taken.extend(unpack_ids(copied(gallery).ids))
+        return real(*args, **options)
+
+    gallery.registry.supersede = supersede  # type: ignore[method-assign]
+    with pytest.raises(WrongPhase, match=f"Batch .* of upgrade {first.id} is in hand again; run the same command again"):
+        gallery.supersede()
+    gallery.supersede()
+    assert not gallery.records(V1).keys() & set(taken)
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_a_batch_that_a_dead_worker_was_writing_is_finished_first(gallery: Gallery) -> None:
+    first = gallery.upgrade.id
+    batch = gallery.registry.claim(first, "dead", lease=60.0, grace=60, copy=True)
+    assert batch is not None
+
+    def die(call: str, collection: str) -> None:
+        raise Crash
+
+    gallery.store.before = die
+    with pytest.raises(Crash):
+        gallery.backfill.copy(gallery.task, batch, lambda: None)
+    gallery.store.before = lambda call, collection: None
+    run_out(gallery.registry)
+    gallery.supersede()
+    assert in_hand(gallery, first) == set()
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_an_older_copy_of_a_record_is_not_what_a_roll_back_leaves_in_place(gallery: Gallery) -> None:
+    """25 was written into v2, and lies in v1 as it was; a worker dies once it has taken it out of v2 alone."""
+    first = gallery.upgrade
+    gallery.supersede()
+
+    def die(call: str, collection: str) -> None:
+        rows = gallery.registry.batches(gallery.upgrade.id, state=BatchState.REMOVING)
+        if call == "delete" and collection == V1 and any(25 in unpack_ids(row.remove) for row in rows):
+            raise Crash
+
+    gallery.store.before = die
+    with pytest.raises(Crash):
+        drive(gallery, width=1)
+    gallery.store.before = lambda *_: None
+    assert (25 in gallery.records(V1), 25 in gallery.records(V2)) == (True, False)
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+    conductor.clean_up(gallery.registry.upgrade(back.id))
+    assert gallery.records(V2)[25].fields["n"] == 1
+    assert conductor.advance(gallery.registry.upgrade(first.id), gallery.worker()).phase == Phase.CUT_OVER
+    assert gallery.records(V2).keys() == gallery.source.of.keys()
+    gallery.registry.close()
+
+
+def test_other_workers_leave_the_upgrade_that_is_superseded(gallery: Gallery) -> None:
+    slow = copy.copy(gallery.backfill)
+    slow._source = SlowTexts(gallery.source)
+    other = threading.Thread(target=gallery.worker(width=1).run, args=(gallery.task, slow))
+    with searching(gallery) as wrong:
+        other.start()
+        time.sleep(0.1)
+        gallery.supersede()
+        other.join(timeout=20)
+        assert not other.is_alive()
+        drive(gallery)
+    assert wrong == []
+    gallery.expect_moved()
+
+
+class SlowTexts:
+    """A source that takes its time."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def load(self, records: Sequence[Record]) -> Mapping[Id, Item]:
+        """As that source does."""
+        time.sleep(2)
+        return self.source.load(records)
+
+
+def test_a_conductor_of_the_superseded_upgrade_changes_nothing_more(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is about to cut over when the other one takes its place."""
+    conductor, first = gallery.conductor(), gallery.upgrade
+    drive(gallery)
+    gallery.registry.set_upgrade(first.id, listed=True)
+    monkeypatch.setattr(verify, "expect_verified", lambda *_: gallery.supersede() or Agreed())  # type: ignore[func-returns-value]
+    with pytest.raises(errors.WrongPhase, match=f"Upgrade {first.id} has ended; see what took its place: rmvdb history"):
+        conductor.cut_over(gallery.registry.upgrade(first.id), gallery.worker())
+    assert [leg.model for leg in gallery.registry.plan("texts").legs] == ["v3", "v2", "v1"]
+    drive(gallery)
+    gallery.expect_moved()
+
+
+class Agreed:
+    """A verification that found no difference."""
+
+    ok, records = True, 0
+
+
+def test_a_step_that_fails_because_another_upgrade_took_the_place_says_so(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compares what the other one moves meanwhile, and finds differences."""
+    conductor, first, real = gallery.conductor(), gallery.upgrade, verify.expect_verified
+
+    def meanwhile(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyReport:
+        gallery.supersede()
+        drive(gallery)
+        return real(context, upgrade)
+
+    monkeypatch.setattr(verify, "expect_verified", meanwhile)
+    with pytest.raises(errors.WrongPhase, match=f"Upgrade {first.id} has ended; see what took its place: rmvdb history"):
+        conductor.advance(first, gallery.worker())
+    assert not gallery.registry.upgrade(first.id).reason
+    gallery.expect_moved()
+
+
+def test_an_upgrade_that_could_not_be_superseded_goes_on(gallery: Gallery) -> None:
+    def supersede(*_: object, **__: object) -> None:
+        raise errors.WrongPhase("served differently since")
+
+    real, gallery.registry.supersede = gallery.registry.supersede, supersede  # type: ignore[method-assign, assignment]
+    with pytest.raises(errors.WrongPhase):
+        gallery.supersede()
+    gallery.registry.supersede = real  # type: ignore[method-assign]
+    assert not gallery.registry.upgrade(gallery.upgrade.id).paused
+    drive(gallery)
+    gallery.expect_moved()
+
+
+def test_only_a_running_upgrade_can_be_superseded(gallery: Gallery) -> None:
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.upgrade)
+    assert back is not None
+    with pytest.raises(errors.UpgradeRunning, match=r"is in a roll back from v2 to v1 \(planned\); end it first"):
+        gallery.supersede()
+    conductor.deploy(back)
+    with pytest.raises(errors.UpgradeRunning, match=r"is in a roll back from v2 to v1 \(serving both\); end it first"):
+        gallery.supersede()
