@@ -1,7 +1,8 @@
 # make setup            .venv with rmvdb and everything that its tests need, in the versions of constraints.txt
 # make check            the inner loop, two minutes: lint, types, import contracts, unit tests, and each store but the server
-# make test             all checks and all tests; JOBS=2 TMPDIR=/var/tmp where memory is short
-# make slices           two short stress runs side by side, five minutes
+# make test             all checks, and all tests but the long ones; JOBS=2 TMPDIR=/var/tmp if memory is short
+# make long             the long tests: outages, kills at each call, every state of the protocol; then two short stress runs
+# make slices           the two short stress runs alone, side by side, five minutes
 # make demo [DATA=dir]  an upgrade from the first command to the last, on pictures made here or on those of a folder
 # make curves DATA=dir   what an upgrade is worth at each moment, on models that others trained: 20 minutes on two idle cores
 # make bench            what rmvdb adds to its parts, beside the targets: ten minutes; make bench ROWS="search" RECORDS=1000000 DIM=768 T=0.9
@@ -19,7 +20,7 @@ CURVES_READY := .venv/.curves-ready
 
 JOBS = 7
 
-.PHONY: setup lint check test slices slice-lite slice-server demo curves bench docs stress clean
+.PHONY: setup lint check test long slices slice-lite slice-server demo curves bench docs stress clean
 
 setup: $(READY)
 
@@ -43,9 +44,16 @@ check: lint
 # a few long files (tests/support/spread.py). The folders run in their order, since the unit tests at the end are short: xdist would
 # begin with the file of the most tests, which is not the longest. A failure is shown at once, since a run that is cut off shows
 # nothing at its end. A process that dies ends the run, since xdist would begin its test again.
+SPREAD = --instafail -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
 test: lint
-	$(BIN)/python -m pytest --instafail -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-	@echo "== all of it passed"
+	$(BIN)/python -m pytest $(SPREAD) -m "not bench and not long"
+	@echo "== all of it passed; make long runs the long tests"
+
+# What tests/support/long_tests.py names, and then the two short stress runs.
+long: setup
+	$(BIN)/python -m pytest $(SPREAD) -m "long and not bench"
+	@$(MAKE) --no-print-directory slices
 
 # Two short stress runs side by side: make slices
 slices:
