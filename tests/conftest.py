@@ -1,4 +1,4 @@
-"""What every test may ask for."""
+"""The fixtures and settings of all tests."""
 
 import faulthandler
 import os

@@ -40,7 +40,7 @@ def planned_template(template: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Project]) -> Path:
-    """A folder that nothing runs in, made by whichever process of this test run asks first."""
+    """Return a folder that nothing runs in, made by whichever process of this test run asks first."""
     own = factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
     with folder.with_suffix(".lock").open("w") as lock:

@@ -26,7 +26,7 @@ def first(tmp_path: Path) -> Iterator[Project]:
 
 
 def another(first: Project) -> Project:
-    """A machine with an empty home."""
+    """Return a machine with an empty home."""
     with first.opened() as opened:
         milvus, registry = opened.settings.milvus.uri, opened.settings.registry.url.get_secret_value()
     return Project(first.folder.parent / "another", milvus=milvus, registry=registry)

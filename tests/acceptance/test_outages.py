@@ -57,7 +57,7 @@ PHASES = {
 
 @dataclass
 class Searches:
-    """What an application that searches all the while has seen; those that failed with the time at which they began."""
+    """The searches of an application that searches all the time. Each failed one has the time at which it began."""
 
     made: int = 0
     #: When the first that began after the outage, and succeeded, ended.
@@ -68,7 +68,7 @@ class Searches:
 
 @contextlib.contextmanager
 def searching(project: Project, outage: Outage) -> Iterator[Searches]:
-    """An application that asks for the whole gallery again and again, and goes on where a search fails."""
+    """Give an application that asks for the whole gallery again and again, and goes on where a search fails."""
     seen, stop, models = Searches(), threading.Event(), project.models()
 
     def search(client: Client) -> None:

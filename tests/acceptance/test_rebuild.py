@@ -36,7 +36,7 @@ class Middle:
     moved: list[Id]
     both: list[Id]
     left: list[Id]
-    #: What a client wrote since.
+    #: Writes of a client since then.
     written: set[Id] = field(default_factory=set)
 
     def write(self, *, unknown_to_source: bool) -> dict[Id, Any]:
@@ -61,7 +61,7 @@ class Middle:
         self.app.close()
 
     def label(self, id: Id) -> int:
-        """What the field says."""
+        """Return the value of the field."""
         return WRITTEN if id in self.written else self.project.models().label(id)
 
 
@@ -95,12 +95,13 @@ def middle(project: Project, ids: list[int]) -> Middle:
 
 def remove_sqlite(project: Project) -> None:
     """Delete the registry while an application has it open."""
-    for path in sorted((project.folder / ".rmvdb").glob("registry.sqlite*"), reverse=True):  # a beat between two makes it anew
+    for path in sorted((project.folder / ".rmvdb").glob("registry.sqlite*"), reverse=True):  # a heartbeat makes it again
         path.unlink(missing_ok=True)
 
 
 def lose(found: Middle, remove: Callable[[], None]) -> str:
-    """The registry goes, the application refuses, the registry comes back, the application goes on; what the command said."""
+    """Return the registry goes, the application refuses, the registry comes back, the application goes on; what the command
+    said."""
     max_age = found.client.plan.max_age
     remove()
     time.sleep(max_age + 0.2)

@@ -61,7 +61,7 @@ def write(project: Project, ids: tuple[int, ...], deleted: tuple[int, ...]) -> N
 
 
 def vectors(project: Project, *which: str) -> dict[str, dict[Id, Any]]:
-    """The vectors of each collection in service, by model version."""
+    """Return the vectors of each collection in service, by model version."""
     app = _app(project)
     legs = [leg for leg in app.registry.plan("things").legs if not which or leg.model in which]
     pages = {leg.model: app.store.scan(leg.collection, vector=True) for leg in legs}

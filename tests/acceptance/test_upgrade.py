@@ -27,7 +27,7 @@ from tests.support.project import Project
 
 @dataclass
 class Watch:
-    """What an application that searches all the while has seen."""
+    """The observations of an application that searches all the time."""
 
     searches: int = 0
     failed: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Watch:
 
 @contextmanager
 def searching(project: Project, ids: Sequence[Id]) -> Iterator[Watch]:
-    """An application that asks for the whole gallery again and again while the block runs."""
+    """Give an application that asks for the whole gallery again and again while the block runs."""
     watch, stop = Watch(), threading.Event()
     models = project.models()
 
@@ -526,7 +526,7 @@ def _until(true: Any, *, seconds: float = 240) -> None:
 
 
 def test_a_roll_back_to_the_original_takes_a_moment(project: Project) -> None:
-    """The adopted way: no record ever leaves the original, so nobody has to agree to that."""
+    """The gallery is adopted. No record ever leaves the original, so no consent is needed."""
     plan = project.json("plan", "--from", "v1", "--to", "v2", "--method", "naive", "--instant-rollback")
     assert plan["cost"]["copy_bytes"] == plan["cost"]["archive_bytes"] > 0
     original = project.json("status")["legs"][0]["collection"]

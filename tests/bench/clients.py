@@ -1,4 +1,4 @@
-"""What applications cost the registry: one upgrade beside none of them, and beside 200 that have connected at once.
+"""The load of applications on the registry: one upgrade without any, and one beside 200 that connected at once.
 
     python tests/bench/clients.py [CLIENTS]
 

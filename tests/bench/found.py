@@ -67,12 +67,12 @@ def main() -> None:
 
 
 def measured(folder: Path, milvus: str, registry: str) -> dict[str, Any]:
-    """The figures."""
+    """Return the figures."""
     project = Project(folder / "project", milvus=milvus, registry=registry, batch=BATCH, retry_for=60.0)
     project.prepare([1], fill=False)
     fill(project)
     app = rmvdb.app.load(project.folder)
-    app.store.settle(app.registry.plan("things").legs[0].collection)  # fresh rows are missed whoever asks for them
+    app.store.settle(app.registry.plan("things").legs[0].collection)  # every search misses fresh rows
     watches = [Watch(project, seed) for seed in range(2)]
     for each in watches:
         each.start()

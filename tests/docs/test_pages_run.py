@@ -90,7 +90,7 @@ class Reader:
 
 @contextlib.contextmanager
 def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
-    """A reader in this folder, whose upgrades train and wait for less long than a user's do."""
+    """Give a reader in this folder, whose upgrades train and wait for less long than a user's do."""
     others = {name: sys.modules.pop(name) for name in ("models", "models_v3", "pictures") if name in sys.modules}
     with monkeypatch.context() as patch:
         patch.chdir(folder)
@@ -112,7 +112,7 @@ def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
 
 
 def _pictures(folder: Path) -> None:
-    """What the page on files takes for granted."""
+    """Make the files that the page on files takes for granted."""
     (folder / "photos").mkdir()
     for at in range(1, 41):
         pixels = np.random.default_rng(at).integers(0, 255, (16, 16, 3), dtype=np.uint8)
@@ -121,7 +121,7 @@ def _pictures(folder: Path) -> None:
 
 
 def _third_version(folder: Path) -> None:
-    """What the page on a third version takes for granted."""
+    """Make the upgrade that the page on a third version takes for granted."""
     (folder / "models_v3.py").write_text("import models\n\n\ndef v3():\n    return models.Sentences(models.Letters(size=4))\n")
 
 

@@ -1,4 +1,4 @@
-"""What passes a client's door or a batch's: ids, fields and vectors that are odd, each in one test."""
+"""Odd ids, fields and vectors at the door of a client or of a batch, each in one test."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_of_many_records_none_is_written_where_a_field_of_the_last_cannot_be(gal
                 client.upsert([*records, {"id": 700, "item": "t700", **odd}])
         assert held(gallery) == before
         assert gallery.registry.open_writes(gallery.registry.gallery("texts").id) == set()
-        client.upsert([{"id": 1, "item": "t1", "n": np.float32(0.5), "list": (1, np.int8(2))}])  # nobody is waited for
+        client.upsert([{"id": 1, "item": "t1", "n": np.float32(0.5), "list": (1, np.int8(2))}])  # no one is waited for
         assert client.get(1)[0].fields == {"n": 0.5, "list": [1, 2]}
 
 

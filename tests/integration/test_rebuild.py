@@ -40,7 +40,7 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
 
 
 def rebuilding(gallery: Gallery, **options: Any) -> Rebuild:
-    """What brings the registry back; nothing of the lost one is under way, so nothing is waited for."""
+    """Return the rebuild. Nothing of the lost registry is under way, so it waits for nothing."""
     manifest, archive = Manifest(gallery.folder / "manifest.json"), Archive(gallery.folder / "archive")
     return Rebuild(registry=gallery.registry, store=gallery.store, archive=archive, manifest=manifest, **{"quiet": 0.0} | options)
 

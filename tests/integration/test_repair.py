@@ -45,7 +45,7 @@ def ids(by_batch: dict[int, list[Id]]) -> list[Id]:
 
 
 def repaired(gallery: Gallery) -> tuple[Lost, list[str]]:
-    """What was lost, and what the repair said."""
+    """Repair. Return the lost records and the repair's lines."""
     said: list[str] = []
     conductor = gallery.conductor()
     conductor.say = said.append

@@ -83,7 +83,7 @@ class Timed:
 
 @contextmanager
 def working(gallery: Gallery, *, width: int = 2, limits: Limits = UNLIMITED, backfill: Any = None) -> Iterator[Future[Progress]]:
-    """A worker that works while the block runs, and is stopped at its end if it has not ended by itself."""
+    """Give a worker that works while the block runs, and is stopped at its end if it has not ended by itself."""
     stop, worker = threading.Event(), gallery.worker(width=width, limits=limits, lease=60)
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(worker.run, gallery.task, backfill or gallery.backfill, stop=stop)
@@ -384,12 +384,12 @@ def test_a_slow_embedder_or_store_holds_up_the_work_not_the_memory(tmp_path: Pat
 
 
 def records_in_memory() -> int:
-    """How many there are in this process, those of other tests included."""
+    """Return how many there are in this process, those of other tests included."""
     gc.collect()
     return sum(type(each) is Record for each in gc.get_objects())
 
 
 def in_hand(gallery: Gallery) -> int:
-    """The batches that a worker holds to copy them."""
+    """Return the batches that a worker holds to copy them."""
     rows = gallery.registry.batches(gallery.upgrade.id)  # at one moment: a batch is in one state of them
     return sum(row.worker is not None and row.state in (BatchState.CLAIMED, BatchState.WRITING) for row in rows)

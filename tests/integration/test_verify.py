@@ -129,7 +129,7 @@ def third_version(gallery: Gallery) -> Iterator[None]:
 
 
 def read(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many records each file that is read from now on holds."""
+    """Return how many records each file that is read from now on holds."""
     files: list[int] = []
     real = gallery.archive.found
 
@@ -208,7 +208,7 @@ def test_a_position_counts_only_while_the_same_batches_lie_behind_it(gallery: Ga
 
 
 def verify_from(gallery: Gallery, begun: VerifyPosition) -> int:
-    """How many parts are compared."""
+    """Return how many parts are compared."""
     parts = list[VerifyPosition]()
     report = verify._compare(gallery.conductor(), row(gallery), begun=begun, keep=parts.append)
     assert report.ok

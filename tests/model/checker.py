@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 
 class Step(NamedTuple):
-    """What happens, where it leads, and whether it is a fault: a thing that nobody can count on."""
+    """A step: its name, the state that it leads to, and whether it is a fault, which no process may rely on."""
 
     name: str
     then: Hashable
@@ -17,7 +17,7 @@ class Step(NamedTuple):
 
 
 class Model(Protocol):
-    """What is checked."""
+    """The model to check."""
 
     def initial(self) -> Hashable:
         """Where it begins."""
@@ -34,7 +34,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Found:
-    """What a check found; `trace` leads from the beginning to the state that is `broken`."""
+    """The result of a check. `trace` leads from the beginning to the state that is `broken`."""
 
     states: int
     broken: str = ""
@@ -73,7 +73,7 @@ def check(model: Model) -> Found:
 
 
 def _backwards(towards: dict[Hashable, list[Hashable]], ends: list[Hashable]) -> set[Hashable]:
-    """The states from which one of these can be reached."""
+    """Return the states from which one of these can be reached."""
     good, queue = set(ends), list(ends)
     while queue:
         more = [state for state in towards.get(queue.pop(), ()) if state not in good]

@@ -265,7 +265,7 @@ def test_the_tables_name_code_that_is_there() -> None:
 
 
 def test_a_repeated_call_whose_first_try_arrives_last_is_not_guarded_against() -> None:
-    """docs/limits.md says so; whoever mends it takes this test away and makes `repeats` the rule."""
+    """docs/limits.md says so; if you change that, delete this test and make `repeats` the rule."""
     assert check(Protocol(writes=(2,), repeats=True, faults=1)).broken
 
 

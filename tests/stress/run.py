@@ -110,7 +110,7 @@ class Run:
         self.rests = random.Random(f"{self.seed} rests")  # of its own: the other choices of a seed stay what they were
         self.holds = random.Random(f"{self.seed} locks")
         self.moments = random.Random(f"{self.seed} moments")
-        #: What can be restarted and stalled: a SQLite file cannot.
+        #: The services that can be restarted and stalled. A SQLite file cannot.
         self.breakable = [part for part in (self.engine, self.registry) if isinstance(part, Breakable)]
         #: The upgrade that is paused, and when that changes next.
         self.paused: int | None = None
@@ -123,9 +123,9 @@ class Run:
         #: When plain searches failed or were slow, and until when it is known.
         self.unanswered: list[tuple[float, float]] = []
         self.probed = 0.0
-        #: Held by whoever must not see a collection dropped, or a plan end, meanwhile.
+        #: Held while no collection may be dropped, and no plan may end.
         self.steady = threading.Lock()
-        #: Held by whoever asks the registry, which may be gone for a moment.
+        #: Held while the registry is asked, which may be away for a moment.
         self.whole = threading.RLock()
         #: Commands of the driver that have come to their end.
         self.commands = 0
@@ -134,7 +134,7 @@ class Run:
         self.foreign = FOREIGN
         #: When the first upgrade was.
         self.deployed = float("inf")
-        #: What the driver runs just now, where it may be killed.
+        #: The present command of the driver, which may be killed.
         self.command: subprocess.Popen[str] | None = None
         #: How far the upgrades were at the last look, how many records were verified there, and since when.
         self.progress: tuple[list[Any], int, float] = ([], 0, time.monotonic())
@@ -318,7 +318,7 @@ class Run:
             time.sleep(0.3)
 
     def _goes_on(self) -> bool:
-        """Whether the upgrades came any further lately; a verification that begins again is no further than it was."""
+        """Return whether the upgrades came any further lately; a verification that begins again is no further than it was."""
         now = self._status()
         far = [id(self.command), *(now[key] for key in ("upgrade", "phase", "epoch", "batches", "quarantined"))]
         with self.whole:
@@ -448,7 +448,7 @@ class Run:
         self.random.choice(self.breakable).stall(self.random.uniform(0.2, 1.0))
 
     def _troubled(self, start: float, end: float) -> bool:
-        """Whether a part was away meanwhile, or did not answer a plain search."""
+        """Return whether a part was away meanwhile, or did not answer a plain search."""
         while self.probed < end:
             time.sleep(0.1)
         return any(start < until + RECOVERING and since < end for since, until in self.away) or self._silent(start, end)
@@ -491,7 +491,7 @@ class Run:
     def _registry_goes_back(self) -> None:
         """The database is some seconds old again, while workers run on: it has lost acknowledged commits.
 
-        What shows it beside the data is refused from then on; the way out that the documentation names is a registry made again.
+        If the marks beside the data show it, rmvdb refuses the registry from then on. The documented way out is to rebuild it.
         """
         if (at := self._at())[1] != Phase.SERVING_BOTH:
             return
@@ -530,7 +530,8 @@ class Run:
                     self.app.registry.resume(self._status()["upgrade"])
 
     def _engine_goes_back(self) -> None:
-        """The engine is from before some seconds of the backfill; applications wrote nothing in them, which nobody could mend."""
+        """The engine is from before some seconds of the backfill; applications wrote nothing in them, because such writes would
+        be lost for good."""
         if (at := self._at())[1] != Phase.SERVING_BOTH or self.app.registry.upgrade(at[0]).in_place:
             return  # what was re-embedded in place, and is not any more, only verification finds
         with self._quiet():
@@ -543,7 +544,7 @@ class Run:
             if self._at() != at:
                 return
             with self._away():
-                # Whoever puts a backup back is away for longer than a worker acts on what it has asked.
+                # To put a backup back takes longer than a worker acts on an earlier answer.
                 self._end_processes("worker")
                 if self.command is not None:
                     self.command.kill()
@@ -565,7 +566,7 @@ class Run:
 
     @contextmanager
     def _away(self) -> Iterator[None]:
-        """A part is away meanwhile."""
+        """Give a part is away meanwhile."""
         started = time.monotonic()
         try:
             yield
@@ -627,13 +628,13 @@ class Run:
         self.waiting = rest
 
     def _learn(self, plain: dict[str, Any]) -> None:
-        """What became of a plain search, and with it of every one before."""
+        """Note the outcome of a plain search, and with it of every one before."""
         self.probed = plain["asked"]
         if plain["failed"] or plain["answered"] - plain["asked"] > SLOW:
             self.unanswered.append((plain["asked"], plain["answered"]))
 
     def _silent(self, start: float, end: float) -> bool:
-        """Whether a plain search failed or was slow meanwhile."""
+        """Return whether a plain search failed or was slow meanwhile."""
         return any(asked < end and start < answered for asked, answered in self.unanswered)
 
     def _judge(self, who: str, line: dict[str, Any]) -> None:
@@ -675,7 +676,7 @@ class Run:
     @contextmanager
     def _steadied(self) -> Iterator[None]:
         while not self.steady.acquire(timeout=0.1):
-            self._read()  # whoever holds it may be waiting to learn how plain searches fared
+            self._read()  # the thread that has it may wait for the outcome of plain searches
         try:
             yield
         finally:

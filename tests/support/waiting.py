@@ -26,7 +26,7 @@ class Clock:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Return how long a call takes."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began

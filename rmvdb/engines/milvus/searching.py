@@ -65,13 +65,17 @@ def search(
         )
         return [_Answer(hits_of(schema, fields, hits, condition.test), len(hits.ids)) for hits in found]
 
-    most = min(WINDOW, MESSAGE // (4 * schema.dim))
-    size = max(1, min(_HITS // limit, most))
-    parts = [queries[start : start + size] for start in range(0, len(queries), size)]
+    parts = _parts(queries, limit)
     answers = [answer for part in parts for answer in _filled(part, limit, ask, loose=condition.test is not None)]
     if condition.test is not None:
         _complete(answers, limit, filter or "", session)
     return [answer.hits[:limit] for answer in answers]
+
+
+def _parts(queries: Vectors, limit: int) -> list[Vectors]:
+    """Split queries (n, dim) into calls that an engine takes: by their bytes, and by the hits of the answer."""
+    size = max(1, min(_HITS // limit, WINDOW, MESSAGE // (4 * queries.shape[1])))
+    return [queries[start : start + size] for start in range(0, len(queries), size)]
 
 
 class _Answer(NamedTuple):

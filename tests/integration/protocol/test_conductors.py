@@ -179,7 +179,7 @@ def test_a_copy_is_put_off_for_a_client_that_cannot_load_the_model(tmp_path: Pat
 
 
 def test_a_cut_over_waits_for_its_clients_however_long_others_do(tmp_path: Path) -> None:
-    """What was verified for hours is not verified again for a client that is late."""
+    """A late client does not repeat a verification of hours."""
     gallery = make(tmp_path, records=20, times=TIMES | {"max_age": 60.0})
     gallery.worker().run(gallery.task, gallery.backfill)
     epoch = gallery.registry.plan("texts").epoch

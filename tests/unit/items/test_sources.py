@@ -303,7 +303,7 @@ def test_a_password_can_come_from_the_environment(table: Path, monkeypatch: pyte
     assert source.load(records(1)) == {1: "photo 1"}
 
 
-#: As nobody would have to change them for a URL.
+#: As they are, without escapes for a URL.
 PASSWORDS = ("p@ss", "hunter@2:xyz", "abc@def/ghi", "s3cret/top?tail", "half#", "100%25 + ${HOME}", "&a=b@c", "ü")
 DB, BY_IDS = "127.0.0.1:1/db", "#SELECT id, item FROM t WHERE id IN :ids"
 
