@@ -69,6 +69,6 @@ def planned(planned_template: Path, tmp_path: Path) -> Iterator[Project]:
 
 
 def copy(template: Path, folder: Path) -> Project:
-    """Another project that is as this one, in which nothing runs."""
+    """Return a copy of this project, in which nothing runs."""
     shutil.copytree(template, folder, ignore=shutil.ignore_patterns(".milvus.db.*", "calls-*"))
     return Project(folder)

@@ -116,7 +116,7 @@ def test_a_model_trained_by_hbct_is_better_at_once_and_its_least_certain_records
 
 
 def quality(client: rmvdb.Client, models: Any) -> float:
-    """mAP of every query over the whole gallery."""
+    """Return the mAP of every query over the whole gallery."""
     place = {id: number for number, id in enumerate(GALLERY)}
     distance = np.full((len(QUERIES), len(GALLERY)), np.inf)
     for row, hits in enumerate(searched(client, models)):
@@ -138,7 +138,7 @@ def mean_precision(distance: np.ndarray, models: Any) -> float:
 
 
 def exact_alone(models: Any) -> np.ndarray:
-    """Geodesic distances of v2's queries to a gallery of v2 that was embedded offline."""
+    """Return the geodesic distances of v2's queries to a gallery of v2 that was embedded offline."""
     return hyperbolic.distances(embedded(models, "v2", QUERIES), embedded(models, "v2", GALLERY))
 
 

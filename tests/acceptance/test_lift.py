@@ -69,7 +69,8 @@ def test_a_lifted_gallery_is_searched_by_the_new_model_from_the_start(project: P
 
 
 def expect_least_certain_first(project: Project, original: str, copy: str) -> None:
-    """Of the old model's classifier, by what the original holds; about half have the new model's own vector."""
+    """Expect that the records of which the old model's classifier is least certain came first. About half have the new model's
+    own vector."""
     models = project.models()
     with project.opened() as opened:
         old = np.stack([record.vector for record in opened.store.get(original, IDS, vector=True)])

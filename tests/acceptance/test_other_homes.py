@@ -61,6 +61,6 @@ def test_db_upgrade_gives_the_registry_the_contents_that_it_lacks(first: Project
 
 
 def forget_contents(registry: Registry) -> None:
-    """Leave it as an update from an earlier version does."""
+    """Remove the contents, as after an update from an earlier version."""
     with registry.engine.begin() as connection:
         connection.execute(delete(ArtifactPartRow))

@@ -114,7 +114,7 @@ class Outage:
 
     @contextlib.contextmanager
     def at(self, phase: Phase) -> Iterator[None]:
-        """It begins at that phase's call in this block, and has ended at the end of the block."""
+        """Begin the outage at that phase's call in this block, and end it with the block."""
         real, lock = getattr(phase.owner, phase.call), threading.Lock()
 
         def call(*args: object, **options: object) -> object:
@@ -132,7 +132,7 @@ class Outage:
         _until(lambda: self.ended)
 
     def over(self) -> None:
-        """Its thread may end."""
+        """Let its thread end."""
         self._over.set()
 
 

@@ -40,7 +40,7 @@ class Middle:
     written: set[Id] = field(default_factory=set)
 
     def write(self, *, unknown_to_source: bool) -> dict[Id, Any]:
-        """Writes and deletes everywhere; the item of every record that there should be then."""
+        """Write and delete everywhere. Return the item of every record that should be there then."""
         models = self.project.models()
         items = {id: models.item(id) for id in self.before}
         places = (self.moved, self.both, self.left)
@@ -56,7 +56,7 @@ class Middle:
         return {id: item for id, item in (items | written).items() if id not in deleted}
 
     def close(self) -> None:
-        """The application ends."""
+        """End the application."""
         self.client.close()
         self.app.close()
 
@@ -113,7 +113,7 @@ def lose(found: Middle, remove: Callable[[], None]) -> str:
 
 
 def expect_upgraded(found: Middle, items: dict[Id, Any]) -> None:
-    """Every record is in the new collection as v2 embeds its item, and nowhere else."""
+    """Expect every record in the new collection as v2 embeds its item, and nowhere else."""
     app = found.app
     (leg,) = app.registry.plan("things").legs
     held = {record.id: record for page in app.store.scan(leg.collection, fields=None, vector=True) for record in page}
@@ -127,7 +127,7 @@ def expect_upgraded(found: Middle, items: dict[Id, Any]) -> None:
 
 
 def expect_rolled_back(found: Middle, items: dict[Id, Any]) -> None:
-    """Every record is in the old collection as it was, or as v1 embeds what was written since."""
+    """Expect every record in the old collection as it was, or as v1 embeds its newer item."""
     app = found.app
     (leg,) = app.registry.plan("things").legs
     held = {record.id: record for page in app.store.scan(leg.collection, fields=None, vector=True) for record in page}
@@ -228,7 +228,7 @@ def test_an_altered_manifest_is_refused_and_nothing_is_made_of_it(project: Proje
 
 
 def cosine(record: Record, vector: Any) -> float:
-    """Of a stored vector and another."""
+    """Return the cosine of a stored vector and another."""
     assert record.vector is not None
     return float(record.vector @ vector / np.linalg.norm(record.vector) / np.linalg.norm(vector))
 

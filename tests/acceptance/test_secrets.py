@@ -111,7 +111,7 @@ def _told(data: bytes) -> bool:
 
 
 def _rows_that_tell(url: str) -> list[str]:
-    """Tables of the registry, as text, that hold a secret."""
+    """Return the tables of the registry, as text, that hold a secret."""
     with psycopg.connect(url.replace("+psycopg", "")) as connection:
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
         texts = {name: str(connection.execute(f'SELECT t::text FROM "{name}" t').fetchall()) for (name,) in tables}

@@ -55,7 +55,7 @@ def make(
 
 
 def clear(project: Project) -> None:
-    """Leave nothing on the session's server."""
+    """Remove everything from the session's server."""
     app = rmvdb.app.load(project.folder)
     for gallery in app.registry.galleries():
         for row in app.registry.collections(gallery.id):

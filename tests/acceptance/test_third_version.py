@@ -51,7 +51,7 @@ def halfway(halfways: Callable[[str], Path], method: str, tmp_path: Path) -> Ite
 
 
 def write(project: Project, ids: tuple[int, ...], deleted: tuple[int, ...]) -> None:
-    """The application gives these records another item, and deletes others."""
+    """Let the application give these records another item, and delete others."""
     models = project.models()
     with project.client() as client:
         for id in ids:

@@ -74,7 +74,7 @@ def searching(project: Project, ids: Sequence[Id]) -> Iterator[Watch]:
 
 
 def collections(project: Project) -> dict[str, int]:
-    """Records by model version, of the collections that exist."""
+    """Return the records of the existing collections, by model version."""
     return {each["model"]: each["records"] for each in project.json("gallery", "show", "things")["collections"]}
 
 
@@ -558,7 +558,7 @@ def test_a_roll_back_to_the_original_takes_a_moment(project: Project) -> None:
 
 
 def write_one(project: Project, id: int) -> None:
-    """An application changes a record."""
+    """Change a record as an application does."""
     models = project.models()
     project.editions(**models.editions() | {str(id): 1})
     with project.client() as client:

@@ -41,7 +41,7 @@ _random = np.random.default_rng(0)
 
 
 def main() -> None:
-    """All tables."""
+    """Print all tables."""
     logging.disable(logging.CRITICAL)  # pymilvus prints a traceback for each call that a starting server refuses
     with tempfile.TemporaryDirectory(prefix="rmvdb-bench-") as folder:
         with MilvusServer(Path(folder) / "segments") as server:

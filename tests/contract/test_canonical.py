@@ -180,7 +180,7 @@ def made(store: VectorStore, collection: str, **changes: Any) -> Schema:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, types too."""
+    """Return whether two values are equal, types too."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):

@@ -88,7 +88,7 @@ def _drop_what_was_made() -> Iterator[None]:
 
 
 def found(store: VectorStore, collection: str, filter: str | None) -> list[Id]:
-    """Who matches, by each way of asking, which must agree."""
+    """Return the records that match, by each way of asking. All ways must agree."""
     scanned = [record.id for page in store.scan(collection, filter=filter, page=25) for record in page]
     assert [record.id for record in store.get(collection, range(len(RECORDS)), filter=filter, fields=("n",))] == scanned, filter
     assert sorted(hit.id for hit in store.search(collection, ONE, limit=1000, filter=filter, strong=True)[0]) == scanned, filter

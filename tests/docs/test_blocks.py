@@ -27,7 +27,7 @@ def of(language: str) -> list[Any]:
 
 
 def parse(command: click.Command, words: list[str], parent: click.Context | None = None) -> None:
-    """As click parses these words before it calls a command; UsageError where it would refuse them."""
+    """Parse these words as click does before it calls a command. Raise UsageError if it refuses them."""
     with command.make_context(command.name, list(words), parent=parent) as ctx:
         if isinstance(command, click.Group):
             _, found, rest = command.resolve_command(ctx, [*ctx._protected_args, *ctx.args])

@@ -72,7 +72,7 @@ class Reader:
             exec(compile(block.text, str(block), "exec"), self.names)
 
     def type(self, command: str) -> None:
-        """A line of a shell, run in this process."""
+        """Run a line of a shell in this process."""
         program, *words = shlex.split(command, comments=True)
         assert program == "rmvdb", f"{command}: mark its block as not run, and why"
         done = CliRunner().invoke(cli.main, words)
@@ -80,7 +80,7 @@ class Reader:
         self.lines |= {shape(line) for line in done.output.splitlines()}
 
     def look_for(self, block: Block) -> None:
-        """The lines of this block have been printed; … at the end of one stands for the rest of it."""
+        """Expect that the lines of this block were printed. … at the end of a line stands for its rest."""
         for line in map(shape, block.text.splitlines()):
             start = line.removesuffix("…").rstrip()
             assert any(each == line or (start != line and each.startswith(start)) for each in self.lines), (

@@ -49,7 +49,7 @@ def application(gallery: Gallery, load: Any, import_embedder: Any = lambda _: No
 
 
 def announce(gallery: Gallery) -> None:
-    """A plan of both collections, which clients have to load v2 for."""
+    """Announce a plan of both collections, for which clients must load v2."""
     legs = [Leg(collection=f"texts_{name}", model=name, metric=Metric.COSINE, embedder=name) for name in ("v2", "v1")]
     gallery.registry.announce("texts", legs, gallery.times)
 

@@ -82,7 +82,7 @@ def eventually(holds: Callable[[], bool], what: str, *, within: float = 60.0) ->
 
 
 def program(body: str, *arguments: object, **options: object) -> subprocess.Popen[str]:
-    """Another process that runs `body`."""
+    """Start another process that runs `body`."""
     head = "import sys, os, time, functools, numpy as np\nfrom rmvdb.engines import lite\n"
     head += "from rmvdb.engines.milvus import MilvusStore\n"
     command = [sys.executable, "-c", head + textwrap.dedent(body), *map(str, arguments)]

@@ -34,7 +34,7 @@ class Moment:
         self._move(self._file, self._copy)
 
     def come_back(self) -> None:
-        """The registry is what it was, and knows nothing of what happened since."""
+        """Set the registry back, so that it knows nothing of later events."""
         self._registry.close()
         self._move(self._copy, self._file)
 
@@ -71,7 +71,7 @@ def test_a_registry_that_went_back_loses_no_record(gallery: Gallery, call: str, 
 
 
 def forget(gallery: Gallery, *statements: str) -> None:
-    """The registry takes what was retired for copied, and whatever else is said."""
+    """Take retired batches for copied ones in the registry, and run these statements."""
     with gallery.registry.engine.begin() as connection:
         for each in statements:
             connection.exec_driver_sql(each)
@@ -196,7 +196,7 @@ def test_a_decision_is_not_carried_out_on_what_new_has_lost_since(gallery: Galle
 
 
 def held_back(gallery: Gallery, count: int) -> None:
-    """Another program takes records out of old before any batch reads them."""
+    """Remove records from old, as another program does, before any batch reads them."""
     gallery.store.delete(gallery.task.old[0], list(range(1, count + 1)))
     for id in range(1, count + 1):
         del gallery.source.of[id]

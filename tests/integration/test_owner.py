@@ -36,7 +36,7 @@ def copied(gallery: Gallery) -> Path:
 
 
 def put_back(gallery: Gallery, backup: Path) -> None:
-    """The database's file is the backup again, while all programs run on, here without a manifest that would tell."""
+    """Put the backup of the database back while all programs run on, without a manifest that would show it."""
     (gallery.folder / "manifest.json").unlink()
     gallery.registry.engine.dispose()
     for end in ("", "-wal", "-shm"):
@@ -60,7 +60,7 @@ def another(folder: Path) -> Registry:
 
 
 def adopt(registry: Registry, gallery: Gallery, collection: str, model: str = "v1") -> None:
-    """As `rmvdb gallery add --collection`."""
+    """Adopt as `rmvdb gallery add --collection` does."""
     galleries.add_gallery(
         registry, gallery.store, gallery.loaded_models, name="texts", model=model, collection=collection, id_type=None, fields=(),
         source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
@@ -116,7 +116,7 @@ def test_a_process_stops_before_it_removes_anything_once_another_registry_took_t
 
 
 def drive_until_copied(gallery: Gallery) -> None:
-    """Every batch is copied, and none has begun to leave."""
+    """Copy every batch, and stop before any record leaves."""
     worker = gallery.worker()
     while (batch := gallery.registry.claim(gallery.upgrade.id, worker.name, lease=60.0, grace=1e6, copy=True)) is not None:
         gallery.backfill.copy(gallery.task, batch, lambda: None)

@@ -85,7 +85,7 @@ def watched(gallery: Gallery, at: Callable[[str], None]) -> Conductor:
 
 
 def begun(registry: Registry, upgrade: int) -> set[int]:
-    """Batches that are not fresh any more."""
+    """Return the begun batches."""
     return {row.id for row in registry.batches(upgrade) if row.state != BatchState.PENDING}
 
 

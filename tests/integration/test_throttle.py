@@ -126,7 +126,8 @@ Span: TypeAlias = tuple[float, float]
 
 
 def overheard(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Span], list[tuple[int, Span]]]:
-    """When each batch begins; and of every answer that one must not begin yet, how many have begun, and when one may."""
+    """Record when each batch begins. For each answer that no batch may begin yet, record how many have begun, and when one
+    may."""
     begun: list[Span] = []
     held: list[tuple[int, Span]] = []
     begin, wait = Throttle.begin, Throttle.wait
@@ -218,7 +219,7 @@ def test_a_share_asked_for_later_does_not_count_what_went_before(tmp_path: Path,
 
 
 def slow_searches(gallery: Gallery, client: Client) -> None:
-    """Enough searches of that client that take long, all at once, and its report of them."""
+    """Report enough slow searches of that client."""
     gallery.store.before = lambda call, collection: time.sleep(SLOW if call == "search" else 0)
     with ThreadPoolExecutor(8) as pool:
         for each in [pool.submit(search, client, 3) for _ in range(8)]:

@@ -99,7 +99,7 @@ def row(gallery: Gallery) -> UpgradeRow:
 
 
 def interrupted(gallery: Gallery, *, after: int) -> None:
-    """Cut-over that is stopped when so many parts are compared."""
+    """Stop a cut-over once so many parts are compared."""
     conductor = gallery.conductor()
     parts = []
 
@@ -116,7 +116,7 @@ def interrupted(gallery: Gallery, *, after: int) -> None:
 
 @contextmanager
 def third_version(gallery: Gallery) -> Iterator[None]:
-    """It takes the place of the upgrade, takes every record out of the collections, and is rolled back: the upgrade goes on."""
+    """Supersede the upgrade, take every record out of its collections, and roll back: the upgrade goes on."""
     first, task = gallery.upgrade, gallery.task
     gallery.supersede()
     yield

@@ -20,16 +20,16 @@ class Model(Protocol):
     """The model to check."""
 
     def initial(self) -> Hashable:
-        """Where it begins."""
+        """Return the first state."""
 
     def steps(self, state: Hashable) -> Iterable[Step]:
-        """Everything that may happen next."""
+        """Yield everything that may happen next."""
 
     def broken(self, state: Hashable) -> str:
-        """Which promise this state breaks, in words; "" for none."""
+        """Return which promise this state breaks, in words; "" for none."""
 
     def ended(self, state: Hashable) -> bool:
-        """Whether this is where it must end."""
+        """Return whether this is an allowed end."""
 
 
 @dataclass(frozen=True)

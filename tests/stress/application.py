@@ -168,7 +168,7 @@ class Writer(Application):
         return True
 
     def _look(self, ids: Sequence[int], edition: int) -> None:
-        """A search of the same client shows the write, and nothing that it replaced."""
+        """Expect that a search of the same client shows the write, and nothing that it replaced."""
         id = self.random.choice(list(ids))
         self._look_for(id, f"id in [{id}]", [] if edition == GONE else [edition])
         # No leg holds what was replaced: a filter that only the older content passes finds nothing.

@@ -67,7 +67,7 @@ class Rewindable(Part, Protocol):
         ...
 
     def go_back(self) -> None:
-        """Be as the copy is."""
+        """Become as the copy is."""
         ...
 
 
@@ -88,7 +88,7 @@ class LiteFile:
         self._folder = folder
 
     def restart(self, *, kill: bool) -> None:
-        """The server or its owner dies; the next user starts another."""
+        """Kill the server or its owner. The next user starts another."""
         for pid in self._processes()[: 1 if kill else None]:
             os.kill(pid, signal.SIGKILL)
 

@@ -231,7 +231,7 @@ class Run:
             self.driver_error = exc
 
     def _upgrade(self, held: str, other: str, chosen: random.Random) -> tuple[str, str]:
-        """One upgrade, to its end or back; the version held afterwards comes first."""
+        """Run one upgrade to its end or back. The version held afterwards comes first."""
         method = chosen.choice(("naive", "rqt", "rqt", "mcl"))
         method = self.method or ("fct" if self.lifts.random() < 0.2 else method)
         ending = chosen.choice(("clean up", "clean up", "roll back on the way", "roll back at the end"))
@@ -267,7 +267,7 @@ class Run:
         self.say(f"{row.from_version} → {row.to_version}: {', '.join([str(row.method), *kinds])}; to {ending}")
 
     def _insert_past_the_client(self, held: str) -> None:
-        """Another program that knows nothing of rmvdb inserts into the old collection."""
+        """Insert into the old collection as a program does that knows nothing of rmvdb."""
         with self.steady, self.whole:
             plan = self.app.registry.plan("things")
             leg = plan.legs[-1]
@@ -366,7 +366,7 @@ class Run:
             time.sleep(0.1)
 
     def _calm(self, driver: threading.Thread) -> None:
-        """No more faults: everything that was begun comes to its end."""
+        """Stop the faults, and let everything that was begun end."""
         self._resume()
         while driver.is_alive() and self._goes_on():
             self._revive()
@@ -385,7 +385,7 @@ class Run:
         return self.random.choice([each for each in self.processes if each.name.startswith(kinds)])
 
     def _kill(self) -> None:
-        """A worker, an application or the command that is running ends without a word."""
+        """Kill a worker, an application or the running command."""
         command = self.command
         if command is not None and command.poll() is None and self.random.random() < 0.3:
             command.kill()
@@ -397,7 +397,7 @@ class Run:
         self._suspended(self._one("worker", "writer"), self.random.uniform(0.2, 2.5))
 
     def _suspend_long(self) -> None:
-        """For longer than a lease."""
+        """Suspend a process for longer than a lease."""
         self._suspended(self._one("worker"), 10.0)
 
     def _suspended(self, chosen: Process, seconds: float) -> None:
@@ -407,7 +407,7 @@ class Run:
         self.suspensions += 1
 
     def _pause(self) -> None:
-        """As `rmvdb pause`, for some seconds: applications go on writing."""
+        """Pause as `rmvdb pause` does, for some seconds: applications go on writing."""
         upgrade = self.app.registry.active_upgrade(self.app.registry.gallery("things").id)
         if upgrade is None or upgrade.phase not in (Phase.PLANNED, Phase.SERVING_BOTH):
             return
@@ -419,7 +419,7 @@ class Run:
         self.pauses += 1
 
     def _resume(self) -> None:
-        """As `rmvdb resume`, where it was paused."""
+        """Resume as `rmvdb resume` does, if it was paused."""
         if self.paused is not None:
             self.app.registry.resume(self.paused)
         self.paused, self.next_pause = None, time.monotonic() + self.rests.uniform(5.0, 15.0)
@@ -470,13 +470,13 @@ class Run:
         self.moments.choice(kinds)()
 
     def _jump(self) -> None:
-        """An administrator sets the database's clock, by minutes or hours."""
+        """Set the database's clock by minutes or hours, as an administrator may."""
         assert isinstance(self.registry, Settable)
         self.registry.jump(self.moments.choice((-1, 1)) * self.moments.choice((30.0, 600.0, 7200.0)))
         self.jumps += 1
 
     def _freeze(self) -> None:
-        """The database refuses nothing and answers nothing, for longer than a search may go on without it."""
+        """Suspend the database for longer than a search may go on without it."""
         assert isinstance(self.registry, Freezable)
         started = time.monotonic()
         self.registry.freeze(self.moments.uniform(2.0, 12.0))
@@ -489,7 +489,7 @@ class Run:
         return now["upgrade"], now["phase"], now["epoch"], self.commands, self.paused
 
     def _registry_goes_back(self) -> None:
-        """The database is some seconds old again, while workers run on: it has lost acknowledged commits.
+        """Set the database back by some seconds while workers run on: it has lost acknowledged commits.
 
         If the marks beside the data show it, rmvdb refuses the registry from then on. The documented way out is to rebuild it.
         """
@@ -661,7 +661,7 @@ class Run:
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Applications stand still, and no collection is dropped."""
+        """Let applications stand still while no collection is dropped."""
         quiet = self.project.folder / "quiet"
         quiet.touch()
         try:
@@ -739,7 +739,7 @@ class Run:
             self.truth.judge(shard, hits, now, now, self.verdict, who)
 
     def _compare_leg(self, collection: str, held: dict[int, int], now: float) -> None:
-        """No collection holds what was replaced or deleted, even where another one holds the truth."""
+        """Expect that no collection holds replaced or deleted content, even if another one holds the truth."""
         for id, edition in held.items():
             if edition not in (allowed := self.truth.allowed(id, now, now)):
                 kind = "resurrected" if allowed == {GONE} else "stale_reads"

@@ -343,7 +343,7 @@ class Project:
             Project._at_hand = wanted
 
     def stop_engine(self) -> None:
-        """End the process that shares this project's Milvus Lite file, as its idleness would."""
+        """End the process that shares this project's Milvus Lite file, as it ends itself when it is idle."""
         lite.release(self.folder / ".rmvdb" / "milvus.db")
         for process in Path("/proc").glob("[0-9]*/cmdline"):
             try:

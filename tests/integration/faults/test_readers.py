@@ -66,7 +66,7 @@ class Wire:
 
 
 def silent(plans: CurrentPlan) -> None:
-    """Its thread asks for no plan any more; searches do."""
+    """Stop its thread, so that only searches ask for a plan."""
     plans._stop.set()
     plans._wake.set()
     plans._thread.join()

@@ -231,7 +231,7 @@ def test_a_forced_cut_over_counts_for_the_process_that_conducts_it(gallery: Gall
     command.say, complete, epoch = said.append, worker.complete, gallery.registry.plan("texts").epoch
 
     def completed(*args: Any) -> None:
-        """A client that cannot load what comes next is there from now on."""
+        """Complete. Then add a client that cannot load the next plan."""
         complete(*args)
         with gallery.registry.engine.begin() as connection:
             connection.execute(statement("UPDATE serving_plans SET max_age = 300"))
