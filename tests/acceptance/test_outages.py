@@ -68,7 +68,7 @@ class Searches:
 
 @contextlib.contextmanager
 def searching(project: Project, outage: Outage) -> Iterator[Searches]:
-    """Give an application that asks for the whole gallery again and again, and goes on where a search fails."""
+    """Give an application that asks for the whole gallery again and again, and goes on if a search fails."""
     seen, stop, models = Searches(), threading.Event(), project.models()
 
     def search(client: Client) -> None:

@@ -100,8 +100,7 @@ def remove_sqlite(project: Project) -> None:
 
 
 def lose(found: Middle, remove: Callable[[], None]) -> str:
-    """Return the registry goes, the application refuses, the registry comes back, the application goes on; what the command
-    said."""
+    """Lose the registry and rebuild it. The application refuses meanwhile, then goes on. Return the command's output."""
     max_age = found.client.plan.max_age
     remove()
     time.sleep(max_age + 0.2)

@@ -62,7 +62,7 @@ def digits(seed: int) -> tuple[Subset, Subset, Subset]:
 
 
 def model(*, width: int, classes: int, zeta: float | None, seed: int) -> Model:
-    """Return a small network with its classifier; hyperbolic where it has a ζ."""
+    """Return a small network with its classifier; hyperbolic if it has a ζ."""
     torch.manual_seed(seed)
     layers = [nn.Linear(64, width), nn.BatchNorm1d(width), nn.ReLU()]
     layers += [nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, DIM)]

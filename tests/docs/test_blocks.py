@@ -150,7 +150,7 @@ def test_every_name_of_rmvdb_in_the_text_is_there(page: str) -> None:
 
 
 def _there(path: str) -> bool:
-    """Return whether a dotted name is a module or what one has."""
+    """Return whether a dotted name is a module or an attribute of one."""
     names = path.split(".")
     for size in range(len(names), 0, -1):
         try:

@@ -90,7 +90,7 @@ class Reader:
 
 @contextlib.contextmanager
 def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
-    """Give a reader in this folder, whose upgrades train and wait for less long than a user's do."""
+    """Run as a reader in this folder, whose upgrades train and wait less than a user's."""
     others = {name: sys.modules.pop(name) for name in ("models", "models_v3", "pictures") if name in sys.modules}
     with monkeypatch.context() as patch:
         patch.chdir(folder)

@@ -194,7 +194,7 @@ def test_a_killed_owner_or_server_is_replaced_and_nothing_is_lost(path: Path, wh
 
 
 def answers(store: MilvusStore) -> bool:
-    """Return whether it does, about ten records."""
+    """Return whether it does, for ten records."""
     with suppress(EngineUnavailable):
         return store.count("c") == 10
     return False

@@ -97,7 +97,7 @@ def another(gallery: Gallery, name: str, *, records: int = 20) -> UpgradeRow:
 def at_work(
     gallery: Gallery, *, limits: Limits = UNLIMITED, lease: float = 1.6, galleries: Sequence[str] = ()
 ) -> Iterator[list[str]]:
-    """Give a worker that stays is at these galleries, or all; what it says."""
+    """Run a worker that stays, at these galleries or all. Give its lines."""
     said, stop = list[str](), threading.Event()
     worker = gallery.worker(limits=limits, lease=lease)
 

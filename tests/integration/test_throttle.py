@@ -83,7 +83,7 @@ class Timed:
 
 @contextmanager
 def working(gallery: Gallery, *, width: int = 2, limits: Limits = UNLIMITED, backfill: Any = None) -> Iterator[Future[Progress]]:
-    """Give a worker that works while the block runs, and is stopped at its end if it has not ended by itself."""
+    """Run a worker while the block runs. Stop it at the end if it has not ended by itself."""
     stop, worker = threading.Event(), gallery.worker(width=width, limits=limits, lease=60)
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(worker.run, gallery.task, backfill or gallery.backfill, stop=stop)

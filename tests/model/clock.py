@@ -79,7 +79,7 @@ class Time:
         return True
 
     def steps(self, s: State) -> Iterator[Step]:
-        """Yield a second passes; the clock is set; a process looks, or begins a wait, or starts afresh."""
+        """Yield these steps: a second passes, the clock is set, a process looks, begins a wait, or starts again."""
         if s.seconds < SECONDS:
             later = s._replace(seconds=s.seconds + 1, shown=s.shown + 1)
             yield Step("a second passes", later._replace(own=(s.own[0] + 1, s.own[1] + 1)))
@@ -98,7 +98,7 @@ class Time:
                 yield Step(f"process {process} starts afresh", s._replace(last=_put(s.last, process, None)), True)
 
     def _look(self, s: State, process: int) -> tuple[int, State]:
-        """Return the registry's time, and what becomes of the anchor."""
+        """Return the registry's time, and the new anchor."""
         since, last, ahead = max(s.shown - s.anchored, 0), s.last[process], 0
         fresh = last is None or (last.fresh and self.has("another that started afresh makes a reading worth a tick"))
         if last is not None:

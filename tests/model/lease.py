@@ -64,7 +64,7 @@ class Lease:
         return True
 
     def steps(self, s: State) -> Iterator[Step]:
-        """Yield a second passes, others rely on what it ends; the heartbeat; the thread."""
+        """Yield these steps: a second passes, others rely on the end of the lease, the heartbeat, the thread."""
         if s.call + 1 < LONGEST_CALL:  # or else it arrives within this second
             later = s._replace(lease=max(s.lease - 1, 0), call=s.call + 1 if s.call >= 0 else -1)
             if s.drift:

@@ -156,7 +156,7 @@ class Mirrored(Protocol):
 
     @staticmethod
     def _idle(s: State) -> bool:
-        """Return a conductor that comes after a killed one waits for its writes, as every writer does."""
+        """Wait, as every writer does, for the writes of a killed conductor."""
         return s.writers[-1].at == "end" and s.writers[-1].intent != "open"
 
     def _by_hand(self, s: State, value: int) -> State:

@@ -184,7 +184,7 @@ class Protocol:
         yield from self._moments(s)
 
     def _moments(self, s: State) -> Iterator[Step]:
-        """Yield a copy of the registry, or of the engine, is made at any moment, and put back at any later one."""
+        """Copy the registry, or the engine, at any moment, and put the copy back at any later one."""
         if self.registry_goes_back:
             # Beside a writer, of what waits for its grace only: with every moment there are too many states to look at.
             waits = s.batches[0].state == "copied" and all(each.at == "claim" for each in s.workers)
@@ -406,7 +406,7 @@ class Protocol:
         return s.put("workers", w, at="lost")
 
     def _moved_first(self, s: State) -> Iterator[Step]:
-        """Yield the record leaves a pending batch for one that comes before all others, in one transaction."""
+        """Move the record from a pending batch into one that comes before all others, in one transaction."""
         first = s.batches[0]
         if s.superseded or first.upgrade != s.upgrade or s.batches[1].state != "retired":
             return
@@ -428,7 +428,7 @@ class Protocol:
         return open_[0] if open_ else done[-1][1] if done else -1
 
     def _grace(self, s: State, event: tuple[str, int]) -> State:
-        """Return a grace begins; it ends when no search is left that may have begun before."""
+        """Begin a grace. It ends when no search is left that may have begun before."""
         searches = s.reader.missed >= 0 and self.has("a search that took too long is repeated")
         plans = s.reader.plan != s.plan and self.has("a plan past its maximum age is not used")
         older = s.reader.older | {event} if searches or plans else s.reader.older - {event}
@@ -460,7 +460,7 @@ class Protocol:
             yield self._fault(self._set_forward(s), "the database's clock is set forward")
 
     def _set_forward(self, s: State) -> State:
-        """Return the registry's time goes forward, which clock.py rules out: every wait is over."""
+        """Set the registry's time forward, which clock.py rules out: every wait is over."""
         for at, b in enumerate(s.batches):
             s = s.put("batches", at, lease="over") if b.lease == "live" else s
         for at, each in enumerate(s.writers):
@@ -585,7 +585,7 @@ class Protocol:
             yield s.put("conductors", c, at="quiet", waits=waits)
 
     def _listed(self, s: State) -> Iterator[State]:
-        """Yield the record on the work list, once there is room for it."""
+        """Put the record on the work list, once there is room for it."""
         for at, b in enumerate(s.batches):
             if b.state == "retired":
                 yield s.put("batches", at, Batch(upgrade=s.upgrade, state="pending"))

@@ -152,7 +152,7 @@ class State(NamedTuple):
         return self._replace(**{rows: (*there[:at], row, *there[at + 1 :])})
 
     def stored(self, collection: int, value: int) -> State:
-        """Return a call has reached the engine."""
+        """Let a call reach the engine."""
         fresh = value and not self.held[collection] and collection not in self.plan and ABSENT not in self.right
         return self._replace(
             held=(*self.held[:collection], value, *self.held[collection + 1 :]), unseen=self.unseen or bool(fresh)
@@ -167,10 +167,10 @@ class State(NamedTuple):
         return self._replace(workers=tuple(self.workers[w] for w in order), batches=batches)
 
     def judged(self) -> State:
-        """Return a search that may find nothing can no longer miss anything."""
+        """End a search that may find nothing: it can miss nothing any more."""
         return self.searched() if self.reader.missed >= 0 and ABSENT in self.right else self
 
     def searched(self) -> State:
-        """Return the search is over."""
+        """End the search."""
         older = self.reader.older if self.reader.plan != self.plan else frozenset[tuple[str, int]]()
         return self._replace(reader=self.reader._replace(missed=-1, older=older))

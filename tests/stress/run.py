@@ -566,7 +566,7 @@ class Run:
 
     @contextmanager
     def _away(self) -> Iterator[None]:
-        """Give a part is away meanwhile."""
+        """Note that a part is away while the block runs."""
         started = time.monotonic()
         try:
             yield

@@ -133,6 +133,6 @@ class Truth:
 
 
 def _possible(writes: Sequence[Write], start: float, end: float) -> list[Write]:
-    """Return the writes whose content may have shown between these moments."""
+    """Return the writes whose content searches may have shown between these moments."""
     settled = max((at for at, write in enumerate(writes) if write.end <= start), default=0)
     return [write for write in writes[settled:] if write.begin <= end]

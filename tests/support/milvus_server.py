@@ -128,7 +128,7 @@ class MilvusServer:
         self._socket.unlink(missing_ok=True)
 
     def processes(self) -> list[int]:
-        """Return the server itself, without what carries its calls."""
+        """Return the pids of the server, without the process that relays its calls."""
         if self._process is None:
             return []
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()

@@ -36,7 +36,7 @@ def test_a_copy_that_was_interrupted_is_finished(gallery: Gallery) -> None:
 
 
 def stop_after(gallery: Gallery, row: UpgradeRow, pages: int) -> bool:
-    """Return whether a conductor deploys before it has looked at more pages of the copy than these, where it ends."""
+    """Let a conductor deploy, and end it after so many pages of the copy. Return whether it deployed before."""
     left, conductor = iter(range(pages)), gallery.conductor()
 
     def report(*_: object) -> None:
@@ -90,7 +90,7 @@ def test_a_copy_that_is_interrupted_again_and_again_comes_to_its_end_with_what_c
 
 @contextmanager
 def copying(gallery: Gallery, row: UpgradeRow, *, limits: Limits = UNLIMITED) -> Iterator[list[float]]:
-    """Give a worker with these limits deploys, ten records at a time; when pages of the copy were written."""
+    """Let a worker with these limits deploy, ten records at a time. Give the times at which pages of the copy were written."""
     pages: list[float] = []
 
     def count(call: str, collection: str) -> None:

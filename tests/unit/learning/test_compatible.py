@@ -37,7 +37,7 @@ def items(n=400, seed=0, classes=CLASSES):
 
 
 def model(seed, *, width=24, classes=CLASSES, zeta=None, dim=DIM):
-    """Return a small network; hyperbolic where it has a ζ."""
+    """Return a small network; hyperbolic if it has a ζ."""
     torch.manual_seed(seed)
     layers = [nn.Linear(INPUTS, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, dim)]
     if zeta:
