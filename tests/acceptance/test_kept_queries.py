@@ -1,4 +1,4 @@
-"""Real queries, from an application's search to a plan: kept only where the settings say so, shown, used and removed."""
+"""Real queries, from an application's search to a plan: kept only if the settings say so, shown, used and removed."""
 
 from __future__ import annotations
 

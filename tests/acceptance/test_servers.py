@@ -245,7 +245,7 @@ def test_the_database_may_stop_and_start(tmp_path: Path, milvus_server: MilvusSe
 def test_no_more_rights_are_needed_than_readme_names(
     tmp_path: Path, request: pytest.FixtureRequest, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request.getfixturevalue("milvus_server")  # skips where there can be none
+    request.getfixturevalue("milvus_server")  # skips if there can be none
     settings = {"common.security.authorizationEnabled": "true"}
     with MilvusServer(tmp_path / "milvus", settings=settings) as server:
         administrator = MilvusClient(uri=server.address, token="root:Milvus")

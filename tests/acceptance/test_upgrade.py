@@ -61,9 +61,7 @@ def searching(project: Project, ids: Sequence[Id]) -> Iterator[Watch]:
                 watch.duplicated.append(watch.searches)
 
     with pytest.MonkeyPatch.context() as patch, project.client() as client:
-        patch.setattr(
-            "rmvdb.serving.search.ATTEMPTS", 25
-        )  # so slow that it has to be asked again is a search where the machine is
+        patch.setattr("rmvdb.serving.search.ATTEMPTS", 25)  # on a slow machine a search is so slow that it is repeated
         thread = threading.Thread(target=go_on, args=(client,))
         thread.start()
         try:

@@ -39,7 +39,7 @@ Quality = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One model's line of the table; shares of 1, None where there is nothing to compare with."""
+    """One model's line of the table; shares of 1, None if there is nothing to compare with."""
 
     name: str
     self_map: float

@@ -41,7 +41,7 @@ class Block:
     line: int
     language: str
     text: str
-    #: Why it is not run; None where it is.
+    #: The reason why it is not run, None if it is run.
     reason: str | None
     #: Whether the commands before it print these lines, but for their numbers.
     printed: bool

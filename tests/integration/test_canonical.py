@@ -88,7 +88,7 @@ def test_several_ids_come_in_whatever_holds_several(gallery: Gallery) -> None:
     "ids", [b"7", bytearray(b"\x07"), "7", ["7"], 7.0, [7.0], True, [True], [b"7"], np.array([7.0]), {7: 1}], ids=repr
 )
 def test_a_value_that_is_not_an_id_of_the_gallery_deletes_and_reads_nothing(gallery: Gallery, ids: Any) -> None:
-    """The bytes b"7" are the number 55 where they are taken apart."""
+    """If the bytes b"7" are taken apart, they are the number 55."""
     before = held(gallery)
     with gallery.client() as client:
         for call in (client.get, client.delete):

@@ -40,7 +40,7 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
 
 @pytest.fixture
 def patient(tmp_path: Path) -> Iterator[Gallery]:
-    """The same, where a search may take a second, and a batch waits longer than that before it leaves."""
+    """The same, but a search may take a second, and a batch waits longer than that before it leaves."""
     made = make(tmp_path, times=TIMES | {"longest_search": 1.0})
     yield made
     made.registry.close()
@@ -281,7 +281,7 @@ def test_nothing_is_begun_while_the_flag_file_exists(gallery: Gallery, tmp_path:
         flag.unlink()
         removed = time.monotonic()
         until(lambda: done(gallery) > 0)
-        assert time.monotonic() - removed < 20  # half a second where nothing else keeps the machine busy
+        assert time.monotonic() - removed < 20  # half a second on an idle machine
         ended.result(timeout=30)
     gallery.expect_moved()
 

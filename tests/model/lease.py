@@ -23,7 +23,7 @@ LEASE, LONGEST_CALL = 10, 3
 
 
 class State(NamedTuple):
-    """Seconds are counted to nothing, or from nothing up to the lease; -1 where nothing is under way."""
+    """Seconds are counted to nothing, or from nothing up to the lease; -1 if nothing is under way."""
 
     #: The rest of the lease in the database, and whether others have relied on its end.
     lease: int = 0

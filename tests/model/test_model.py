@@ -82,7 +82,7 @@ SCENARIOS = {
     "two conductors": Protocol(workers=2, conductors=2, rows=2, others=(4,), first=ABSENT, faults=0),
 }
 
-#: Each step of the protocol, and where it is missed.
+#: Each step of the protocol, and the scenario that breaks without it.
 STEPS = {
     # a worker
     "a worker announces that it writes": "an upsert",
@@ -154,7 +154,7 @@ STEPS = {
     "a roll back leaves what had not left": "others delete it, and a roll back",
 }
 
-#: And where it is missed, too, while the records stay in their collection.
+#: The same for records that stay in their collection.
 STEPS_IN_PLACE = {
     "a worker announces that it writes": "an upsert, lifted",
     "a worker announces, then looks": "a deletion, lifted",

@@ -287,7 +287,7 @@ class Run:
             self.truth.read([{"end": time.monotonic(), "write": self.foreign}], "foreign")
 
     def _command(self, *words: str, refusal: str = "") -> bool:
-        """Run a command, again where it was killed or a part was away; False where it refuses with that word."""
+        """Run a command. Repeat it if it was killed or a part was away. Return False if it refuses with that word."""
         for tries in itertools.count():
             started = time.monotonic()
             command = self.project.start(*words)
@@ -705,7 +705,7 @@ class Run:
         self._answered(compare)
 
     def _answered(self, call: Callable[[], None]) -> None:
-        """Make a call of the run's own, again where the engine is too slow for it: it may have been restarted a moment ago."""
+        """Make a call of the run's own. Repeat it if the engine is too slow for it: it may have been restarted a moment ago."""
         for _ in range(20):
             try:
                 return call()

@@ -46,7 +46,7 @@ def own_milvus_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 
 
 def _server(request: pytest.FixtureRequest, folder: Path, **options: Any) -> Iterator[MilvusServer]:
-    """Yield a Milvus server whose folder, of some 200 MB, stays only where a test failed meanwhile, or its start or end does."""
+    """Yield a Milvus server whose folder, of some 200 MB, stays only if a test, its start or its end failed."""
     if reason := unavailable():
         pytest.skip(reason)
     before = request.session.testsfailed

@@ -336,7 +336,7 @@ class Project:
     def _forget_models(self) -> None:
         """Forget the imported `models`, so that the next import gets this project's present file."""
         folder, wanted = str(self.folder), (self.folder, (self.folder / "models.py").read_text())
-        # Only where they are not those already: a thread of a client may be importing them just now.
+        # Only if they are not these already: a thread of a client may be importing them just now.
         if wanted != Project._at_hand:
             sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
             sys.modules.pop("models", None)

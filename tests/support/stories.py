@@ -400,7 +400,7 @@ def world(template: Path, folder: Path) -> World:
 
 
 def die_and_do_it_again(made: World, story: Story, end: tuple[str, str]) -> bool:
-    """Return whether the process came to the call where it was to die; AssertionError where the end is not as it must be."""
+    """Return whether the process came to the call at which it was to die. Raise AssertionError if the end is wrong."""
     story.before(made.process())
     doomed = made.process(end=end, filled=story.filled)
     with suppress(Killed):

@@ -113,7 +113,7 @@ def test_whatever_the_fields_hold_the_path_stays_inside(folder: Path, id: str, s
 
 
 def test_one_record_that_a_source_fails_for_is_named_and_the_others_have_their_item(folder: Path) -> None:
-    """A year that is a text or a list, where the pattern wants a number."""
+    """A year that is a text or a list, but the pattern wants a number."""
     (folder / "photos" / "1999").mkdir()
     for id in range(40):
         (folder / "photos" / "1999" / f"{id}.jpg").touch()
