@@ -50,9 +50,9 @@ def parsed(url: str) -> URL | None:
 def has_password(url: str) -> bool:
     """Return whether a password stands in the URL itself, not as ${NAME}; of a URL that cannot be parsed, whether one may."""
     literal = re.sub(r":?\$\{\w+\}", "", url)
-    if (found := parsed(literal)) is None:
+    if (url_parts := parsed(literal)) is None:
         return bool(re.search(rf"(?is)://.*@|{_TELLING}(?:\s|\+|%\w\w)*(?:=|%3D)", literal))
-    return bool(found.password) or any(_tells(name, str(value)) for name, value in found.query.items())
+    return bool(url_parts.password) or any(_tells(name, str(value)) for name, value in url_parts.query.items())
 
 
 def _tells(name: str, value: str) -> bool:
@@ -66,8 +66,8 @@ def without_password(url: str) -> str:
     """Return the URL as it may be shown, with *** for each password. If it cannot be parsed, return its scheme alone."""
     if not has_password(url):
         return url
-    if (found := parsed(url)) is None:
+    if (url_parts := parsed(url)) is None:
         scheme = re.search(r"[\w+.:-]*://", url)
         return f"{scheme[0] if scheme else ''}***"
-    query = {name: "***" if _tells(name, str(value)) else value for name, value in found.query.items()}
-    return found.set(query=query).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")
+    query = {name: "***" if _tells(name, str(value)) else value for name, value in url_parts.query.items()}
+    return url_parts.set(query=query).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")

@@ -1,4 +1,4 @@
-"""What every test may ask for."""
+"""The fixtures and settings of all tests."""
 
 import faulthandler
 import os
@@ -30,7 +30,7 @@ END = 300.0
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Once a test has failed pytest's own limits are off, and what it left behind might be waited for without end."""
+    """Limit the teardown: once a test has failed, pytest's own limits are off, and its leftovers might never end."""
     faulthandler.dump_traceback_later(END, exit=True, file=item.config.stash.get(fault_handler_stderr_fd_key, 2))
     try:
         return (yield)

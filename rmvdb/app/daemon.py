@@ -65,7 +65,7 @@ class Scheduler:
         self._rest = threading.Event()
         #: The last warning about each gallery, and the lines of its steps in this phase and epoch.
         self._last: dict[str, str] = {}
-        self._told: dict[str, tuple[object, set[str]]] = {}
+        self._lines: dict[str, tuple[object, set[str]]] = {}
         #: The upgrade that it is working on.
         self._at: int | None = None
         #: Locked while the worker reports its upgrade: the registry has one row for each worker.
@@ -125,8 +125,8 @@ class Scheduler:
 
     def _active(self) -> dict[str, UpgradeRow]:
         """Return the upgrades that have not ended, by gallery."""
-        found = {name: self._app.registry.active_upgrade(id) for name, id in self._watched().items()}
-        return {name: row for name, row in found.items() if row is not None}
+        upgrades = {name: self._app.registry.active_upgrade(id) for name, id in self._watched().items()}
+        return {name: row for name, row in upgrades.items() if row is not None}
 
     def _watched(self) -> dict[str, int]:
         """Return the ids in the registry of the galleries that it works on, by name."""
@@ -198,8 +198,8 @@ class Scheduler:
         """Double the wait until the next try, as long as nothing changes: each failed try may read the whole gallery."""
         seen, before = self._seen(gallery, upgrade), self._waits.get(gallery)
         away = isinstance(exc, errors.EngineUnavailable | errors.RegistryUnavailable | errors.NotServed)  # nothing was read
-        again = before is not None and before.seen == seen and not away
-        seconds = min(2 * before.seconds, LONGEST) if before and again else LOOK
+        unchanged = before is not None and before.seen == seen and not away
+        seconds = min(2 * before.seconds, LONGEST) if before and unchanged else LOOK
         self._waits[gallery] = _Wait(time.monotonic(), seconds, seen)
 
     def _seen(self, gallery: str, upgrade: int) -> object:
@@ -227,21 +227,21 @@ class Scheduler:
         """Say a sentence once in each phase and epoch: a step that fails is tried again without end."""
         registry = self._app.registry
         seen = upgrade, registry.upgrade(upgrade).phase, registry.gallery(gallery).epoch
-        before, told = self._told.get(gallery, (None, set[str]()))
+        before, said = self._lines.get(gallery, (None, set[str]()))
         if before != seen:
-            told = set()
-        self._told[gallery] = seen, told
+            said = set()
+        self._lines[gallery] = seen, said
 
         def say(words: str) -> None:
-            if words not in told:
-                told.add(words)
+            if words not in said:
+                said.add(words)
                 self._say(words)
 
         return say
 
     def _complain(self, exc: Exception, about: str = "") -> None:
-        if (told := errors.message_of(exc)) != self._last.get(about):  # once, not once a second
-            self._last[about] = told
-            self._warn(told)
+        if (message := errors.message_of(exc)) != self._last.get(about):  # once, not once a second
+            self._last[about] = message
+            self._warn(message)
             if not isinstance(exc, errors.RmvdbError):
                 log.error("Where that came from:", extra={"action": "step"}, exc_info=exc)

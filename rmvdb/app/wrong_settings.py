@@ -27,14 +27,14 @@ _HINT = (
 
 def known(gallery: str = "<gallery>") -> list[Keys]:
     """Return the keys of every section and setting, with `gallery` as the one that has an index of its own."""
-    found: list[Keys] = []
+    keys: list[Keys] = []
     for name, field in ProjectSettings.model_fields.items():
         section: Any = IndexSection if name == "indexes" else field.annotation
         within = (name, gallery) if name == "indexes" else (name,)
-        found += [(name,), within] if name == "indexes" else [within]
+        keys += [(name,), within] if name == "indexes" else [within]
         if issubclass(section, Section):
-            found += [(*within, key) for key in section.model_fields]
-    return found
+            keys += [(*within, key) for key in section.model_fields]
+    return keys
 
 
 def refuse_unknown_variables() -> None:

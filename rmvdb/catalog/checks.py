@@ -67,9 +67,9 @@ def check_vectors(
     Raises: Mismatch if they do not match.
     """
     upgrade = registry.active_upgrade(gallery.id)
-    kept = upgrade.original if upgrade else None
+    original = upgrade.original if upgrade else None
     compared = 0
-    for collection in [kept] if kept else [leg.collection for leg in registry.plan(gallery.name).legs]:
+    for collection in [original] if original else [leg.collection for leg in registry.plan(gallery.name).legs]:
         version = registry.version(registry.collection(collection).model)
         try:
             compared += check_made(store, loaded_models, collection, version, source) if _loads(loaded_models, version) else 0

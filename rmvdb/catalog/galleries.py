@@ -186,8 +186,10 @@ def _same_gallery(
             "--id-type and --field out"
         )
     if source not in (None, row.source):
-        held = f"source {sources.shown(row.source)!r}" if row.source else "no source"
-        raise errors.AlreadyExists(f"Gallery {name!r} exists with {held}; to change that: rmvdb gallery source {name} {source!r}")
+        present = f"source {sources.shown(row.source)!r}" if row.source else "no source"
+        raise errors.AlreadyExists(
+            f"Gallery {name!r} exists with {present}; to change that: rmvdb gallery source {name} {source!r}"
+        )
     return row
 
 
@@ -225,11 +227,11 @@ def take_gallery(registry: Registry, store: VectorStore, name: str, wait: Callab
     """
     owner, known = Owner(registry, store), {row.name for row in registry.galleries()}
     written = [leg.collection for leg in registry.plan(name).write_targets] if name in known else []
-    if gone := next((each for each in written if not store.exists(each)), None):
+    if missing := next((each for each in written if not store.exists(each)), None):
         raise errors.CollectionMissing(
-            f"Collection {gone!r}, by which this registry serves gallery {name!r}, is gone, so the gallery cannot be taken; put "
-            "the newer database back, or empty this one and run rmvdb registry rebuild; without a manifest, empty it, then run "
-            "rmvdb db upgrade, this command again, and rmvdb gallery add with the collection that it names"
+            f"Collection {missing!r}, by which this registry serves gallery {name!r}, is gone, so the gallery cannot be "
+            "taken; put the newer database back, or empty this one and run rmvdb registry rebuild; without a manifest, empty it, "
+            "then run rmvdb db upgrade, this command again, and rmvdb gallery add with the collection that it names"
         )
     if not (collections := list(dict.fromkeys([*written, *owner.named(name)]))):
         raise errors.UnknownName("gallery", name, known)

@@ -201,11 +201,11 @@ def _check_queries(row: VersionRow, known: bytes, embedder: Embedder) -> None:
     _check_probes_again(row, "embed_queries of ", known, again)
 
 
-def _check_probes_again(row: VersionRow, part: str, probes: bytes, again: Callable[[], Vectors]) -> None:
+def _check_probes_again(row: VersionRow, part: str, probes: bytes, embed: Callable[[], Vectors]) -> None:
     """Raise ModelError if the embedder, or this part of it, gives other vectors for the probes, or none."""
     known = np.frombuffer(probes, np.float32).reshape(-1, row.dim)
     try:
-        vectors = again()
+        vectors = embed()
     except errors.ModelError as exc:
         raise errors.ModelError(f"{row.embedder} has changed since {row.name!r} was registered: {exc}") from exc
     if not same_model(known, vectors):

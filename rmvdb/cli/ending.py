@@ -58,10 +58,12 @@ def verify(gallery: str | None, sample: int, repair: bool, yes: bool, as_json: b
 
 def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool) -> None:
     with conducting(app, gallery) as (conductor, report):
-        if gone := conductor.gone(row):
+        if missing := conductor.gone(row):
             if not yes:
-                asked = f"{' and '.join(gone)} is gone: make it again, without records, and look for what can be put back there"
-                output.agree(asked, "made", "rmvdb verify --repair --yes")
+                question = (
+                    f"{' and '.join(missing)} is gone: make it again, without records, and look for what can be put back there"
+                )
+                output.agree(question, "made", "rmvdb verify --repair --yes")
             conductor.make_again(row)
         lost = conductor.lost(row)
         if lost.for_good:
@@ -153,8 +155,8 @@ def cleanup(gallery: str | None, yes: bool) -> None:
 def _described(app: App, collection: str) -> str:
     """Return a collection's name, owner and number of records, for the question before it is dropped."""
     whose = "yours, adopted" if app.registry.collection(collection).adopted else "made by rmvdb"
-    held = counted(app.store.count(collection), "record") if app.store.exists(collection) else "dropped already"
-    return f"{collection} ({whose}; {held})"
+    records = counted(app.store.count(collection), "record") if app.store.exists(collection) else "dropped already"
+    return f"{collection} ({whose}; {records})"
 
 
 @click.command()

@@ -78,13 +78,13 @@ def gallery_add(
         where = f"milvus.uri in {app.file or 'rmvdb.toml'} is {app.milvus_shown!r}"
         raise errors.CollectionMissing(f"{exc}; {where}: name your Milvus there if the collection is in another one") from exc
     allow(app, sources.code_of(source))
-    held = app.registry.collections(row.id)[-1]
-    whose = "adopted" if held.adopted else "made by rmvdb"
-    output.echo(f"gallery {row.name}: collection {held.name} ({whose}), model version {held.model}")
+    added = app.registry.collections(row.id)[-1]
+    whose = "adopted" if added.adopted else "made by rmvdb"
+    output.echo(f"gallery {row.name}: collection {added.name} ({whose}), model version {added.model}")
     chosen = app.settings.index_for(name)
-    if held.adopted and chosen.search and not held.search:
+    if added.adopted and chosen.search and not added.search:
         output.echo(
-            f"  its index is of type {app.store.index(held.name).type} and index.search for {chosen.type}: it is searched with "
+            f"  its index is of type {app.store.index(added.name).type} and index.search for {chosen.type}: it is searched with "
             "Milvus' own search parameters"
         )
     for each in compared:
@@ -237,10 +237,10 @@ def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
         )
     with progress.stoppable() as stop:
         taken = galleries.take_gallery(app.registry, app.store, name, lambda: _outwait(app, stop))
-    held = f"{' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} this registry's"
+    owned = f"{' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} this registry's"
     known = name in {row.name for row in app.registry.galleries()}
     add = "" if known else f"; go on with: rmvdb gallery add {name} --collection {taken[0]} --model VERSION"
-    output.echo(f"gallery {name} is taken: {held}{add}")
+    output.echo(f"gallery {name} is taken: {owned}{add}")
 
 
 def _outwait(app: App, stop: threading.Event) -> None:

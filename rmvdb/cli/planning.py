@@ -74,17 +74,17 @@ def simulate(
     name = app.gallery_name(gallery)
     with progress.reporting(quiet=as_json) as report:
         conductor = app.conductor(name, report=report)
-        found = conductor.simulate(
+        comparison = conductor.simulate(
             conductor.resolve(make_question(name, options)),
             methods=[Method(method) for method in methods],
             orders=orders,
         ).to_json()
     if as_json:
-        output.print_json(found)
+        output.print_json(comparison)
     else:
-        show_plan.print_comparison(found)
+        show_plan.print_comparison(comparison)
     if png is not None:
-        plot.draw(found, png)
+        plot.draw(comparison, png)
 
 
 @click.command()

@@ -29,7 +29,7 @@ def check(path: Path) -> None:
         raise UsageError(f"The folder of {str(path)!r} does not exist; make it, or name another file with --png")
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def draw(comparison: dict[str, Any], path: Path) -> None:
     """Draw a comparison (`Comparison.to_json`) into a PNG file: mAP and CMC@1 over t, each method with its best order.
 
     Raises UsageError if the file cannot be written.
@@ -39,9 +39,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    best = [row for row in found["rows"] if row["best"]]
+    best = [row for row in comparison["rows"] if row["best"]]
     levels, curves = {row["name"]: row for row in best}, [row for row in best if row["name"] not in LEVELS]
-    chosen = found["recommended"]["method"], found["recommended"]["switch"]
+    chosen = comparison["recommended"]["method"], comparison["recommended"]["switch"]
     figure, axes = pyplot.subplots(1, 2, figsize=(12, 5.2), layout="constrained")
     for axis, (title, key) in zip(axes, (("mAP", "map"), ("CMC@1", "cmc")), strict=True):
         for name, (label, line, colour) in LEVELS.items():
@@ -61,7 +61,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle(f"{found['evaluated']} queries that nothing was fitted on; recommended: {found['recommended']['method']}")
+    figure.suptitle(
+        f"{comparison['evaluated']} queries that nothing was fitted on; recommended: {comparison['recommended']['method']}"
+    )
     try:
         figure.savefig(path, dpi=150, format="png")
     except OSError as exc:

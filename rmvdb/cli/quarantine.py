@@ -83,11 +83,11 @@ def quarantine_drop(gallery: str | None, ids: tuple[str, ...], yes: bool) -> Non
 
     with app.client(gallery) as client:
         going = client.delete_those(chosen, unwritten)
-    gone = set(going)
-    kept = [id for id in chosen if id not in gone]
+    deleted = set(going)
+    left = [id for id in chosen if id not in deleted]
     app.registry.release(row.id, going, requeue=False)
-    app.registry.release(row.id, kept, requeue=True)
-    since = f"; {counted(len(kept), 'record was', 'records were')} written since, and left" if kept else ""
+    app.registry.release(row.id, left, requeue=True)
+    since = f"; {counted(len(left), 'record was', 'records were')} written since, and left" if left else ""
     output.echo(f"{counted(len(going), 'record is', 'records are')} deleted{since}")
 
 

@@ -78,14 +78,14 @@ def throttle(gallery: str | None, rate: float | None, nice: float | None, p99_ms
       rmvdb throttle --nice 0.5 --p99-ms 80
       rmvdb throttle --rate 0
     """
-    asked: dict[str, Any] = {
+    limits: dict[str, Any] = {
         name: value for name, value in (("rate", rate), ("nice", nice), ("p99_ms", p99_ms)) if value is not None
     }
-    if not asked:
+    if not limits:
         raise errors.UsageError("Nothing to limit was named; give --rate, --nice or --p99-ms, with 0 to lift a limit")
-    words = ", ".join(f"{name} {f'{value:g}' if value else 'lifted'}" for name, value in asked.items())
+    words = ", ".join(f"{name} {f'{value:g}' if value else 'lifted'}" for name, value in limits.items())
     app, row = _in_progress(gallery)
-    app.registry.set_upgrade(row.id, note=words, **asked)
+    app.registry.set_upgrade(row.id, note=words, **limits)
     _say_set(row, words)
 
 

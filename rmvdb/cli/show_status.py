@@ -47,12 +47,12 @@ def print_status(now: Status) -> None:
         echo(f"stopped: {now.stopped}")
 
 
-def _rescoring(told: Mapping[str, float | None]) -> str:
-    searches, share, embedded = told["searches"] or 0, told["from_cache"], told["embedded_per_query"]
+def _rescoring(figures: Mapping[str, float | None]) -> str:
+    searches, share, embedded = figures["searches"] or 0, figures["from_cache"], figures["embedded_per_query"]
     if not searches:
-        return f"rescoring: {told['candidates']:g} candidates a query; no search was rescored in the last 30 s"
+        return f"rescoring: {figures['candidates']:g} candidates a query; no search was rescored in the last 30 s"
     cached = "" if share is None else f", {round(100 * share)} % of the vectors from cache"
     return (
         f"rescoring: {counted(round(searches), 'search', 'searches')} in the last 30 s, {embedded or 0:.3g} items embedded "
-        f"per query{cached}, {told['p50_ms'] or 0:.3g} ms in the median"
+        f"per query{cached}, {figures['p50_ms'] or 0:.3g} ms in the median"
     )

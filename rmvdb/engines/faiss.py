@@ -115,8 +115,8 @@ class FaissStore:
         after: Moment | None = None,
     ) -> list[Record]:
         """Return the records of these ids that exist and match, each once, in that order; `fields=None` gives all fields."""
-        held = self._collection(collection)
-        return held.get(ids, held.test(filter), fields, vector=vector)
+        stored = self._collection(collection)
+        return stored.get(ids, stored.test(filter), fields, vector=vector)
 
     def scan(
         self,
@@ -131,13 +131,13 @@ class FaissStore:
         ahead: bool = False,
     ) -> Iterator[list[Record]]:
         """Yield every record in ascending id order, in pages, with `after < id <= upto`, except those removed meanwhile."""
-        held = self._collection(collection)
-        test = held.test(filter)
-        ids = held.ids(test, after, upto)
+        stored = self._collection(collection)
+        test = stored.test(filter)
+        ids = stored.ids(test, after, upto)
         found = (
             record
             for start in range(0, len(ids), page)
-            for record in held.get(ids[start : start + page], test, fields, vector=vector)
+            for record in stored.get(ids[start : start + page], test, fields, vector=vector)
         )
         while records := list(itertools.islice(found, page)):
             yield records
@@ -157,8 +157,8 @@ class FaissStore:
 
     def count(self, collection: str, *, filter: str | None = "") -> int:
         """Return how many records match."""
-        held = self._collection(collection)
-        return len(held.ids(held.test(filter), None, None))
+        stored = self._collection(collection)
+        return len(stored.ids(stored.test(filter), None, None))
 
     def settle(
         self,

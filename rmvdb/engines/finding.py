@@ -34,11 +34,11 @@ def not_found(
     Without a filter a record counts as missed only if the search found farther ones instead. `among`: the ids of these and more
     records of the collection. A search with a filter by key must find them, whatever its vector.
     """
-    asked = {each.id: each.vector for each in records if each.vector is not None and np.any(each.vector)}
-    if not asked:
+    own_vectors = {each.id: each.vector for each in records if each.vector is not None and np.any(each.vector)}
+    if not own_vectors:
         return {}
-    name, ids = schema.collection, list(asked)
-    vectors = np.stack(list(asked.values()))  # (n, dim)
+    name, ids = schema.collection, list(own_vectors)
+    vectors = np.stack(list(own_vectors.values()))  # (n, dim)
     missed: dict[Id, str] = {}
     wanted = list(among) or ids
     for part in (wanted[start : start + _IDS] for start in range(0, len(wanted), _IDS)):
@@ -46,7 +46,7 @@ def not_found(
         [hits] = store.search(name, vectors[:1], limit=len(part), filter=ids_in(schema.id_field, part), search=search)
         there = {hit.id for hit in hits}
         missed |= {id: "a search with a filter by its key does not find it" for id in part if id not in there}
-    if records and records[0].id in asked:
+    if records and records[0].id in own_vectors:
         _search_by_field(store, schema, records[0], search, missed)
     near = store.search(name, vectors, limit=_HITS, search=search, strong=True)
     for id, vector, hits in zip(ids, vectors, near, strict=True):

@@ -51,8 +51,8 @@ class SQLSource:
         self.query = query.strip()
         begins = _BEGINS.match(self.query)
         if not begins or not re.search(r"(?<!:):ids\b", self.query):
-            told = repr(query) if begins else "What comes after the URL's #"  # it may be the end of a password
-            raise UsageError(f"{told} is not a query for items; write one such as {QUERY}")
+            shown_query = repr(query) if begins else "What comes after the URL's #"  # it may be the end of a password
+            raise UsageError(f"{shown_query} is not a query for items; write one such as {QUERY}")
         self._lock = threading.Lock()
         self._made: Engine | None = None
 

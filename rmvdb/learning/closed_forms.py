@@ -125,16 +125,16 @@ def _centred(new: _Side, old: _Side) -> Iterator[Variant]:
 def _ridge(new: _Side, old: _Side, seed: int) -> Variant:
     rows = np.random.default_rng(seed).permutation(len(new.vectors))
     out = min(MOST_HELD_OUT, max(1, round(HELD_OUT * len(rows))))
-    held, kept = rows[:out], rows[out:]
+    check, kept = rows[:out], rows[out:]
     path = _RidgePath.of(new.take(kept), old.take(kept))
-    turned = path.turned(new.vectors[held])
-    distances = [_distance(path.mapped(turned, each), old.vectors[held], old.metric) for each in LAMBDAS]
+    turned = path.turned(new.vectors[check])
+    distances = [_distance(path.mapped(turned, each), old.vectors[check], old.metric) for each in LAMBDAS]
     best = LAMBDAS[int(np.argmin(distances))]
     return {"lambda": best}, _affine(new, old, *_RidgePath.of(new, old).affine(best))
 
 
 def _neighbours(new: _Side, old: _Side, seed: int) -> Iterator[Variant]:
-    kept = _kept(new, old, seed)
+    kept = _kept_pairs(new, old, seed)
     for weight in WEIGHTS:
         for tau in TAUS:
             config = KeptConfig(
@@ -149,7 +149,7 @@ def _neighbours(new: _Side, old: _Side, seed: int) -> Iterator[Variant]:
             yield {"weight": weight, "tau": tau}, Transform(KeptPairs(config, kept))
 
 
-def _kept(new: _Side, old: _Side, seed: int) -> Kept:
+def _kept_pairs(new: _Side, old: _Side, seed: int) -> Kept:
     count = len(new.vectors)
     rows = np.arange(count)
     if count > MOST_KEPT:

@@ -39,13 +39,16 @@ def distances(queries: Vectors, gallery: Vectors) -> npt.NDArray[np.float32]:
     return _geodesic(products, _negative_square(queries)[:, None]).astype(np.float32)
 
 
-def measured(found: Sequence[Sequence[Hit]], queries: Vectors) -> list[list[Hit]]:
+def measured(hits_of_queries: Sequence[Sequence[Hit]], queries: Vectors) -> list[list[Hit]]:
     """Give the hits of an inner-product search with `as_queries(queries)` their distance on the hyperboloid."""
     squares = _negative_square(queries)
-    lengths = [_geodesic(-np.array([hit.distance for hit in hits]), square) for hits, square in zip(found, squares, strict=True)]
+    lengths = [
+        _geodesic(-np.array([hit.distance for hit in hits]), square)
+        for hits, square in zip(hits_of_queries, squares, strict=True)
+    ]
     return [
         [replace(hit, distance=float(length)) for hit, length in zip(hits, row, strict=True)]
-        for hits, row in zip(found, lengths, strict=True)
+        for hits, row in zip(hits_of_queries, lengths, strict=True)
     ]
 
 

@@ -68,8 +68,8 @@ def nearest(distances: Tensor) -> Tensor:
 
 def overlap(distances: Tensor, near: Tensor) -> float:
     """Return the share of the nearest that are among the right ones `near`, (n, n)."""
-    found = nearest(distances)
-    return float((found & near).sum() / near.sum())
+    neighbours = nearest(distances)
+    return float((neighbours & near).sum() / near.sum())
 
 
 def precision(distances: Tensor, relevant: Tensor) -> float:

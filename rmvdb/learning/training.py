@@ -355,8 +355,8 @@ def _beside(pairs: Pairs, groups: npt.NDArray[np.int64], logged: Pairs) -> tuple
     Eq. 9 for the queries, instead or in addition, was tried on made queries that are unlike records: it comes nearer to the old
     model's own neighbours, but loses more records of the same class than that gains.
     """
-    own = groups.max() + 1 + np.arange(len(logged), dtype=np.int64)
-    groups = np.concatenate([groups, own])
+    classes = groups.max() + 1 + np.arange(len(logged), dtype=np.int64)
+    groups = np.concatenate([groups, classes])
     old, new = np.concatenate([pairs.old, logged.old]), np.concatenate([pairs.new, logged.new])
     return Pairs(old=old, new=new, labels=None if pairs.labels is None else groups), groups
 

@@ -36,7 +36,7 @@ class EmbeddingCache:
         """Keep the embeddings of one model, of dimension `dim`."""
         self.folder, self._dim = folder / files.file_name(model), dim
         self._lock = threading.Lock()
-        self._kept: dict[_Key, Vectors] | None = None
+        self._embeddings: dict[_Key, Vectors] | None = None
         #: The names of the files that it has read.
         self._read: set[str] = set()
         #: The records whose seconds are known, and those seconds.
@@ -65,9 +65,9 @@ class EmbeddingCache:
 
     def get(self, ids: Sequence[Id], old: Iterable[Vectors], items: Sequence[bytes | None]) -> dict[Id, Vectors]:
         """Return the embeddings (dim,) of the ids whose record still has that old vector and an item of that digest."""
-        kept = self._load()
+        embeddings = self._load()
         keys = [(id, parquet.digest(vector, item)) for id, vector, item in zip(ids, old, items, strict=True) if item is not None]
-        return {key[0]: kept[key] for key in keys if key in kept}
+        return {key[0]: embeddings[key] for key in keys if key in embeddings}
 
     def knows(self, ids: Iterable[Id]) -> set[Id]:
         """Return which of these ids have an embedding, even if the record or its item has changed since."""
@@ -93,7 +93,7 @@ class EmbeddingCache:
         """Forget every embedding of this model."""
         with self._lock:
             files.remove(self.folder)
-            self._kept, self._timed, self._seconds = None, 0, 0.0
+            self._embeddings, self._timed, self._seconds = None, 0, 0.0
             self._read.clear()
 
     def _put_file(
@@ -107,28 +107,28 @@ class EmbeddingCache:
         path = self.folder / f"{files.sha256(data)}.parquet"
         files.durable_write(path, data)
         with self._lock:
-            if self._kept is not None and path.stem not in self._read:
+            if self._embeddings is not None and path.stem not in self._read:
                 self._read.add(path.stem)
-                self._add(self._kept, data)
+                self._add(self._embeddings, data)
 
     def _load(self) -> dict[_Key, Vectors]:
         with self._lock:
-            found = sorted(path for path in self.folder.glob("*.parquet") if path.stem not in self._read)
-            if found or self._kept is None:
-                kept = dict(self._kept or {})  # another one: a thread may be reading this one
-                for path in found:
+            files = sorted(path for path in self.folder.glob("*.parquet") if path.stem not in self._read)
+            if files or self._embeddings is None:
+                embeddings = dict(self._embeddings or {})  # another one: a thread may be reading this one
+                for path in files:
                     self._read.add(path.stem)
-                    self._add_file(kept, path)
-                self._kept = kept
-            return self._kept
+                    self._add_file(embeddings, path)
+                self._embeddings = embeddings
+            return self._embeddings
 
-    def _add_file(self, kept: dict[_Key, Vectors], path: Path) -> None:
+    def _add_file(self, embeddings: dict[_Key, Vectors], path: Path) -> None:
         try:
-            self._add(kept, files.verified_read(path, path.stem))
+            self._add(embeddings, files.verified_read(path, path.stem))
         except Exception as exc:  # noqa: BLE001 (a file of that name may hold anything, and Arrow raises as much)
             _log.warning("Embeddings are computed again: %s", exc, extra={"action": "cache-skip", "file": str(path)})
 
-    def _add(self, kept: dict[_Key, Vectors], data: bytes) -> None:
+    def _add(self, embeddings: dict[_Key, Vectors], data: bytes) -> None:
         table = parquet.read(data)
         if "of" not in table.column_names:  # an old file, without digests of items
             return
@@ -136,7 +136,7 @@ class EmbeddingCache:
         read = {key: vector for key, vector in zip(keys, parquet.vectors_of(table), strict=True) if vector is not None}
         if not all(map(self._is_embedding, read.values())):
             raise ArtifactError("a file of embeddings holds rows that are not vectors of this model")
-        kept.update(read)
+        embeddings.update(read)
         if seconds := (table.schema.metadata or {}).get(_SECONDS):
             self._timed, self._seconds = self._timed + len(table), self._seconds + float(seconds)
 

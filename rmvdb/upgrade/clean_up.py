@@ -66,10 +66,10 @@ def _given_up(context: UpgradeContext) -> Iterator[tuple[UpgradeRow, str]]:
     A collection that was never registered counts only if it belongs to the latest upgrade.
     """
     rows, plan = context.registry.upgrades(context.gallery.id), context.registry.plan(context.gallery.name)
-    gone = {row.name: row.dropped_at is not None for row in context.registry.collections(context.gallery.id)}
-    gone |= {leg.collection: True for leg in (*plan.legs, *plan.mirrors)}  # in service
+    unavailable = {row.name: row.dropped_at is not None for row in context.registry.collections(context.gallery.id)}
+    unavailable |= {leg.collection: True for leg in (*plan.legs, *plan.mirrors)}  # in service
     for row in rows:
-        left = [each for each in row.made if not gone.get(each, row is not rows[-1])]
+        left = [each for each in row.made if not unavailable.get(each, row is not rows[-1])]
         if left and row.phase == Phase.ENDED and _was_never_served(context, row):
             yield from ((row, each) for each in left)
 

@@ -68,14 +68,14 @@ class ClientWrites:
 
     def absent(self, task: Task, made: Mapping[str, tuple[int, bytes]]) -> list[Id]:
         """Return the upserted ids that no collection holds."""
-        found: list[Id] = []
+        ids_absent: list[Id] = []
         ids = self.ids(task, made)
         for start in range(0, len(ids), PAGE):
             part = ids[start : start + PAGE]
             there = {each.id for name in {*task.new, *task.old} for each in self._store.get(name, part, fields=())}
             missing = [id for id in part if id not in there]
-            found += self.unchanged_since(task, missing, lambda id: made[key(id)][0])
-        return found
+            ids_absent += self.unchanged_since(task, missing, lambda id: made[key(id)][0])
+        return ids_absent
 
     def differing(self, task: Task, made: Mapping[str, tuple[int, bytes]], look: Callable[[], None]) -> list[Id]:
         """Return the upserted ids whose vector differs from that of their last write, and still differs after a grace."""

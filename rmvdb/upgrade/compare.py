@@ -121,17 +121,17 @@ class Verify:
         """
         reached = self._writes.reach(task)
         made = self._writes.upserted(task) if reached else {}
-        found = UnexplainedRecords(changed=self._writes.differing(task, made, look) if made else [])
+        result = UnexplainedRecords(changed=self._writes.differing(task, made, look) if made else [])
         batches = list(self._moved.retired(task))
         expected = self._expected(task, batches, newest_by_hash(batches))
         for collection in task.new if reached or task.undoes is None else ():
             for strangers, written in self._strangers(task, collection, batches, expected, lambda _: look()):
                 if task.undoes is None:
-                    found.unknown.extend(id for id in strangers if key(id) not in written)
+                    result.unknown.extend(id for id in strangers if key(id) not in written)
                 if reached:
-                    found.changed.extend(self._writes.though_deleted(task, collection, strangers, written))
-        found.absent.extend(self._writes.absent(task, made))
-        return found
+                    result.changed.extend(self._writes.though_deleted(task, collection, strangers, written))
+        result.absent.extend(self._writes.absent(task, made))
+        return result
 
     # --- ids ----------------------------------------------------------------------------------------------------------
 
@@ -197,9 +197,9 @@ class Verify:
             there = (
                 {record.id for name in (*task.new, *task.old) for record in self._store.get(name, ids, fields=())} if ids else ()
             )
-            gone = [id for id in ids if key(id) not in written and id not in there]
-            report.missing += len(gone)
-            report.gone += gone[: NAMED - len(report.gone)]
+            vanished = [id for id in ids if key(id) not in written and id not in there]
+            report.missing += len(vanished)
+            report.gone += vanished[: NAMED - len(report.gone)]
 
     # --- records that batches moved -----------------------------------------------------------------------------------
 

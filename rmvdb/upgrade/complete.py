@@ -86,14 +86,14 @@ def _outwait_writes(context: UpgradeContext, grace: float) -> None:
 
 def _list_late(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> int:
     """Put late records on the work list. Return how many."""
-    found = 0
+    total = 0
     for late in find_late(context, upgrade, collection):
         if late.ids:
             context.registry.add_late(upgrade.id, late.ids)
         if late.taken_in:  # in this order: a kill between the two leaves them listed
             context.registry.forget_done(upgrade.id, list(late.taken_in), upto=max(late.taken_in.values()))
-        found += len(late.ids)
-    return found
+        total += len(late.ids)
+    return total
 
 
 def find_late(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> Iterator[LateRecords]:
@@ -127,11 +127,11 @@ def _late_in_place(
 
 def _retired(context: UpgradeContext, upgrade: UpgradeRow) -> npt.NDArray[np.uint64]:
     """Return hashes of the ids that batches are done with."""
-    found, after = [np.empty(0, np.uint64)], 0
+    parts, after = [np.empty(0, np.uint64)], 0
     while page := context.registry.batches(upgrade.id, after=after, state=BatchState.RETIRED):
-        found += [hashes(unpack_ids(row.remove)) for row in page]
+        parts += [hashes(unpack_ids(row.remove)) for row in page]
         after = page[-1].id
-    return np.concatenate(found)
+    return np.concatenate(parts)
 
 
 def refuse_quarantined(context: UpgradeContext, upgrade: UpgradeRow) -> None:

@@ -142,15 +142,15 @@ class Mirror:
         and another program put back stays out. `look` is called now and then. It may raise to end this.
         """
         changed = 0
-        for ids, held in self._side_by_side(legs):
+        for ids, in_legs in self._side_by_side(legs):
             look()
-            for strange in self._pages(ids - held):
+            for strange in self._pages(ids - in_legs):
                 done = self._done(strange)
                 if strange := [id for id in strange if done.get(id) != "delete"]:
                     changed += self._take_in(strange, legs)
-            for gone in self._pages(held - ids):
-                if gone := self._absent(gone, self._original):
-                    changed += self._take_out(gone, legs)
+            for to_remove in self._pages(in_legs - ids):
+                if to_remove := self._absent(to_remove, self._original):
+                    changed += self._take_out(to_remove, legs)
         return changed
 
     def take_in(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
@@ -160,8 +160,8 @@ class Mirror:
 
     def unknown(self, legs: Sequence[str]) -> Iterator[list[Id]]:
         """Find the records that only the original holds while no other process writes them, a page at a time."""
-        for ids, held in self._side_by_side(legs):
-            for strange in self._pages(ids - held):
+        for ids, in_legs in self._side_by_side(legs):
+            for strange in self._pages(ids - in_legs):
                 with self._writes.alone_at(strange):
                     gone = self._absent(strange, self._original)
                     strange = [id for id in self._absent(strange, *reversed(legs)) if id not in gone]
@@ -236,23 +236,23 @@ class Mirror:
             left_out = leave_out(ids)
             ids = [id for id in ids if id not in left_out]
             copies = {record.id: record for record in self._whole(target, ids)}
-            found = {record.id: record for record in self._wanted(ids)}
-            changed = [each for id, each in found.items() if id not in copies or not self._same(each, copies[id])]
+            wanted = {record.id: record for record in self._wanted(ids)}
+            changed = [each for id, each in wanted.items() if id not in copies or not self._same(each, copies[id])]
             if changed:
                 self._store.upsert(target, changed, as_read=True, permit=permit)
-            if gone := [id for id in copies if id not in found]:
-                self._store.delete(target, gone, permit=permit)
-        return len(changed) + len(gone)
+            if surplus := [id for id in copies if id not in wanted]:
+                self._store.delete(target, surplus, permit=permit)
+        return len(changed) + len(surplus)
 
     def _take_in(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
         with self._writes.alone_at(ids) as (_, permit):
             deleted = self._done(ids)
             strange = [id for id in self._absent(ids, *reversed(legs)) if deleted.get(id) != "delete"]
-            found = self._wanted(strange)
-            if found:
-                with self._forgetting_writes([record.id for record in found]):
-                    self._store.upsert(legs[-1], found, as_read=True, permit=permit)
-        return len(found)
+            wanted = self._wanted(strange)
+            if wanted:
+                with self._forgetting_writes([record.id for record in wanted]):
+                    self._store.upsert(legs[-1], wanted, as_read=True, permit=permit)
+        return len(wanted)
 
     def _take_out(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
         gone: list[Id] = []

@@ -69,8 +69,8 @@ def _copy_original(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool)
 
 def _copied_to(context: UpgradeContext, upgrade: int, epoch: int) -> CopyPosition | None:
     """Return where a copy was interrupted in this epoch. In another epoch it begins at the first record."""
-    kept = dict(context.registry.upgrade(upgrade).copying or {})
-    return CopyPosition(**kept) if kept.pop("epoch", None) == epoch else None
+    position = dict(context.registry.upgrade(upgrade).copying or {})
+    return CopyPosition(**position) if position.pop("epoch", None) == epoch else None
 
 
 @contextmanager

@@ -63,9 +63,9 @@ class EmbedAgain:
         there = [record for at, record in enumerate(there) if at not in bad]  # an item that broke since proves nothing
         if not there:
             return {}
-        again = self._loaded_models.apply_head(task.version, raw[[at for at in range(len(raw)) if at not in bad]])
+        embedded = self._loaded_models.apply_head(task.version, raw[[at for at in range(len(raw)) if at not in bad]])
         report.embedded_again += len(there)
-        distances = {record.id: _cosine_distance(record.vector, own) for record, own in zip(there, again, strict=True)}
+        distances = {record.id: _cosine_distance(record.vector, own) for record, own in zip(there, embedded, strict=True)}
         return {id: distance for id, distance in distances.items() if not distance <= TOLERANCE}
 
     def rankable(self, task: Task, records: Sequence[Record], report: VerifyReport) -> list[Record]:

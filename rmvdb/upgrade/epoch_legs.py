@@ -32,10 +32,10 @@ def _served(old: Sequence[Leg], new: Leg, stage: Stage) -> list[Leg]:
 
 def _reached(leg: Leg, newest: Leg, new: Leg, stage: Stage) -> Leg:
     """Return an old leg with the queries of this stage. The old part of a blend is the leg's former query."""
-    asked = with_new_queries(leg, newest, new, stage.reverse) if stage.reverse else leg
-    if stage.blend is None or asked is leg:
-        return asked
-    return replace(asked, blend=Blend(embedder=leg.embedder, transforms=leg.transforms, weight=stage.blend))
+    reached = with_new_queries(leg, newest, new, stage.reverse) if stage.reverse else leg
+    if stage.blend is None or reached is leg:
+        return reached
+    return replace(reached, blend=Blend(embedder=leg.embedder, transforms=leg.transforms, weight=stage.blend))
 
 
 def leg_of(version: VersionRow, collection: str) -> Leg:

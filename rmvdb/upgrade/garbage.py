@@ -63,14 +63,14 @@ class Collector:
         if any(row.rebuilding for row in galleries):
             raise errors.RegistryError("The registry is being rebuilt; wait for rmvdb registry rebuild, then run rmvdb gc again")
         spared = self._planned()
-        found = Found(rows={})
+        garbage = Found(rows={})
         # Files first: a file whose row is gone would never be found again.
-        for path in [*self._old_archives(found), *self._old_cache(found), *self._old_artifacts(spared)]:
-            found.files, found.bytes = found.files + 1, found.bytes + path.stat().st_size
+        for path in [*self._old_archives(garbage), *self._old_cache(garbage), *self._old_artifacts(spared)]:
+            garbage.files, garbage.bytes = garbage.files + 1, garbage.bytes + path.stat().st_size
             if remove:
                 path.unlink(missing_ok=True)
-        found.rows = self.registry.collect(older=ROWS, spared=spared, queries_days=self.queries_days, remove=remove)
-        return found
+        garbage.rows = self.registry.collect(older=ROWS, spared=spared, queries_days=self.queries_days, remove=remove)
+        return garbage
 
     def _planned(self) -> set[str]:
         """Return the artifacts of plans that no upgrade has begun. A plan's pointer names a file that names the others."""
@@ -82,7 +82,7 @@ class Collector:
         used = self.registry.artifacts_in_use() | spared
         yield from (path for path in _old(self.artifacts) if SHA256.fullmatch(path.stem) and path.stem not in used)
 
-    def _old_archives(self, found: Found) -> Iterator[Path]:
+    def _old_archives(self, garbage: Found) -> Iterator[Path]:
         """Find archives of upgrades that ended for good. A folder that this registry does not know stays."""
         needed, known = self.registry.needed_upgrades(), {row.name: row.id for row in self.registry.galleries()}
         for folder in sorted(self.archive.glob("*/*")):
@@ -90,13 +90,15 @@ class Collector:
             upgrades = {str(row.id): row for row in self.registry.upgrades(gallery)} if gallery is not None else {}
             row = upgrades.get(folder.name)
             if row is None:
-                found.kept.append(f"{folder}: this registry knows no such upgrade; if no other registry does, remove it by hand")
+                garbage.kept.append(
+                    f"{folder}: this registry knows no such upgrade; if no other registry does, remove it by hand"
+                )
             elif row.phase == Phase.ENDED and row.id not in needed:
                 yield from _old(folder)
 
-    def _old_cache(self, found: Found) -> Iterator[Path]:
+    def _old_cache(self, garbage: Found) -> Iterator[Path]:
         if any(self.registry.active_upgrade(row.id) for row in self.registry.galleries()):
-            found.kept.append(f"{self.cache}: a running upgrade reads it")
+            garbage.kept.append(f"{self.cache}: a running upgrade reads it")
             return
         yield from _old(self.cache)
 

@@ -50,19 +50,19 @@ def find_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
         NotOwner: another registry has taken the gallery, or this one has gone back.
     """
     context.owner.expect(context.gallery.name)
-    found = find_moved_and_lost(context, upgrade)
+    lost = find_moved_and_lost(context, upgrade)
     task = backfill_step.task(context, upgrade)
     unexplained = verify.check_of(context).unexplained(task, context.check_stop)
     # Either the engine lost a client's write, or the registry lost a deletion. To lose the write would be worse.
     written = _with_items(context, task, unexplained.absent)
-    found.in_source += [id for id in unexplained.absent if id in written]
-    found.unexplained = replace(unexplained, absent=[id for id in unexplained.absent if id not in written])
-    return found
+    lost.in_source += [id for id in unexplained.absent if id in written]
+    lost.unexplained = replace(unexplained, absent=[id for id in unexplained.absent if id not in written])
+    return lost
 
 
 def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
     """Find the records that batches moved and that are lost, except for those that a client has written or deleted since."""
-    task, found, seen = backfill_step.task(context, upgrade), Lost(), set[Id]()
+    task, lost, seen = backfill_step.task(context, upgrade), Lost(), set[Id]()
     elsewhere: list[Id] = []
     before = work_list.LAST
     while page := context.registry.batches(upgrade.id, before=before, state=BatchState.RETIRED):
@@ -73,11 +73,11 @@ def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
             there = _kept_in_place(context, task, read, ids) if task.in_place else _held_by(context, task.new, ids)
             missing = [id for id in ids if id not in there and key(id) not in written]
             seen.update(ids if task.in_place else missing)
-            elsewhere += _sort(context, task, row.id, missing, read, found)
+            elsewhere += _sort(context, task, row.id, missing, read, lost)
             context.check_stop()
         before = page[-1].id
-    _look_elsewhere(context, upgrade, task, elsewhere, found)
-    return found
+    _look_elsewhere(context, upgrade, task, elsewhere, lost)
+    return lost
 
 
 def _held_by(context: UpgradeContext, collections: Iterable[str], ids: Sequence[Id]) -> set[Id]:
@@ -97,7 +97,7 @@ def _kept_in_place(context: UpgradeContext, task: Task, read: Callable[[], Mappi
 
 
 def _sort(
-    context: UpgradeContext, task: Task, batch: int, missing: Sequence[Id], read: Callable[[], Mapping[Id, Reading]], found: Lost
+    context: UpgradeContext, task: Task, batch: int, missing: Sequence[Id], read: Callable[[], Mapping[Id, Reading]], lost: Lost
 ) -> list[Id]:
     """Note the missing records of a batch that an old collection or the archive holds. Return the others."""
     if not missing:
@@ -106,23 +106,23 @@ def _sort(
     in_old = set() if task.in_place else _held_by(context, task.old, missing)
     readings = read() if len(in_old) < len(missing) else {}
     for place, ids in (
-        (found.in_old, [id for id in missing if id in in_old]),
-        (found.archived, [id for id in missing if id not in in_old and id in readings]),
+        (lost.in_old, [id for id in missing if id in in_old]),
+        (lost.archived, [id for id in missing if id not in in_old and id in readings]),
     ):
         if ids:
             place[batch] = ids
     return [id for id in missing if id not in in_old and id not in readings]
 
 
-def _look_elsewhere(context: UpgradeContext, upgrade: UpgradeRow, task: Task, ids: Sequence[Id], found: Lost) -> None:
+def _look_elsewhere(context: UpgradeContext, upgrade: UpgradeRow, task: Task, ids: Sequence[Id], lost: Lost) -> None:
     """Look for records in the original that is kept, then in the source."""
-    kept = [upgrade.original] if upgrade.original and upgrade.undoes is None else []
-    in_original = _held_by(context, kept, ids)
-    found.in_original += [id for id in ids if id in in_original]
+    originals = [upgrade.original] if upgrade.original and upgrade.undoes is None else []
+    in_original = _held_by(context, originals, ids)
+    lost.in_original += [id for id in ids if id in in_original]
     rest = [id for id in ids if id not in in_original]
     items = _with_items(context, task, rest)
-    found.in_source += [id for id in rest if id in items]
-    found.for_good += [id for id in rest if id not in items]
+    lost.in_source += [id for id in rest if id in items]
+    lost.for_good += [id for id in rest if id not in items]
 
 
 def _with_items(context: UpgradeContext, task: Task, ids: Sequence[Id]) -> set[Id]:
@@ -137,12 +137,12 @@ def _with_items(context: UpgradeContext, task: Task, ids: Sequence[Id]) -> set[I
     def known_good() -> list[Record]:
         return next(context.store.scan(task.new[0], fields=None, page=KNOWN_GOOD), [])
 
-    found: set[Id] = set()
+    with_items: set[Id] = set()
     for start in range(0, len(ids), context.services.batch):
         context.check_stop()
         part = [Record(id=id) for id in ids[start : start + context.services.batch]]
-        found |= given(context.services.source, part, known_good=known_good)[0].keys()
-    return found
+        with_items |= given(context.services.source, part, known_good=known_good)[0].keys()
+    return with_items
 
 
 def _readings(context: UpgradeContext, row: BatchRow) -> dict[Id, Reading]:

@@ -86,9 +86,9 @@ class MovedBatches:
         """Return, for a roll back, the archived record behind each record, except for records that were written since."""
         if task.undoes is None:
             return {}
-        found = {each.record.id: each for file in batch.origin.values() for each in self._archive.found(ArchiveFile(**file))}
-        written = self._registry.announced(task.undoes, found)
-        return {id: reading for id, reading in found.items() if key(id) not in written}
+        readings = {each.record.id: each for file in batch.origin.values() for each in self._archive.found(ArchiveFile(**file))}
+        written = self._registry.announced(task.undoes, readings)
+        return {id: reading for id, reading in readings.items() if key(id) not in written}
 
 
 def moved_ids(row: BatchRow) -> list[Id]:
@@ -109,5 +109,5 @@ def newest_by_hash(batches: Sequence[MovedBatch]) -> dict[int, int]:
     had = np.concatenate([hashes([]), *hands])
     by = np.repeat(np.array([batch.id for batch in batches], np.int64), np.array([len(each) for each in hands], np.int64))
     different, times = np.unique(had, return_counts=True)
-    again = np.isin(had, different[times > 1])
-    return dict(zip(had[again].tolist(), by[again].tolist(), strict=True))
+    repeated = np.isin(had, different[times > 1])
+    return dict(zip(had[repeated].tolist(), by[repeated].tolist(), strict=True))

@@ -47,12 +47,12 @@ def resolve(context: UpgradeContext, question: Question) -> Question:
         )
     if question.side and question.method not in (None, Method.FCT):
         raise errors.UsageError(f"Only the method fct uses side information, not {question.method}; leave --side out")
-    held = {name: leg.model for leg in reversed(legs) for name in (leg.model, context.registry.version(leg.model).base) if name}
-    if question.to_version in held:
+    models = {name: leg.model for leg in reversed(legs) for name in (leg.model, context.registry.version(leg.model).base) if name}
+    if question.to_version in models:
         raise errors.UsageError(
             f"Gallery {context.gallery.name!r} holds vectors of {question.to_version!r} already; name another version by --to"
         )
-    if question.from_version not in held:
+    if question.from_version not in models:
         raise errors.Mismatch(
             f"Gallery {context.gallery.name!r} holds vectors of {legs[0].model!r}, not of {question.from_version!r}; "
             f"use --from {legs[0].model}"

@@ -268,11 +268,11 @@ class ArchiveMatcher:
     def at(self, file: ArchiveFile) -> None:
         """Note the fate of the records in a file. Call it for the file written last first."""
         readings = {each.record.id: each for each in self._archive.readings(file) if each.record.id not in self._explained}
-        found = self._store.get(self._upgrade.new_collection, list(readings), vector=True)
+        records_in_new = self._store.get(self._upgrade.new_collection, list(readings), vector=True)
         if self._upgrade.undoes is not None:
-            self._left.update(record.id for record in found if readings[record.id].made is None)
-        copied = [each.id for each in found if each.id in self._left or readings[each.id].is_copied_to(each)]
-        others = [id for id in (record.id for record in found) if id not in set(copied)]
+            self._left.update(record.id for record in records_in_new if readings[record.id].made is None)
+        copied = [each.id for each in records_in_new if each.id in self._left or readings[each.id].is_copied_to(each)]
+        others = [id for id in (record.id for record in records_in_new) if id not in set(copied)]
         often = {id for id, hash in zip(readings, hashes(list(readings)).tolist(), strict=True) if hash in self._often}
         self._explained.update(often.intersection(copied))
         for id in often.intersection(others):

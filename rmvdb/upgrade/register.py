@@ -58,10 +58,10 @@ def begin(
         _check_consent(context, leg.collection, execute=execute)
     version = _register_version(context, question, plan)
     # A mirror is written by its own model if that can be loaded, else by ψ. Nothing may be loaded inside a transaction.
-    own = question.instant_rollback and (plan.stages[-1].reverse is None or context.can_load(legs[0].model))
+    v1_writes = question.instant_rollback and (plan.stages[-1].reverse is None or context.can_load(legs[0].model))
 
     def details(number: int) -> dict[str, Any]:
-        made = _details(context.gallery.name, number, question, plan, legs, version, own=own, collection=collection)
+        made = _details(context.gallery.name, number, question, plan, legs, version, v1_writes=v1_writes, collection=collection)
         return made | {"plan": replace(made["plan"], until=until, cutover=cutover)}
 
     values = {
@@ -107,11 +107,11 @@ def _details(
     legs: Sequence[Leg],
     version: VersionRow,
     *,
-    own: bool,
+    v1_writes: bool,
     collection: str | None,
 ) -> dict[str, Any]:
-    """Return the columns of the upgrade of this number: its collections, and the legs of each of its epochs. `own`: v1 itself
-    writes a mirror."""
+    """Return the columns of the upgrade of this number: its collections, and the legs of each of its epochs. `v1_writes`: v1
+    itself writes a mirror."""
     chosen, copy = (collection_name(gallery, name, f"u{number}") for name in (version.name, legs[0].model))
     collection = collection or chosen
     # The collections that the work list is made from. They are also emptied, unless the copy is lifted: confidence needs the old
@@ -120,8 +120,8 @@ def _details(
     old = [leg_of(version, collection)] if plan.lift else listed  # in place, the new collection's own vectors are replaced
     epochs = {EpochName.BEFORE: listed, **served(collection, old, version, plan)}
     if question.instant_rollback:
-        kept = legs[0] if own else replace(epochs[EpochName.SERVING][-1], collection=legs[0].collection)
-        epochs |= epochs_with_copy(legs[0], old[0], epochs, replace(kept, calibration=None, blend=None))
+        mirror = legs[0] if v1_writes else replace(epochs[EpochName.SERVING][-1], collection=legs[0].collection)
+        epochs |= epochs_with_copy(legs[0], old[0], epochs, replace(mirror, calibration=None, blend=None))
     kept_plan = UpgradePlan(
         epochs={name: tuple(some) for name, some in epochs.items()},
         question=plan.question,

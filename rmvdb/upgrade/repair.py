@@ -87,18 +87,23 @@ def shown(ids: Sequence[Id]) -> str:
     return ", ".join(map(repr, ids[:SHOWN])) + (" …" if len(ids) > SHOWN else "")
 
 
-def _explain(context: UpgradeContext, upgrade: UpgradeRow, found: UnexplainedRecords) -> None:
-    if found.unknown:
-        context.registry.add_written(upgrade.id, found.unknown)
-        what = counted(len(found.unknown), "record of which no write was known is", "records of which no write was known are")
+def _explain(context: UpgradeContext, upgrade: UpgradeRow, unexplained: UnexplainedRecords) -> None:
+    if unexplained.unknown:
+        context.registry.add_written(upgrade.id, unexplained.unknown)
+        what = counted(
+            len(unexplained.unknown), "record of which no write was known is", "records of which no write was known are"
+        )
         context.say(f"{what} kept")
-    if found.changed:
-        context.registry.add_written(upgrade.id, found.changed)
-        kept = counted(len(found.changed), "record")
-        context.say(f"{kept} kept as found, which the last known write left otherwise: {shown(found.changed)}")
-    if found.absent:
-        context.registry.add_written(upgrade.id, found.absent, kind="delete")
-        context.say(f"{counted(len(found.absent), 'record')} of which a write is known taken for deleted: {shown(found.absent)}")
+    if unexplained.changed:
+        context.registry.add_written(upgrade.id, unexplained.changed)
+        differing = counted(len(unexplained.changed), "record")
+        context.say(f"{differing} kept as found, which the last known write left otherwise: {shown(unexplained.changed)}")
+    if unexplained.absent:
+        context.registry.add_written(upgrade.id, unexplained.absent, kind="delete")
+        context.say(
+            f"{counted(len(unexplained.absent), 'record')} of which a write is known taken for deleted: "
+            f"{shown(unexplained.absent)}"
+        )
 
 
 def _write_items(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> None:

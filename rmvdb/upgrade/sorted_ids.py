@@ -51,10 +51,10 @@ def batches_in_order(
     Raises DiskFull if the folder has no space, ArtifactError if a file in it was altered.
     """
     try:
-        with _own_folder(folder) as own:
+        with _own_folder(folder) as work_folder:
             pages = store.scan(collection, vector=vector, fields=fields, ahead=True)
             rows = _rows(pages, order, leave_out, store.count(collection) if progress else 0, progress)
-            ids = (id for _, id in _sorted(rows, own))
+            ids = (id for _, id in _sorted(rows, work_folder))
             while chunk := list(islice(ids, batch)):
                 yield chunk
     except OSError as exc:

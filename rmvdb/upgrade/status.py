@@ -74,7 +74,7 @@ class Status:
 
 def status(registry: Registry, gallery: GalleryRow) -> Status:
     """Return the status of one gallery."""
-    plan, kept = registry.plan(gallery.name), registry.count_queries(gallery.name)
+    plan, queries = registry.plan(gallery.name), registry.count_queries(gallery.name)
     clients = registry.clients(gallery.id)
     base: dict[str, Any] = {
         "gallery": gallery.name,
@@ -82,8 +82,8 @@ def status(registry: Registry, gallery: GalleryRow) -> Status:
         "legs": [{"collection": leg.collection, "model": leg.model} for leg in plan.legs],
         "mirrors": [leg.collection for leg in plan.mirrors],
         "clients": len(clients),
-        "kept_queries": kept.count,
-        "oldest_query_days": kept.oldest_days,
+        "kept_queries": queries.count,
+        "oldest_query_days": queries.oldest_days,
         "rescoring": rescoring(plan, [row.rescoring for row in clients if row.rescoring]),
         "gone_back": (trace := registry.trace(gallery.name)).trouble or behind(plan.epoch, trace.reported),
     }

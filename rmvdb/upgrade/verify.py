@@ -94,8 +94,8 @@ def _expect_few_missing(context: UpgradeContext, upgrade: UpgradeRow, report: Ve
 
 def _begun(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyPosition | None:
     """Return where a comparison was interrupted a short time ago."""
-    kept = dict(context.registry.upgrade(upgrade.id).verifying or {})
-    return VerifyPosition(**kept) if kept and context.registry.now() - kept.pop("at") < COUNTS else None
+    position = dict(context.registry.upgrade(upgrade.id).verifying or {})
+    return VerifyPosition(**position) if position and context.registry.now() - position.pop("at") < COUNTS else None
 
 
 def _forget(context: UpgradeContext, upgrade: UpgradeRow) -> None:

@@ -117,8 +117,8 @@ def _undone(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[tuple[list
 
 def _often(context: UpgradeContext, upgrade: int) -> npt.NDArray[np.uint64]:
     """Return hashes of the ids that several batches had. To list each id once, only these need to be kept in memory."""
-    found = [hashes(ids) for _, ids in _moved(context, upgrade)]
-    different, times = np.unique(np.concatenate([hashes([]), *found]), return_counts=True)
+    parts = [hashes(ids) for _, ids in _moved(context, upgrade)]
+    different, times = np.unique(np.concatenate([hashes([]), *parts]), return_counts=True)
     return different[times > 1]
 
 
@@ -140,8 +140,8 @@ def _undecided(context: UpgradeContext, batch: BatchRow, removed: Set[Id]) -> li
     `complete` finds the others.
     """
     files = (ArchiveFile(**file) for file in (batch.archive or {}).values())
-    found = {reading.record.id for file in files for reading in context.services.archive.found(file)}
-    return [id for id in unpack_ids(batch.ids) if id in found and id not in removed]
+    ids_read = {reading.record.id for file in files for reading in context.services.archive.found(file)}
+    return [id for id in unpack_ids(batch.ids) if id in ids_read and id not in removed]
 
 
 def _chunks(work: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -40,7 +40,7 @@ def planned_template(template: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Project]) -> Path:
-    """A folder that nothing runs in, made by whichever process of this test run asks first."""
+    """Return a folder that nothing runs in, made by whichever process of this test run asks first."""
     own = factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
     with folder.with_suffix(".lock").open("w") as lock:
@@ -69,6 +69,6 @@ def planned(planned_template: Path, tmp_path: Path) -> Iterator[Project]:
 
 
 def copy(template: Path, folder: Path) -> Project:
-    """Another project that is as this one, in which nothing runs."""
+    """Return a copy of this project, in which nothing runs."""
     shutil.copytree(template, folder, ignore=shutil.ignore_patterns(".milvus.db.*", "calls-*"))
     return Project(folder)

@@ -24,7 +24,7 @@ UNPROBED = "\n\n_probe = None\n"
 
 
 def change(project: Project, text: str) -> None:
-    """The models' code is followed by this from now on."""
+    """Append this to the models' code."""
     models = project.folder / "models.py"
     models.write_text(models.read_text() + text)
 

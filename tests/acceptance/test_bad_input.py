@@ -19,7 +19,7 @@ from tests.support.project import Project
 
 
 def refused(project: Project, *words: str, code: int, saying: str, process: bool = False) -> None:
-    """The command ends with that code and one sentence that says so; no traceback."""
+    """Expect that the command ends with that code and one sentence that says so, without a traceback."""
     done = (project.run if process else project.ask)(*words, code=code)
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     assert len(errors) == 1, done.stderr
@@ -268,7 +268,7 @@ def test_a_broken_model_stops_the_upgrade_which_goes_on_once_the_model_is_correc
 
 
 def everything_is_found_by_v1_alone(project: Project) -> None:
-    """The model is broken, so no query can be embedded by it; the records are there all the same."""
+    """Expect every record in one collection. No search can show that, because the broken model embeds no query."""
     records = project.json("gallery", "show")["collections"]
     assert max(each["records"] for each in records) == len(IDS)
 
@@ -565,7 +565,7 @@ def test_a_broken_embedder_spec_names_what_is_missing(project: Project) -> None:
 
 
 def _other(project: Project) -> Project:
-    """Another project on the same Milvus file, with a registry of its own."""
+    """Return another project on the same Milvus file, with its own registry."""
     other = Project(project.folder / "other", milvus=str(project.folder / ".rmvdb" / "milvus.db"))
     other.ask("init")
     return other

@@ -46,7 +46,7 @@ def records(opened: App, collection: str) -> list[Record]:
 
 
 def nearest(opened: App, plan: ServingPlan, item: object, psi: str) -> list[object]:
-    """The ten records nearest to the item, by queries made here."""
+    """Return the ten records nearest to the item, by queries made here."""
     one, two = (opened.loaded_models.embed(version, [item]) for version in ("v1", "v2"))
     both = (1 - WEIGHT) * unit(opened.loaded_models.apply([psi], two)) + WEIGHT * unit(one)
     found: dict[object, float] = {}

@@ -1,4 +1,4 @@
-"""What an upgrade is worth at each moment, as `make curves` measures it, in its small form: no file is needed."""
+"""`make curves` in its small form, which needs no files: the quality of an upgrade at each moment."""
 
 from __future__ import annotations
 

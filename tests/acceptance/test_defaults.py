@@ -1,4 +1,4 @@
-"""What `rmvdb init` sets, where the other tests set something else to be quick."""
+"""The settings of `rmvdb init`. The other tests change them to be quick."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a newcomer meets first: `init`, models beside rmvdb.toml, refusals that say why, texts that are a field of the record."""
+"""The first steps of a newcomer: `init`, models beside rmvdb.toml, refusals that say why, texts that are a field of the
+record."""
 
 from __future__ import annotations
 

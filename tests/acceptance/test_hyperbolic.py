@@ -98,7 +98,7 @@ def test_a_model_trained_by_hbct_is_better_at_once_and_its_least_certain_records
     certain = dict(zip(GALLERY, hyperbolic.certainty(embedded(models, "v1", GALLERY)), strict=True))
     assert max(certain[id] for id in moved) <= min(certain[id] for id in set(GALLERY) - moved) + 1e-6
 
-    # What the engine finds by inner products are geodesic distances; the legs are merged by calibrated ones.
+    # The engine searches by inner products, and the hits have geodesic distances. The legs are merged by calibrated ones.
     stored = embedded(models, "v1", GALLERY)
     stored[[id in moved for id in GALLERY]] = embedded(models, "v2", [id for id in GALLERY if id in moved])
     exact = hyperbolic.distances(embedded(models, "v2", QUERIES), stored)
@@ -116,7 +116,7 @@ def test_a_model_trained_by_hbct_is_better_at_once_and_its_least_certain_records
 
 
 def quality(client: rmvdb.Client, models: Any) -> float:
-    """mAP of every query over the whole gallery."""
+    """Return the mAP of every query over the whole gallery."""
     place = {id: number for number, id in enumerate(GALLERY)}
     distance = np.full((len(QUERIES), len(GALLERY)), np.inf)
     for row, hits in enumerate(searched(client, models)):
@@ -126,7 +126,7 @@ def quality(client: rmvdb.Client, models: Any) -> float:
 
 
 def searched(client: rmvdb.Client, models: Any) -> list[list[Hit]]:
-    """The whole gallery for every query; few queries at a time, since a search may not take long."""
+    """Return the whole gallery for every query; few queries at a time, since a search may not take long."""
     pictures = [models.DIGITS.data[id] for id in QUERIES]
     parts = (client.search(pictures[at : at + 20], limit=len(GALLERY)) for at in range(0, len(pictures), 20))
     return [hits for part in parts for hits in part]
@@ -138,7 +138,7 @@ def mean_precision(distance: np.ndarray, models: Any) -> float:
 
 
 def exact_alone(models: Any) -> np.ndarray:
-    """Geodesic distances of v2's queries to a gallery of v2 that was embedded offline."""
+    """Return the geodesic distances of v2's queries to a gallery of v2 that was embedded offline."""
     return hyperbolic.distances(embedded(models, "v2", QUERIES), embedded(models, "v2", GALLERY))
 
 

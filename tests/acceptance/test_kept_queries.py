@@ -1,4 +1,4 @@
-"""Real queries, from an application's search to a plan: kept only where the settings say so, shown, used and removed."""
+"""Real queries, from an application's search to a plan: kept only if the settings say so, shown, used and removed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_real_queries_are_shown_given_to_a_plan_and_removed(project: Project, ca
         client.search(vector=[1.0] * 16, model="v1")  # no item, nothing to embed by another model
         client.search(models.item(7))  # its array is none of the values that are kept
         with pytest.raises(Exception, match="2099"):
-            client.search({"id": 2099, "z": logged[0]["z"]})  # what cannot be embedded is no use
+            client.search({"id": 2099, "z": logged[0]["z"]})  # a query that cannot be embedded is useless
     assert "secret" not in caplog.text
     project.fault()
 

@@ -17,7 +17,7 @@ FCT = ("--from", "v1", "--to", "v2", "--labels", "label", "--order", "classifica
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """A gallery of L2 whose records carry side information, but for a few that nobody knows any of."""
+    """A gallery of L2 whose records carry side information, except for a few."""
     project = Project(tmp_path / "project", batch=50).prepare(IDS, fill=False, old_metric="L2")
     models = project.models()
     with project.client() as client:
@@ -28,7 +28,8 @@ def project(tmp_path: Path) -> Project:
 
 
 def records_embedded(project: Project) -> list[str]:
-    """The records that v2 has been asked to embed, queries among them; each process that loads it embeds some probes, too."""
+    """Return the records that v2 has been asked to embed, queries among them; each process that loads it embeds some probes,
+    too."""
     return [id for id in project.calls("v2") if id != "probe"]
 
 
@@ -60,7 +61,7 @@ def test_a_lifted_gallery_is_searched_by_the_new_model_from_the_start(project: P
         assert "was begun by the method fct, not rm; leave --method out to go on" in said
         assert "going on with upgrade" in project.run("upgrade", *FCT).stdout
     assert watch.trouble == []
-    # What the plan had embedded no backfill embeds again; the verification does, half of the records.
+    # The backfill embeds no record that the plan embedded. The verification embeds half of the records again.
     assert len(records_embedded(project)) - embedded < watch.searches + len(IDS) / 2 + 50
     project.ask("cleanup", "--yes")
     assert collections(project) == {"v2": 400}
@@ -68,7 +69,8 @@ def test_a_lifted_gallery_is_searched_by_the_new_model_from_the_start(project: P
 
 
 def expect_least_certain_first(project: Project, original: str, copy: str) -> None:
-    """Of the old model's classifier, by what the original holds; about half have the new model's own vector."""
+    """Expect that the records of which the old model's classifier is least certain came first. About half have the new model's
+    own vector."""
     models = project.models()
     with project.opened() as opened:
         old = np.stack([record.vector for record in opened.store.get(original, IDS, vector=True)])

@@ -1,4 +1,4 @@
-"""What an operator sees: who is waited for, who is silent, how far a list is, and a log that can be read."""
+"""The operator's view: which process an upgrade waits for, which is silent, how far a list is, and a readable log."""
 
 from __future__ import annotations
 

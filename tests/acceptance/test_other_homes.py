@@ -26,7 +26,7 @@ def first(tmp_path: Path) -> Iterator[Project]:
 
 
 def another(first: Project) -> Project:
-    """A machine with an empty home."""
+    """Return a machine with an empty home."""
     with first.opened() as opened:
         milvus, registry = opened.settings.milvus.uri, opened.settings.registry.url.get_secret_value()
     return Project(first.folder.parent / "another", milvus=milvus, registry=registry)
@@ -61,6 +61,6 @@ def test_db_upgrade_gives_the_registry_the_contents_that_it_lacks(first: Project
 
 
 def forget_contents(registry: Registry) -> None:
-    """Leave it as an update from an earlier version does."""
+    """Remove the contents, as after an update from an earlier version."""
     with registry.engine.begin() as connection:
         connection.execute(delete(ArtifactPartRow))

@@ -57,7 +57,7 @@ PHASES = {
 
 @dataclass
 class Searches:
-    """What an application that searches all the while has seen; those that failed with the time at which they began."""
+    """The searches of an application that searches all the time. Each failed one has the time at which it began."""
 
     made: int = 0
     #: When the first that began after the outage, and succeeded, ended.
@@ -68,7 +68,7 @@ class Searches:
 
 @contextlib.contextmanager
 def searching(project: Project, outage: Outage) -> Iterator[Searches]:
-    """An application that asks for the whole gallery again and again, and goes on where a search fails."""
+    """Give an application that asks for the whole gallery again and again, and goes on if a search fails."""
     seen, stop, models = Searches(), threading.Event(), project.models()
 
     def search(client: Client) -> None:
@@ -114,7 +114,7 @@ class Outage:
 
     @contextlib.contextmanager
     def at(self, phase: Phase) -> Iterator[None]:
-        """It begins at that phase's call in this block, and has ended at the end of the block."""
+        """Begin the outage at that phase's call in this block, and end it with the block."""
         real, lock = getattr(phase.owner, phase.call), threading.Lock()
 
         def call(*args: object, **options: object) -> object:
@@ -132,7 +132,7 @@ class Outage:
         _until(lambda: self.ended)
 
     def over(self) -> None:
-        """Its thread may end."""
+        """Let its thread end."""
         self._over.set()
 
 

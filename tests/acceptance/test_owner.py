@@ -1,4 +1,4 @@
-"""Two folders, each with its own `rmvdb init`, and one collection: the second is told whose it is, by every command."""
+"""Two folders, each with its own `rmvdb init`, and one collection: every command of the second says which registry owns it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def found(project: Project) -> int:
 def test_of_two_folders_that_adopt_one_collection_the_second_is_refused_and_the_first_upgrades_whole(
     project: Project, stranger: Project
 ) -> None:
-    """Nobody objected, and after two upgrades that ended with 0 each application found half of the records."""
+    """Without this, both upgrades ended with 0, and each application found half of the records."""
     collection = collection_of(project)
     refused = stranger.ask(*adopt(stranger, collection), code=2).stderr
     with project.opened() as app:

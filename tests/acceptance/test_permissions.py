@@ -89,7 +89,7 @@ def test_a_registry_on_a_disk_that_is_mounted_read_only_is_named_by_every_comman
 
 
 def test_a_home_on_a_disk_that_is_mounted_read_only_is_named_by_the_commands_that_write_there(project: Project) -> None:
-    """The registry is elsewhere. What only reads still works."""
+    """The registry is elsewhere. Commands that only read still work."""
     home, elsewhere = project.folder / ".rmvdb", project.folder / "elsewhere"
     elsewhere.mkdir()
     for name in ("registry.sqlite", "milvus.db"):
@@ -122,7 +122,7 @@ def test_a_milvus_lite_file_on_a_disk_that_is_mounted_read_only_is_named(project
 
 
 def each_command(project: Project, *commands: str, by: Sequence[str] = AS_A_USER) -> list[str]:
-    """What each of these commands says and how it ends, by a user without rights of root; one process for all."""
+    """Return the output and the exit code of each command, run by a user who is not root, in one process."""
     done = subprocess.run(
         [*by, sys.executable, "-c", EACH],
         cwd=project.folder,

@@ -13,7 +13,7 @@ SIMULATE = ("simulate", "--from", "v1", "--to", "v2", "--methods", "rqt", "--ord
 
 
 def log(project: Project, ids: Iterable[int]) -> Path:
-    """A file of queries that nobody knows an answer to."""
+    """Return a file of queries without answers."""
     models = project.models()
     items = ({"id": id, "z": models.item(id)["z"].tolist()} for id in ids)
     file = project.folder / "log.jsonl"

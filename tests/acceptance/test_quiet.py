@@ -1,4 +1,4 @@
-"""What other packages warn of stays off the terminal, of commands and of applications, and no filter of theirs is changed."""
+"""Warnings of other packages stay off the terminal of commands and applications, whose own filters do not change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ assert [each for each in warnings.filters if each in before] == before  # other 
 
 
 def run(project: Project, program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """A fresh process with Python's own warning filters."""
+    """Return a fresh process with Python's own warning filters."""
     environment = {name: value for name, value in project.environment.items() if name != "PYTHONWARNINGS"}
     return subprocess.run(
         [sys.executable, "-c", NOISY + program, *words],
@@ -55,7 +55,7 @@ def run(project: Project, program: str, *words: str) -> subprocess.CompletedProc
 
 
 def said(project: Project, program: str, *words: str) -> str:
-    """What it says on stderr."""
+    """Return its output on stderr."""
     return run(project, program, *words).stderr
 
 

@@ -36,11 +36,11 @@ class Middle:
     moved: list[Id]
     both: list[Id]
     left: list[Id]
-    #: What a client wrote since.
+    #: Writes of a client since then.
     written: set[Id] = field(default_factory=set)
 
     def write(self, *, unknown_to_source: bool) -> dict[Id, Any]:
-        """Writes and deletes everywhere; the item of every record that there should be then."""
+        """Write and delete everywhere. Return the item of every record that should be there then."""
         models = self.project.models()
         items = {id: models.item(id) for id in self.before}
         places = (self.moved, self.both, self.left)
@@ -56,12 +56,12 @@ class Middle:
         return {id: item for id, item in (items | written).items() if id not in deleted}
 
     def close(self) -> None:
-        """The application ends."""
+        """End the application."""
         self.client.close()
         self.app.close()
 
     def label(self, id: Id) -> int:
-        """What the field says."""
+        """Return the value of the field."""
         return WRITTEN if id in self.written else self.project.models().label(id)
 
 
@@ -95,12 +95,12 @@ def middle(project: Project, ids: list[int]) -> Middle:
 
 def remove_sqlite(project: Project) -> None:
     """Delete the registry while an application has it open."""
-    for path in sorted((project.folder / ".rmvdb").glob("registry.sqlite*"), reverse=True):  # a beat between two makes it anew
+    for path in sorted((project.folder / ".rmvdb").glob("registry.sqlite*"), reverse=True):  # a heartbeat makes it again
         path.unlink(missing_ok=True)
 
 
 def lose(found: Middle, remove: Callable[[], None]) -> str:
-    """The registry goes, the application refuses, the registry comes back, the application goes on; what the command said."""
+    """Lose the registry and rebuild it. The application refuses meanwhile, then goes on. Return the command's output."""
     max_age = found.client.plan.max_age
     remove()
     time.sleep(max_age + 0.2)
@@ -112,7 +112,7 @@ def lose(found: Middle, remove: Callable[[], None]) -> str:
 
 
 def expect_upgraded(found: Middle, items: dict[Id, Any]) -> None:
-    """Every record is in the new collection as v2 embeds its item, and nowhere else."""
+    """Expect every record in the new collection as v2 embeds its item, and nowhere else."""
     app = found.app
     (leg,) = app.registry.plan("things").legs
     held = {record.id: record for page in app.store.scan(leg.collection, fields=None, vector=True) for record in page}
@@ -126,7 +126,7 @@ def expect_upgraded(found: Middle, items: dict[Id, Any]) -> None:
 
 
 def expect_rolled_back(found: Middle, items: dict[Id, Any]) -> None:
-    """Every record is in the old collection as it was, or as v1 embeds what was written since."""
+    """Expect every record in the old collection as it was, or as v1 embeds its newer item."""
     app = found.app
     (leg,) = app.registry.plan("things").legs
     held = {record.id: record for page in app.store.scan(leg.collection, fields=None, vector=True) for record in page}
@@ -227,7 +227,7 @@ def test_an_altered_manifest_is_refused_and_nothing_is_made_of_it(project: Proje
 
 
 def cosine(record: Record, vector: Any) -> float:
-    """Of a stored vector and another."""
+    """Return the cosine of a stored vector and another."""
     assert record.vector is not None
     return float(record.vector @ vector / np.linalg.norm(record.vector) / np.linalg.norm(vector))
 

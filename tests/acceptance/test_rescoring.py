@@ -13,7 +13,7 @@ from tests.support.project import Project
 
 
 def nearest(project: Project, item: object) -> dict[Id, float]:
-    """How far each record is from an item by the new model, nearest first."""
+    """Return how far each record is from an item by the new model, nearest first."""
     models = project.models()
     vectors = models.v2().embed([models.item(id) for id in IDS])
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -23,7 +23,7 @@ def nearest(project: Project, item: object) -> dict[Id, float]:
 
 
 def embedded(project: Project) -> list[str]:
-    """The records that the new model has embedded, in order."""
+    """Return the records that the new model has embedded, in order."""
     return (project.folder / "calls-v2.log").read_text().split()
 
 

@@ -10,7 +10,7 @@ from tests.acceptance.test_upgrade import searching
 from tests.support.project import Project
 
 IDS = list(range(1, 901))
-#: What the new model sees has nothing to do with what the old one sees, but for the class; lengths differ from record to record.
+#: Both models see the class. Everything else differs between them, and lengths differ from record to record.
 STRANGERS = """
 
 class Stranger(Embedder):
@@ -69,6 +69,6 @@ def test_both_models_embed_the_queries_until_one_is_enough(project: Project) -> 
 
 
 def embedders(project: Project) -> set[str]:
-    """The models that embed a query now."""
+    """Return the models that embed a query now."""
     with project.client() as client:
         return set(client.plan.embedders)

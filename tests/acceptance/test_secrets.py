@@ -28,7 +28,7 @@ def test_no_output_file_or_row_holds_a_secret(
     project = Project(tmp_path / "project", milvus=milvus_server.address, registry=postgres_url).prepare(range(60))
     said = [project.run("-v", "doctor"), project.run("-v", *NAIVE), project.run("-v", "status", "--json")]
     monkeypatch.setenv("RMVDB_BACKFILL__RETRY_FOR", "2.0")
-    monkeypatch.setenv("RMVDB_MILVUS__URI", "http://127.0.0.1:9")  # nobody answers there
+    monkeypatch.setenv("RMVDB_MILVUS__URI", "http://127.0.0.1:9")  # no server listens there
     said += [project.run("-v", *words, code=None) for words in (["doctor"], ["gallery", "show"], ["search", "words"])]
     monkeypatch.delenv("RMVDB_MILVUS__URI")
     monkeypatch.setenv("RMVDB_REGISTRY__URL", postgres_url.replace("/test", "/nowhere"))
@@ -111,7 +111,7 @@ def _told(data: bytes) -> bool:
 
 
 def _rows_that_tell(url: str) -> list[str]:
-    """Tables of the registry, as text, that hold a secret."""
+    """Return the tables of the registry, as text, that hold a secret."""
     with psycopg.connect(url.replace("+psycopg", "")) as connection:
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
         texts = {name: str(connection.execute(f'SELECT t::text FROM "{name}" t').fetchall()) for (name,) in tables}

@@ -43,7 +43,7 @@ def make(
     retry_for: float = 30.0,
     changed: Mapping[str, str] = LONGER,
 ) -> Project:
-    """A filled gallery on a server and PostgreSQL; `changed`: lines of its settings, and what stands there."""
+    """Return a filled gallery on a server and PostgreSQL; `changed`: lines of its settings, and what stands there."""
     project = Project(folder, milvus=server.address, registry=database, retry_for=retry_for)
     settings = folder / "rmvdb.toml"
     text = settings.read_text()
@@ -55,7 +55,7 @@ def make(
 
 
 def clear(project: Project) -> None:
-    """Leave nothing on the session's server."""
+    """Remove everything from the session's server."""
     app = rmvdb.app.load(project.folder)
     for gallery in app.registry.galleries():
         for row in app.registry.collections(gallery.id):
@@ -245,7 +245,7 @@ def test_the_database_may_stop_and_start(tmp_path: Path, milvus_server: MilvusSe
 def test_no_more_rights_are_needed_than_readme_names(
     tmp_path: Path, request: pytest.FixtureRequest, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request.getfixturevalue("milvus_server")  # skips where there can be none
+    request.getfixturevalue("milvus_server")  # skips if there can be none
     settings = {"common.security.authorizationEnabled": "true"}
     with MilvusServer(tmp_path / "milvus", settings=settings) as server:
         administrator = MilvusClient(uri=server.address, token="root:Milvus")
@@ -272,7 +272,7 @@ def test_no_more_rights_are_needed_than_readme_names(
 
 
 def _rights(who: str) -> list[str]:
-    """What the table of least privileges names for them."""
+    """Return the rights that the table of least privileges names for them."""
     page = (Path(rmvdb.__file__).parents[1] / "docs" / "how-to" / "least-privileges.md").read_text()
     [row] = [line for line in page.splitlines() if line.startswith(f"| {who} |")]
     return re.findall(r"[A-Z]\w+", row.split("|")[2])
@@ -288,6 +288,6 @@ def _user(administrator: MilvusClient, name: str, rights: Sequence[str]) -> None
 
 
 def _pymilvus(server: MilvusServer) -> MilvusClient:
-    """An administrator's own connection."""
+    """Return an administrator's own connection."""
     store = MilvusStore(lambda: server.address)
     return store._connection.get()

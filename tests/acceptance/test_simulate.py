@@ -18,13 +18,13 @@ NAIVE = ("--methods", "naive", "--orders", "random")
 
 
 def everything(project: Project) -> dict[str, Any]:
-    """What a simulation must leave as it is."""
+    """Return the state that a simulation must not change."""
     told = project.json("gallery", "show", "things")
     return {"gallery": told, "models": project.json("model", "list"), "status": project.json("status"), "files": kept(project)}
 
 
 def kept(project: Project) -> list[str]:
-    """The files of plans, artifacts, archive and manifest."""
+    """Return the files of plans, artifacts, archive and manifest."""
     home = project.folder / ".rmvdb"
     return sorted(
         str(path.relative_to(home)) for path in home.rglob("*") if path.is_file() and "embeddings" not in path.parts

@@ -51,7 +51,7 @@ def halfway(halfways: Callable[[str], Path], method: str, tmp_path: Path) -> Ite
 
 
 def write(project: Project, ids: tuple[int, ...], deleted: tuple[int, ...]) -> None:
-    """The application gives these records another item, and deletes others."""
+    """Let the application give these records another item, and delete others."""
     models = project.models()
     with project.client() as client:
         for id in ids:
@@ -61,7 +61,7 @@ def write(project: Project, ids: tuple[int, ...], deleted: tuple[int, ...]) -> N
 
 
 def vectors(project: Project, *which: str) -> dict[str, dict[Id, Any]]:
-    """The vectors of each collection in service, by model version."""
+    """Return the vectors of each collection in service, by model version."""
     app = _app(project)
     legs = [leg for leg in app.registry.plan("things").legs if not which or leg.model in which]
     pages = {leg.model: app.store.scan(leg.collection, vector=True) for leg in legs}

@@ -27,7 +27,7 @@ from tests.support.project import Project
 
 @dataclass
 class Watch:
-    """What an application that searches all the while has seen."""
+    """The observations of an application that searches all the time."""
 
     searches: int = 0
     failed: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Watch:
 
 @contextmanager
 def searching(project: Project, ids: Sequence[Id]) -> Iterator[Watch]:
-    """An application that asks for the whole gallery again and again while the block runs."""
+    """Give an application that asks for the whole gallery again and again while the block runs."""
     watch, stop = Watch(), threading.Event()
     models = project.models()
 
@@ -61,9 +61,7 @@ def searching(project: Project, ids: Sequence[Id]) -> Iterator[Watch]:
                 watch.duplicated.append(watch.searches)
 
     with pytest.MonkeyPatch.context() as patch, project.client() as client:
-        patch.setattr(
-            "rmvdb.serving.search.ATTEMPTS", 25
-        )  # so slow that it has to be asked again is a search where the machine is
+        patch.setattr("rmvdb.serving.search.ATTEMPTS", 25)  # on a slow machine a search is so slow that it is repeated
         thread = threading.Thread(target=go_on, args=(client,))
         thread.start()
         try:
@@ -74,7 +72,7 @@ def searching(project: Project, ids: Sequence[Id]) -> Iterator[Watch]:
 
 
 def collections(project: Project) -> dict[str, int]:
-    """Records by model version, of the collections that exist."""
+    """Return the records of the existing collections, by model version."""
     return {each["model"]: each["records"] for each in project.json("gallery", "show", "things")["collections"]}
 
 
@@ -526,7 +524,7 @@ def _until(true: Any, *, seconds: float = 240) -> None:
 
 
 def test_a_roll_back_to_the_original_takes_a_moment(project: Project) -> None:
-    """The adopted way: no record ever leaves the original, so nobody has to agree to that."""
+    """The gallery is adopted. No record ever leaves the original, so no consent is needed."""
     plan = project.json("plan", "--from", "v1", "--to", "v2", "--method", "naive", "--instant-rollback")
     assert plan["cost"]["copy_bytes"] == plan["cost"]["archive_bytes"] > 0
     original = project.json("status")["legs"][0]["collection"]
@@ -558,7 +556,7 @@ def test_a_roll_back_to_the_original_takes_a_moment(project: Project) -> None:
 
 
 def write_one(project: Project, id: int) -> None:
-    """An application changes a record."""
+    """Change a record as an application does."""
     models = project.models()
     project.editions(**models.editions() | {str(id): 1})
     with project.client() as client:

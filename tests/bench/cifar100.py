@@ -166,7 +166,7 @@ def measure(fitted: Fitted, part: Pairs, confidence: np.ndarray, scales: simulat
 
 
 def fits(data: Data) -> Iterator[tuple[str, Fitted, Pairs]]:
-    """What was trained, by name, and what it is calibrated on."""
+    """Return the trained transforms by name, and the part to calibrate them on."""
     unlabelled = replace(data.pairs, labels=None)
     plans = {method.value: (data.pairs, method, TrainingSettings()) for method in Method if method is not Method.IDENTITY}
     plans["rm --paper"] = (data.pairs, Method.RM, TrainingSettings.paper())

@@ -1,4 +1,4 @@
-"""What applications cost the registry: one upgrade beside none of them, and beside 200 that have connected at once.
+"""The load of applications on the registry: one upgrade without any, and one beside 200 that connected at once.
 
     python tests/bench/clients.py [CLIENTS]
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def measured(folder: Path, registry: str | None) -> dict[str, Any]:
-    """One upgrade alone, then one back to the first version beside the clients."""
+    """Measure one upgrade alone, then one back to the first version beside the clients."""
     project = Project(folder, registry=registry, retry_for=60.0)
     text = (folder / "rmvdb.toml").read_text()
     (folder / "rmvdb.toml").write_text(text.replace("plan_max_age = 0.6\nlongest_search = 1.5\n", ""))
@@ -77,7 +77,7 @@ def measured(folder: Path, registry: str | None) -> dict[str, Any]:
 
 
 def upgrade(project: Project, one: str, other: str) -> None:
-    """From one version to the other, to the end."""
+    """Upgrade from one version to the other, to the end."""
     project.run(*UPGRADE, "--from", one, "--to", other, timeout=1800)
     project.run("cleanup", "--yes", timeout=600)
 

@@ -39,7 +39,7 @@ Quality = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One model's line of the table; shares of 1, None where there is nothing to compare with."""
+    """One model's line of the table; shares of 1, None if there is nothing to compare with."""
 
     name: str
     self_map: float
@@ -62,7 +62,7 @@ def digits(seed: int) -> tuple[Subset, Subset, Subset]:
 
 
 def model(*, width: int, classes: int, zeta: float | None, seed: int) -> Model:
-    """A small network with its classifier; hyperbolic where it has a ζ."""
+    """Return a small network with its classifier; hyperbolic if it has a ζ."""
     torch.manual_seed(seed)
     layers = [nn.Linear(64, width), nn.BatchNorm1d(width), nn.ReLU()]
     layers += [nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, DIM)]
@@ -84,7 +84,7 @@ def quality(queries: Model, gallery: Model, items: Subset) -> Quality:
 
 
 def compare(losses: list[Loss], *, hyperbolic: bool, settings: Settings) -> Iterator[Row]:
-    """The old model, the new one trained alone, and the new one trained by each loss."""
+    """Yield the old model, the new one trained alone, and the new one trained by each loss."""
     few, many, searched = digits(settings.seed)
     zetas = (1.0, 1.2) if hyperbolic else (None, None)
     space = ", hyperbolic" if hyperbolic else ""
@@ -102,7 +102,7 @@ def compare(losses: list[Loss], *, hyperbolic: bool, settings: Settings) -> Iter
 
 
 def row(name: str, *, own: Quality, cross: Quality, start: Quality, alone: Quality) -> Row:
-    """A new model's line: `start` is the old model's quality, `alone` that of the new one trained without it."""
+    """Return a new model's line: `start` is the old model's quality, `alone` that of the new one trained without it."""
     return Row(
         name=name,
         self_map=own[0],
@@ -115,7 +115,7 @@ def row(name: str, *, own: Quality, cross: Quality, start: Quality, alone: Quali
 
 
 def line(name: str) -> Callable[[int, int, float], None]:
-    """A training's progress on one line of the terminal."""
+    """Return a training's progress on one line of the terminal."""
     began = time.perf_counter()
 
     def report(step: int, steps: int, loss: float) -> None:
@@ -127,7 +127,7 @@ def line(name: str) -> Callable[[int, int, float], None]:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as Markdown, in percent; P_up and P_com as shares."""
+    """Return the rows as Markdown, in percent; P_up and P_com as shares."""
     lines = ["| | self mAP | self CMC@1 | cross mAP | cross CMC@1 | P_up | P_com |", "|---|---|---|---|---|---|---|"]
     for row in rows:
         shares = [row.self_map, row.self_cmc, row.cross_map, row.cross_cmc]

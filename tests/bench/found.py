@@ -47,7 +47,7 @@ class Watch(threading.Thread):
         self.found: list[tuple[float, int]] = []
 
     def run(self) -> None:
-        """Until it is over."""
+        """Search until it is over."""
         with self._project.client() as client:
             query = self._project.models().item(1)
             while not self.over.wait(0.1):
@@ -57,7 +57,7 @@ class Watch(threading.Thread):
 
 
 def main() -> None:
-    """One upgrade, watched by two applications from its deployment until a minute after its cut-over."""
+    """Run one upgrade. Two applications watch it from its deployment until a minute after its cut-over."""
     postgres, folder = Postgres(), Path(tempfile.mkdtemp(prefix="rmvdb-bench-"))
     try:
         with MilvusServer(folder / "milvus") as server:
@@ -67,12 +67,12 @@ def main() -> None:
 
 
 def measured(folder: Path, milvus: str, registry: str) -> dict[str, Any]:
-    """The figures."""
+    """Return the figures."""
     project = Project(folder / "project", milvus=milvus, registry=registry, batch=BATCH, retry_for=60.0)
     project.prepare([1], fill=False)
     fill(project)
     app = rmvdb.app.load(project.folder)
-    app.store.settle(app.registry.plan("things").legs[0].collection)  # fresh rows are missed whoever asks for them
+    app.store.settle(app.registry.plan("things").legs[0].collection)  # every search misses fresh rows
     watches = [Watch(project, seed) for seed in range(2)]
     for each in watches:
         each.start()
@@ -103,7 +103,7 @@ def measured(folder: Path, milvus: str, registry: str) -> dict[str, Any]:
 
 
 def fill(project: Project) -> None:
-    """Records of v1, by the client."""
+    """Write records of v1 by the client."""
     models = project.models()
     with project.client() as client:
         for first in range(1, RECORDS + 1, 1000):
@@ -112,7 +112,7 @@ def fill(project: Project) -> None:
 
 
 def until(app: Any, reached: Any) -> float:
-    """When that was so."""
+    """Return when that was so."""
     end = time.monotonic() + LONGEST
     while not reached(status(app.registry, app.registry.gallery("things"))):
         if time.monotonic() > end:

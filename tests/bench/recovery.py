@@ -76,7 +76,7 @@ def workers(project: Project, app: Any, upgrade: int) -> dict[str, float]:
 
 
 def takeover(project: Project, app: Any, upgrade: int) -> float:
-    """Seconds from the kill of a worker until somebody else has claimed its batch."""
+    """Return the seconds from the kill of a worker until another worker has claimed its batch."""
     doomed = project.start("worker")
     batch = _wait(lambda: _held(app, upgrade, doomed.pid))
     heir = project.start("worker")

@@ -21,7 +21,7 @@ import demo_data
 
 
 def main() -> None:
-    """Each simulation, its table and its time."""
+    """Print each simulation, its table and its time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("simulation"))
     folder = parser.parse_args().out.resolve()

@@ -1,4 +1,4 @@
-"""What small flushes do to a bare Milvus 2.3.5, without rmvdb: why rmvdb flushes only what gets an index.
+"""The effect of small flushes on a bare Milvus 2.3.5, without rmvdb: why rmvdb flushes only rows that get an index.
 
     python tests/bench/small_flushes.py [ROUNDS]
 
@@ -41,7 +41,7 @@ _random = np.random.default_rng(0)
 
 
 def main() -> None:
-    """All tables."""
+    """Print all tables."""
     logging.disable(logging.CRITICAL)  # pymilvus prints a traceback for each call that a starting server refuses
     with tempfile.TemporaryDirectory(prefix="rmvdb-bench-") as folder:
         with MilvusServer(Path(folder) / "segments") as server:
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def missed(client: MilvusClient, size: int, *, flushed: bool = True, dynamic: bool = False) -> dict[str, Any]:
-    """How many records a search with a filter misses, of how many that match it, in one segment."""
+    """Return how many records a search with a filter misses, of how many that match it, in one segment."""
     _make(client, "segment", dynamic=dynamic)
     _write(client, "segment", range(size), 0)
     if flushed:
@@ -144,7 +144,7 @@ def _flush_often(server: MilvusServer, over: threading.Event) -> None:
 
 
 def _differing(client: MilvusClient, truth: Mapping[int, int]) -> list[int]:
-    """What is not as it must be, ten seconds after the server answers again: for a moment it shows old versions."""
+    """Return the records that differ ten seconds after the server answers again. For a moment it shows old versions."""
     deadline = time.monotonic() + 120.0
     while True:
         try:

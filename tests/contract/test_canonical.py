@@ -1,4 +1,4 @@
-"""What a record may hold: every engine keeps the same values as they are and refuses the same ones, with nothing written."""
+"""The values of a record: every engine stores the same ones unchanged, and refuses the same ones before it writes anything."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def made(store: VectorStore, collection: str, **changes: Any) -> Schema:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, types too."""
+    """Return whether two values are equal, types too."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -291,7 +291,7 @@ def test_a_null_is_kept_where_the_collection_takes_it_and_refused_elsewhere(stor
         assert held(store, collection) == {}
 
 
-#: What a JSON field may be as a whole; Milvus 2.3 takes objects and null, Milvus Lite 3 objects and lists.
+#: The values of a whole JSON field. Milvus 2.3 takes objects and null, Milvus Lite 3 objects and lists.
 JSONS: list[Any] = [
     "123",
     '"text"',

@@ -1,4 +1,4 @@
-"""What a failed call means, by its code; what engines are asked with the index that `rmvdb init` has."""
+"""The meaning of a failed call, by its code. The engines have the index of `rmvdb init`."""
 
 from __future__ import annotations
 

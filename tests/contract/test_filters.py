@@ -1,4 +1,4 @@
-"""What a filter finds, over faiss, Milvus Lite and a Milvus server: one meaning, or a refusal before anything is sent."""
+"""Filters over faiss, Milvus Lite and a Milvus server: one meaning, or a refusal before anything is sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support import filtering
 from tests.support.inprocess import DIMS, make
 
 ONE: Vectors = np.ones((1, 4), np.float32)
-#: What the field `x`, which is not declared, and `note["x"]`, which is JSON, hold; the first record has neither.
+#: The values of the undeclared field `x` and of `note["x"]` in JSON. The first record has neither.
 VALUES: list[Any] = [
     *[..., None, 1, 1.0, 2.5, True, False, "1", "a", "ab%c_d", "", [1, 2], ["a", "b"], [], {"a": 1}],
     *[2**53 + 1, 2**53, 2**62, -7, 0, 7, 8, {"a": {"b": [1, "z", None]}}, [[1, 2], [3]], [1, "a", True, None]],
@@ -56,7 +56,7 @@ _made: dict[tuple[str, str], tuple[VectorStore, str]] = {}
 
 
 def made(store: VectorStore, request: pytest.FixtureRequest, what: str, records: Sequence[Record]) -> str:
-    """The name of a collection."""
+    """Return the name of a collection."""
     key = what, request.node.callspec.params["store"]
     if key not in _made:
         name = f"c_{uuid.uuid4().hex}"
@@ -88,7 +88,7 @@ def _drop_what_was_made() -> Iterator[None]:
 
 
 def found(store: VectorStore, collection: str, filter: str | None) -> list[Id]:
-    """Who matches, by each way of asking, which must agree."""
+    """Return the records that match, by each way of asking. All ways must agree."""
     scanned = [record.id for page in store.scan(collection, filter=filter, page=25) for record in page]
     assert [record.id for record in store.get(collection, range(len(RECORDS)), filter=filter, fields=("n",))] == scanned, filter
     assert sorted(hit.id for hit in store.search(collection, ONE, limit=1000, filter=filter, strong=True)[0]) == scanned, filter

@@ -1,4 +1,5 @@
-"""What only a Milvus can do to a store: aliases, duplicated keys, indexes, half made collections, refused ids, big records."""
+"""The behaviour of a store that only a Milvus shows: aliases, duplicated keys, indexes, half made collections, refused ids, big
+records."""
 
 from __future__ import annotations
 
@@ -197,7 +198,7 @@ def test_a_collection_that_is_never_loaded_is_waited_for_no_longer_than_that(
     with pytest.raises(EngineUnavailable, match=f"has not loaded '{collection}' for 1.5 s; look at the memory"):
         milvus_store.create(plain(collection), FLAT)
     assert 1.5 < time.monotonic() - began < 30
-    assert milvus_store.exists(collection)  # and may be somebody else's by now
+    assert milvus_store.exists(collection)  # another process may have it by now
     monkeypatch.undo()
     milvus_store.create(plain(collection), FLAT)
     assert scanned(milvus_store, collection) == []

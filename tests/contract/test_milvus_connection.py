@@ -221,7 +221,7 @@ def test_an_engine_that_is_not_there_tells_no_moment_and_is_not_waited_for() -> 
 
 @pytest.mark.server
 def test_a_wrong_token_is_named_at_once(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    request.getfixturevalue("milvus_server")  # skips where there can be none
+    request.getfixturevalue("milvus_server")  # skips if there can be none
     settings = {"common.security.authorizationEnabled": "true", "common.session.ttl": 60}
     with MilvusServer(tmp_path / "milvus", settings=settings) as server:
         good = MilvusStore(lambda: server.address, token="root:Milvus")

@@ -54,13 +54,13 @@ def name(store: VectorStore) -> Iterator[str]:
 
 
 def adopted(registry: Registry, collection: str) -> Registry:
-    """The registry, with a gallery photos of that collection."""
+    """Return the registry, with a gallery photos of that collection."""
     add_gallery(registry, schema=dataclasses.replace(shape(), collection=collection))
     return registry
 
 
 def took(registry: Registry, store: VectorStore, collection: str) -> str:
-    """The identity of a registry that took the collection, or why it could not."""
+    """Return the identity of a registry that took the collection, or why it could not."""
     try:
         Owner(registry, store).take("photos", collection)
     except NotOwner as exc:

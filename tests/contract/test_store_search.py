@@ -16,7 +16,7 @@ from tests.support.records import DIM, FLAT, METRICS, bare, filled, in_threads, 
 
 
 def distances(metric: Metric, query: Vectors, gallery: Vectors) -> Any:
-    """The obvious formula, in double precision, (q, n)."""
+    """Return the obvious formula, in double precision, (q, n)."""
     q, g = query.astype(np.float64), gallery.astype(np.float64)
     if metric is Metric.L2:
         return ((q[:, None] - g[None]) ** 2).sum(-1)

@@ -23,7 +23,7 @@ PAGES = {
     },
     **{f"reference/{name}": text for name, text in generate.pages().items()},
 }
-#: Pages that somebody has written.
+#: Pages that people have written.
 WRITTEN = [page for page in PAGES if not page.startswith("reference/")]
 
 _BLOCK = re.compile(
@@ -41,7 +41,7 @@ class Block:
     line: int
     language: str
     text: str
-    #: Why it is not run; None where it is.
+    #: The reason why it is not run, None if it is run.
     reason: str | None
     #: Whether the commands before it print these lines, but for their numbers.
     printed: bool
@@ -57,7 +57,7 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    """The blocks of a page, in their order."""
+    """Return the blocks of a page, in their order."""
     text = PAGES[page]
     return [
         Block(
@@ -76,7 +76,7 @@ ALL = [block for page in PAGES for block in blocks(page)]
 
 
 def rmvdb_lines() -> Iterator[tuple[str, list[str]]]:
-    """Every command line of rmvdb in a block, with its place: its words after `rmvdb`."""
+    """Yield every command line of rmvdb in a block, with its place: its words after `rmvdb`."""
     for block in ALL:
         for line in block.commands if block.language == "sh" else block.text.splitlines():
             found = re.match(r"(?:ExecStart=\S*/)?rmvdb (?!.*\[OPTIONS\])(.+)", line)
@@ -85,5 +85,5 @@ def rmvdb_lines() -> Iterator[tuple[str, list[str]]]:
 
 
 def spans(page: str) -> list[str]:
-    """The words in `backticks` outside of blocks."""
+    """Return the words in `backticks` outside of blocks."""
     return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", _BLOCK.sub("", PAGES[page]))

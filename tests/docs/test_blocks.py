@@ -27,7 +27,7 @@ def of(language: str) -> list[Any]:
 
 
 def parse(command: click.Command, words: list[str], parent: click.Context | None = None) -> None:
-    """As click parses these words before it calls a command; UsageError where it would refuse them."""
+    """Parse these words as click does before it calls a command. Raise UsageError if it refuses them."""
     with command.make_context(command.name, list(words), parent=parent) as ctx:
         if isinstance(command, click.Group):
             _, found, rest = command.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
@@ -36,7 +36,7 @@ def parse(command: click.Command, words: list[str], parent: click.Context | None
 
 
 def named(words: list[str]) -> click.Command:
-    """The command or group that these words begin with."""
+    """Return the command or group that these words begin with."""
     command: click.Command = cli.main
     for word in words:
         if not isinstance(command, click.Group) or word not in command.commands:
@@ -150,7 +150,7 @@ def test_every_name_of_rmvdb_in_the_text_is_there(page: str) -> None:
 
 
 def _there(path: str) -> bool:
-    """Whether a dotted name is a module or what one has."""
+    """Return whether a dotted name is a module or an attribute of one."""
     names = path.split(".")
     for size in range(len(names), 0, -1):
         try:

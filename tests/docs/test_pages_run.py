@@ -72,7 +72,7 @@ class Reader:
             exec(compile(block.text, str(block), "exec"), self.names)
 
     def type(self, command: str) -> None:
-        """A line of a shell, run in this process."""
+        """Run a line of a shell in this process."""
         program, *words = shlex.split(command, comments=True)
         assert program == "rmvdb", f"{command}: mark its block as not run, and why"
         done = CliRunner().invoke(cli.main, words)
@@ -80,7 +80,7 @@ class Reader:
         self.lines |= {shape(line) for line in done.output.splitlines()}
 
     def look_for(self, block: Block) -> None:
-        """The lines of this block have been printed; … at the end of one stands for the rest of it."""
+        """Expect that the lines of this block were printed. … at the end of a line stands for its rest."""
         for line in map(shape, block.text.splitlines()):
             start = line.removesuffix("…").rstrip()
             assert any(each == line or (start != line and each.startswith(start)) for each in self.lines), (
@@ -90,7 +90,7 @@ class Reader:
 
 @contextlib.contextmanager
 def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
-    """A reader in this folder, whose upgrades train and wait for less long than a user's do."""
+    """Run as a reader in this folder, whose upgrades train and wait less than a user's."""
     others = {name: sys.modules.pop(name) for name in ("models", "models_v3", "pictures") if name in sys.modules}
     with monkeypatch.context() as patch:
         patch.chdir(folder)
@@ -112,7 +112,7 @@ def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
 
 
 def _pictures(folder: Path) -> None:
-    """What the page on files takes for granted."""
+    """Make the files that the page on files takes for granted."""
     (folder / "photos").mkdir()
     for at in range(1, 41):
         pixels = np.random.default_rng(at).integers(0, 255, (16, 16, 3), dtype=np.uint8)
@@ -121,7 +121,7 @@ def _pictures(folder: Path) -> None:
 
 
 def _third_version(folder: Path) -> None:
-    """What the page on a third version takes for granted."""
+    """Make the upgrade that the page on a third version takes for granted."""
     (folder / "models_v3.py").write_text("import models\n\n\ndef v3():\n    return models.Sentences(models.Letters(size=4))\n")
 
 

@@ -1,4 +1,4 @@
-"""What the tests of several parts in one process share."""
+"""The fixtures of tests of several parts in one process."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Counting(TextEmbedder):
     seen: list[Item] = []  # noqa: RUF012 (one list for the one test)
 
     def embed(self, items: Sequence[Item]) -> Vectors:
-        """As the embedder of texts."""
+        """Embed as the embedder of texts."""
         self.seen += items
         return super().embed(items)
 

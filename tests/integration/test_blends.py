@@ -77,7 +77,7 @@ def cosine(query: Vectors, stored: Vectors | None) -> float:
 
 
 def by_hand(gallery: Gallery, queries: Mapping[str, Vectors]) -> list[tuple[Id, float]]:
-    """Every record with its smallest distance from these queries, nearest first; the queries by collection."""
+    """Return every record with its smallest distance from these queries, nearest first; the queries by collection."""
     found: dict[Id, float] = {}
     for collection, query in queries.items():
         for id, record in gallery.records(collection).items():
@@ -86,7 +86,7 @@ def by_hand(gallery: Gallery, queries: Mapping[str, Vectors]) -> list[tuple[Id, 
 
 
 def both(gallery: Gallery, item: str, psi: str, *, weight: float = WEIGHT) -> Vectors:
-    """The query of v1's collection, written out."""
+    """Return the query of v1's collection, written out."""
     reached = gallery.loaded_models.apply([psi], vector("v2", item)[None])[0]
     return (1 - weight) * unit(reached) + weight * unit(vector("v1", item))
 

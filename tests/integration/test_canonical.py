@@ -1,4 +1,4 @@
-"""What passes a client's door or a batch's: ids, fields and vectors that are odd, each in one test."""
+"""Odd ids, fields and vectors at the door of a client or of a batch, each in one test."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_several_ids_come_in_whatever_holds_several(gallery: Gallery) -> None:
     "ids", [b"7", bytearray(b"\x07"), "7", ["7"], 7.0, [7.0], True, [True], [b"7"], np.array([7.0]), {7: 1}], ids=repr
 )
 def test_a_value_that_is_not_an_id_of_the_gallery_deletes_and_reads_nothing(gallery: Gallery, ids: Any) -> None:
-    """The bytes b"7" are the number 55 where they are taken apart."""
+    """If the bytes b"7" are taken apart, they are the number 55."""
     before = held(gallery)
     with gallery.client() as client:
         for call in (client.get, client.delete):
@@ -112,7 +112,7 @@ def test_of_many_records_none_is_written_where_a_field_of_the_last_cannot_be(gal
                 client.upsert([*records, {"id": 700, "item": "t700", **odd}])
         assert held(gallery) == before
         assert gallery.registry.open_writes(gallery.registry.gallery("texts").id) == set()
-        client.upsert([{"id": 1, "item": "t1", "n": np.float32(0.5), "list": (1, np.int8(2))}])  # nobody is waited for
+        client.upsert([{"id": 1, "item": "t1", "n": np.float32(0.5), "list": (1, np.int8(2))}])  # no one is waited for
         assert client.get(1)[0].fields == {"n": 0.5, "list": [1, 2]}
 
 

@@ -1,4 +1,4 @@
-"""What a client answers to odd arguments, at odd moments, and to failures that are not its own, one test each."""
+"""Answers of a client to odd arguments, at odd moments, and to failures of other parts, one test each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gallery(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Gallery]
 
 
 def application(gallery: Gallery, load: Any, import_embedder: Any = lambda _: None) -> Client:
-    """A client in a process of its own, where models are loaded like that."""
+    """Return a client in a process of its own, where models are loaded like that."""
     loaded_models = LoadedModels(
         load_embedder=load,
         load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
@@ -49,7 +49,7 @@ def application(gallery: Gallery, load: Any, import_embedder: Any = lambda _: No
 
 
 def announce(gallery: Gallery) -> None:
-    """A plan of both collections, which clients have to load v2 for."""
+    """Announce a plan of both collections, for which clients must load v2."""
     legs = [Leg(collection=f"texts_{name}", model=name, metric=Metric.COSINE, embedder=name) for name in ("v2", "v1")]
     gallery.registry.announce("texts", legs, gallery.times)
 
@@ -182,7 +182,7 @@ def _fork(folder: Path, deployed: bool) -> None:
     with gallery.client() as client:
         client._current_plan._stop.set()
         client._current_plan._wake.set()
-        client._current_plan._thread.join()  # nobody says meanwhile that this client lives
+        client._current_plan._thread.join()  # no heartbeat of this client comes meanwhile
         client._current_plan._stop.clear()
         reading, writing = os.pipe()
         child = os.fork()

@@ -130,7 +130,7 @@ def test_records_that_a_fatal_call_has_deleted_are_put_back_before_anything_else
 
 
 def fatal(store: MilvusStore, kind: str) -> Any:
-    """A search or a query whose filter ends the engine."""
+    """Return a search or a query whose filter ends the engine."""
 
     def ask(client: Any) -> Any:
         if kind == "query":

@@ -1,4 +1,4 @@
-"""What is left behind goes, and nothing that an upgrade, a roll back or a rebuild needs."""
+"""Garbage goes, and nothing that an upgrade, a roll back or a rebuild needs."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def hanging(stoppable_postgres: Postgres) -> Iterator[Registry]:
 
 @contextmanager
 def locked(registry: Registry) -> Iterator[None]:
-    """An administrator has locked a table."""
+    """Lock a table, as an administrator may."""
     address = registry.url.render_as_string(hide_password=False).replace("+psycopg", "")
     with psycopg.connect(address) as connection:
         connection.execute("LOCK TABLE galleries IN ACCESS EXCLUSIVE MODE")
@@ -55,7 +55,7 @@ def locked(registry: Registry) -> Iterator[None]:
 
 @contextmanager
 def suspended(server: Postgres) -> Iterator[None]:
-    """The server's processes stand still; its kernel still takes what is sent."""
+    """Suspend the server's processes. Its kernel still accepts all data."""
     processes = server.processes()
     for process in processes:
         os.kill(process, signal.SIGSTOP)

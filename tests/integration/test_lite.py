@@ -54,7 +54,7 @@ def record(id: int) -> Record:
 
 
 def processes(path: Path) -> dict[str, int]:
-    """The pids of the file's owner and server; two of a kind are an error, unless one of them is about to end."""
+    """Return the pids of the file's owner and server; two of a kind are an error, unless one of them is about to end."""
     deadline = time.monotonic() + 30
     while len(dict(found := _processes(path))) < len(found):
         assert time.monotonic() < deadline, f"two of a kind: {found}"
@@ -82,7 +82,7 @@ def eventually(holds: Callable[[], bool], what: str, *, within: float = 60.0) ->
 
 
 def program(body: str, *arguments: object, **options: object) -> subprocess.Popen[str]:
-    """Another process that runs `body`."""
+    """Start another process that runs `body`."""
     head = "import sys, os, time, functools, numpy as np\nfrom rmvdb.engines import lite\n"
     head += "from rmvdb.engines.milvus import MilvusStore\n"
     command = [sys.executable, "-c", head + textwrap.dedent(body), *map(str, arguments)]
@@ -90,7 +90,7 @@ def program(body: str, *arguments: object, **options: object) -> subprocess.Pope
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """What a process said, once it has ended well."""
+    """Return the output of a process that ended well."""
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     return str(said).strip()
@@ -194,7 +194,7 @@ def test_a_killed_owner_or_server_is_replaced_and_nothing_is_lost(path: Path, wh
 
 
 def answers(store: MilvusStore) -> bool:
-    """Whether it does, about ten records."""
+    """Return whether it does, for ten records."""
     with suppress(EngineUnavailable):
         return store.count("c") == 10
     return False
@@ -440,7 +440,7 @@ def test_a_search_never_misses_a_record_that_is_being_replaced(path: Path) -> No
     store.close()
 
 
-#: Replaces records on a disk that is nearly full, then lets Lite read its file anew.
+#: Replaces records on a disk that is nearly full, then lets Lite read its file again.
 NEARLY_FULL = """
 import functools, os, sys, time
 from concurrent.futures import ThreadPoolExecutor

@@ -34,7 +34,7 @@ class Moment:
         self._move(self._file, self._copy)
 
     def come_back(self) -> None:
-        """The registry is what it was, and knows nothing of what happened since."""
+        """Set the registry back, so that it knows nothing of later events."""
         self._registry.close()
         self._move(self._copy, self._file)
 
@@ -45,7 +45,7 @@ class Moment:
 
 
 def before(gallery: Gallery, call: str, kind: str) -> Moment:
-    """The registry as it is just before the first such call; everything is moved since."""
+    """Return the registry as it is just before the first such call; everything is moved since."""
     moments: list[Moment] = []
 
     def look(made: str, collection: str) -> None:
@@ -71,7 +71,7 @@ def test_a_registry_that_went_back_loses_no_record(gallery: Gallery, call: str, 
 
 
 def forget(gallery: Gallery, *statements: str) -> None:
-    """The registry takes what was retired for copied, and whatever else is said."""
+    """Take retired batches for copied ones in the registry, and run these statements."""
     with gallery.registry.engine.begin() as connection:
         for each in statements:
             connection.exec_driver_sql(each)
@@ -116,8 +116,8 @@ def test_a_record_that_came_again_before_the_registry_went_back_is_not_lost(gall
     gallery.expect_moved()
 
 
-def copied(gallery: Gallery) -> None:
-    """Every batch is copied, and none is retired."""
+def decided(gallery: Gallery) -> None:
+    """Copy every batch, and die before the first removal."""
 
     def stop(call: str, collection: str) -> None:
         if call == "delete":
@@ -127,6 +127,11 @@ def copied(gallery: Gallery) -> None:
     with pytest.raises(Crash):
         drive(gallery)
     gallery.store.before = lambda call, collection: None
+
+
+def copied(gallery: Gallery) -> None:
+    """Copy every batch, and retire none."""
+    decided(gallery)
     forget(gallery)
     for path in gallery.archive.folder.rglob("*.left"):
         path.unlink()
@@ -183,14 +188,7 @@ def test_a_write_that_the_engine_has_lost_is_made_again_from_its_item(gallery: G
 
 
 def test_a_decision_is_not_carried_out_on_what_new_has_lost_since(gallery: Gallery) -> None:
-    def stop(call: str, collection: str) -> None:
-        if call == "delete":
-            raise Crash
-
-    gallery.store.before = stop
-    with pytest.raises(Crash):
-        drive(gallery)
-    gallery.store.before = lambda call, collection: None
+    decided(gallery)
     removing = gallery.registry.batches(gallery.upgrade.id, state=BatchState.REMOVING)
     gallery.store.delete(gallery.task.new[0], unpack_ids(removing[0].remove)[:4])
     drive(gallery)
@@ -198,7 +196,7 @@ def test_a_decision_is_not_carried_out_on_what_new_has_lost_since(gallery: Galle
 
 
 def held_back(gallery: Gallery, count: int) -> None:
-    """Another program takes records out of old before any batch reads them."""
+    """Remove records from old, as another program does, before any batch reads them."""
     gallery.store.delete(gallery.task.old[0], list(range(1, count + 1)))
     for id in range(1, count + 1):
         del gallery.source.of[id]

@@ -36,7 +36,7 @@ class Short(TextEmbedder):
 
 
 def own_queries(gallery: Gallery, kind: type[TextEmbedder] = Asked, *, registered: bool = True) -> None:
-    """Every version is of this kind from now on."""
+    """Make every version of this kind from now on."""
     loaded = gallery.loaded_models
     loaded._load_embedder = kind
     loaded._load_chain = lambda version: Chain(embedder=version, dim=DIMS[version], has_own_queries=registered)

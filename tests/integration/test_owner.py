@@ -1,4 +1,4 @@
-"""Two registries over one engine, and a registry that goes back: whoever is wrong stops with a sentence, and nothing is lost."""
+"""Two registries over one engine, and a registry that goes back: the wrong one stops with a sentence, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILE = "registry.sqlite"
 
 
 def copied(gallery: Gallery) -> Path:
-    """A backup of the registry as it is now."""
+    """Return a backup of the registry as it is now."""
     gallery.registry.engine.dispose()
     backup = gallery.folder / "backup.sqlite"
     for end in ("", "-wal"):
@@ -36,7 +36,7 @@ def copied(gallery: Gallery) -> Path:
 
 
 def put_back(gallery: Gallery, backup: Path) -> None:
-    """The database's file is the backup again, while all programs run on, here without a manifest that would tell."""
+    """Put the backup of the database back while all programs run on, without a manifest that would show it."""
     (gallery.folder / "manifest.json").unlink()
     gallery.registry.engine.dispose()
     for end in ("", "-wal", "-shm"):
@@ -46,7 +46,7 @@ def put_back(gallery: Gallery, backup: Path) -> None:
 
 
 def another(folder: Path) -> Registry:
-    """A registry that another `rmvdb init` made, with the same model versions."""
+    """Return a registry that another `rmvdb init` made, with the same model versions."""
     folder.mkdir()
     url = f"sqlite:///{folder}/{FILE}"
     schema.upgrade(url)
@@ -60,7 +60,7 @@ def another(folder: Path) -> Registry:
 
 
 def adopt(registry: Registry, gallery: Gallery, collection: str, model: str = "v1") -> None:
-    """As `rmvdb gallery add --collection`."""
+    """Adopt as `rmvdb gallery add --collection` does."""
     galleries.add_gallery(
         registry, gallery.store, gallery.loaded_models, name="texts", model=model, collection=collection, id_type=None, fields=(),
         source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
@@ -116,7 +116,7 @@ def test_a_process_stops_before_it_removes_anything_once_another_registry_took_t
 
 
 def drive_until_copied(gallery: Gallery) -> None:
-    """Every batch is copied, and none has begun to leave."""
+    """Copy every batch, and stop before any record leaves."""
     worker = gallery.worker()
     while (batch := gallery.registry.claim(gallery.upgrade.id, worker.name, lease=60.0, grace=1e6, copy=True)) is not None:
         gallery.backfill.copy(gallery.task, batch, lambda: None)
@@ -149,7 +149,7 @@ def test_a_registry_that_goes_back_while_a_worker_runs_is_noticed_before_anythin
 
 
 def test_a_record_that_had_left_before_the_registry_went_back_is_not_taken_for_deleted(tmp_path: Path) -> None:
-    """Somebody goes on with the older copy for good; a client announces a write, and gives it up."""
+    """The older copy of the registry stays in use. A client announces a write, and gives it up."""
     gallery = make(tmp_path)
     drive_until_copied(gallery)
     backup = copied(gallery)
@@ -207,7 +207,7 @@ def test_a_write_stays_though_the_registry_goes_back_to_before_it(tmp_path: Path
 
 
 def test_a_registry_that_forgot_the_last_write_of_a_record_ends_its_upgrade_all_the_same(tmp_path: Path) -> None:
-    """It knows of an earlier one, and verification believes that one until somebody agrees to what is there."""
+    """It knows of an earlier one, and verification believes that one until an operator accepts the present record."""
     gallery = make(tmp_path)
     drive(gallery)
     item = gallery.source.of

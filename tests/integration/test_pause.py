@@ -21,7 +21,7 @@ from rmvdb.upgrade.status import status
 from tests.support.inprocess import TIMES, Gallery, make
 from tests.support.waiting import wait_until
 
-#: What an upgrade asks of registry and engine on its way, in about that order; each is paused at, before and after.
+#: The calls of an upgrade to registry and engine, in about this order. A pause comes before and after each.
 STEPS = (
     "registry.announce 1", "registry.activate 1", "registry.discard_list 1", "registry.add_batches 1", "registry.claim 1",
     "registry.claim 3", "store.upsert 1", "store.delete 1", "store.scan 2", "registry.open_writes 1", "registry.written 1",
@@ -61,7 +61,7 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
 
 @contextmanager
 def advancing(gallery: Gallery, conductor: Conductor) -> Iterator[threading.Thread]:
-    """An `rmvdb upgrade` beside the test."""
+    """Give an `rmvdb upgrade` beside the test."""
     row, worker = gallery.registry.upgrade(gallery.upgrade.id), gallery.worker()
     thread = threading.Thread(target=conductor.advance, args=(row, worker))
     thread.start()
@@ -85,7 +85,7 @@ def watched(gallery: Gallery, at: Callable[[str], None]) -> Conductor:
 
 
 def begun(registry: Registry, upgrade: int) -> set[int]:
-    """Batches that are not fresh any more."""
+    """Return the begun batches."""
     return {row.id for row in registry.batches(upgrade) if row.state != BatchState.PENDING}
 
 
@@ -215,7 +215,7 @@ def test_by_hand_nothing_goes_on_in_a_pause_and_the_way_out_is_said(tmp_path: Pa
 
 
 def test_a_pause_while_another_takes_its_place_holds_that_one_up(tmp_path: Path) -> None:
-    """Whoever paused it shall not find another one at work a moment later."""
+    """A user who paused the upgrade must not find another one at work a moment later."""
     gallery = make(tmp_path)
     gallery.worker().run(gallery.task, gallery.backfill, until=0.5)
     registry, first = gallery.registry, gallery.upgrade.id

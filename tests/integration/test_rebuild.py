@@ -40,7 +40,7 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
 
 
 def rebuilding(gallery: Gallery, **options: Any) -> Rebuild:
-    """What brings the registry back; nothing of the lost one is under way, so nothing is waited for."""
+    """Return the rebuild. Nothing of the lost registry is under way, so it waits for nothing."""
     manifest, archive = Manifest(gallery.folder / "manifest.json"), Archive(gallery.folder / "archive")
     return Rebuild(registry=gallery.registry, store=gallery.store, archive=archive, manifest=manifest, **{"quiet": 0.0} | options)
 
@@ -60,7 +60,7 @@ def crash(gallery: Gallery, number: int, work: Callable[[Gallery], None] = drive
 
 
 def write(gallery: Gallery, client: Client, *, in_source: bool) -> Truth:
-    """Writes to records of every batch, some of which are moved, some copied, some not begun; what is so then."""
+    """Write to records of every batch: some are moved, some copied, some not begun. Return the items then."""
     written: Truth = {3: ("three", 0), 12: ("twelve", 1), 25: ("five and twenty", 2), 38: ("38", 0), 100: ("hundred", 3)}
     written |= {id: (f"t{id}", 4) for id in (5, 16, 27, 37)}  # the same item, another field
     for id, (text, n) in written.items():
@@ -77,13 +77,13 @@ def write(gallery: Gallery, client: Client, *, in_source: bool) -> Truth:
 
 
 def go_on(gallery: Gallery, number: int | None = None) -> None:
-    """To the cut-over, which verifies."""
+    """Go on to the cut-over, which verifies."""
     row = gallery.registry.upgrade(number or gallery.upgrade.id)
     assert gallery.conductor().advance(row, gallery.worker()).phase == Phase.CUT_OVER
 
 
 def roll_back(gallery: Gallery) -> None:
-    """Back to v1, from wherever it stands."""
+    """Roll back to v1 from the present state."""
     active = gallery.registry.active_upgrade(gallery.upgrade.gallery_id)
     assert active is not None
     back = active if active.undoes else gallery.conductor().roll_back(active)
@@ -92,7 +92,7 @@ def roll_back(gallery: Gallery) -> None:
 
 
 def expect(gallery: Gallery, truth: Truth, version: str, *, odd: Mapping[Id, Vectors] = ODD) -> None:
-    """One collection holds the truth, as that version embeds it, and the other one nothing."""
+    """Expect the truth in one collection, as that version embeds it, and nothing in the other."""
     held = gallery.held()
     full, empty = ("new", "old") if version == "v2" else ("old", "new")
     assert held[empty] == {}
@@ -401,7 +401,7 @@ def test_stopped_while_it_waits_it_has_changed_nothing(gallery: Gallery) -> None
 
 
 def wait_until_led_for(gallery: Gallery, seconds: float) -> None:
-    """Until its conductor has said that it is one for so much longer."""
+    """Wait until its conductor has prolonged its leadership by that long."""
 
     def until() -> float:
         return gallery.registry.upgrade(gallery.upgrade.id).conductor_until or 0.0

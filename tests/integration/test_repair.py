@@ -35,7 +35,7 @@ def row(gallery: Gallery) -> UpgradeRow:
 
 
 def lose_the_archive(gallery: Gallery) -> None:
-    """Its files are not what they were."""
+    """Alter the files of the archive."""
     for path in gallery.archive.folder.rglob("*.parquet"):
         path.write_bytes(b"damaged")
 
@@ -45,7 +45,7 @@ def ids(by_batch: dict[int, list[Id]]) -> list[Id]:
 
 
 def repaired(gallery: Gallery) -> tuple[Lost, list[str]]:
-    """What was lost, and what the repair said."""
+    """Repair. Return the lost records and the repair's lines."""
     said: list[str] = []
     conductor = gallery.conductor()
     conductor.say = said.append
@@ -55,7 +55,7 @@ def repaired(gallery: Gallery) -> tuple[Lost, list[str]]:
 
 
 def expect_whole(gallery: Gallery) -> None:
-    """Nothing is lost any more, and the upgrade ends."""
+    """Expect that nothing is lost any more, and that the upgrade ends."""
     assert gallery.verify().problems == 0
     assert gallery.conductor().lost(row(gallery)) == Lost()
     assert gallery.conductor().advance(row(gallery), gallery.worker()).phase == Phase.CUT_OVER

@@ -1,4 +1,4 @@
-"""A roll back where the old model's embedder is gone: what was written since keeps ψ's vector, and is counted."""
+"""A roll back without the old model's embedder: records written since keep ψ's vector, and are counted."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_an_upgrade_is_worked_on_once_and_goes_on_when_more_is_asked_for(
 
 
 def another(gallery: Gallery, name: str, *, records: int = 20) -> UpgradeRow:
-    """The planned upgrade of another gallery beside it."""
+    """Return the planned upgrade of another gallery beside it."""
     shapes = {
         each: Schema(collection=f"{name}_{each}", dim=DIMS[each], metric=Metric.COSINE, id_type=IdType.INT64)
         for each in ("v1", "v2")
@@ -97,7 +97,7 @@ def another(gallery: Gallery, name: str, *, records: int = 20) -> UpgradeRow:
 def at_work(
     gallery: Gallery, *, limits: Limits = UNLIMITED, lease: float = 1.6, galleries: Sequence[str] = ()
 ) -> Iterator[list[str]]:
-    """A worker that stays is at these galleries, or all; what it says."""
+    """Run a worker that stays, at these galleries or all. Give its lines."""
     said, stop = list[str](), threading.Event()
     worker = gallery.worker(limits=limits, lease=lease)
 

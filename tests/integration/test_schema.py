@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def tables(url: str) -> set[str]:
-    """The names of the tables that a database has."""
+    """Return the names of the tables that a database has."""
     registry = Registry(url)
     names = set(inspect(registry.engine).get_table_names())
     registry.close()
@@ -40,7 +40,7 @@ def run(url: str, statement: str) -> None:
 
 
 def drift(connection: Connection) -> list[object]:
-    """The differences between a database and the code's tables."""
+    """Return the differences between a database and the code's tables."""
     return list(
         compare_metadata(MigrationContext.configure(connection, opts={"version_table": schema.REVISION_TABLE}), Table.metadata)
     )

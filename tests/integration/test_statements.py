@@ -1,4 +1,4 @@
-"""What command line, history and status say is true of the serving plan."""
+"""Sentences of the command line, the history and the status agree with the serving plan."""
 
 from __future__ import annotations
 

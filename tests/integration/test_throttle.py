@@ -40,7 +40,7 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
 
 @pytest.fixture
 def patient(tmp_path: Path) -> Iterator[Gallery]:
-    """The same, where a search may take a second, and a batch waits longer than that before it leaves."""
+    """The same, but a search may take a second, and a batch waits longer than that before it leaves."""
     made = make(tmp_path, times=TIMES | {"longest_search": 1.0})
     yield made
     made.registry.close()
@@ -83,7 +83,7 @@ class Timed:
 
 @contextmanager
 def working(gallery: Gallery, *, width: int = 2, limits: Limits = UNLIMITED, backfill: Any = None) -> Iterator[Future[Progress]]:
-    """A worker that works while the block runs, and is stopped at its end if it has not ended by itself."""
+    """Run a worker while the block runs. Stop it at the end if it has not ended by itself."""
     stop, worker = threading.Event(), gallery.worker(width=width, limits=limits, lease=60)
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(worker.run, gallery.task, backfill or gallery.backfill, stop=stop)
@@ -126,7 +126,8 @@ Span: TypeAlias = tuple[float, float]
 
 
 def overheard(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Span], list[tuple[int, Span]]]:
-    """When each batch begins; and of every answer that one must not begin yet, how many have begun, and when one may."""
+    """Record when each batch begins. For each answer that no batch may begin yet, record how many have begun, and when one
+    may."""
     begun: list[Span] = []
     held: list[tuple[int, Span]] = []
     begin, wait = Throttle.begin, Throttle.wait
@@ -218,7 +219,7 @@ def test_a_share_asked_for_later_does_not_count_what_went_before(tmp_path: Path,
 
 
 def slow_searches(gallery: Gallery, client: Client) -> None:
-    """Enough searches of that client that take long, all at once, and its report of them."""
+    """Report enough slow searches of that client."""
     gallery.store.before = lambda call, collection: time.sleep(SLOW if call == "search" else 0)
     with ThreadPoolExecutor(8) as pool:
         for each in [pool.submit(search, client, 3) for _ in range(8)]:
@@ -280,7 +281,7 @@ def test_nothing_is_begun_while_the_flag_file_exists(gallery: Gallery, tmp_path:
         flag.unlink()
         removed = time.monotonic()
         until(lambda: done(gallery) > 0)
-        assert time.monotonic() - removed < 20  # half a second where nothing else keeps the machine busy
+        assert time.monotonic() - removed < 20  # half a second on an idle machine
         ended.result(timeout=30)
     gallery.expect_moved()
 
@@ -384,12 +385,12 @@ def test_a_slow_embedder_or_store_holds_up_the_work_not_the_memory(tmp_path: Pat
 
 
 def records_in_memory() -> int:
-    """How many there are in this process, those of other tests included."""
+    """Return how many there are in this process, those of other tests included."""
     gc.collect()
     return sum(type(each) is Record for each in gc.get_objects())
 
 
 def in_hand(gallery: Gallery) -> int:
-    """The batches that a worker holds to copy them."""
+    """Return the batches that a worker holds to copy them."""
     rows = gallery.registry.batches(gallery.upgrade.id)  # at one moment: a batch is in one state of them
     return sum(row.worker is not None and row.state in (BatchState.CLAIMED, BatchState.WRITING) for row in rows)

@@ -99,7 +99,7 @@ def row(gallery: Gallery) -> UpgradeRow:
 
 
 def interrupted(gallery: Gallery, *, after: int) -> None:
-    """Cut-over that is stopped when so many parts are compared."""
+    """Stop a cut-over once so many parts are compared."""
     conductor = gallery.conductor()
     parts = []
 
@@ -116,7 +116,7 @@ def interrupted(gallery: Gallery, *, after: int) -> None:
 
 @contextmanager
 def third_version(gallery: Gallery) -> Iterator[None]:
-    """It takes the place of the upgrade, takes every record out of the collections, and is rolled back: the upgrade goes on."""
+    """Supersede the upgrade, take every record out of its collections, and roll back: the upgrade goes on."""
     first, task = gallery.upgrade, gallery.task
     gallery.supersede()
     yield
@@ -129,7 +129,7 @@ def third_version(gallery: Gallery) -> Iterator[None]:
 
 
 def read(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many records each file that is read from now on holds."""
+    """Return how many records each file that is read from now on holds."""
     files: list[int] = []
     real = gallery.archive.found
 
@@ -208,7 +208,7 @@ def test_a_position_counts_only_while_the_same_batches_lie_behind_it(gallery: Ga
 
 
 def verify_from(gallery: Gallery, begun: VerifyPosition) -> int:
-    """How many parts are compared."""
+    """Return how many parts are compared."""
     parts = list[VerifyPosition]()
     report = verify._compare(gallery.conductor(), row(gallery), begun=begun, keep=parts.append)
     assert report.ok

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 
 class Step(NamedTuple):
-    """What happens, where it leads, and whether it is a fault: a thing that nobody can count on."""
+    """A step: its name, the state that it leads to, and whether it is a fault, which no process may rely on."""
 
     name: str
     then: Hashable
@@ -17,24 +17,24 @@ class Step(NamedTuple):
 
 
 class Model(Protocol):
-    """What is checked."""
+    """The model to check."""
 
     def initial(self) -> Hashable:
-        """Where it begins."""
+        """Return the first state."""
 
     def steps(self, state: Hashable) -> Iterable[Step]:
-        """Everything that may happen next."""
+        """Yield everything that may happen next."""
 
     def broken(self, state: Hashable) -> str:
-        """Which promise this state breaks, in words; "" for none."""
+        """Return which promise this state breaks, in words; "" for none."""
 
     def ended(self, state: Hashable) -> bool:
-        """Whether this is where it must end."""
+        """Return whether this is an allowed end."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a check found; `trace` leads from the beginning to the state that is `broken`."""
+    """The result of a check. `trace` leads from the beginning to the state that is `broken`."""
 
     states: int
     broken: str = ""
@@ -73,7 +73,7 @@ def check(model: Model) -> Found:
 
 
 def _backwards(towards: dict[Hashable, list[Hashable]], ends: list[Hashable]) -> set[Hashable]:
-    """The states from which one of these can be reached."""
+    """Return the states from which one of these can be reached."""
     good, queue = set(ends), list(ends)
     while queue:
         more = [state for state in towards.get(queue.pop(), ()) if state not in good]

@@ -1,11 +1,11 @@
 """The registry's time, which leases, deadlines and graces are measured by, while the database's clock is set forward and back.
 
-A wait begins at some moment; whoever looks must not find that more of the registry's time passed than seconds did. Two processes
-look; each may be killed and start afresh, and its machine may stand still for a second that its own clock does not count.
+A wait begins at some moment. No process may find that more of the registry's time passed than seconds did. Two processes look.
+Each may be killed and started again, and its machine may stand still for a second that its own clock does not count.
 
 | step | code |
 |---|---|
-| a process looks | Timekeeper.begin: the clocks are compared, and the anchor is set anew |
+| a process looks | Timekeeper.begin: the clocks are compared, and the anchor is set again |
 | a process begins a wait | what a transaction then writes by Registry.now |
 
 A process that starts after a jump counts a tick that may not have passed: so much is allowed for each jump. A machine that stands
@@ -24,7 +24,7 @@ TICK, SECONDS, FORWARD, BACK = 1, 2, 6, 3
 
 
 class Last(NamedTuple):
-    """What a process compares the next reading with."""
+    """The reading that a process compares the next one with."""
 
     shown: int
     own: int
@@ -34,7 +34,7 @@ class Last(NamedTuple):
 
 
 class State(NamedTuple):
-    """Seconds from the beginning; what nobody has begun is -1."""
+    """Seconds from the beginning. -1: not begun."""
 
     seconds: int = 0
     shown: int = 0
@@ -42,7 +42,7 @@ class State(NamedTuple):
     time: int = 0
     anchored: int = 0
     back: int = 0
-    #: What each process's own clock counted, and its last reading.
+    #: The count of each process's own clock, and its last reading.
     own: tuple[int, int] = (0, 0)
     last: tuple[Last | None, Last | None] = (None, None)
     jumps: int = 0
@@ -62,15 +62,15 @@ class Time:
     stands: bool = False
 
     def has(self, step: str) -> bool:
-        """Whether the mechanism still has this step."""
+        """Return whether the mechanism still has this step."""
         return step not in self.without
 
     def initial(self) -> State:
-        """Nobody has looked."""
+        """No process has looked."""
         return State()
 
     def broken(self, s: State) -> str:
-        """A wait that ends early."""
+        """Return a wait that ends early."""
         early = s.over - (s.seconds - s.begun) if s.begun >= 0 else 0
         return f"a wait was over {early} s early" if early > TICK * s.jumps else ""
 
@@ -79,7 +79,7 @@ class Time:
         return True
 
     def steps(self, s: State) -> Iterator[Step]:
-        """A second passes; the clock is set; a process looks, or begins a wait, or starts afresh."""
+        """Yield these steps: a second passes, the clock is set, a process looks, begins a wait, or starts again."""
         if s.seconds < SECONDS:
             later = s._replace(seconds=s.seconds + 1, shown=s.shown + 1)
             yield Step("a second passes", later._replace(own=(s.own[0] + 1, s.own[1] + 1)))
@@ -98,7 +98,7 @@ class Time:
                 yield Step(f"process {process} starts afresh", s._replace(last=_put(s.last, process, None)), True)
 
     def _look(self, s: State, process: int) -> tuple[int, State]:
-        """The registry's time, and what becomes of the anchor."""
+        """Return the registry's time, and the new anchor."""
         since, last, ahead = max(s.shown - s.anchored, 0), s.last[process], 0
         fresh = last is None or (last.fresh and self.has("another that started afresh makes a reading worth a tick"))
         if last is not None:

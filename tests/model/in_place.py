@@ -2,7 +2,7 @@
 
 | step | code |
 |---|---|
-| copying, differ, mend | Mirror.copy, Mirror.finish: what it lifts |
+| copying, differ, repair | Mirror.copy, Mirror.finish: what it lifts |
 | read, compare, remove | Backfill.copy, Backfill.retire: nothing leaves |
 | work, quiet: unmade | complete._list_late: complete._late_in_place |
 
@@ -23,12 +23,12 @@ COPYING, SERVING = (ORIGINAL, ~NEW), (NEW, ~ORIGINAL, LATER)
 
 
 def lifted(value: int) -> int:
-    """What h makes of a record of the original."""
+    """Return the vector that h makes of a record of the original."""
     return value + LIFTED if value else ABSENT
 
 
 def own(value: int) -> int:
-    """What the new model makes of it."""
+    """Return the vector that the new model makes of it."""
     return value % LIFTED if value > 0 else value
 
 
@@ -90,8 +90,8 @@ class InPlace(Mirrored):
     def _expired_writes(self, s: State, c: int, _: Conductor) -> Iterator[State]:
         if self._idle(s):
             differs = s.held[NEW] != lifted(s.held[ORIGINAL]) and any(each.plan == COPYING for each in s.writers)
-            mends = differs and not self._done_write(s)
-            yield self._by_hand(s, UNREAD) if mends else s.put("conductors", c, at="work")
+            repairs = differs and not self._done_write(s)
+            yield self._by_hand(s, UNREAD) if repairs else s.put("conductors", c, at="work")
 
     def _work(self, s: State, c: int, me: Conductor) -> Iterator[State]:
         retired = all(b.state == "retired" for b in s.batches)
@@ -118,9 +118,9 @@ class InPlace(Mirrored):
         since = (
             at == "expired_writes" and self._done_write(s) and self.has("what was written since the copy is served is left alone")
         )
-        yield s.put("writers", i, at="withdraw" if equal or since else "mend", value=lifted(found))
+        yield s.put("writers", i, at="withdraw" if equal or since else "repair", value=lifted(found))
 
-    def _mend(self, s: State, i: int, me: Writer) -> Iterator[State]:
-        for then in super()._mend(s, i, me):
+    def _repair(self, s: State, i: int, me: Writer) -> Iterator[State]:
+        for then in super()._repair(s, i, me):
             call = then.writers[i].call
             yield then.put("writers", i, call=(NEW, call[1])) if call else then

@@ -23,12 +23,12 @@ LEASE, LONGEST_CALL = 10, 3
 
 
 class State(NamedTuple):
-    """Seconds are counted to nothing, or from nothing up to the lease; -1 where nothing is under way."""
+    """Seconds are counted to nothing, or from nothing up to the lease; -1 if nothing is under way."""
 
-    #: What is left of the lease in the database, and whether others have relied on its end.
+    #: The rest of the lease in the database, and whether others have relied on its end.
     lease: int = 0
     relied: bool = False
-    #: What the worker believes is left, and by how much its clock may yet be slow.
+    #: The rest that the worker believes in, and by how much its clock may yet be slow.
     alive: int = 0
     drift: int = LONGEST_CALL
     #: Since the heartbeat asked; whether it asks for the claim that the thread has; whether the database has answered, and so.
@@ -48,15 +48,15 @@ class Lease:
     without: frozenset[str] = frozenset()
 
     def has(self, step: str) -> bool:
-        """Whether the protocol still has this step."""
+        """Return whether the protocol still has this step."""
         return step not in self.without
 
     def initial(self) -> State:
-        """A worker without a claim."""
+        """Return a worker without a claim."""
         return State()
 
     def broken(self, s: State) -> str:
-        """What protocol.py relies on."""
+        """Return whether the assumption of protocol.py fails."""
         return "a call is on its way and others rely on the end of its lease" if s.call >= 0 and s.relied else ""
 
     def ended(self, _: State) -> bool:
@@ -64,7 +64,7 @@ class Lease:
         return True
 
     def steps(self, s: State) -> Iterator[Step]:
-        """A second passes, others rely on what it ends; the heartbeat; the thread."""
+        """Yield these steps: a second passes, others rely on the end of the lease, the heartbeat, the thread."""
         if s.call + 1 < LONGEST_CALL:  # or else it arrives within this second
             later = s._replace(lease=max(s.lease - 1, 0), call=s.call + 1 if s.call >= 0 else -1)
             if s.drift:

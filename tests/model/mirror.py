@@ -9,7 +9,7 @@
 | back, drop | deploy._serve_original: Registry.activate; Conductor.clean_up |
 | alone, drop | Conductor.clean_up: Registry.begin_clean_up, Registry.activate |
 | hand: announce, hold | Writes.alone_at, Writes.announced: Registry.open_intents, Registry.blocked |
-| differ, mend, withdraw | Mirror._repair, Mirror._take_in: store.get of both, store.upsert(copy), Registry.withdraw_intents |
+| differ, repair, withdraw | Mirror._repair, Mirror._take_in: store.get of both, store.upsert(copy), Registry.withdraw_intents |
 | look_in_original, out_new, out_copy | Mirror._take_out: store.get(original), store.delete of each |
 | taken_out | Writes.announced: Registry.close_intents |
 
@@ -148,7 +148,7 @@ class Mirrored(Protocol):
             yield self._grace(s.put("conductors", c, at="drop")._replace(plan=BEFORE), ("served", c))
 
     def _open(self, s: State, i: int, me: Writer) -> Iterator[State]:
-        if s.reader.missed >= 0:  # nobody waits for a client that is suspended in mid-search; it asks again before the next one
+        if s.reader.missed >= 0:  # no epoch waits for a client suspended in mid-search; it asks again before the next one
             s = s._replace(reader=s.reader._replace(plan=s.plan))
         yield from super()._open(s, i, me)
 
@@ -156,7 +156,7 @@ class Mirrored(Protocol):
 
     @staticmethod
     def _idle(s: State) -> bool:
-        """Whoever comes after one that was killed waits for its writes, as every writer does."""
+        """Wait, as every writer does, for the writes of a killed conductor."""
         return s.writers[-1].at == "end" and s.writers[-1].intent != "open"
 
     def _by_hand(self, s: State, value: int) -> State:
@@ -178,9 +178,9 @@ class Mirrored(Protocol):
     def _differ(self, s: State, i: int, _: Writer) -> Iterator[State]:
         found, copying = s.held[ORIGINAL], s.conductors[0].at in ("copying", "expired_writes")
         done = s.held[COPY] == found if copying else not found or s.held[COPY] or s.held[NEW]
-        yield s.put("writers", i, at="withdraw" if done else "mend", value=found)
+        yield s.put("writers", i, at="withdraw" if done else "repair", value=found)
 
-    def _mend(self, s: State, i: int, me: Writer) -> Iterator[State]:
+    def _repair(self, s: State, i: int, me: Writer) -> Iterator[State]:
         if me.intent == "open" or not self.has("a copy is made under an announcement"):
             yield s.put("writers", i, call=(COPY, me.value))
         else:
@@ -206,7 +206,7 @@ class Mirrored(Protocol):
         yield self._grace(s.put("writers", i, at="end", intent="done" if done else me.intent), ("done", i))
 
     def _after(self, me: Worker | Writer) -> str:
-        own = {"mend": "withdraw", "out_new": "out_copy", "out_copy": "taken_out"}
+        own = {"repair": "withdraw", "out_new": "out_copy", "out_copy": "taken_out"}
         return own[me.at] if me.at in own else super()._after(me)
 
     # --- other programs -----------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ ASKED = ("decide", "removing", "leave_note", "remove", "again")
 
 
 def _forgotten(intent: str) -> str:
-    """What becomes of an intent in a registry that has gone back to when it was this."""
+    """Return an intent as it is in a registry that has gone back."""
     return "expired" if intent == "open" else intent
 
 
@@ -95,15 +95,15 @@ class Protocol:
     #: Rows that the work list has room for.
     rows: int = 1
     faults: int = -1
-    #: Whether somebody searches: who does not makes fewer states, and what is found in no collection is lost all the same.
+    #: Whether a client searches. Without one there are fewer states, and a record that no collection holds is lost all the same.
     searches: bool = True
 
     def has(self, step: str) -> bool:
-        """Whether the protocol still has this step."""
+        """Return whether the protocol still has this step."""
         return step not in self.without
 
     def leaving_out(self, step: str) -> Protocol:
-        """The same without a step, and with as few faults as show it: without one the states may be without end."""
+        """Return the same without a step, and with as few faults as show it: without one the states may be without end."""
         return replace(self, without=frozenset({step}), faults=2 if self.faults < 0 else self.faults)
 
     def initial(self) -> State:
@@ -143,7 +143,7 @@ class Protocol:
         return ""
 
     def ended(self, s: State) -> bool:
-        """Promise 4: the new collection holds what was written last, the old one nothing, nobody is at work."""
+        """Promise 4: the new collection holds what was written last, the old one nothing, no process is at work."""
         return (
             all(each.state == "retired" for each in s.batches)
             and s.held[s.old] == ABSENT
@@ -184,7 +184,7 @@ class Protocol:
         yield from self._moments(s)
 
     def _moments(self, s: State) -> Iterator[Step]:
-        """A copy of the registry, or of the engine, is made at any moment, and put back at any later one."""
+        """Copy the registry, or the engine, at any moment, and put the copy back at any later one."""
         if self.registry_goes_back:
             # Beside a writer, of what waits for its grace only: with every moment there are too many states to look at.
             waits = s.batches[0].state == "copied" and all(each.at == "claim" for each in s.workers)
@@ -406,7 +406,7 @@ class Protocol:
         return s.put("workers", w, at="lost")
 
     def _moved_first(self, s: State) -> Iterator[Step]:
-        """The record leaves a batch that nobody has begun, for one that comes before all others, in one transaction."""
+        """Move the record from a pending batch into one that comes before all others, in one transaction."""
         first = s.batches[0]
         if s.superseded or first.upgrade != s.upgrade or s.batches[1].state != "retired":
             return
@@ -428,7 +428,7 @@ class Protocol:
         return open_[0] if open_ else done[-1][1] if done else -1
 
     def _grace(self, s: State, event: tuple[str, int]) -> State:
-        """A grace begins; it ends when no search is left that may have begun before."""
+        """Begin a grace. It ends when no search is left that may have begun before."""
         searches = s.reader.missed >= 0 and self.has("a search that took too long is repeated")
         plans = s.reader.plan != s.plan and self.has("a plan past its maximum age is not used")
         older = s.reader.older | {event} if searches or plans else s.reader.older - {event}
@@ -460,7 +460,7 @@ class Protocol:
             yield self._fault(self._set_forward(s), "the database's clock is set forward")
 
     def _set_forward(self, s: State) -> State:
-        """What the registry's time (clock.py) rules out: everything is over that somebody waits for."""
+        """Set the registry's time forward, which clock.py rules out: every wait is over."""
         for at, b in enumerate(s.batches):
             s = s.put("batches", at, lease="over") if b.lease == "live" else s
         for at, each in enumerate(s.writers):
@@ -508,7 +508,7 @@ class Protocol:
         yield self._put(s, i, mirrors(me.plan)[0], me.value)
 
     def _there(self, s: State, i: int, me: Writer) -> Iterator[State]:
-        # What the engine shows is from any time since the write had the record to itself.
+        # The engine may show the state of any moment since the write had the record to itself.
         for there in {s.held[me.plan[1]] != ABSENT, me.alone_with}:
             at = "older" if there and self.has("a write replaces what old holds") else self._last(me)
             yield s.put("writers", i, at=at, alone_with=False)
@@ -517,7 +517,7 @@ class Protocol:
         yield self._put(s, i, me.plan[1], me.value)
 
     def _put(self, s: State, i: int, collection: int, value: int) -> State:
-        """The permit of Writes._alone_at."""
+        """Return the permit of Writes._alone_at."""
         if s.writers[i].intent == "open" or not self.has("a writer's call asks for its deadline"):
             return s.put("writers", i, call=(collection, value))
         return s.put("writers", i, at="end")
@@ -546,7 +546,8 @@ class Protocol:
                     yield Step(f"a search looks at {leg}", s._replace(reader=reader._replace(missed=leg)))
 
     def _others(self, s: State) -> Iterator[Step]:
-        """What docs/how-to/other-programs.md allows: up to the last comparison of a record that no client has written."""
+        """The steps of other programs that docs/how-to/other-programs.md allows: up to the last comparison of a record that no
+        client has written."""
         late = any(b.state == "removing" for b in s.batches) or any(
             each.at in ("decide", "removing", "look_again", "gone", "remove", "again") for each in s.workers
         )
@@ -584,7 +585,7 @@ class Protocol:
             yield s.put("conductors", c, at="quiet", waits=waits)
 
     def _listed(self, s: State) -> Iterator[State]:
-        """The record on the work list, once there is room for it."""
+        """Put the record on the work list, once there is room for it."""
         for at, b in enumerate(s.batches):
             if b.state == "retired":
                 yield s.put("batches", at, Batch(upgrade=s.upgrade, state="pending"))

@@ -1,4 +1,4 @@
-"""What the model of the protocol looks at: one record in two collections, the registry's rows, and everybody who is at work."""
+"""The state of the protocol's model: one record in two collections, the registry's rows, and every process at work."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SERVED, DEPLOYED, SWITCHED = (0,), (1, 0), (1, 0, LATER)
 
 
 def legs(plan: tuple[int, ...]) -> tuple[int, ...]:
-    """The collections that are searched."""
+    """Return the collections that are searched."""
     return tuple(each for each in plan if 0 <= each < LATER)
 
 
 def mirrors(plan: tuple[int, ...]) -> tuple[int, ...]:
-    """The collections that are written and not searched."""
+    """Return the collections that are written and not searched."""
     return tuple(~each for each in plan if each < 0)
 
 
@@ -113,7 +113,7 @@ class State(NamedTuple):
     upgrade: int = 0
     #: Calls whose process is gone, or was told that they failed: collection, value, and whose they are.
     late: tuple[tuple[int, int, tuple[str, int]], ...] = ()
-    #: What was archived of the record when it was removed.
+    #: The archived content of the record when it was removed.
     moved: int = ABSENT
     #: The upgrade has ended, its successor is not served yet; how the last write under it ended.
     superseded: bool = False
@@ -127,7 +127,7 @@ class State(NamedTuple):
     engine: tuple[int, ...] = ()
     left: int = -1
     archived: int = ABSENT
-    #: What was put into a collection that is not searched yet is so new that a search might not see it.
+    #: A record in a collection that is not searched yet may be so new that a search misses it.
     unseen: bool = False
 
     @property
@@ -142,7 +142,7 @@ class State(NamedTuple):
 
     @property
     def right(self) -> set[int]:
-        """What may be found."""
+        """The contents that a search may find."""
         return {self.truth, *self.replaced, *(each.value for each in self.writers if each.counts)}
 
     def put(self, rows: str, at: int, row: NamedTuple | None = None, /, **changes: Any) -> State:
@@ -152,7 +152,7 @@ class State(NamedTuple):
         return self._replace(**{rows: (*there[:at], row, *there[at + 1 :])})
 
     def stored(self, collection: int, value: int) -> State:
-        """A call has reached the engine."""
+        """Let a call reach the engine."""
         fresh = value and not self.held[collection] and collection not in self.plan and ABSENT not in self.right
         return self._replace(
             held=(*self.held[:collection], value, *self.held[collection + 1 :]), unseen=self.unseen or bool(fresh)
@@ -167,10 +167,10 @@ class State(NamedTuple):
         return self._replace(workers=tuple(self.workers[w] for w in order), batches=batches)
 
     def judged(self) -> State:
-        """A search that may find nothing can no longer miss anything."""
+        """End a search that may find nothing: it can miss nothing any more."""
         return self.searched() if self.reader.missed >= 0 and ABSENT in self.right else self
 
     def searched(self) -> State:
-        """The search is over."""
+        """End the search."""
         older = self.reader.older if self.reader.plan != self.plan else frozenset[tuple[str, int]]()
         return self._replace(reader=self.reader._replace(missed=-1, older=older))

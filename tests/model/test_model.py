@@ -82,7 +82,7 @@ SCENARIOS = {
     "two conductors": Protocol(workers=2, conductors=2, rows=2, others=(4,), first=ABSENT, faults=0),
 }
 
-#: Each step of the protocol, and where it is missed.
+#: Each step of the protocol, and the scenario that breaks without it.
 STEPS = {
     # a worker
     "a worker announces that it writes": "an upsert",
@@ -154,7 +154,7 @@ STEPS = {
     "a roll back leaves what had not left": "others delete it, and a roll back",
 }
 
-#: And where it is missed, too, while the records stay in their collection.
+#: The same for records that stay in their collection.
 STEPS_IN_PLACE = {
     "a worker announces that it writes": "an upsert, lifted",
     "a worker announces, then looks": "a deletion, lifted",
@@ -265,7 +265,7 @@ def test_the_tables_name_code_that_is_there() -> None:
 
 
 def test_a_repeated_call_whose_first_try_arrives_last_is_not_guarded_against() -> None:
-    """docs/limits.md says so; whoever mends it takes this test away and makes `repeats` the rule."""
+    """docs/limits.md says so; if you change that, delete this test and make `repeats` the rule."""
     assert check(Protocol(writes=(2,), repeats=True, faults=1)).broken
 
 

@@ -63,7 +63,7 @@ def main() -> int:
 
 @contextmanager
 def _over_within(seconds: float) -> Iterator[None]:
-    """Else the process ends, and tells where each of its threads was."""
+    """End the process if it takes longer, and print where each of its threads was."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
     try:
         yield

@@ -24,14 +24,14 @@ SHARDS = 40
 
 
 def fields(models: Any, id: int, edition: int) -> dict[str, Any]:
-    """The scalar fields of a record; its label is the class of the item that the models make of it, and its hint the side
+    """Return the scalar fields of a record; its label is the class of the item that the models make of it, and its hint the side
     information without which neither model's vectors tell enough of the other's to be lifted."""
     hint = [round(float(part), 3) for part in models.latent(id, edition)]
     return {"edition": edition, "shard": id % SHARDS, "label": (models.label(id) + edition) % models.CLASSES, "hint": hint}
 
 
 class Application:
-    """What writers and searchers share."""
+    """The state that writers and searchers share."""
 
     def __init__(self, kind: str, folder: Path, number: int, of: int, seed: int) -> None:
         sys.path.insert(0, str(folder))
@@ -75,7 +75,7 @@ class Writer(Application):
         self.new = max([NEW + number, *(id for id in self.now if id >= NEW)])
 
     def _remember(self) -> None:
-        """What the processes before this one wrote, and which of their records nobody can be sure of."""
+        """Read the writes of the processes before this one, and which of their records are uncertain."""
         unsure: dict[str, list[int]] = {}
         for path in sorted(self.folder.glob(f"writer-{self.number}-*.jsonl"), key=lambda path: path.stat().st_mtime):
             for line in Log(path).new():
@@ -118,7 +118,7 @@ class Writer(Application):
             self._upsert(ids)
 
     def _poison(self) -> None:
-        """What no engine may be given: it is refused as a whole, and the record beside it stays what it is."""
+        """Send poison, which no engine may get: the call is refused as a whole, and the record beside it does not change."""
         good = self.random.choice([id for id, edition in self.now.items() if edition != GONE])
         item = self.models.item(good, self.edition)
         row = {"id": good, "item": item, **fields(self.models, good, self.edition)}
@@ -168,7 +168,7 @@ class Writer(Application):
         return True
 
     def _look(self, ids: Sequence[int], edition: int) -> None:
-        """A search of the same client shows the write, and nothing that it replaced."""
+        """Expect that a search of the same client shows the write, and nothing that it replaced."""
         id = self.random.choice(list(ids))
         self._look_for(id, f"id in [{id}]", [] if edition == GONE else [edition])
         # No leg holds what was replaced: a filter that only the older content passes finds nothing.

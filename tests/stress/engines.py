@@ -67,7 +67,7 @@ class Rewindable(Part, Protocol):
         ...
 
     def go_back(self) -> None:
-        """Be as the copy is."""
+        """Become as the copy is."""
         ...
 
 
@@ -75,12 +75,12 @@ class Emptied(Rewindable, Protocol):
     """A registry, which is lost and made again."""
 
     def empty(self) -> None:
-        """Take everything out of it; nobody has it open."""
+        """Remove its contents while no process has it open."""
         ...
 
 
 class LiteFile:
-    """A Milvus Lite file below the project's folder; its server is started again by whoever needs it next."""
+    """A Milvus Lite file below the project's folder; the next process that needs it starts its server again."""
 
     address = None
 
@@ -88,7 +88,7 @@ class LiteFile:
         self._folder = folder
 
     def restart(self, *, kill: bool) -> None:
-        """The server or its owner dies; the next user starts another."""
+        """Kill the server or its owner. The next user starts another."""
         for pid in self._processes()[: 1 if kill else None]:
             os.kill(pid, signal.SIGKILL)
 
@@ -97,12 +97,12 @@ class LiteFile:
         _stall(self._processes(), seconds)
 
     def keep(self) -> None:
-        """Copy the file while nobody serves it."""
+        """Copy the file while no process serves it."""
         with self._unserved() as file:
             _copied(file, self._kept)
 
     def go_back(self) -> None:
-        """Put the copy in its place while nobody serves it."""
+        """Put the copy back while no process serves the file."""
         with self._unserved() as file:
             for end in ("-wal", "-shm"):
                 file.with_name(file.name + end).unlink(missing_ok=True)
@@ -114,7 +114,7 @@ class LiteFile:
 
     @contextmanager
     def _unserved(self) -> Iterator[Path]:
-        """The file, of which nobody starts a server meanwhile (rmvdb/engines/lite.py: who starts one holds this lock)."""
+        """Give the file. No process starts its server meanwhile: it would need this lock (rmvdb/engines/lite)."""
         file = self._folder / ".rmvdb" / "milvus.db"
         with (file.parent / ".milvus.db.address").open("r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -124,7 +124,7 @@ class LiteFile:
             yield file
 
     def _processes(self) -> list[int]:
-        """The file's server and its owner, in that order."""
+        """Return the file's server and its owner, in that order."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
@@ -160,7 +160,7 @@ class Server:
         self._server.start()
 
     def go_back(self) -> None:
-        """Put the copy of its folder in the place of it."""
+        """Replace its folder by the copy."""
         self._server.stop(kill=True)
         shutil.rmtree(self._server.folder)
         shutil.copytree(self._kept, self._server.folder)
@@ -188,7 +188,7 @@ class Database:
         self._server.start()
 
     def stall(self, seconds: float) -> None:
-        """Hold every row of the work list for a while, as a long transaction of somebody else would."""
+        """Lock every row of the work list for a while, as a long transaction of another program does."""
         with contextlib.suppress(psycopg.errors.DeadlockDetected):  # of two that wait for each other the database may choose this
             self._server.run(f"BEGIN; LOCK TABLE batches, intents; SELECT pg_sleep({seconds}); COMMIT", self._name)
 
@@ -208,7 +208,7 @@ class Database:
         self._server.start()
 
     def go_back(self) -> None:
-        """Put the copy of its folder in the place of it."""
+        """Replace its folder by the copy."""
         self._server.stop()
         self._server.go_back()
         self._server.start()
@@ -244,7 +244,7 @@ class File:
         _copied(self._file, self._kept)
 
     def go_back(self) -> None:
-        """Put the copy in the place of what is in it, whoever has it open."""
+        """Replace its contents by the copy, even if processes have it open."""
         _copied(self._kept, self._file)
 
     def empty(self) -> None:
@@ -255,7 +255,7 @@ class File:
 
 @contextmanager
 def engine(kind: str, folder: Path) -> Iterator[Rewindable]:
-    """The engine of that name: lite or server."""
+    """Give the engine of that name: lite or server."""
     if kind == "lite":
         yield LiteFile(folder)
         return
@@ -265,7 +265,7 @@ def engine(kind: str, folder: Path) -> Iterator[Rewindable]:
 
 @contextmanager
 def registry(kind: str, folder: Path) -> Iterator[Emptied]:
-    """The registry of that name: sqlite or postgres."""
+    """Give the registry of that name: sqlite or postgres."""
     if kind == "sqlite":
         file = File(folder)
         file.settable_clock()

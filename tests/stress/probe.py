@@ -22,7 +22,7 @@ from rmvdb.engines import lite
 #: Seconds that one call may take, as in the project's rmvdb.toml.
 TIMEOUT = 3.0
 DIMS = {"a": 16, "b": 20}
-#: What `rmvdb.Client` knows before it searches.
+#: The facts that `rmvdb.Client` knows before it searches.
 SERVED = text("SELECT legs FROM serving_plans p JOIN galleries g ON g.id = p.gallery_id AND g.epoch = p.epoch")
 
 
@@ -45,7 +45,7 @@ class Probe:
             time.sleep(0.2)
 
     def _failed(self) -> str:
-        """What the database or the engine answered instead of what is asked for; "" for nothing."""
+        """Return the error that the database or the engine answered, "" if there was none."""
         try:
             served = self._served()
             try:

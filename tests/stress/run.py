@@ -110,7 +110,7 @@ class Run:
         self.rests = random.Random(f"{self.seed} rests")  # of its own: the other choices of a seed stay what they were
         self.holds = random.Random(f"{self.seed} locks")
         self.moments = random.Random(f"{self.seed} moments")
-        #: What can be restarted and stalled: a SQLite file cannot.
+        #: The services that can be restarted and stalled. A SQLite file cannot.
         self.breakable = [part for part in (self.engine, self.registry) if isinstance(part, Breakable)]
         #: The upgrade that is paused, and when that changes next.
         self.paused: int | None = None
@@ -123,9 +123,9 @@ class Run:
         #: When plain searches failed or were slow, and until when it is known.
         self.unanswered: list[tuple[float, float]] = []
         self.probed = 0.0
-        #: Held by whoever must not see a collection dropped, or a plan end, meanwhile.
+        #: Held while no collection may be dropped, and no plan may end.
         self.steady = threading.Lock()
-        #: Held by whoever asks the registry, which may be gone for a moment.
+        #: Held while the registry is asked, which may be away for a moment.
         self.whole = threading.RLock()
         #: Commands of the driver that have come to their end.
         self.commands = 0
@@ -134,7 +134,7 @@ class Run:
         self.foreign = FOREIGN
         #: When the first upgrade was.
         self.deployed = float("inf")
-        #: What the driver runs just now, where it may be killed.
+        #: The present command of the driver, which may be killed.
         self.command: subprocess.Popen[str] | None = None
         #: How far the upgrades were at the last look, how many records were verified there, and since when.
         self.progress: tuple[list[Any], int, float] = ([], 0, time.monotonic())
@@ -231,7 +231,7 @@ class Run:
             self.driver_error = exc
 
     def _upgrade(self, held: str, other: str, chosen: random.Random) -> tuple[str, str]:
-        """One upgrade, to its end or back; the version held afterwards comes first."""
+        """Run one upgrade to its end or back. The version held afterwards comes first."""
         method = chosen.choice(("naive", "rqt", "rqt", "mcl"))
         method = self.method or ("fct" if self.lifts.random() < 0.2 else method)
         ending = chosen.choice(("clean up", "clean up", "roll back on the way", "roll back at the end"))
@@ -267,7 +267,7 @@ class Run:
         self.say(f"{row.from_version} → {row.to_version}: {', '.join([str(row.method), *kinds])}; to {ending}")
 
     def _insert_past_the_client(self, held: str) -> None:
-        """Another program that knows nothing of rmvdb inserts into the old collection."""
+        """Insert into the old collection as a program does that knows nothing of rmvdb."""
         with self.steady, self.whole:
             plan = self.app.registry.plan("things")
             leg = plan.legs[-1]
@@ -287,7 +287,7 @@ class Run:
             self.truth.read([{"end": time.monotonic(), "write": self.foreign}], "foreign")
 
     def _command(self, *words: str, refusal: str = "") -> bool:
-        """Run a command, again where it was killed or a part was away; False where it refuses with that word."""
+        """Run a command. Repeat it if it was killed or a part was away. Return False if it refuses with that word."""
         for tries in itertools.count():
             started = time.monotonic()
             command = self.project.start(*words)
@@ -318,7 +318,7 @@ class Run:
             time.sleep(0.3)
 
     def _goes_on(self) -> bool:
-        """Whether the upgrades came any further lately; a verification that begins again is no further than it was."""
+        """Return whether the upgrades came any further lately; a verification that begins again is no further than it was."""
         now = self._status()
         far = [id(self.command), *(now[key] for key in ("upgrade", "phase", "epoch", "batches", "quarantined"))]
         with self.whole:
@@ -366,7 +366,7 @@ class Run:
             time.sleep(0.1)
 
     def _calm(self, driver: threading.Thread) -> None:
-        """No more faults: everything that was begun comes to its end."""
+        """Stop the faults, and let everything that was begun end."""
         self._resume()
         while driver.is_alive() and self._goes_on():
             self._revive()
@@ -385,7 +385,7 @@ class Run:
         return self.random.choice([each for each in self.processes if each.name.startswith(kinds)])
 
     def _kill(self) -> None:
-        """A worker, an application or the command that is running ends without a word."""
+        """Kill a worker, an application or the running command."""
         command = self.command
         if command is not None and command.poll() is None and self.random.random() < 0.3:
             command.kill()
@@ -397,7 +397,7 @@ class Run:
         self._suspended(self._one("worker", "writer"), self.random.uniform(0.2, 2.5))
 
     def _suspend_long(self) -> None:
-        """For longer than a lease."""
+        """Suspend a process for longer than a lease."""
         self._suspended(self._one("worker"), 10.0)
 
     def _suspended(self, chosen: Process, seconds: float) -> None:
@@ -407,7 +407,7 @@ class Run:
         self.suspensions += 1
 
     def _pause(self) -> None:
-        """As `rmvdb pause`, for some seconds: applications go on writing."""
+        """Pause as `rmvdb pause` does, for some seconds: applications go on writing."""
         upgrade = self.app.registry.active_upgrade(self.app.registry.gallery("things").id)
         if upgrade is None or upgrade.phase not in (Phase.PLANNED, Phase.SERVING_BOTH):
             return
@@ -419,7 +419,7 @@ class Run:
         self.pauses += 1
 
     def _resume(self) -> None:
-        """As `rmvdb resume`, where it was paused."""
+        """Resume as `rmvdb resume` does, if it was paused."""
         if self.paused is not None:
             self.app.registry.resume(self.paused)
         self.paused, self.next_pause = None, time.monotonic() + self.rests.uniform(5.0, 15.0)
@@ -448,7 +448,7 @@ class Run:
         self.random.choice(self.breakable).stall(self.random.uniform(0.2, 1.0))
 
     def _troubled(self, start: float, end: float) -> bool:
-        """Whether a part was away meanwhile, or did not answer a plain search."""
+        """Return whether a part was away meanwhile, or did not answer a plain search."""
         while self.probed < end:
             time.sleep(0.1)
         return any(start < until + RECOVERING and since < end for since, until in self.away) or self._silent(start, end)
@@ -470,13 +470,13 @@ class Run:
         self.moments.choice(kinds)()
 
     def _jump(self) -> None:
-        """An administrator sets the database's clock, by minutes or hours."""
+        """Set the database's clock by minutes or hours, as an administrator may."""
         assert isinstance(self.registry, Settable)
         self.registry.jump(self.moments.choice((-1, 1)) * self.moments.choice((30.0, 600.0, 7200.0)))
         self.jumps += 1
 
     def _freeze(self) -> None:
-        """The database refuses nothing and answers nothing, for longer than a search may go on without it."""
+        """Suspend the database for longer than a search may go on without it."""
         assert isinstance(self.registry, Freezable)
         started = time.monotonic()
         self.registry.freeze(self.moments.uniform(2.0, 12.0))
@@ -489,9 +489,9 @@ class Run:
         return now["upgrade"], now["phase"], now["epoch"], self.commands, self.paused
 
     def _registry_goes_back(self) -> None:
-        """The database is some seconds old again, while workers run on: it has lost acknowledged commits.
+        """Set the database back by some seconds while workers run on: it has lost acknowledged commits.
 
-        What shows it beside the data is refused from then on; the way out that the documentation names is a registry made again.
+        If the marks beside the data show it, rmvdb refuses the registry from then on. The documented way out is to rebuild it.
         """
         if (at := self._at())[1] != Phase.SERVING_BOTH:
             return
@@ -530,7 +530,8 @@ class Run:
                     self.app.registry.resume(self._status()["upgrade"])
 
     def _engine_goes_back(self) -> None:
-        """The engine is from before some seconds of the backfill; applications wrote nothing in them, which nobody could mend."""
+        """The engine is from before some seconds of the backfill; applications wrote nothing in them, because such writes would
+        be lost for good."""
         if (at := self._at())[1] != Phase.SERVING_BOTH or self.app.registry.upgrade(at[0]).in_place:
             return  # what was re-embedded in place, and is not any more, only verification finds
         with self._quiet():
@@ -543,7 +544,7 @@ class Run:
             if self._at() != at:
                 return
             with self._away():
-                # Whoever puts a backup back is away for longer than a worker acts on what it has asked.
+                # To put a backup back takes longer than a worker acts on an earlier answer.
                 self._end_processes("worker")
                 if self.command is not None:
                     self.command.kill()
@@ -565,7 +566,7 @@ class Run:
 
     @contextmanager
     def _away(self) -> Iterator[None]:
-        """A part is away meanwhile."""
+        """Note that a part is away while the block runs."""
         started = time.monotonic()
         try:
             yield
@@ -627,13 +628,13 @@ class Run:
         self.waiting = rest
 
     def _learn(self, plain: dict[str, Any]) -> None:
-        """What became of a plain search, and with it of every one before."""
+        """Note the outcome of a plain search, and with it of every one before."""
         self.probed = plain["asked"]
         if plain["failed"] or plain["answered"] - plain["asked"] > SLOW:
             self.unanswered.append((plain["asked"], plain["answered"]))
 
     def _silent(self, start: float, end: float) -> bool:
-        """Whether a plain search failed or was slow meanwhile."""
+        """Return whether a plain search failed or was slow meanwhile."""
         return any(asked < end and start < answered for asked, answered in self.unanswered)
 
     def _judge(self, who: str, line: dict[str, Any]) -> None:
@@ -660,7 +661,7 @@ class Run:
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Applications stand still, and no collection is dropped."""
+        """Let applications stand still while no collection is dropped."""
         quiet = self.project.folder / "quiet"
         quiet.touch()
         try:
@@ -675,7 +676,7 @@ class Run:
     @contextmanager
     def _steadied(self) -> Iterator[None]:
         while not self.steady.acquire(timeout=0.1):
-            self._read()  # whoever holds it may be waiting to learn how plain searches fared
+            self._read()  # the thread that has it may wait for the outcome of plain searches
         try:
             yield
         finally:
@@ -704,7 +705,7 @@ class Run:
         self._answered(compare)
 
     def _answered(self, call: Callable[[], None]) -> None:
-        """Make a call of the run's own, again where the engine is too slow for it: it may have been restarted a moment ago."""
+        """Make a call of the run's own. Repeat it if the engine is too slow for it: it may have been restarted a moment ago."""
         for _ in range(20):
             try:
                 return call()
@@ -738,7 +739,7 @@ class Run:
             self.truth.judge(shard, hits, now, now, self.verdict, who)
 
     def _compare_leg(self, collection: str, held: dict[int, int], now: float) -> None:
-        """No collection holds what was replaced or deleted, even where another one holds the truth."""
+        """Expect that no collection holds replaced or deleted content, even if another one holds the truth."""
         for id, edition in held.items():
             if edition not in (allowed := self.truth.allowed(id, now, now)):
                 kind = "resurrected" if allowed == {GONE} else "stale_reads"

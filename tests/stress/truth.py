@@ -1,4 +1,4 @@
-"""What the gallery must hold: every write that an application made, as it wrote it down itself, and what that allows.
+"""The contents that the gallery must have: every write that an application noted, and the answers that this allows.
 
 Each record belongs to one writer, which writes it down before it begins a write and after the write returned. A write that
 never returned (its process was killed) may or may not have been made, until the next one of the same record has returned.
@@ -35,7 +35,7 @@ class Log:
         self._path, self._at, self._rest = path, 0, b""
 
     def new(self) -> Iterable[dict[str, Any]]:
-        """The lines that were added since the last call."""
+        """Return the lines that were added since the last call."""
         with self._path.open("rb") as file:
             file.seek(self._at)
             data = self._rest + file.read()
@@ -46,7 +46,7 @@ class Log:
 
 @dataclass
 class Verdict:
-    """What was compared, and what was not as it must be."""
+    """The number of comparisons, and the differences."""
 
     searches: int = 0
     writes: int = 0
@@ -114,7 +114,7 @@ class Truth:
                 self.writes[id] = _possible(writes, time, FOREVER)
 
     def allowed(self, id: int, start: float, end: float) -> set[int]:
-        """The editions that a search which looked between these moments may have shown, GONE among them."""
+        """Return the editions that a search which looked between these moments may have shown, GONE among them."""
         return {write.edition for write in _possible(self.writes[id], start, end)} if id in self.writes else {GONE}
 
     def judge(self, shard: int, hits: Sequence[Sequence[int]], start: float, end: float, verdict: Verdict, who: str) -> None:
@@ -133,6 +133,6 @@ class Truth:
 
 
 def _possible(writes: Sequence[Write], start: float, end: float) -> list[Write]:
-    """The writes whose content may have shown between these moments."""
+    """Return the writes whose content searches may have shown between these moments."""
     settled = max((at for at, write in enumerate(writes) if write.end <= start), default=0)
     return [write for write in writes[settled:] if write.begin <= end]

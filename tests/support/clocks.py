@@ -25,7 +25,7 @@ class DatabaseClock:
             registry.engine.dispose()
 
     def set(self, seconds: float) -> None:
-        """By so much, from what it shows now."""
+        """Set the clock forward by so many seconds from now."""
         self._ahead += seconds
         if self._postgres:
             self._run(clock_set(self._ahead))

@@ -26,7 +26,7 @@ def killed(*_: Any, **__: Any) -> NoReturn:
 
 @contextmanager
 def dying(monkeypatch: pytest.MonkeyPatch, gallery: Gallery, method: str) -> Iterator[None]:
-    """Whoever calls that method of the registry is killed before the call leaves."""
+    """Kill the caller of that method of the registry before the call leaves."""
     with monkeypatch.context() as patched:
         patched.setattr(gallery.registry, method, killed)
         with pytest.raises(Killed):
@@ -34,7 +34,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, gallery: Gallery, method: str) -> Ite
 
 
 def drive(gallery: Gallery, *, seconds: float = 20.0) -> None:
-    """Work until every batch is retired; fails where that takes longer."""
+    """Work until every batch is retired. Fail if that takes longer."""
     stop = threading.Event()
     timer = threading.Timer(seconds, stop.set)
     timer.start()
@@ -54,7 +54,7 @@ def copied(gallery: Gallery) -> None:
 
 
 def decided(gallery: Gallery) -> None:
-    """The batch waits for an heir: its worker died after it had decided what leaves, and before anything left."""
+    """Leave a batch to the next worker: its own died after it had decided which ids leave, and before any left."""
     copied(gallery)
     batch = claimed(gallery)
     gallery.store.before = once("delete", gallery.task.old[0], killed)
@@ -65,13 +65,13 @@ def decided(gallery: Gallery) -> None:
 
 
 def remove(gallery: Gallery, id: Id) -> None:
-    """As another program does, straight from the old collection."""
+    """Remove a record from the old collection as another program does."""
     gallery.source.of.pop(id)
     gallery.store.delete(gallery.task.old[0], [id])
 
 
 def once(call: str, collection: str, act: Callable[[], object]) -> Callable[[str, str], None]:
-    """A hook that acts at the first such call."""
+    """Return a hook that acts at the first such call."""
     waiting = [act]
 
     def hook(made: str, where: str) -> None:

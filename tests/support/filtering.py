@@ -156,7 +156,7 @@ _SIGNS_AND_WORDS = "n x city 1 2.5 -1 'a' == != < in not and or AND OR && || ! (
 _SCRAPS = _SIGNS_AND_WORDS.split()
 _SCRAPS += ["$meta", ".", "\\", "ü", "[1]", "n == 1", "not in", "(n == 1)", "x[0]", 'x["a"]', "array_contains(nums, 1)", "\n"]
 _SCRAPS += ["\0", '"b"', "'", "//", "--", "0x"]
-#: What is hardly ever one.
+#: Texts that are hardly ever a filter.
 SCRAPS = st.one_of(
     st.lists(st.sampled_from(_SCRAPS), max_size=8).map(" ".join),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=12),

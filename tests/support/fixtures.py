@@ -35,7 +35,7 @@ def milvus_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
     Not the session's: it starts in 3 s, and takes a tenth of a core for as long as it does nothing.
     """
-    # Nobody kills it, and on a busy machine it may have to wait for its turn for longer than its sessions with etcd last.
+    # No test kills it. On a busy machine it may wait for its turn for longer than its sessions with etcd last.
     yield from _server(request, tmp_path_factory.mktemp("milvus"), settings={"common.session.ttl": 60})
 
 
@@ -46,7 +46,7 @@ def own_milvus_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 
 
 def _server(request: pytest.FixtureRequest, folder: Path, **options: Any) -> Iterator[MilvusServer]:
-    """A Milvus server whose folder, of some 200 MB, stays only where a test failed meanwhile, or its start or end does."""
+    """Yield a Milvus server whose folder, of some 200 MB, stays only if a test, its start or its end failed."""
     if reason := unavailable():
         pytest.skip(reason)
     before = request.session.testsfailed

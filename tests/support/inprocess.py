@@ -41,7 +41,7 @@ UNLIMITED = Limits()
 
 
 def vector(version: str, item: Item) -> Vectors:
-    """What a version gives for a text: a fixed point on the sphere."""
+    """Return a version's vector of a text: a fixed point on the sphere."""
     found = np.random.default_rng([*version.encode(), *str(item).encode()]).normal(size=DIMS[version])
     return (found / np.linalg.norm(found)).astype(np.float32)
 
@@ -67,7 +67,7 @@ class Texts:
         self.of: dict[Id, str] = {}
 
     def load(self, records: Sequence[Record]) -> Mapping[Id, Item]:
-        """The texts of these records."""
+        """Return the texts of these records."""
         return {record.id: self.of[record.id] for record in records if record.id in self.of}
 
 
@@ -128,15 +128,15 @@ class Gallery:
     times: Mapping[str, float]
 
     def client(self) -> Client:
-        """An application."""
+        """Return an application."""
         return Client("texts", registry=self.registry, store=self.store, loaded_models=self.loaded_models, engine_timeout=1.0)
 
     def worker(self, *, width: int = 2, limits: Limits = UNLIMITED, lease: float = 1.6) -> Worker:
-        """A worker with a short lease."""
+        """Return a worker with a short lease."""
         return Worker(registry=self.registry, lease=lease, longest_call=lease / 4, width=width, limits=limits)
 
     def conductor(self) -> Conductor:
-        """Another process that conducts upgrades of this gallery."""
+        """Return a conductor, as another process would have it."""
         services = Services(
             registry=self.registry, store=self.store, loaded_models=self.loaded_models,
             artifacts=Artifacts(self.folder / "artifacts"), archive=self.archive, source=self.source,
@@ -147,20 +147,20 @@ class Gallery:
         return Conductor("texts", services)
 
     def verify(self) -> VerifyReport:
-        """What is wrong with the new collection."""
+        """Compare the new collection."""
         return self.conductor().verify(self.registry.upgrade(self.upgrade.id))
 
     def held(self) -> dict[str, dict[Id, Record]]:
-        """What both collections hold, by "old" and "new"."""
+        """Return the records of both collections, by "old" and "new"."""
         return {"old": self.records(*self.task.old), "new": self.records(*self.task.new)}
 
     def records(self, *collections: str) -> dict[Id, Record]:
-        """What these collections hold."""
+        """Return the records of these collections."""
         pages = (page for each in collections for page in self.store.scan(each, fields=None, vector=True))
         return {record.id: record for page in pages for record in page}
 
     def expect_moved(self) -> None:
-        """Every text of the source, and nothing else, is in the new collection as its version embeds it; no old one holds any."""
+        """Expect every text, and nothing else, in the new collection as its version embeds it, and no record in an old one."""
         held = self.held()
         assert held["old"].keys() == set()
         assert set(held["new"]) == set(self.source.of)
@@ -168,7 +168,7 @@ class Gallery:
             assert np.allclose(record.vector, vector(self.task.version, self.source.of[id]), atol=1e-6), id  # type: ignore[arg-type]
 
     def supersede(self, *, to: str = "v3") -> None:
-        """Begin and deploy an upgrade in the place of the one that is on; from here on it is this one, its work list made."""
+        """Begin and deploy an upgrade that supersedes the present one, make its work list, and make it `upgrade`."""
         conductor = self.conductor()
         question = Question(gallery="texts", from_version="v1", to_version=to, method=Method.NAIVE, order="random")
         question = conductor.resolve(question)
@@ -182,7 +182,7 @@ class Gallery:
 def make(
     folder: Path, *, records: int = 40, batch: int = 10, deployed: bool = True, times: Mapping[str, float] = TIMES
 ) -> Gallery:
-    """A gallery of texts t1 … at v1, its upgrade to v2 deployed, unless told otherwise, and its work list made."""
+    """Return a gallery of texts t1 … at v1, its upgrade to v2 deployed, unless told otherwise, and its work list made."""
     url = f"sqlite:///{folder}/registry.sqlite"
     migrate(url)
     registry = Registry(url, patience=60.0, keep=Manifest(folder / "manifest.json").write)
@@ -241,7 +241,7 @@ class Crash(BaseException):
 
 
 def crash_at(number: int) -> Callable[[str, str], None]:
-    """Fails the given write, counting from 1, as a kill would: before it reaches the engine."""
+    """Return a hook that fails the given write, counting from 1, before it reaches the engine, as a kill would."""
     calls = iter(range(1, 10_000))
 
     def before(call: str, collection: str) -> None:
@@ -257,7 +257,7 @@ def drive(gallery: Gallery, *, width: int = 2) -> None:
 
 
 def die_and_drive_again(gallery: Gallery, number: int) -> None:
-    """A worker that dies before the write of that number loses nothing, and the next one ends its work."""
+    """Let a worker die before the write of that number. Expect no loss, and let the next worker end the work."""
     gallery.store.before = crash_at(number)
     with pytest.raises(Crash):
         drive(gallery)

@@ -27,7 +27,7 @@ METHOD = Method.NAIVE
 
 
 def begin(gallery: Gallery, *, until: float = 1.0, to: str = "v2", method: Method | None = None) -> UpgradeRow:
-    """As `rmvdb upgrade --instant-rollback` begins, or `rmvdb upgrade --method fct`."""
+    """Begin an upgrade as `rmvdb upgrade --instant-rollback` does, or `rmvdb upgrade --method fct`."""
     conductor, method = gallery.conductor(), method or METHOD
     instantly = method is not Method.FCT
     question = Question(
@@ -42,7 +42,7 @@ def begin(gallery: Gallery, *, until: float = 1.0, to: str = "v2", method: Metho
 
 
 def scheduled(plan: Plan) -> Plan:
-    """The plan on a schedule: until t = 0.3 each model embeds the queries for its own collection."""
+    """Return the plan on a schedule: until t = 0.3 each model embeds the queries for its own collection."""
     return replace(plan, switch=0.3, stages=(Stage(calibrations=(None, None)), *plan.stages))
 
 
@@ -56,7 +56,7 @@ def back(gallery: Gallery, row: UpgradeRow) -> UpgradeRow:
 
 
 def expect_original(gallery: Gallery) -> None:
-    """The original holds every text as v1 embeds it, and nothing else."""
+    """Expect every text in the original as v1 embeds it, and nothing else."""
     expect_holds(gallery, ORIGINAL, "v1")
 
 
@@ -69,7 +69,8 @@ def expect_holds(gallery: Gallery, collection: str, version: str) -> None:
 
 @contextmanager
 def busy(gallery: Gallery) -> Iterator[list[str]]:
-    """Applications that write the records from 1 on, delete from 30 on, insert from 100 on, and search; what they saw wrong."""
+    """Run applications that write records from 1 on, delete from 30 on, insert from 100 on, and search. Give the errors they
+    see."""
     wrong: list[str] = []
     stop = threading.Event()
     always = set(range(20, 30))
@@ -108,7 +109,7 @@ def busy(gallery: Gallery) -> Iterator[list[str]]:
 
 
 def insist(write: Callable[..., object], *args: object) -> None:
-    """As applications do where a busy machine lets a write end too late."""
+    """Repeat a write that ended too late, as applications on a busy machine do."""
     for _ in range(1000):
         with suppress(errors.EngineError):
             write(*args)
@@ -122,13 +123,13 @@ def put(gallery: Gallery, client: Client, id: int, text: str) -> None:
 
 
 def foreign(gallery: Gallery, id: int) -> None:
-    """Another program inserts into the only collection that it knows."""
+    """Insert into the original as another program does, which knows no other collection."""
     gallery.source.of[id] = f"foreign {id}"
     gallery.store.upsert(ORIGINAL, [Record(id=id, vector=vector("v1", f"foreign {id}"), fields={"n": 2})])
 
 
 def die_in_the_copy(gallery: Gallery, row: UpgradeRow) -> None:
-    """The conductor ends after it has written some of the copy."""
+    """Let a conductor die after it has written some of the copy."""
 
     def die(call: str, collection: str) -> None:
         assert collection == row.old_collections[0]
@@ -142,7 +143,7 @@ def die_in_the_copy(gallery: Gallery, row: UpgradeRow) -> None:
 
 
 def without_v1(version: str) -> TextEmbedder:
-    """What loads the embedders of a process that has lost v1's."""
+    """Load an embedder as a process without v1's code does."""
     if version == "v1":
         raise errors.ModelError("no v1 here")
     return TextEmbedder(version)

@@ -22,7 +22,7 @@ VERSION = "3.2.2"
 
 @contextlib.contextmanager
 def served(file: Path) -> Iterator[str]:
-    """The address of a Milvus Lite 3 process that serves this new file; RuntimeError, with pip's words, without one."""
+    """Give the address of a Milvus Lite 3 process that serves this new file; RuntimeError, with pip's words, without one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(_installed()), os.environ.get("PYTHONPATH")))))
         address = lite.address(file, idle=2.0)

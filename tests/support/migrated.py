@@ -18,7 +18,7 @@ from rmvdb.registry import schema
 
 
 def migrate(url: str) -> None:
-    """As `schema.upgrade` of a database that is not there yet; on SQLite ten times as fast, and hundreds of tests want one."""
+    """Do what `schema.upgrade` does for a new database. On SQLite this is ten times as fast, and hundreds of tests need it."""
     made = make_url(url)
     if made.get_backend_name() != "sqlite":
         schema.upgrade(url)

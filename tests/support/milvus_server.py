@@ -43,7 +43,7 @@ SETTINGS = {
 
 
 def unavailable() -> str:
-    """Why no server can run here, "" if one can."""
+    """Return why no server can run here, "" if one can."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "the Milvus server of the tests is a program for x86-64 Linux"
     if importlib.util.find_spec("milvus") is None:
@@ -81,7 +81,7 @@ class MilvusServer:
 
     @property
     def address(self) -> str:
-        """What MilvusStore and MilvusClient connect to."""
+        """The address that MilvusStore and MilvusClient connect to."""
         return f"http://127.0.0.1:{self._ports['proxy_port']}" if _isolated() else f"unix:{self._socket}"
 
     def start(self, *, timeout: float = 120.0) -> None:
@@ -128,7 +128,7 @@ class MilvusServer:
         self._socket.unlink(missing_ok=True)
 
     def processes(self) -> list[int]:
-        """The server itself, without what carries its calls."""
+        """Return the pids of the server, without the process that relays its calls."""
         if self._process is None:
             return []
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
@@ -165,7 +165,7 @@ class MilvusServer:
 
 
 def _isolated() -> bool:
-    """Whether this process has no network but the loopback."""
+    """Return whether this process has no network but the loopback."""
     return {path.name for path in Path("/sys/class/net").iterdir()} <= {"lo"}
 
 

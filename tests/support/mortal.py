@@ -1,6 +1,6 @@
 """Processes that die at a named call: before it leaves, or after it was made and before its answer was used.
 
-A dead process makes no further call: whatever its threads and its `finally` blocks still try fails. What it had done stays.
+A dead process makes no further call: its threads and its `finally` blocks may try, and fail. Its earlier calls stay.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ READS = {
 
 
 def version_of(collection: str) -> str:
-    """The model version that a collection is named after, such as texts_v1 or texts_v2_u1."""
+    """Return the model version that a collection is named after, such as texts_v1 or texts_v2_u1."""
     return next(part for part in collection.split("_") if part in DIMS)
 
 
@@ -56,7 +56,7 @@ Killed = SystemExit
 
 @dataclass
 class Life:
-    """What a process has called, and where it ends: at the first call of that name, "before" or "after" it."""
+    """The calls of a process, and where it ends: at the first call of that name, "before" or "after" it."""
 
     end: tuple[str, str] | None = None
     seen: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Life:
 
     @contextlib.contextmanager
     def call(self, name: str) -> Iterator[None]:
-        """One call to the outside."""
+        """Make one call to the outside."""
         self.look()
         self.seen.append(name)
         self._die_at(name, "before")
@@ -72,7 +72,7 @@ class Life:
         self._die_at(name, "after")
 
     def look(self) -> None:
-        """A dead process gets no further."""
+        """Raise Killed if the process is dead."""
         if self.over.is_set():
             raise Killed
 
@@ -123,7 +123,7 @@ class Mortal:
 
 
 class World:
-    """What survives a death: the engine, the database, the files, the source."""
+    """The parts that survive a death: the engine, the database, the files, the source."""
 
     def __init__(self, folder: Path, url: str, texts: dict[int, str]) -> None:
         self.folder, self.url, self.store, self.source = folder, url, FaissStore(), Texts()
@@ -132,7 +132,7 @@ class World:
         self.lease = 1.9
 
     def process(self, *, end: tuple[str, str] | None = None, filled: str = "v2") -> Process:
-        """A new process, which dies there; `filled` is the version whose collection the lists in the code call new."""
+        """Return a new process, which dies there; `filled` is the version whose collection the lists in the code call new."""
         return Process(self, Life(end=end), filled)
 
 
@@ -158,25 +158,25 @@ class Process:
         )  # fmt: skip
 
     def conductor(self) -> Conductor:
-        """What runs the upgrade."""
+        """Return its conductor."""
         return Conductor("texts", self._services)
 
     def worker(self) -> Worker:
-        """What moves batches."""
+        """Return its worker."""
         return Worker(registry=self.registry, lease=self.world.lease, longest_call=0.4, width=1, limits=Limits())
 
     def client(self) -> Client:
-        """What an application has."""
+        """Return a client of it."""
         return Client("texts", registry=self.registry, store=self.store, loaded_models=self.loaded_models, engine_timeout=0.2)
 
     def active(self) -> UpgradeRow | None:
-        """The upgrade that has not ended."""
+        """Return the upgrade that has not ended."""
         found: UpgradeRow | None = self.registry.active_upgrade(self.registry.gallery("texts").id)
         return found
 
     def begin(self, *, to: str = "", keep: bool = False, lift: bool = False) -> UpgradeRow:
-        """Register an upgrade from v1 to v2 that needs no training, if there is none; `to` another, in the place of one; `keep`:
-        with its original kept whole; `lift`: and its copy lifted, by an h that has learnt nothing."""
+        """Register an upgrade from v1 to v2 that needs no training, if there is none. `to`: another version, which supersedes
+        one. `keep`: keep the original whole. `lift`: lift the copy, by an h that has learnt nothing."""
         if (row := self.active()) and row.to_version == (to or row.to_version):
             return row
         question = Question(

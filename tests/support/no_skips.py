@@ -18,7 +18,7 @@ def _skipped(session: pytest.Session) -> list[pytest.TestReport]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A run that would pass fails if a test was skipped."""
+    """Fail a run that would pass if a test was skipped."""
     if _counts() and exitstatus == pytest.ExitCode.OK and _skipped(session):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

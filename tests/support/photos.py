@@ -20,13 +20,13 @@ OLD_AGAIN = Leg(collection="photos_3", model="v1", metric=Metric.COSINE, embedde
 
 
 def shape(collection: str = "photos_1") -> Schema:
-    """A schema with everything that a schema can have."""
+    """Return a schema with everything that a schema can have."""
     fields = (Field(name="tag", type="VARCHAR", params={"max_length": 64}), Field(name="year", type="INT64"))
     return Schema(collection=collection, dim=4, metric=Metric.COSINE, id_type=IdType.INT64, fields=fields)
 
 
 def add_gallery(registry: Registry, name: str = "photos", **values: Any) -> GalleryRow:
-    """A gallery of one collection in model v1."""
+    """Return a gallery of one collection in model v1."""
     registry.add_version(name="v1", embedder="models:old", dim=4, metric="COSINE")
     defaults: dict[str, Any] = {
         "model": "v1",
@@ -40,7 +40,7 @@ def add_gallery(registry: Registry, name: str = "photos", **values: Any) -> Gall
 
 
 def add_upgrade(registry: Registry, gallery: GalleryRow, **values: Any) -> UpgradeRow:
-    """An upgrade of that gallery to v2."""
+    """Return an upgrade of that gallery to v2."""
     registry.add_version(name="v2", embedder="models:new", dim=8, metric="COSINE")
     defaults = {
         "from_version": "v1",
@@ -55,7 +55,7 @@ def add_upgrade(registry: Registry, gallery: GalleryRow, **values: Any) -> Upgra
 
 
 def supersede(registry: Registry, upgrade: UpgradeRow, **values: Any) -> UpgradeRow:
-    """An upgrade to v3 in the place of one to v2."""
+    """Register an upgrade to v3 that supersedes one to v2."""
     registry.add_version(name="v3", embedder="models:newest", dim=8, metric="COSINE")
     plan = registry.plan("photos")
     defaults: dict[str, Any] = {
@@ -73,20 +73,20 @@ def claim(registry: Registry, upgrade: UpgradeRow, worker: str = "w1", **changed
 
 
 def claimed(registry: Registry, upgrade: UpgradeRow, worker: str = "w1", **changed: Any) -> BatchRow:
-    """Claim where there must be work."""
+    """Claim a batch, which must exist."""
     batch = claim(registry, upgrade, worker, **changed)
     assert batch is not None
     return batch
 
 
 def set_aside(registry: Registry, upgrade: UpgradeRow, reasons: dict[int, str]) -> None:
-    """A batch of these records was copied, and none of them could be."""
+    """Copy a batch of these records and quarantine all of them."""
     registry.add_batches(upgrade.id, [(list(reasons), None)], first=registry.next_priority(upgrade.id))
     registry.copied(claimed(registry, upgrade), requeue=[], aside=reasons)
 
 
 def opened(registry: Registry, ids: list[int], *, client: str = "c1", lasting: float = 60.0) -> Opened:
-    """Open intents where no epoch is changing."""
+    """Open intents while no epoch is changing."""
     made = registry.open_intents("photos", "upsert", ids, client=client, lasting=lasting)
     assert made is not None
     return made

@@ -22,12 +22,13 @@ from sqlalchemy import URL
 from rmvdb.registry.registry import Registry
 from tests.support.migrated import migrate
 
-#: The server trusts whoever reaches its socket; the password is there to be looked for in messages and logs.
+#: The server trusts every process that reaches its socket. Tests look for the password in messages and logs.
 PASSWORD = "hidden-word"
 
 
 def settable_clock(database: str) -> list[str]:
-    """Statements after which new sessions have a clock that a test sets: a function of the same name as PostgreSQL's own."""
+    """Return statements after which new sessions have a clock that a test sets: a function of the same name as PostgreSQL's
+    own."""
     return [
         "CREATE SCHEMA clocks",
         "CREATE TABLE clocks.ahead AS SELECT 0.0::float8 AS seconds",
@@ -38,7 +39,7 @@ def settable_clock(database: str) -> list[str]:
 
 
 def clock_set(ahead: float) -> str:
-    """The statement after which that clock shows so many seconds more than the time."""
+    """Return the statement after which that clock shows so many seconds more than the time."""
     return f"UPDATE clocks.ahead SET seconds = {ahead}"
 
 
@@ -87,7 +88,7 @@ class Postgres:
         self._control("stop")
 
     def processes(self) -> list[int]:
-        """The server and its sessions."""
+        """Return the server and its sessions."""
         first = int((self._data / "postmaster.pid").read_text().split()[0])
         children = Path(f"/proc/{first}/task/{first}/children").read_text()
         return [first, *map(int, children.split())]
@@ -97,7 +98,7 @@ class Postgres:
         self._copied(self._data, self.folder / "kept")
 
     def go_back(self) -> None:
-        """Put the copy in the place of its data, while it is stopped."""
+        """Replace its data by the copy while it is stopped."""
         self._copied(self.folder / "kept", self._data)
 
     def _copied(self, source: Path, target: Path) -> None:
@@ -133,13 +134,13 @@ class Postgres:
             raise RuntimeError(f"{program} {' '.join(arguments)} ended with {done.returncode}: {said}")
 
     def url(self, database: str) -> str:
-        """The SQLAlchemy URL of a database."""
+        """Return the SQLAlchemy URL of a database."""
         where = {"host": str(self.folder)}
         url = URL.create("postgresql+psycopg", username="postgres", password=PASSWORD, database=database, query=where)
         return url.render_as_string(hide_password=False)
 
     def database(self) -> str:
-        """The URL of a new, empty database."""
+        """Return the URL of a new, empty database."""
         name = f"test_{uuid.uuid4().hex}"
         self.run(f"CREATE DATABASE {name}")
         return self.url(name)

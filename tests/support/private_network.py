@@ -46,7 +46,7 @@ def _die_with_parent() -> None:
 
 
 def _raise_loopback() -> None:
-    """What `ip link set lo up` does; a new network starts with its loopback down."""
+    """Do what `ip link set lo up` does: a new network starts with its loopback down."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh", b"lo", 0)
         _, flags = struct.unpack("16sh", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request))

@@ -183,7 +183,7 @@ class Project:
 
     #: The project whose `models` this process imports, and their text.
     _at_hand: ClassVar[tuple[Path, str] | None] = None
-    #: What the test has begun.
+    #: The processes that the test began.
     started: ClassVar[list[subprocess.Popen[str]]] = []
 
     def __init__(
@@ -211,7 +211,7 @@ class Project:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the commands run under."""
+        """Return the environment of the commands."""
         # One thread each: several processes with a pool for every core would mostly wait for one another.
         threads = {"OMP_NUM_THREADS": "1"}
         # Where this process finds rmvdb its commands must, too.
@@ -219,7 +219,7 @@ class Project:
         return os.environ | threads | {"PYTHONPATH": path, "PYTHONWARNINGS": "default", "COLUMNS": "200"}
 
     def command(self, *words: str) -> list[str]:
-        """The real command, run by this interpreter."""
+        """Return the real command, run by this interpreter."""
         return [sys.executable, "-m", "rmvdb", *_accepting(words)]
 
     def start(self, *words: str) -> subprocess.Popen[str]:
@@ -256,7 +256,7 @@ class Project:
 
     @staticmethod
     def _expected(done: subprocess.CompletedProcess[str], code: int | None) -> subprocess.CompletedProcess[str]:
-        """The command that ended, if it ended with that code."""
+        """Return the command that ended, if it ended with that code."""
         if code is not None and done.returncode != code:
             words = " ".join(done.args[3:])
             raise AssertionError(f"rmvdb {words} ended with {done.returncode}, not {code}:\n{done.stdout}\n{done.stderr}")
@@ -285,7 +285,7 @@ class Project:
                 os.environ["COLUMNS"] = before
 
     def json(self, *words: str) -> Any:
-        """What a command prints with --json."""
+        """Run a command with --json, and return its output."""
         return json.loads(self.ask(*words, "--json").stdout)
 
     def fault(self, **faults: Any) -> None:
@@ -293,29 +293,29 @@ class Project:
         self._tell("faults.json", faults)
 
     def editions(self, **editions: int) -> None:
-        """The source has another item for these ids from now on."""
+        """Give these ids another item in the source from now on."""
         self._tell("editions.json", editions)
 
     def _tell(self, name: str, what: Mapping[str, Any]) -> None:
-        """The models of every process read it at every call, so that a half-written one would be seen."""
+        """Write the file that the models of every process read at every call, as a whole."""
         half = self.folder / f"{name}.half"
         half.write_text(json.dumps(what))
         half.replace(self.folder / name)
 
     def calls(self, version: str) -> list[str]:
-        """The ids that a model has been asked to embed, in order."""
+        """Return the ids that a model has been asked to embed, in order."""
         log = self.folder / f"calls-{version}.log"
         return log.read_text().split() if log.exists() else []
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[App]:
-        """The services that every command and application works with, in this process."""
+        """Give the services that every command and application works with, in this process."""
         self._forget_models()
         with contextlib.closing(wiring.load(self.folder)) as opened:
             yield opened
 
     def copied(self, name: str) -> str:
-        """A collection that no registry owns yet, with the records of the project's own."""
+        """Return a collection that no registry owns yet, with the records of the project's own."""
         held = self.json("gallery", "show")["collections"][0]["name"]
         with self.opened() as opened:
             opened.store.create(replace(opened.store.describe(held), collection=name), Index(type="FLAT"))
@@ -324,26 +324,26 @@ class Project:
         return name
 
     def client(self) -> rmvdb.Client:
-        """The application's client, in this process."""
+        """Return the application's client, in this process."""
         self._forget_models()
         return rmvdb.connect(self.folder)
 
     def models(self) -> Any:
-        """The project's models module."""
+        """Return the project's models module."""
         self._forget_models()
         return importlib.import_module("models")
 
     def _forget_models(self) -> None:
-        """Whoever imports `models` from now on gets this project's, as they are now."""
+        """Forget the imported `models`, so that the next import gets this project's present file."""
         folder, wanted = str(self.folder), (self.folder, (self.folder / "models.py").read_text())
-        # Only where they are not those already: a thread of a client may be importing them just now.
+        # Only if they are not these already: a thread of a client may be importing them just now.
         if wanted != Project._at_hand:
             sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
             sys.modules.pop("models", None)
             Project._at_hand = wanted
 
     def stop_engine(self) -> None:
-        """End the process that shares this project's Milvus Lite file, as its idleness would."""
+        """End the process that shares this project's Milvus Lite file, as it ends itself when it is idle."""
         lite.release(self.folder / ".rmvdb" / "milvus.db")
         for process in Path("/proc").glob("[0-9]*/cmdline"):
             try:
@@ -382,7 +382,7 @@ class Project:
 
 
 def _accepting(words: Sequence[str]) -> tuple[str, ...]:
-    """The words, with the risk of a named method accepted: a few hundred records hardly show that it starts no lower."""
+    """Return the words, with the risk of a named method accepted: a few hundred records hardly show that it starts no lower."""
     named = words and words[0] == "upgrade" and "--method" in words and "--accept-risk" not in words
     return (*words, "--accept-risk") if named else tuple(words)
 
@@ -403,7 +403,7 @@ def _wait_until_gone(pid: int) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether it has not ended; what has ended stays listed, without its words, until its parent looks."""
+    """Return whether it has not ended; what has ended stays listed, without its words, until its parent looks."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:

@@ -35,7 +35,7 @@ def schema_of(collection: str, *, metric: Metric = Metric.COSINE, id_type: IdTyp
 
 
 def plain(collection: str, **changes: Any) -> Schema:
-    """A schema with nothing but ids, vectors and undeclared fields."""
+    """Return a schema with nothing but ids, vectors and undeclared fields."""
     return schema_of(collection, fields=(), **changes)
 
 
@@ -92,7 +92,7 @@ def in_threads(work: Callable[[int], None], count: int) -> None:
         thread.join()
 
 
-#: What quotes, escapes, comments and formats are made of.
+#: The pieces of quotes, escapes, comments and formats.
 HOSTILE = [
     '"',
     "'",

@@ -54,7 +54,7 @@ def application(
     shared: SharedVectors | None = None,
     load: Callable[[str], Any] = Counting,
 ) -> Client:
-    """A client in a process of its own. Its items come from the field, unless it has another source."""
+    """Return a client in a process of its own. Its items come from the field, unless it has another source."""
     models = LoadedModels(
         load_embedder=load, load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]), load_artifact=lambda _: b""
     )
@@ -72,18 +72,18 @@ def application(
 
 
 def truth(gallery: Gallery, query: str, version: str = "v2") -> dict[Id, float]:
-    """How far each record is from a query by that version, by id, nearest first."""
+    """Return how far each record is from a query by that version, by id, nearest first."""
     far = {id: float(1 - vector(version, text) @ vector(version, query)) for id, text in gallery.source.of.items()}
     return dict(sorted(far.items(), key=lambda pair: pair[1]))
 
 
 def embedded(version: str = "v2") -> list[Item]:
-    """Every item that the version embedded, in order."""
+    """Return every item that the version embedded, in order."""
     return [item for items in Counting.calls.get(version, []) for item in items]
 
 
 def expect_true(gallery: Gallery, hits: Sequence[Hit], query: str) -> None:
-    """These are the nearest records by the new model, with their true distances."""
+    """Expect the nearest records by the new model, with their true distances."""
     far = truth(gallery, query)
     assert [hit.id for hit in hits] == list(far)[: len(hits)]
     assert np.allclose([hit.distance for hit in hits], [far[hit.id] for hit in hits], atol=1e-5)
@@ -95,6 +95,6 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def kept(client: Client) -> int:
-    """How many vectors a client keeps."""
+    """Return how many vectors a client keeps."""
     assert client._reader._rescorer is not None
     return len(client._reader._rescorer._cache)

@@ -15,7 +15,7 @@ ROOM, AVAILABLE = 6 * 2**30, 14 * 2**30
 
 
 def prefer_memory() -> None:
-    """For this process and those that it starts: memory, where there is plenty and TMPDIR names nothing else.
+    """Let this process and its children keep temporary files in memory if there is plenty, unless TMPDIR names a folder.
 
     Each commit of a registry on SQLite waits for the disk. On one that takes 50 ms for it, half a dozen tests at once keep each
     other waiting for longer than they wait for a registry.
@@ -31,7 +31,7 @@ def prefer_memory() -> None:
 
 
 def _available() -> int:
-    """Bytes that the machine, or the container, has left."""
+    """Return the free bytes of the machine, or of the container."""
     found = re.search(r"^MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     left = [int(found[1]) * 1024 if found else 0]
     group = Path("/sys/fs/cgroup")

@@ -34,7 +34,8 @@ class _Forwarding(grpc.GenericRpcHandler):
 
 @contextmanager
 def slow(place: str, folder: Path, *, method: str, seconds: float) -> Iterator[tuple[str, list[float]]]:
-    """The engine at `place`, so many `seconds` slower at a method of its gRPC service: where, and when that was asked for."""
+    """Give the engine at `place`, so many `seconds` slower at a method of its gRPC service: where, and when that was asked
+    for."""
     asked: list[float] = []
     address = f"unix:{folder}/slow.sock"
     with grpc.insecure_channel(place) as channel, ThreadPoolExecutor(8) as threads:

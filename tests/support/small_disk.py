@@ -13,7 +13,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def on_small_disk(folder: Path, size: str, body: str) -> str:
-    """What the Python program prints, whose first argument is this folder, a tmpfs of that size (512k) by then."""
+    """Return the output of the Python program. Its first argument is this folder, on which a tmpfs of that size (512k) is
+    mounted."""
     unshare = _unshare()
     mounted = f'mount -t tmpfs -o size={size} none "$1" && exec "$2" -c "$3" "$1"'
     command = [unshare, "-rm", "sh", "-c", mounted, "sh", str(folder), sys.executable, body]
@@ -23,7 +24,8 @@ def on_small_disk(folder: Path, size: str, body: str) -> str:
 
 
 def with_read_only(folder: Path) -> list[str]:
-    """The beginning of a command that runs where this folder, with what is in it, is a disk of its own, mounted read-only."""
+    """Return the beginning of a command that runs where this folder, with what is in it, is a disk of its own, mounted
+    read-only."""
     steps = (
         'here="$1"', "shift", 'cp -a "$here" "$here.before"', 'mount -t tmpfs -o mode=0700 none "$here"',
         'cp -a "$here.before/." "$here"', 'mount -o remount,ro "$here"', 'exec "$@"',

@@ -1,4 +1,4 @@
-"""How test processes share the tests: a file at a time, or a test at a time where each test makes all it needs.
+"""How test processes share the tests: a file at a time, or a test at a time if each test makes all it needs.
 
 A file's fixtures are made once, by the process that has the file. A few files take minutes, and the run would end with one
 process at each of them. Their tests share nothing that is dear, so any process takes the next.

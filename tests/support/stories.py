@@ -1,4 +1,4 @@
-"""What a process does that is killed, what comes before it, and what must be true when another one has done it again."""
+"""Stories of a process that is killed: the state before, the action, and the state after another process has done it again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EVERYWHERE = frozenset(
 
 @dataclass(frozen=True)
 class Story:
-    """What comes before, what the process does that dies, and what must be true when another one has done it again."""
+    """The state before, the action of the process that dies, and the check once another one has done it again."""
 
     calls: tuple[str, ...]
     before: Callable[[Process], None]
@@ -61,50 +61,50 @@ def deploy(process: Process) -> None:
 
 
 def move(process: Process, until: float = 1.0) -> None:
-    """All of the backfill, or a share of it; no cut-over."""
+    """Do all of the backfill, or a share of it, without a cut-over."""
     deploy(process)
     process.registry.set_upgrade(process.begin().id, plan=replace(process.begin().plan, until=until, cutover=False))
     process.conductor().advance(process.begin(), process.worker())
 
 
 def move_half(process: Process) -> None:
-    """Some records in one collection, some in the other."""
+    """Move some records, and leave the others."""
     move(process, 0.4)
 
 
 def list_and_move(process: Process) -> None:
-    """The backfill of an upgrade that is deployed."""
+    """Backfill a deployed upgrade."""
     conductor, row = process.conductor(), process.begin()
     conductor.list_work(row)
     conductor.backfill(process.begin(), process.worker())
 
 
 def ask(process: Process) -> None:
-    """The work list is made, and searches ask for two of its records, in two batches."""
+    """Make the work list. Let searches ask for two of its records, in two batches."""
     deploy(process)
     process.conductor().list_work(process.begin())
     process.registry.ask_for("texts", [3, 14])
 
 
 def move_asked_first(process: Process) -> None:
-    """The backfill of that list."""
+    """Backfill by that list."""
     process.conductor().backfill(process.begin(), process.worker())
 
 
 def move_and_be_late(process: Process) -> None:
-    """All is moved, and then another program inserts into the old collection."""
+    """Move everything. Then insert into the old collection as another program does."""
     move(process)
     process.world.source.of[50] = "late"
     process.world.store.upsert("texts_v1", [Record(id=50, vector=vector("v1", "late"), fields={"n": 0})])
 
 
 def cut_over(process: Process) -> None:
-    """The end of an upgrade."""
+    """Cut over."""
     process.conductor().cut_over(process.begin(), process.worker())
 
 
 def at_the_switch(process: Process) -> None:
-    """The share is reached from which on the old collection is searched in another way."""
+    """Reach the share from which on the old collection is searched in another way."""
     move_half(process)
     row = process.begin()
     newest, old = row.plan.legs(EpochName.SERVING)
@@ -118,29 +118,29 @@ def switch(process: Process) -> None:
 
 
 def keep_and_deploy(process: Process) -> None:
-    """As `rmvdb upgrade --instant-rollback --detach`."""
+    """Deploy as `rmvdb upgrade --instant-rollback --detach` does."""
     process.conductor().deploy(process.begin(keep=True))
 
 
 def keep_and_move_half(process: Process) -> None:
-    """Some records in one collection, some in the copy, all of them in the original."""
+    """Move some records, leave the others in the copy, and keep all in the original."""
     keep_and_deploy(process)
     move_half(process)
 
 
 def lift_and_deploy(process: Process) -> None:
-    """As `rmvdb upgrade --method fct --detach`."""
+    """Deploy as `rmvdb upgrade --method fct --detach` does."""
     process.conductor().deploy(process.begin(lift=True))
 
 
 def keep_and_upgrade(process: Process) -> None:
-    """An upgrade that waits for its clean-up, its original beside it."""
+    """Upgrade up to the clean-up, with the original kept."""
     keep_and_deploy(process)
     upgraded(process)
 
 
 def keep_move_and_be_changed(process: Process) -> None:
-    """All is moved, and then another program inserts into the original, and deletes from it."""
+    """Move everything. Then insert into the original, and delete from it, as another program does."""
     keep_and_deploy(process)
     move(process)
     store, source = process.world.store, process.world.source
@@ -151,19 +151,19 @@ def keep_move_and_be_changed(process: Process) -> None:
 
 
 def expect_kept_and_clean(world: World) -> None:
-    """The new collection is searched alone, and goes on without the original."""
+    """Expect that the new collection is searched alone, and goes on without the original."""
     clean_up(world.process())
     expect_clean(world)
 
 
 def third_deployed(process: Process) -> None:
-    """v1 → v2 half way, and v3 in its place: records in two collections, a third one searched with them."""
+    """Bring v1 → v2 half way, and supersede it by v3: records are in two collections, and a third one is searched with them."""
     move_half(process)
     supersede(process)
 
 
 def expect_switched(world: World) -> None:
-    """The old collection is searched in that way, and the rest goes on."""
+    """Expect that the old collection is searched in that way, and the rest goes on."""
     process = world.process()
     row = process.begin()
     assert (row.plan.switch, row.plan.legs(EpochName.SERVING)) == (None, row.plan.legs(EpochName.LATER))
@@ -172,19 +172,19 @@ def expect_switched(world: World) -> None:
 
 
 def upgraded(process: Process) -> None:
-    """An upgrade that waits for its clean-up."""
+    """Upgrade up to the clean-up."""
     move(process)
     cut_over(process)
 
 
 def clean_up(process: Process) -> None:
-    """As `rmvdb cleanup`, which has nothing to do after it was done."""
+    """Clean up as `rmvdb cleanup` does. A second call does nothing."""
     if (row := process.active()) and row.phase != Phase.SERVING_BOTH:
         process.conductor().clean_up(row)
 
 
 def move_half_and_leave_a_batch(process: Process) -> None:
-    """Some records in one collection, some in the other, and some in both: their worker is gone."""
+    """Move some records, leave others, and leave some in both collections: their worker is gone."""
     move_half(process)
     row = process.begin()
     batch, end = None, time.monotonic() + 60
@@ -197,12 +197,12 @@ def move_half_and_leave_a_batch(process: Process) -> None:
 
 
 def supersede(process: Process) -> None:
-    """An upgrade to v3 takes the place of the one to v2, as `rmvdb upgrade --detach` has it."""
+    """Supersede the upgrade to v2 by one to v3, as `rmvdb upgrade --detach` does."""
     process.conductor().deploy(process.begin(to="v3"))
 
 
 def third_rolled_back(process: Process) -> None:
-    """v1 → v2 → v3, the last one half way, and back; not cleaned up yet."""
+    """Upgrade v1 → v2 → v3, the last one half way, and roll back. Do not clean up."""
     move_half(process)
     supersede(process)
     conductor, row = process.conductor(), process.begin(to="v3")
@@ -212,7 +212,7 @@ def third_rolled_back(process: Process) -> None:
 
 
 def roll_back(process: Process) -> None:
-    """As `rmvdb rollback`."""
+    """Roll back as `rmvdb rollback` does."""
     conductor, row = process.conductor(), process.active()
     assert row is not None
     back = row if row.undoes else conductor.roll_back(row)
@@ -221,19 +221,19 @@ def roll_back(process: Process) -> None:
 
 
 def make_and_die(process: Process) -> None:
-    """The new collection is made, and nothing is searched in it yet."""
+    """Make the new collection, and die before it is searched."""
     with suppress(Killed):
         deploy(process.world.process(end=("registry.add_collection", "after")))
 
 
 def copy_and_die(process: Process) -> None:
-    """Part of a kept original is copied, and nothing is searched in the copy yet."""
+    """Copy a part of a kept original, and die before the copy is searched."""
     with suppress(Killed):
         keep_and_deploy(process.world.process(end=("registry.set_upgrade copying", "after")))
 
 
 def give_up(process: Process) -> None:
-    """As `rmvdb rollback` of an upgrade that is not deployed, and of one that was given up."""
+    """Give up as `rmvdb rollback` does of an upgrade that is not deployed, or was given up."""
     conductor, row = process.conductor(), process.active()
     conductor.drop_given_up()
     if row is not None:
@@ -241,26 +241,26 @@ def give_up(process: Process) -> None:
 
 
 def upsert(process: Process) -> None:
-    """An application changes records wherever they are, and adds one."""
+    """Change records wherever they are, and add one, as an application does."""
     process.world.source.of |= {2: "newer", 14: "newer", 99: "newer"}
     with process.client() as client:
         client.upsert([{"id": id, "item": "newer", "n": 1} for id in (2, 14, 99)])
 
 
 def delete(process: Process) -> None:
-    """An application deletes records wherever they are."""
+    """Delete records wherever they are, as an application does."""
     with process.client() as client:
         client.delete([2, 14])
 
 
 def held(world: World, version: str) -> dict[Id, Record]:
-    """What the collection of a version holds."""
+    """Return the records in the collection of a version."""
     names = [name for name in world.store._collections if version_of(name) == version and not is_mark(name)]
     return {record.id: record for name in names for page in world.store.scan(name, fields=None, vector=True) for record in page}
 
 
 def expect(world: World, version: str, other: str) -> None:
-    """Every text, and nothing else, is in one collection as that version embeds it."""
+    """Expect every text, and nothing else, in one collection as that version embeds it."""
     now = held(world, version)
     assert held(world, other) == {}
     assert set(now) == set(world.source.of)
@@ -269,7 +269,7 @@ def expect(world: World, version: str, other: str) -> None:
 
 
 def expect_moved(world: World) -> None:
-    """The rest of the upgrade ends as if nothing had happened."""
+    """Expect that the rest of the upgrade ends as if nothing had happened."""
     process = world.process()
     move(process)
     if process.begin().phase != Phase.CUT_OVER:
@@ -280,7 +280,7 @@ def expect_moved(world: World) -> None:
 
 
 def expect_third(world: World) -> None:
-    """The upgrade that took the place ends, with every record of both collections."""
+    """Expect that the superseding upgrade ends, with every record of both collections."""
     process = world.process()
     process.conductor().advance(process.begin(to="v3"), process.worker())
     assert [leg.model for leg in process.registry.plan("texts").legs] == ["v3"]
@@ -289,14 +289,14 @@ def expect_third(world: World) -> None:
 
 
 def expect_second(world: World) -> None:
-    """Of the third version nothing is left, and the upgrade before it ends as if that had never been."""
+    """Expect that nothing is left of the third version, and the upgrade before it ends as if that had never been."""
     assert held(world, "v3") == {}
     assert world.process().begin().to_version == "v2"
     expect_moved(world)
 
 
 def expect_clean(world: World) -> None:
-    """Only the new collection is left, and no file of the archive."""
+    """Expect the new collection alone, and no file of the archive."""
     expect(world, "v2", "v1")
     assert world.process().active() is None
     assert [name for name in world.store._collections if version_of(name) == "v1"] == []
@@ -304,14 +304,14 @@ def expect_clean(world: World) -> None:
 
 
 def expect_back(world: World) -> None:
-    """The old collection is what it was."""
+    """Expect the old collection as it was."""
     expect(world, "v1", "v2")
     assert [leg.model for leg in world.process().registry.plan("texts").legs] == ["v1"]
     assert {record.fields["n"] for record in held(world, "v1").values()} == {0}
 
 
 def expect_untouched(world: World) -> None:
-    """Nothing is left of the upgrade, and another one of the same gallery ends as if it had never been."""
+    """Expect that nothing is left of the upgrade, so that another one of the same gallery can begin."""
     assert list(world.store._collections) == ["texts_v1", mark_of("texts_v1")]
     process = world.process()
     rows = process.registry.collections(process.registry.gallery("texts").id)
@@ -322,7 +322,7 @@ def expect_untouched(world: World) -> None:
 
 
 def expect_kept(world: World) -> None:
-    """The rest of the upgrade ends as if nothing had happened; the copy is empty, the original whole."""
+    """Expect that the rest of the upgrade ends as if nothing had happened: the copy is empty, the original whole."""
     process = world.process()
     move(process)
     cut_over(process)
@@ -332,7 +332,7 @@ def expect_kept(world: World) -> None:
 
 
 def expect_lifted(world: World) -> None:
-    """The rest of the upgrade ends as if nothing had happened: every vector is the new model's own."""
+    """Expect that the rest of the upgrade ends as if nothing had happened: every vector is the new model's own."""
     process = world.process()
     move(process)
     cut_over(process)
@@ -341,7 +341,7 @@ def expect_lifted(world: World) -> None:
 
 
 def expect_original(world: World) -> None:
-    """The original is searched, alone, and holds every text; it never held anything else."""
+    """Expect that the original is searched alone, and holds every text and nothing else."""
     plan = world.process().registry.plan("texts")
     assert ([leg.collection for leg in plan.legs], plan.mirrors) == (["texts_v1"], ())
     clean_up(world.process())
@@ -349,14 +349,14 @@ def expect_original(world: World) -> None:
 
 
 def expect_deleted(world: World) -> None:
-    """Deleted records do not come back."""
+    """Expect that deleted records do not come back."""
     for id in (2, 14):
         del world.source.of[id]
     expect_moved(world)
 
 
 def expect_kept_without(world: World) -> None:
-    """Deleted records do not come back, in the original neither."""
+    """Expect that deleted records do not come back, even in the original."""
     for id in (2, 14):
         del world.source.of[id]
     assert set(held(world, "v1")) >= set(world.source.of)
@@ -364,7 +364,7 @@ def expect_kept_without(world: World) -> None:
 
 
 def expect_third_without(world: World) -> None:
-    """Deleted records do not come back from any of the three."""
+    """Expect that deleted records do not come back from any of the three collections."""
     for id in (2, 14):
         del world.source.of[id]
     expect_third(world)
@@ -381,7 +381,7 @@ BACK = (
     "registry.set_upgrade cut over",
 )
 
-#: What is in hand of an upgrade that is superseded; both of its collections are old ones of the next.
+#: The calls for batches in hand of a superseded upgrade. Both of its collections are old ones of the next.
 RETIRED = ("registry.claim", "registry.advance removing", "store.delete old", "registry.retire")
 
 #: Where the records of a lifted copy are re-embedded, and stay.
@@ -400,7 +400,7 @@ def world(template: Path, folder: Path) -> World:
 
 
 def die_and_do_it_again(made: World, story: Story, end: tuple[str, str]) -> bool:
-    """Whether the process came to the call where it was to die; AssertionError where the end is not as it must be."""
+    """Return whether the process came to the call at which it was to die. Raise AssertionError if the end is wrong."""
     story.before(made.process())
     doomed = made.process(end=end, filled=story.filled)
     with suppress(Killed):

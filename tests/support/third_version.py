@@ -36,7 +36,7 @@ def listed(gallery: Gallery, state: BatchState | None = None) -> list[list[Id]]:
 
 @contextmanager
 def searching(gallery: Gallery) -> Iterator[list[str]]:
-    """An application that asks for every record again and again; what was wrong with its answers."""
+    """Give an application that asks for every record again and again; what was wrong with its answers."""
     wrong: list[str] = []
     stop = threading.Event()
     always = set(gallery.source.of)

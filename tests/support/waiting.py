@@ -26,14 +26,14 @@ class Clock:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Return how long a call takes."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
 
 
 def wait_until(true: Callable[[], bool], *, seconds: float = 120.0) -> None:
-    """Look again and again; AssertionError where it is not so within so many seconds."""
+    """Look again and again. Raise AssertionError if it is not so within so many seconds."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it never came so far"

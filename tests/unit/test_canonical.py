@@ -38,7 +38,7 @@ class Text(str):
 
 
 def _name(given: Any) -> str:
-    """What names a case: without an address in memory, which each process of a parallel run would see differently."""
+    """Return the name of a case, without an address in memory: each process of a parallel run would have another one."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(given))
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def commands(group: click.Group, name: str = "rmvdb") -> dict[str, click.Command]:
-    """Every command below a group by what a user types."""
+    """Return every command below a group by what a user types."""
     found: dict[str, click.Command] = {}
     for each, command in group.commands.items():
         typed = f"{name} {each}"
@@ -31,7 +31,7 @@ COMMANDS = commands(cli.main)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A Python of its own in the checkout."""
+    """Return a Python of its own in the checkout."""
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
 
 

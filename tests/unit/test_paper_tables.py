@@ -308,7 +308,7 @@ class Shelf:
 
 
 def upgraded(labels: np.ndarray, recipes: dict[str, models.Recipe], vectors: dict[str, np.ndarray], **rest: object) -> Upgrade:
-    """An upgrade of 60 pictures, which are learnt, kept and searched, by models whose vectors are known."""
+    """Return an upgrade of 60 pictures, which are learnt, kept and searched, by models whose vectors are known."""
     part = made(labels.tolist())
     task = Task(old=part, new=part, shared=True, pairs=part, gallery=part, queries=None, mirrored=False, steps=(part,) * 3)
     return Upgrade(task=task, workshop=Shelf(vectors), recipes=recipes, seeds=[0], **rest)
@@ -475,7 +475,7 @@ def test_rows_without_labels_are_calibrated_by_the_new_models_neighbours(
 
 
 def market(root: Path) -> None:
-    """Twenty people learnt, twelve searched for, each seen by two cameras, and one picture of nobody."""
+    """Twenty people learnt, twelve searched for, each seen by two cameras, and one picture without a person."""
     colours = np.random.default_rng(0).integers(40, 215, (112, 1, 1, 3))
     for person, camera, shot in ((*each, shot) for each in product(range(1, 21), (1, 2)) for shot in range(3)):
         written(root / "bounding_box_train" / f"{person:04}_c{camera}s1_00000{shot}_00.jpg", colours[person])

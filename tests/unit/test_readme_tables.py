@@ -22,7 +22,7 @@ TABLES = {
     "Omniglot": "omniglot-open-identities",
     "CIFAR-100, no class in common": "cifar100-open-class",
 }
-#: What the text says by a table, with the Gain and its spread in place of a method's name.
+#: The sentence beside a table, with the Gain and its spread in place of a method's name.
 SAID = [
     ("cifar100-extended-class-wider", "`rm` gains {rm} %"),
     ("cifar100-orders", "`rm` gains {rm, random} % in random order, {rm, cluster} by cluster"),
@@ -48,7 +48,7 @@ def rows(setting: str) -> list[dict[str, Any]]:
 
 
 def line(row: dict[str, Any], setting: str, *, published: bool) -> list[str]:
-    """A row as the page has it: without flips, its mAP in one cell, of the published numbers the Gain alone."""
+    """Return a row as the page has it: without flips, its mAP in one cell, of the published numbers the Gain alone."""
     (cells,) = report.CELLS["backfill"](row, setting)
     *shown, _, start, half, end, first, _, gain = cells
     return [*shown, f"{start} {half} {end}", first, *([gain] if published else [])]

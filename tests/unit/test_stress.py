@@ -1,4 +1,4 @@
-"""What the stress run takes for progress, and what it may restart, stall and pause."""
+"""Progress as the stress run sees it, and the services that it may restart, stall and pause."""
 
 from __future__ import annotations
 

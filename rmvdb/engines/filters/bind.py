@@ -152,8 +152,8 @@ class _Binder:
             self._fail(name, f"{sign!r} cannot be applied to {name}, which has {_KINDS[name.type]}")
         return name
 
-    def _nullable(self, name: Name, asked: str) -> Name:
-        if asked == "exists" and (name.type != OPEN or not (name.meta or name.path)):
+    def _nullable(self, name: Name, word: str) -> Name:
+        if word == "exists" and (name.type != OPEN or not (name.meta or name.path)):
             way_out = f"{name} is null" if name.type != OPEN else f'exists {name}["key"]'
             self._fail(name, f"'exists' takes a place in JSON, or a field that is not declared; write {way_out}")
         return name

@@ -179,10 +179,10 @@ def _contains(name: Name, which: str, values: Sequence[Literal]) -> _Test:
     read, open_ = _reader(name), name.type == OPEN
 
     def test(fields: Fields) -> bool | None:
-        held = read(fields)
-        if not isinstance(held, list | tuple):
+        elements = read(fields)
+        if not isinstance(elements, list | tuple):
             return False if open_ else None
-        found = (any(_equal(value, one) for one in held) for value in values)
+        found = (any(_equal(value, one) for one in elements) for value in values)
         return any(found) if which == "any" else all(found)
 
     return test

@@ -88,10 +88,10 @@ class _Failures:
         """Parse a text; the failures of another state of the file do not count."""
         fresh = cls(file=_state(path))
         try:
-            kept = cls(**json.loads(text))
+            failures = cls(**json.loads(text))
         except (ValueError, TypeError):
             return fresh
-        return kept if kept.file == fresh.file else fresh
+        return failures if failures.file == fresh.file else fresh
 
     def expect_rest_over(self) -> None:
         """Raise EngineUnavailable, with the message of the last start, until the next start is due."""

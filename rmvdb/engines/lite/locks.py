@@ -92,7 +92,7 @@ class EngineLock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._name = beside(path, "lock")
-        self._held: list[IO[bytes]] = []
+        self._locked: list[IO[bytes]] = []
 
     def __enter__(self) -> EngineLock:
         deadline = time.monotonic() + RELEASE
@@ -106,18 +106,18 @@ class EngineLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self._held:
+        for file in self._locked:
             file.close()
 
     def keep(self) -> bool:
         """Take or keep the lock on the file that exists now; return whether this process has it."""
-        if self._held and self._is_there(self._held[-1]):
+        if self._locked and self._is_there(self._locked[-1]):
             return True
         file = self._name.open("ab")
         with contextlib.suppress(BlockingIOError):
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self._is_there(file):
-                self._held.append(file)
+                self._locked.append(file)
                 return True
         file.close()
         return False

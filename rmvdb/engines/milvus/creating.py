@@ -49,14 +49,14 @@ def drop(session: Session, collection: str) -> None:
 
 def move_aliases(session: Session, collection: str, target: str) -> list[str]:
     """Point every alias of the collection to the target, and return them; an engine without aliases gives none."""
-    found = sorted(read(session, collection).get("aliases", ())) if exists(session, collection) else []
+    aliases = sorted(read(session, collection).get("aliases", ())) if exists(session, collection) else []
 
     def move(client: MilvusClient) -> None:
-        for alias in found:
+        for alias in aliases:
             client.alter_alias(target, alias, **ONCE)
 
     session.run(target, move)
-    return found
+    return aliases
 
 
 def _make(session: Session, schema: Schema, engine: Engine) -> bool:

@@ -39,13 +39,13 @@ def record_of(schema: Schema, fields: Sequence[str] | None, row: Mapping[str, An
     return Record(id=row[schema.id_field], vector=array, fields=_fields(schema, fields, row))
 
 
-def hits_of(schema: Schema, fields: Sequence[str] | None, found: Any, test: Test | None = None) -> list[Hit]:
+def hits_of(schema: Schema, fields: Sequence[str] | None, answer: Any, test: Test | None = None) -> list[Hit]:
     """Return the hits that pass the test, with each id once, its nearest hit."""
     hits: dict[Id, Hit] = {}
     # pymilvus makes a row when it is asked for, which takes as long as all the rest.
     reads = test is not None or fields is None or len(fields) > 0
-    rows = (hit["entity"] for hit in found) if reads else ({} for _ in found.ids)
-    for id, score, row in zip(found.ids, found.distances, rows, strict=True):
+    rows = (hit["entity"] for hit in answer) if reads else ({} for _ in answer.ids)
+    for id, score, row in zip(answer.ids, answer.distances, rows, strict=True):
         if id not in hits and (test is None or test({**row, schema.id_field: id})):
             distance = _distance(schema.metric, score)
             entity = _fields(schema, fields, row)

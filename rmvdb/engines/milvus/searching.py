@@ -65,13 +65,17 @@ def search(
         )
         return [_Answer(hits_of(schema, fields, hits, condition.test), len(hits.ids)) for hits in found]
 
-    most = min(WINDOW, MESSAGE // (4 * schema.dim))
-    size = max(1, min(_HITS // limit, most))
-    parts = [queries[start : start + size] for start in range(0, len(queries), size)]
+    parts = _parts(queries, limit)
     answers = [answer for part in parts for answer in _filled(part, limit, ask, loose=condition.test is not None)]
     if condition.test is not None:
         _complete(answers, limit, filter or "", session)
     return [answer.hits[:limit] for answer in answers]
+
+
+def _parts(queries: Vectors, limit: int) -> list[Vectors]:
+    """Split queries (n, dim) into calls that an engine takes: by their bytes, and by the hits of the answer."""
+    size = max(1, min(_HITS // limit, WINDOW, MESSAGE // (4 * queries.shape[1])))
+    return [queries[start : start + size] for start in range(0, len(queries), size)]
 
 
 class _Answer(NamedTuple):
@@ -86,18 +90,20 @@ def _filled(queries: Vectors, limit: int, ask: Callable[[Vectors, int], list[_An
     Every short list is checked. Under load Milvus 2.3.5 shows, once in hundreds of searches, every version that a record ever had
     (93 of each were counted). All rows of an answer then belong to a record or two.
     """
-    found, wanted = ask(queries, limit), limit
-    short = [at for at, answer in enumerate(found) if answer.rows and len(answer.hits) < limit]  # an empty answer hides nothing
+    answers, wanted = ask(queries, limit), limit
+    short = [at for at, answer in enumerate(answers) if answer.rows and len(answer.hits) < limit]  # an empty answer hides nothing
     while short and wanted < WINDOW:
         wanted = min(max(_MORE * wanted, _MORE_AT_LEAST), WINDOW)
         size = max(1, _HITS // wanted)
         parts = [short[start : start + size] for start in range(0, len(short), size)]
         more = {at: answer for part in parts for at, answer in zip(part, ask(queries[part], wanted), strict=True)}
-        grown = [at for at in short if (more[at].rows > found[at].rows if loose else len(more[at].hits) > len(found[at].hits))]
+        grown = [
+            at for at in short if (more[at].rows > answers[at].rows if loose else len(more[at].hits) > len(answers[at].hits))
+        ]
         for at in grown:
-            found[at] = more[at]
-        short = [at for at in grown if len(found[at].hits) < limit]
-    return found
+            answers[at] = more[at]
+        short = [at for at in grown if len(answers[at].hits) < limit]
+    return answers
 
 
 def _complete(answers: Sequence[_Answer], limit: int, filter: str, session: Session) -> None:

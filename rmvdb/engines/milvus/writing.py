@@ -47,9 +47,9 @@ def upsert(
 ) -> None:
     """Write records (vectors required), replacing those of the same id; return when all are written."""
     schema, limits = schema_of(session, collection), session.engine().limits
-    kept = (canonical.record_of(schema, record, limits, as_read=as_read) for record in records)
+    checked = (canonical.record_of(schema, record, limits, as_read=as_read) for record in records)
     # The engine would store a key twice that is in a call twice. The last record of a key counts.
-    rows = {record.id: row_of(schema, record) for record in kept}
+    rows = {record.id: row_of(schema, record) for record in checked}
     if rows:
         _let_pymilvus_know(session, schema)
     refused = _Refused()
@@ -90,13 +90,13 @@ def _replace(session: Session, schema: Schema, rows: list[dict[str, Any]], permi
     Lite 2.5 deletes, then inserts. The rows that a failed call has deleted are put back before anything else is tried.
     """
     engine = session.engine()
-    held = _held(session, schema, [row[schema.id_field] for row in rows]) if engine.lite2 else []
+    before = _rows_before(session, schema, [row[schema.id_field] for row in rows]) if engine.lite2 else []
     write = functools.partial(_write, collection=schema.collection, rows=rows, engine=engine)
     for number in range(1, _TRIES + 1):
         try:
             return session.run(schema.collection, write, permit=permit, cuts=1)
         except EngineKilled as exc:
-            _put_back(session, schema, held, permit)
+            _put_back(session, schema, before, permit)
             if len(rows) > 1:
                 break
             if number == _TRIES:
@@ -104,14 +104,14 @@ def _replace(session: Session, schema: Schema, rows: list[dict[str, Any]], permi
         except (EngineUnavailable, Refused):
             raise
         except EngineError:
-            _put_back(session, schema, held, permit)
+            _put_back(session, schema, before, permit)
             raise
     for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
         _replace(session, schema, half, permit, refused)
     return None
 
 
-def _held(session: Session, schema: Schema, ids: list[Id]) -> list[dict[str, Any]]:
+def _rows_before(session: Session, schema: Schema, ids: list[Id]) -> list[dict[str, Any]]:
     """Read the rows of these ids that the collection has, as `upsert` writes them; they may be larger than what replaces them."""
     output = [*output_of(schema, None), schema.vector_field]
     expression = ids_in(schema.id_field, ids)
@@ -122,16 +122,16 @@ def _held(session: Session, schema: Schema, ids: list[Id]) -> list[dict[str, Any
         if len(ids) == 1:
             raise
         half = len(ids) // 2
-        return [*_held(session, schema, ids[:half]), *_held(session, schema, ids[half:])]
+        return [*_rows_before(session, schema, ids[:half]), *_rows_before(session, schema, ids[half:])]
     return [row_of(schema, record_of(schema, None, row)) for row in rows]
 
 
-def _put_back(session: Session, schema: Schema, held: list[dict[str, Any]], permit: Permit) -> None:
+def _put_back(session: Session, schema: Schema, before: list[dict[str, Any]], permit: Permit) -> None:
     """Write the rows that a failed call has deleted; rows that it has written stay."""
-    if not held:
+    if not before:
         return
-    there = {row[schema.id_field] for row in _held(session, schema, [row[schema.id_field] for row in held])}
-    if lost := [row for row in held if row[schema.id_field] not in there]:
+    there = {row[schema.id_field] for row in _rows_before(session, schema, [row[schema.id_field] for row in before])}
+    if lost := [row for row in before if row[schema.id_field] not in there]:
         write = functools.partial(_write, collection=schema.collection, rows=lost, engine=session.engine())
         session.run(schema.collection, write, permit=permit)
 

@@ -1,1 +1,1 @@
-"""What an upgrade is worth at each moment of its backfill, on models that others trained: `python -m tests.bench.curves`."""
+"""The quality of an upgrade at each moment of its backfill, on models that others trained: `python -m tests.bench.curves`."""

@@ -1,4 +1,4 @@
-"""What an upgrade is worth at each moment of its backfill: real models, the real command line, Milvus Lite, `client.search`.
+"""The quality of an upgrade at each moment of its backfill: real models, the real command line, Milvus Lite, `client.search`.
 
     make curves DATA=FOLDER                           every case whose files are there
     python -m tests.bench.curves --small              digits and made sentences: no files, under a minute
@@ -33,7 +33,7 @@ from tests.bench.curves.run import Way, can_rescore
 ROOT = Path(__file__).parents[3]
 #: Candidates that are re-scored.
 RESCORED = 20
-#: Those that are measured: v2 was not trained to be compatible with v1, and no record has a label or side information.
+#: The measured methods: v2 was not trained to be compatible with v1, and no record has a label or side information.
 METHODS_HERE = tuple(str(each) for each in METHODS if each not in (Method.IDENTITY, Method.CL_M, Method.FCT))
 #: Methods that are measured with rescoring, too.
 WITH_RESCORING = ("naive", "blend", "centred")
@@ -102,7 +102,8 @@ def _names(text: str) -> list[str]:
 
 
 def _ways(asked: argparse.Namespace, case: str, seed: int) -> list[Way]:
-    """Return how an upgrade of this case is asked for. What users get is measured by every seed, a named method by the first."""
+    """Return how an upgrade of this case is asked for. Every seed measures the default. Only the first measures a named
+    method."""
     named = [method for method in asked.methods if method == "auto" or not seed]
     ways = [Way(method=method, rescore=None if method == "auto" else 0) for method in named]
     if can_rescore() and not asked.small:

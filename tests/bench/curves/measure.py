@@ -1,4 +1,4 @@
-"""What a ranking is worth, and what a curve over t is."""
+"""The quality of a ranking, and the numbers of a curve over t."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ state = {"kept": True}
 
 @contextmanager
 def live() -> Iterator[None]:
-    """Embed every item anew, for times."""
+    """Embed every item each time, to measure times."""
     state["kept"] = False
     try:
         yield

@@ -25,7 +25,7 @@ from examples.pretrained.pictures import LITE0, LITE2, Lite, pixels
 from tests.bench.curves.made_texts import Hashing
 from tests.bench.curves.memo import Memo
 
-#: What BGE's authors put before a query, and before no document.
+#: The words that BGE's authors put before a query, but not before a document.
 BGE_PROMPT = "Represent this sentence for searching relevant passages: "
 
 
@@ -55,17 +55,17 @@ def bge() -> Memo:
 
 
 def digits(weights: str) -> Memo:
-    """A small net of the demo, from its weights: nothing is kept."""
+    """Return a small net of the demo, from its weights: nothing is kept."""
     return Memo("", demo_models.embedder(weights))
 
 
 def made_old() -> Memo:
-    """A model of made sentences that knows few synonyms: 48 dimensions."""
+    """Return a model of made sentences that knows few synonyms: 48 dimensions."""
     return Memo("", Hashing("old", 48, 0.5))
 
 
 def made_new() -> Memo:
-    """A model of made sentences that knows most synonyms: 64 dimensions."""
+    """Return a model of made sentences that knows most synonyms: 64 dimensions."""
     return Memo("", Hashing("new", 64, 1.5))
 
 

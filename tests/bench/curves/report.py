@@ -12,7 +12,7 @@ COLOURS = {"auto": "#0b6e4f", "naive": "#d1495b", "blend": "#edae49"}
 OTHER, LEVEL = "#8d99ae", "#30638e"
 #: Around the tables in the documentation.
 BEGIN, END = "<!-- figures:curves: from results/curves.json -->", "<!-- /figures:curves -->"
-#: What a row holds besides its case, method, rescoring and log: medians over the seeds.
+#: The numbers of a row, medians over the seeds.
 NUMBERS = ("M_old", "M_new", "M_0", "gain", "fall", "extractions", "items", "ms", "plan_seconds")
 
 

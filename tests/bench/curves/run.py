@@ -25,7 +25,7 @@ from tests.bench.curves.measure import area, largest_fall, quality
 
 #: The t of the upgrade before, when a third generation comes.
 UNFINISHED = 0.4
-#: Searches that are timed, one by one, with every item embedded anew.
+#: Searches that are timed, one by one, each with its own embedding.
 TIMED_SEARCHES = 11
 #: Queries of one call at most, and hits: a call that asks for more takes long on a busy machine.
 TOGETHER, HITS = 16, 4000
@@ -203,7 +203,7 @@ class Searches:
         return self._embedded
 
     def milliseconds(self, queries: Sequence[int]) -> float:
-        """Return the median time of a search for ten records, its query embedded anew."""
+        """Return the median time of a search for ten records, the embedding of its query included."""
         times = []
         with memo.live():
             for row in list(queries)[:TIMED_SEARCHES]:

@@ -38,7 +38,7 @@ class Free:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """What the rows measure."""
+    """The gallery, engine and models that the rows measure."""
 
     client: Client
     registry: Registry

@@ -24,13 +24,13 @@ from tests.support.waiting import wait_until
 
 
 class SlowToLoad:
-    """Loads v2's embedder until it is told to end; fails where nobody does within `seconds`."""
+    """Loads v2's embedder until the test ends the load. Fails after `seconds`."""
 
     def __init__(self, seconds: float = 30.0) -> None:
         self.seconds, self.began, self.may_end, self.failed = seconds, threading.Event(), threading.Event(), False
 
     def __call__(self, version: str) -> TextEmbedder:
-        """The embedder."""
+        """Return the embedder."""
         if version == "v2":
             self.began.set()
             if not self.may_end.wait(self.seconds):
@@ -40,7 +40,7 @@ class SlowToLoad:
 
 
 def application(gallery: Gallery, load: Callable[[str], Any]) -> Client:
-    """A client in a process of its own, where models are loaded like that."""
+    """Return a client in a process of its own, where models are loaded like that."""
     loaded_models = LoadedModels(
         load_embedder=load, load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]), load_artifact=lambda _: b""
     )

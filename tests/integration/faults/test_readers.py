@@ -66,7 +66,7 @@ class Wire:
 
 
 def silent(plans: CurrentPlan) -> None:
-    """Its thread asks for no plan any more; searches do."""
+    """Stop its thread, so that only searches ask for a plan."""
     plans._stop.set()
     plans._wake.set()
     plans._thread.join()
@@ -138,7 +138,7 @@ def test_a_client_leaves_though_the_disk_of_the_registry_is_full(gallery: Galler
 def test_a_search_refuses_while_the_registry_cannot_hear_that_its_client_lives(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever only read the plan could serve by it after others have ceased to wait for a client that they had not heard of."""
+    """A client that only reads the plan could serve by it while no other process waits for it."""
 
     def full(*_: object, **__: object) -> NoReturn:
         raise errors.DiskFull("The disk that holds the registry is full; free some space")

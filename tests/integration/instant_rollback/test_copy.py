@@ -36,7 +36,7 @@ def test_a_copy_that_was_interrupted_is_finished(gallery: Gallery) -> None:
 
 
 def stop_after(gallery: Gallery, row: UpgradeRow, pages: int) -> bool:
-    """Whether a conductor deploys before it has looked at more pages of the copy than these, where it ends."""
+    """Let a conductor deploy, and end it after so many pages of the copy. Return whether it deployed before."""
     left, conductor = iter(range(pages)), gallery.conductor()
 
     def report(*_: object) -> None:
@@ -90,7 +90,7 @@ def test_a_copy_that_is_interrupted_again_and_again_comes_to_its_end_with_what_c
 
 @contextmanager
 def copying(gallery: Gallery, row: UpgradeRow, *, limits: Limits = UNLIMITED) -> Iterator[list[float]]:
-    """A worker with these limits deploys, ten records at a time; when pages of the copy were written."""
+    """Let a worker with these limits deploy, ten records at a time. Give the times at which pages of the copy were written."""
     pages: list[float] = []
 
     def count(call: str, collection: str) -> None:
@@ -171,7 +171,7 @@ def test_two_may_give_it_up_at_once(gallery: Gallery, monkeypatch: pytest.Monkey
 
 
 def test_a_copy_that_was_given_up_for_a_moment_is_not_served(gallery: Gallery) -> None:
-    """Whoever gives it up dies before that is written down, and what is written until then does not reach the copy."""
+    """The process that gives it up dies before it records that. Writes until then do not reach the copy."""
     row, conductor, other = begin(gallery), gallery.conductor(), gallery.conductor()
     real = other.registry.abandon
 

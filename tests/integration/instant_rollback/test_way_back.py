@@ -186,7 +186,7 @@ def test_every_worker_stops_where_a_schedule_switches(tmp_path: Path) -> None:
             switched.append(gallery.registry.progress(row.id).t)
 
     def work() -> None:
-        """As the other workers of `rmvdb worker` do."""
+        """Work as the other workers of `rmvdb worker` do."""
         while not over.is_set():
             now = gallery.registry.upgrade(row.id)
             if now.phase == Phase.SERVING_BOTH and now.listed:

@@ -1,4 +1,4 @@
-"""What clients and other programs write into a kept original during an upgrade."""
+"""Writes of clients and other programs into a kept original during an upgrade."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def write(gallery: Gallery, client: object, id: int, text: str) -> None:
 
 
 def in_state(gallery: Gallery, state: BatchState) -> set[Id]:
-    """The ids of the batches in that state."""
+    """Return the ids of the batches in that state."""
     return {id for row in gallery.registry.batches(gallery.upgrade.id, state=state) for id in unpack_ids(row.ids)}
 
 

@@ -179,7 +179,7 @@ def test_a_copy_is_put_off_for_a_client_that_cannot_load_the_model(tmp_path: Pat
 
 
 def test_a_cut_over_waits_for_its_clients_however_long_others_do(tmp_path: Path) -> None:
-    """What was verified for hours is not verified again for a client that is late."""
+    """A late client does not repeat a verification of hours."""
     gallery = make(tmp_path, records=20, times=TIMES | {"max_age": 60.0})
     gallery.worker().run(gallery.task, gallery.backfill)
     epoch = gallery.registry.plan("texts").epoch
@@ -231,7 +231,7 @@ def test_a_forced_cut_over_counts_for_the_process_that_conducts_it(gallery: Gall
     command.say, complete, epoch = said.append, worker.complete, gallery.registry.plan("texts").epoch
 
     def completed(*args: Any) -> None:
-        """A client that cannot load what comes next is there from now on."""
+        """Complete. Then add a client that cannot load the next plan."""
         complete(*args)
         with gallery.registry.engine.begin() as connection:
             connection.execute(statement("UPDATE serving_plans SET max_age = 300"))

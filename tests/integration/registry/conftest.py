@@ -1,4 +1,4 @@
-"""What the registry's tests share: a gallery called photos, and its upgrade."""
+"""The fixtures of the registry's tests: a gallery called photos, and its upgrade."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def listed(registry: Registry, upgrade: UpgradeRow) -> UpgradeRow:
 
 
 def pending(registry: Registry, upgrade: UpgradeRow) -> list[list[Id]]:
-    """The pending batches in the order in which they are claimed."""
+    """Return the pending batches in the order in which they are claimed."""
     rows = registry.batches(upgrade.id, state=BatchState.PENDING)
     return [unpack_ids(row.ids) for row in sorted(rows, key=lambda row: row.priority)]
 

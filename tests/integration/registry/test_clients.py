@@ -1,4 +1,4 @@
-"""What clients tell of their searches."""
+"""The reports of clients about their searches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_error_is_kept_in_any_words(registry: Registry, gallery: GalleryRow) 
 
 
 def known(registry: Registry) -> set[str]:
-    """The clients that the registry has a row of."""
+    """Return the clients that have a row in the registry."""
     with registry.engine.begin() as connection:
         return set(connection.scalars(text("SELECT id FROM clients")))
 

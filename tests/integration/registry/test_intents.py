@@ -186,7 +186,7 @@ def test_a_write_waits_for_clients_that_serve_by_the_plan_before(registry: Regis
     registry.activate("photos", registry.announce("photos", [NEW, OLD], TIMES))
     refused = [registry.open_intents("photos", "upsert", [1], client="c1", lasting=60)]
     for client in ("new", "slow"):
-        refresh(client, holds=1)  # it is told of the new plan now, and may search by the one before until it says so
+        refresh(client, holds=1)  # it hears of the new plan now, and may search by the plan before until it says so
         refresh(client, holds=2)
         refused += [registry.open_intents("photos", "upsert", [1], client="c1", lasting=60)]
 

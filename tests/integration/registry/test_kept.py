@@ -1,4 +1,4 @@
-"""What is handed to the manifest, and when."""
+"""The changes that the registry hands to the manifest, and when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.photos import NEW, OLD, TIMES, add_gallery, add_upgrade, at_o
 
 @pytest.fixture
 def kept(registry: Registry) -> list[Contents]:
-    """What the registry hands over from here on."""
+    """Collect the contents that the registry hands over from here on."""
     handed: list[Contents] = []
     registry._keeper = handed.append
     return handed

@@ -1,4 +1,4 @@
-"""The sample that clients keep of their queries: bounded, uniform, forgotten in time, whoever writes it and however."""
+"""The sample that clients keep of their queries: bounded, uniform, forgotten in time, however many clients write it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONCE_IN_A_THOUSAND = 24.3
 
 
 def asked(item: object, *, priority: float = 0.5, days: float = 0.0) -> AskedQuery:
-    """A query as a client writes it, asked so many days ago."""
+    """Return a query as a client writes it, asked so many days ago."""
     row = item_to_row(item)
     assert row is not None
     return AskedQuery(priority=priority, kind=row[0], payload=row[1], age=days * 86_400)

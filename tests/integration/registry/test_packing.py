@@ -1,4 +1,4 @@
-"""What is packed comes back."""
+"""Packed ids come back."""
 
 from __future__ import annotations
 

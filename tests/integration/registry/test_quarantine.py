@@ -38,7 +38,7 @@ def test_no_record_is_on_the_list_twice(registry: Registry, upgrade: UpgradeRow)
     registry.add_late(upgrade.id, [1, 2, 3])
     held = claimed(registry, upgrade)
     registry.copied(held, requeue=[], aside={1: "cannot be read"})
-    registry.add_late(upgrade.id, [1, 2, 4])  # by whoever looked before it was set aside
+    registry.add_late(upgrade.id, [1, 2, 4])  # by a conductor that looked before the record was set aside
     assert [unpack_ids(row.ids) for row in registry.batches(upgrade.id)] == [[2, 3], [4]]
     with registry.engine.begin() as connection:  # as by a registry of before
         connection.execute(insert(QuarantineRow).values(upgrade_id=upgrade.id, record="4", reason="cannot be read", at=0.0))

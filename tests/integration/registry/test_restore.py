@@ -16,7 +16,7 @@ from tests.support.photos import NEW, OLD, OLD_AGAIN, TIMES, add_gallery, add_up
 
 
 def restored(registry: Registry, url: str) -> Contents:
-    """What a registry with everything in it holds, after its tables were dropped and it was restored from that."""
+    """Return the contents of a full registry after its tables were dropped and it was restored from them."""
     gallery = add_gallery(registry, adopted=False)
     more = {"probes": b"\0\xff", "options": {"größe": [1.5]}, "compatible_with": "v1"}
     registry.add_version(name="v2", embedder="models:new", dim=8, metric="COSINE", **more)

@@ -190,7 +190,7 @@ def test_work_goes_on_while_the_database_restarts_under_it(far_registry: Registr
         taken = [batch for worker in workers for batch in worker.result()]
 
     assert len(taken) == len(set(taken))
-    # A claim whose commit was not answered is nobody's until its lease has run out; none is lost.
+    # A claim whose commit got no answer belongs to no worker until its lease has run out. None is lost.
     assert far_registry.counts(upgrade.id)[BatchState.RETIRED][0] >= 197
 
 

@@ -79,7 +79,7 @@ def test_a_worker_that_takes_a_removal_over_leaves_out_the_older_copy_of_a_recor
 
 
 def test_the_archive_knows_which_collection_each_record_was_in(gallery: Gallery) -> None:
-    before = gallery.records(V1, V2)  # as it is in v2 where it is in both
+    before = gallery.records(V1, V2)  # if a record is in both, as it is in v2
     gallery.supersede()
     drive(gallery)
     kept: dict[str, dict[Id, Record]] = {V1: {}, V2: {}}

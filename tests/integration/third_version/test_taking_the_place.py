@@ -25,7 +25,7 @@ from tests.support.waiting import run_out
 
 
 def copied(gallery: Gallery) -> BatchRow:
-    """A batch of v1 → v2 that is copied, by a worker that is gone."""
+    """Return a batch of v1 → v2 that is copied, by a worker that is gone."""
     batch = gallery.registry.claim(gallery.upgrade.id, "gone", lease=60, grace=60, copy=True)
     assert batch is not None
     gallery.backfill.copy(gallery.task, batch, lambda: None)
@@ -56,7 +56,7 @@ def test_batches_in_hand_end_before_another_upgrade_takes_the_place(gallery: Gal
 
 
 def test_nothing_takes_the_place_of_an_upgrade_of_which_a_batch_is_in_hand_again(gallery: Gallery) -> None:
-    """Somebody called `rmvdb resume` between the last look and the change, or a claim was on its way."""
+    """`rmvdb resume` came between the last look and the change, or a claim was on its way."""
     first, real, taken = gallery.upgrade, gallery.registry.supersede, list[Id]()
 
     def supersede(*args: Any, **options: Any) -> UpgradeRow:

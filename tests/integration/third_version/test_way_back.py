@@ -77,7 +77,7 @@ def test_records_that_come_into_any_old_collection_late_are_moved(gallery: Galle
 
 
 def roll_back(gallery: Gallery, *, until: float) -> Task:
-    """v2 → v3 as far as `until`, some writes, and back; the roll back's task."""
+    """Upgrade v2 → v3 as far as `until`, write, and roll back. Return the roll back's task."""
     gallery.worker().run(gallery.task, gallery.backfill, until=until)
     with gallery.client() as client:
         write(gallery, client, 24, 33, 8, 18, 80)

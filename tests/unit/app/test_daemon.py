@@ -1,4 +1,4 @@
-"""What a worker that stays does about galleries that cannot go on, and when it is stopped."""
+"""A worker that stays, with galleries that cannot go on, and at its end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_gallery_that_cannot_go_on_keeps_no_worker_from_the_others(
         clock[0] += 6
         scheduler._step()
     assert worked == ["a", "b", "b", "a", "b", "b"]
-    looks["a"] += 1  # somebody has done something about it
+    looks["a"] += 1  # the cause is gone
     scheduler._step()
     assert worked[-2:] == ["a", "b"]
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""What is printed for people."""
+"""Output for people."""
 
 from pathlib import Path
 

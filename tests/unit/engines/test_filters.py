@@ -361,7 +361,7 @@ def test_an_engines_filter_misses_nothing_and_says_if_it_adds_records(text: str,
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two trees are equal, and true is not 1 in them."""
+    """Return whether two trees are equal, and true is not 1 in them."""
     shown = (re.sub(r"position=\d+|asked='[a-z ]+'", "", repr(tree)) for tree in (one, other))
     return one == other and next(shown) == next(shown)
 

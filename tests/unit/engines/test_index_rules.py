@@ -147,7 +147,7 @@ def test_an_unknown_engine_is_believed_to_have_every_index(engine: str) -> None:
     check(Index(type="GPU_CAGRA"), dim=128, metric=Metric.IP, engine=engine)
 
 
-# What is there already
+# Existing indexes
 
 
 def test_search_parameters_hold_for_an_index_of_their_type_and_must_fit_it() -> None:
@@ -170,7 +170,7 @@ def test_an_engine_that_does_not_tell_how_an_index_was_built_has_the_last_word()
     assert search_for(Index(type="IVF_FLAT"), chosen, dim=8) == {"nprobe": 500}
 
 
-# What reaches the wire
+# The parameters on the wire
 
 
 class Recorder(milvus_pb2_grpc.MilvusServiceServicer):  # type: ignore[misc]
@@ -247,7 +247,7 @@ def as_text(values: dict[str, Any]) -> dict[str, str]:
 
 
 def searched(servicer: Recorder) -> dict[str, Any]:
-    """The parameters of the last search; pymilvus puts the metric among them."""
+    """Return the parameters of the last search; pymilvus puts the metric among them."""
     assert servicer.search is not None
     asked = {pair.key: pair.value for pair in servicer.search.search_params}
     params: dict[str, Any] = json.loads(asked["params"])

@@ -1,4 +1,4 @@
-"""What a spec points at is found by many threads at once; how specs and URLs are read is tested in test_config.py."""
+"""Many threads load the object of a spec at once. test_config.py tests how specs and URLs are read."""
 
 from __future__ import annotations
 

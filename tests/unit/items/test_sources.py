@@ -113,7 +113,7 @@ def test_whatever_the_fields_hold_the_path_stays_inside(folder: Path, id: str, s
 
 
 def test_one_record_that_a_source_fails_for_is_named_and_the_others_have_their_item(folder: Path) -> None:
-    """A year that is a text or a list, where the pattern wants a number."""
+    """A year that is a text or a list, but the pattern wants a number."""
     (folder / "photos" / "1999").mkdir()
     for id in range(40):
         (folder / "photos" / "1999" / f"{id}.jpg").touch()
@@ -303,7 +303,7 @@ def test_a_password_can_come_from_the_environment(table: Path, monkeypatch: pyte
     assert source.load(records(1)) == {1: "photo 1"}
 
 
-#: As nobody would have to change them for a URL.
+#: As they are, without escapes for a URL.
 PASSWORDS = ("p@ss", "hunter@2:xyz", "abc@def/ghi", "s3cret/top?tail", "half#", "100%25 + ${HOME}", "&a=b@c", "ü")
 DB, BY_IDS = "127.0.0.1:1/db", "#SELECT id, item FROM t WHERE id IN :ids"
 

@@ -1,4 +1,4 @@
-"""ψ in closed form is what the formulas say, written out in slow loops, and leads where it should."""
+"""ψ in closed form equals its formulas, written out in slow loops, and leads to the old space."""
 
 import numpy as np
 import pytest

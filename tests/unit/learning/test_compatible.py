@@ -37,7 +37,7 @@ def items(n=400, seed=0, classes=CLASSES):
 
 
 def model(seed, *, width=24, classes=CLASSES, zeta=None, dim=DIM):
-    """A small network; hyperbolic where it has a ζ."""
+    """Return a small network; hyperbolic if it has a ζ."""
     torch.manual_seed(seed)
     layers = [nn.Linear(INPUTS, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, dim)]
     if zeta:
@@ -59,7 +59,7 @@ def trained(loss, olds, settings=QUICK, **changes):
 
 
 def cross(new, old):
-    """mAP of new queries among the old model's vectors of records that nobody trained on."""
+    """Return the mAP of new queries among the old model's vectors of records that neither model was trained on."""
     held_out = items(seed=5)
     (q, labels), (g, _) = (compatible.embed(each.module, held_out) for each in (new, old))
     if q.shape[1] > DIM:

@@ -377,6 +377,6 @@ def descend(new, loss, steps=300):
 
 
 def right(new, old, labels):
-    """The share of new embeddings whose nearest old one of another record is of their class."""
+    """Return the share of new embeddings whose nearest old one of another record is of their class."""
     cosine = torch.nn.functional.normalize(new) @ torch.nn.functional.normalize(old).T
     return (labels[cosine.fill_diagonal_(-2).argmax(1)] == labels).double().mean().item()

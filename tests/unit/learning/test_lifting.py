@@ -19,7 +19,7 @@ QUICK = TrainingSettings(least_steps=150, hidden=64)
 
 
 def pairs(n=400, seed=0, *, length=1.0):
-    """A new space, an old one that sees a part of it, and side information that sees the rest; labels by the new one."""
+    """Return a new space, an old one that sees a part of it, and side information that sees the rest; labels by the new one."""
     rng = np.random.default_rng(seed)
     classes = np.random.default_rng(99).normal(size=(8, 12))
     y = rng.integers(0, 8, n)

@@ -35,7 +35,7 @@ def length(h):
 
 
 def exterior(o, n, k):
-    """The angle of section 4.2, as printed."""
+    """Return the angle of section 4.2, as printed."""
     product = k * inner(o, n)
     cosine = (n[0] + o[0] * product) / (length(o) * math.sqrt(product**2 - 1))
     return math.acos(min(1.0, max(-1.0, cosine)))

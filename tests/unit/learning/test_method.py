@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "choosing.md").read_text()
 
 
 def option(command: str, name: str) -> click.Option:
-    """The option of a command by its name."""
+    """Return the option of a command by its name."""
     return next(each for each in cli.main.commands[command].params if isinstance(each, click.Option) and each.name == name)
 
 

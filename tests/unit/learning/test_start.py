@@ -25,7 +25,7 @@ TRAINED = [method for method in Method if METHODS[method].loss]
 
 
 def sample(n=300, seed=0, *, labels=True, noise=2.0):
-    """A bent new space, and an old one that sees less of the same classes."""
+    """Return a bent new space, and an old one that sees less of the same classes."""
     rng = np.random.default_rng(seed)
     wide, end, view = (np.random.default_rng(s).normal(size=shape) for s, shape in ((9, (12, 32)), (8, (32, 10)), (7, (12, 8))))
     y = rng.integers(0, 6, n)
@@ -44,7 +44,7 @@ def start_of(pairs, method=Method.CENTRED, metrics=COSINE):
 
 
 def overlap(reverse, old, new, metric=Metric.COSINE, count=10):
-    """The share of each record's ten nearest others by the new model that are among those that ψ finds."""
+    """Return the share of each record's ten nearest others by the new model that are among those that ψ finds."""
     shares = []
     for vectors, gallery in ((reverse, old), (new, new)):
         distance = metrics.distances(vectors, gallery, metric=metric).astype(np.float64)

@@ -15,7 +15,7 @@ QUICK = TrainingSettings(epochs=1, least_steps=120, batch=128, lr=3e-3)
 
 
 def pairs(n=400, classes=8, seed=0, *, labels=True, length=1.0):
-    """A new space that separates the classes, and an old one that is a poorer view of it."""
+    """Return a new space that separates the classes, and an old one that is a poorer view of it."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, classes, n)
     centres, view = np.random.default_rng(99).normal(size=(classes, 12)), np.random.default_rng(98).normal(size=(12, 8))
@@ -167,7 +167,7 @@ def test_labels_may_be_words_and_one_of_a_kind():
 
 
 def views(latent):
-    """What a linear old model and a bent new one see of the same."""
+    """Return the vectors of a linear old model and of a bent new one."""
     rng = np.random.default_rng(97)
     old, wide, new = rng.normal(size=(12, 8)), rng.normal(size=(12, 32)), rng.normal(size=(32, 10))
     return (latent @ old).astype(np.float32), (np.tanh(latent @ wide / 2) @ new).astype(np.float32)

@@ -22,7 +22,7 @@ def vectors(n, dim, seed=0):
 
 
 def lively(config, seed=0):
-    """A network whose every weight and running statistic differs from its start."""
+    """Return a network whose every weight and running statistic differs from its start."""
     torch.manual_seed(seed)
     network = Network(config)
     for tensor in network.state_dict().values():

@@ -1,4 +1,4 @@
-"""What stands in a row is what a slow search finds, and what is recommended is worth most."""
+"""The numbers of a row equal a slow search's, and the recommended candidate is worth most."""
 
 import functools
 import json
@@ -22,12 +22,12 @@ from rmvdb.planning.trial import Candidate, Measured, Trial
 from rmvdb.types import Metric
 from tests.unit.planning.test_simulate import COSINE, QUICK, pairs, strangers
 
-#: What can be compared of two models whose spaces differ.
+#: The methods that can be compared for two models whose spaces differ.
 TRAINED = tuple(method for method in CANDIDATES if method is not Method.IDENTITY)
 
 
 def kin(n=300):
-    """A new model that was trained to be comparable with the old one, whose vectors are noisier."""
+    """Return a new model that was trained to be comparable with the old one, whose vectors are noisier."""
     sample = pairs(n, noise=0.0)
     noise = np.random.default_rng(7).normal(size=sample.old.shape)
     return replace(sample, old=(sample.old + 4 * noise).astype(np.float32), new=sample.old)
@@ -56,7 +56,7 @@ def compared(made, methods):
 
 
 def best_of(made, methods, **options):
-    """What `auto` would choose among these methods, in the first order."""
+    """Return the choice of `auto` among these methods, in the first order."""
     found = candidates(made, Choice(methods=tuple(methods), orders=made.orders[:1]))
     return chosen(found, functools.partial(predict, made), objective=made.objective, seed=made.seed, **options)
 
@@ -154,7 +154,7 @@ def test_a_comparison_is_plain_json(found):
 
 
 def tried(method, merit, *, queries=None, rescore=0, switch=None, order="one"):
-    """A candidate of this merit on the part to choose by. `queries`: its value for each query."""
+    """Return a candidate of this merit on the part to choose by. `queries`: its value for each query."""
     values = np.full(200, merit) if queries is None else queries
     course = Course(ts=TS, values=np.repeat(values[None], len(TS), axis=0))
     reverse = None if method is Method.NAIVE else object()
@@ -206,7 +206,7 @@ def test_all_are_offered_one_after_the_other():
 
 
 def judged(verdicts):
-    """A function that gives each method its verdict."""
+    """Return a function that gives each method its verdict."""
     made = predicted(trial(), Method.NAIVE)
     return lambda candidate: replace(made, method=candidate.method, verdict=verdicts.get(candidate.method, "ok"))
 
@@ -481,7 +481,7 @@ def test_with_labels_a_regression_beside_the_contrast_is_taken_where_it_is_worth
 
 @pytest.mark.parametrize("metric", [Metric.COSINE, Metric.L2])
 def test_lifted_records_are_measured_as_the_one_leg_that_serves_them(metric):
-    """In one collection, whose distances nobody can tell apart by where a vector came from."""
+    """They are in one collection, whose distances do not show where a vector came from."""
     made = trial(pairs(600), orders=("one",), old_metric=metric, new_metric=metric)
     told = predicted(made, Method.FCT)
     assert told.calibrations == (None, None)

@@ -1,4 +1,4 @@
-"""What a plan samples."""
+"""The samples of a plan."""
 
 import numpy as np
 import pytest

@@ -28,14 +28,14 @@ def rankings(seed=0, shape=(8, 40), *, values=None, share=0.15):
 
 
 def theirs(function, distance, relevant, **options):
-    """A measure of torchmetrics query by query; it wants scores above 0, and gives 0 where there is nothing to find."""
+    """Return a measure of torchmetrics query by query; it wants scores above 0, and gives 0 where there is nothing to find."""
     scores, target = torch.from_numpy(3 + distance.max() - distance), torch.from_numpy(relevant)
     found = [function(s, t, **options).item() if t.any() else math.nan for s, t in zip(scores, target, strict=True)]
     return np.array(found)
 
 
 def over_all_orders(function, distance, relevant, **options):
-    """The mean of a measure of torchmetrics over every order in which equal distances may stand."""
+    """Return the mean of a measure of torchmetrics over every order in which equal distances may stand."""
     total = np.zeros(len(distance))
     orders = list(permutations(range(distance.shape[1])))
     for order in orders:

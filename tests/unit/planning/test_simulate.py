@@ -1,4 +1,4 @@
-"""What a plan promises is what was measured on records that nothing was tuned on."""
+"""A plan promises the quality that was measured on records that nothing was tuned on."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ COSINE = {"old_metric": Metric.COSINE, "new_metric": Metric.COSINE}
 
 
 def pairs(n=600, classes=6, seed=0, *, labels=True, noise=4.0):
-    """A new space that separates the classes, and an old one that is a poorer view of it."""
+    """Return a new space that separates the classes, and an old one that is a poorer view of it."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, classes, n)
     centres, view = np.random.default_rng(99).normal(size=(classes, 12)), np.random.default_rng(98).normal(size=(12, 8))

@@ -1,4 +1,4 @@
-"""The manifest: whole or not there at all, believed only where it is what was written, never another registry's."""
+"""The manifest: whole or not there at all, believed only if it is as it was written, never another registry's."""
 
 from __future__ import annotations
 

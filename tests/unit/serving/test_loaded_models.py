@@ -27,7 +27,7 @@ V3 = Leg(collection="c3", model="v3+rho3", metric=Metric.COSINE, embedder="v3", 
 
 
 def transform(name: str) -> Transform:
-    """A network of that name's shape; the same name gives the same weights."""
+    """Return a network of that name's shape; the same name gives the same weights."""
     d_in, d_out = SHAPES[name]
     torch.manual_seed(len(name) + d_in)
     return Transform(Network(Config(d_in=d_in, d_out=d_out, hidden=7)))

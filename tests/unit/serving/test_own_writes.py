@@ -26,7 +26,7 @@ class TickingStore(FaissStore):
         self.before: Callable[[], None] = lambda: None
 
     def moment(self) -> Moment:
-        """The next number."""
+        """Return the next number."""
         number = next(self._numbers)
         self.before()
         return number

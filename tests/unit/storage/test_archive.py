@@ -168,7 +168,7 @@ NEW = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 def test_how_long_embeddings_took_is_known_to_this_process_and_the_next(tmp_path: Path) -> None:
     cache = EmbeddingCache(tmp_path, model="v2")
-    cache.put([1], OLD[:1], [b"a"], NEW[:1])  # nobody knows
+    cache.put([1], OLD[:1], [b"a"], NEW[:1])  # unknown
     assert cache.per_second is None
     cache.put([1, 2, 3], OLD, [b"a"] * 3, NEW, seconds=0.5)
     cache.put([4], OLD[:1], [b"a"], NEW[:1], seconds=1.5)
@@ -197,7 +197,7 @@ def test_a_record_that_changed_since_is_embedded_again(tmp_path: Path) -> None:
 
 
 def _painted(*, red: int) -> Image.Image:
-    """A picture of one colour of a palette."""
+    """Return a picture of one colour of a palette."""
     made = Image.new("P", (2, 2), 0)
     made.putpalette([red, 0, 0])
     return made

@@ -1,4 +1,4 @@
-"""Rescoring in one process: what searches find first while most records are not re-embedded yet."""
+"""Rescoring in one process: the first hits of searches while most records are not re-embedded yet."""
 
 from __future__ import annotations
 
@@ -32,22 +32,6 @@ from tests.support.rescoring import (
     truth,
     write_fields,
 )
-
-
-@pytest.fixture(autouse=True)
-def _count_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Counting, "calls", {})
-    monkeypatch.setattr(Counting, "before", staticmethod(lambda items: None))
-
-
-@pytest.fixture
-def gallery(tmp_path: Path) -> Iterator[Gallery]:
-    """Forty texts in the middle of an upgrade, nothing moved yet. Each record has its text in a field, too."""
-    made = make(tmp_path)
-    write_fields(made)
-    yield made
-    made.registry.close()
-
 
 # --- ranks --------------------------------------------------------------------------------------------------------------
 
@@ -175,7 +159,7 @@ class Points:
 
 
 def served(folder: Path, store: VectorStore, metric: Metric, versions: Sequence[str], name: str) -> tuple[Client, list[str]]:
-    """A client of twenty texts, all in the collection of the last version; the plan searches that of each version."""
+    """Return a client of twenty texts, all in the collection of the last version; the plan searches that of each version."""
     migrate(url := f"sqlite:///{folder}/{name}.sqlite")
     registry = Registry(url, patience=60.0, keep=lambda _: None)
     texts = {id: f"text {id}" for id in range(1, 21)}
@@ -244,7 +228,7 @@ def test_the_distance_of_a_rescored_hit_is_what_the_engine_gives_once_the_record
 
 
 def begin(gallery: Gallery, **asked: Any) -> UpgradeRow:
-    """An upgrade whose plan asks for rescoring, served and listed, with nothing moved."""
+    """Return an upgrade whose plan asks for rescoring, served and listed, with nothing moved."""
     assert gallery.conductor().roll_back(gallery.upgrade) is None  # that of the fixture has not been deployed
     conductor = gallery.conductor()
     question = conductor.resolve(

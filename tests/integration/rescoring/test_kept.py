@@ -1,12 +1,11 @@
-"""Rescoring in one process: what is kept and shared, what comes too late, and what fails."""
+"""Rescoring in one process: vectors that are kept and shared, that come too late, or that cannot be made."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from rmvdb.serving.shared_vectors import SharedVectors
 from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.types import Id, Item, Record
 from rmvdb.upgrade.status import status
-from tests.support.inprocess import DIMS, Gallery, drive, make, vector
+from tests.support.inprocess import DIMS, Gallery, drive, vector
 from tests.support.rescoring import (
     SCHEMA,
     Counting,
@@ -30,25 +29,8 @@ from tests.support.rescoring import (
     kept,
     truth,
     warnings_of,
-    write_fields,
 )
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture(autouse=True)
-def _count_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Counting, "calls", {})
-    monkeypatch.setattr(Counting, "before", staticmethod(lambda items: None))
-
-
-@pytest.fixture
-def gallery(tmp_path: Path) -> Iterator[Gallery]:
-    """Forty texts in the middle of an upgrade, nothing moved yet. Each record has its text in a field, too."""
-    made = make(tmp_path)
-    write_fields(made)
-    yield made
-    made.registry.close()
-
 
 # --- what is kept ---------------------------------------------------------------------------------------------------------
 
@@ -304,7 +286,7 @@ def test_a_client_that_is_closed_while_it_embeds_ends_at_once(gallery: Gallery) 
 
 
 def cached(gallery: Gallery) -> EmbeddingCache:
-    """The embeddings that clients and workers of this gallery share, as one more process reads them."""
+    """Return the embeddings that clients and workers of this gallery share, as one more process reads them."""
     return EmbeddingCache(gallery.folder / "shared", model="v2", dim=DIMS["v2"])
 
 
