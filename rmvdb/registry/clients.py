@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Connection, Update, delete, func, insert, lit
 from sqlalchemy.orm import Session
 
 from rmvdb.registry import shared_queries
-from rmvdb.registry.clock import clock
+from rmvdb.registry.clock import NOISE, clock
 from rmvdb.registry.clock import columns as clock_columns
 from rmvdb.registry.session import Database, one_statement, transaction
 from rmvdb.registry.tables import ClientRow, GalleryRow, PlanRow, TraceRow
@@ -75,7 +75,8 @@ class Clients(Database):
         # Locked, so that no epoch changes before every reader sees this heartbeat.
         unchanged = select(row.id).where(*same).with_for_update(read=True).scalar_subquery()
         mine = (ClientRow.id == client, ClientRow.gallery_id == unchanged)
-        values = {"epoch": known.plan.epoch, "seen_at": seen_at, **report}
+        # It is not seen before it asked, however the clocks differ.
+        values = {"epoch": known.plan.epoch, "seen_at": seen_at + NOISE, **report}
         read = (_TRACE, *clock_columns(), *self._columns())
         found = c.execute(update(ClientRow).where(*mine).values(**values).returning(*read)).one_or_none()
         if found is None:

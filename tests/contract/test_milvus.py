@@ -551,6 +551,7 @@ def test_threads_that_use_pymilvus_first_do_not_load_scipy_side_by_side() -> Non
     """One of them failed: "partially initialized module 'scipy.sparse._lil'"."""
     program = """
 import sys, threading, time
+import scipy.sparse
 from pymilvus.client.utils import SciPyHelper
 from rmvdb.engines.milvus import driver
 
@@ -576,6 +577,24 @@ threads = [threading.Thread(target=use) for _ in range(16)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 sys.exit(most != 1)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_pymilvus_loads_scipy_only_for_a_program_that_uses_it() -> None:
+    program = """
+import sys
+from rmvdb.engines.milvus import driver
+
+driver.pymilvus()
+from pymilvus.client.utils import SciPyHelper
+
+assert not SciPyHelper.is_scipy_sparse([1.0])
+assert "scipy.sparse" not in sys.modules
+from scipy.sparse import csr_matrix
+
+assert SciPyHelper.is_scipy_sparse(csr_matrix([[1.0]]))
+assert not SciPyHelper.is_scipy_sparse([1.0])
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

@@ -50,6 +50,13 @@ def age(registry: Registry, seconds: float) -> None:
         connection.execute(text("UPDATE clock SET shown = shown - :seconds, time = time - :seconds"), {"seconds": seconds})
 
 
+def shown(registry: Registry) -> float:
+    """What the database's clock showed when the anchor was set."""
+    with registry.engine.begin() as connection:
+        found: float = connection.scalar(text("SELECT shown FROM clock"))
+    return found
+
+
 def test_a_heartbeat_that_finds_the_plan_unchanged_is_one_statement_and_is_seen(registry: Registry, gallery: GalleryRow) -> None:
     told = beat(registry, None)
     registry.raise_trace("photos")  # as each batch does
@@ -110,8 +117,10 @@ def test_heartbeats_alone_keep_the_registrys_time_for_a_process_that_starts(
 ) -> None:
     told, before = beat(registry, None), registry.now()
     age(registry, clock.OLD + 5.0)
-    with statements(registry) as sent:
-        beat(registry, told)
+    sent: list[str] = []
+    while not sent or shown(registry) < before - clock.OLD:  # on a busy machine, a statement that comes too late changes nothing
+        with statements(registry) as sent:
+            told = beat(registry, told)
     fresh = Registry(database_url)
 
     assert len(sent) == 2, sent
