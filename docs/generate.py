@@ -17,6 +17,7 @@ import click
 from pydantic import BaseModel, SecretStr
 
 import rmvdb
+import rmvdb.aio
 import rmvdb.compatible
 import rmvdb.metrics
 from rmvdb import cli, errors
@@ -200,7 +201,7 @@ def python() -> str:
 
 def public() -> dict[str, list[str]]:
     """The public names by their module."""
-    modules = (rmvdb, rmvdb.compatible, rmvdb.metrics)
+    modules = (rmvdb, rmvdb.aio, rmvdb.compatible, rmvdb.metrics)
     return {each.__name__: sorted(set(each.__all__) - {"errors"}) for each in modules}
 
 

@@ -144,7 +144,9 @@ class IndexSection(Section):
 class SearchSection(Section):
     """How clients search."""
 
-    plan_max_age: Seconds = Field(default=5.0, description="Seconds for which a client uses a serving plan without asking again.")
+    plan_max_age: Seconds = Field(
+        default=10.0, description="Seconds for which a client uses a serving plan without asking again."
+    )
     longest_search: Seconds = Field(
         default=5.0, description="Seconds after which rmvdb repeats a search of two collections rather than trust it."
     )

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import BigInteger, Connection, Update, delete, func, insert, literal_column, select, update
 from sqlalchemy.orm import Session
 
 from rmvdb.registry import shared_queries
-from rmvdb.registry.clock import clock
-from rmvdb.registry.session import Database, transaction
+from rmvdb.registry.clock import NOISE, clock
+from rmvdb.registry.clock import columns as clock_columns
+from rmvdb.registry.session import Database, one_statement, transaction
 from rmvdb.registry.tables import ClientRow, GalleryRow, PlanRow, TraceRow
+from rmvdb.timing import counted
 from rmvdb.types import ServingPlan
 
-#: Seconds for which a call counts a client as one of those that ask for the plan.
-RECENT = 30.0
+#: In SQL: after RETURNING, SQLAlchemy leaves out the names of SQLite's tables.
+_TRACE = literal_column("(SELECT number FROM traces WHERE traces.gallery_id = clients.gallery_id)", BigInteger)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +27,6 @@ class Serving:
 
     plan: ServingPlan
     next: ServingPlan | None
-    #: How many clients of this gallery ask.
-    clients: int = 1
     #: The gallery's trace, a number that only rises.
     trace: int = 0
 
@@ -33,11 +34,8 @@ class Serving:
 class Clients(Database):
     """Clients: the epoch that each serves by, the newest that it can serve, and how long its searches take."""
 
-    @transaction
     def refresh(
         self,
-        s: Session,
-        /,
         gallery: str,
         *,
         client: str,
@@ -47,18 +45,61 @@ class Clients(Database):
         searches: int = 0,
         p99_ms: float = 0.0,
         rescoring: Mapping[str, float] | None = None,
+        known: Serving | None = None,
     ) -> Serving:
         """Record a client's heartbeat and return the plan in force and the announced one.
 
         `holds`: the epoch that it serves by, 0 for none yet. `ready`: the newest epoch that it can serve. `trouble`: why it can't
         serve the announced one. `searches`, `p99_ms`: how many searches count, and how long they take.
-        `rescoring`: the figures of rescoring in them.
+        `rescoring`: the figures of rescoring in them. `known`: the last answer. If it still holds, this is a single statement.
         """
+        report = {"ready": ready, "trouble": trouble, "searches": searches, "p99_ms": p99_ms}
+        report["rescoring"] = rescoring and dict(rescoring)
+        same = self._confirmed(gallery, client, known, report) if known and known.plan.epoch == holds else None
+        if same is None:
+            return self._refreshed(gallery, client, holds, report)
+        self._keep_time()
+        return same
+
+    @one_statement
+    def _confirmed(
+        self, c: Connection, /, gallery: str, client: str, known: Serving, report: Mapping[str, Any]
+    ) -> Serving | None:
+        """Record the heartbeat, and return the answer. None if the plan in force or the announced one has changed."""
+        if (seen_at := self._time.counting()) is None:
+            return None
+        asked = counted()
+        row = GalleryRow.__table__.c
+        upcoming = known.next.epoch if known.next else None
+        same = (row.name == gallery, row.epoch == known.plan.epoch, row.next_epoch.is_not_distinct_from(upcoming))
+        # Locked, so that no epoch changes before every reader sees this heartbeat.
+        unchanged = select(row.id).where(*same).with_for_update(read=True).scalar_subquery()
+        mine = (ClientRow.id == client, ClientRow.gallery_id == unchanged)
+        # It is not seen before it asked, however the clocks differ.
+        values = {"epoch": known.plan.epoch, "seen_at": seen_at + NOISE, **report}
+        read = (_TRACE, *clock_columns(), *self._columns())
+        found = c.execute(update(ClientRow).where(*mine).values(**values).returning(*read)).one_or_none()
+        if found is None:
+            return None
+        number, clocks, server = found[0], found[1:6], found[6:]
+        self._expect(*server)
+        right = (number or 0) >= known.trace and self._time.confirm(clocks, asked=asked)
+        return replace(known, trace=number or 0) if right else None
+
+    def _keep_time(self) -> None:
+        """Set the anchor of the registry's time if it is old."""
+        if (statement := self._time.moved_on()) is not None:
+            self._send(statement)
+
+    @one_statement
+    def _send(self, c: Connection, /, statement: Update) -> None:
+        c.execute(statement)
+
+    @transaction
+    def _refreshed(self, s: Session, /, gallery: str, client: str, holds: int, report: Mapping[str, Any]) -> Serving:
         # Locked, so that no epoch changes before every reader sees the epoch that this client gets.
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock={"read": True})
-        reported = {"epoch": holds or row.epoch, "ready": ready, "trouble": trouble, "searches": searches, "p99_ms": p99_ms}
-        reported["rescoring"] = rescoring and dict(rescoring)
-        values = {"gallery_id": row.id, "seen_at": clock(), **reported}
+        values = {"gallery_id": row.id, "seen_at": clock(), "epoch": holds or row.epoch, **report}
         if not s.execute(update(ClientRow).where(ClientRow.id == client).values(**values)).rowcount:  # type: ignore[attr-defined]
             mine = PlanRow.gallery_id == row.id
             longest_age = select(func.max(PlanRow.max_age)).where(mine).scalar_subquery()  # an epoch waits no longer than that
@@ -69,9 +110,7 @@ class Clients(Database):
             s.add(trace := trace or TraceRow(gallery_id=row.id, number=0))
             trace.reported = holds
         upcoming = shared_queries.plan(s, row, row.next_epoch) if row.next_epoch else None
-        asking = select(func.count()).where(ClientRow.gallery_id == row.id, ClientRow.seen_at > clock() - RECENT)
-        number = trace.number if trace else 0
-        return Serving(plan=shared_queries.plan(s, row, row.epoch), next=upcoming, clients=s.scalar(asking) or 1, trace=number)
+        return Serving(plan=shared_queries.plan(s, row, row.epoch), next=upcoming, trace=trace.number if trace else 0)
 
     @transaction
     def leave(self, s: Session, /, client: str) -> None:

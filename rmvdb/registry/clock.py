@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import BindParameter, Float, Select, bindparam, select, update
+from sqlalchemy import BindParameter, ColumnElement, Float, Select, Update, bindparam, select, update
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import GenericFunction
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 DAY = 86_400.0
 #: Seconds after which the anchor is set again. A process that has not compared the clocks before counts at most that.
 TICK = 0.5
+#: Seconds after which a client that does nothing else sets the anchor: a process that starts does not count them.
+OLD = 25.0
 #: Seconds by which two readings of the clocks may differ: SQLite's clock counts milliseconds.
 NOISE = 0.01
 #: Seconds from which on rmvdb reports a jump, and counts it as a gap in which this process may have stood still.
@@ -82,7 +84,10 @@ def day(_: Session) -> float:
 
 
 def _time() -> float:
-    began = _BEGAN.get()
+    return _counted_on(_BEGAN.get())
+
+
+def _counted_on(began: _Began) -> float:
     return began.time + counted() - began.at
 
 
@@ -107,16 +112,18 @@ class _Reading:
 class Timekeeper:
     """Compares the database's clock with the clock of this process. tests/model/clock.py checks every order of its steps."""
 
-    def __init__(self, *columns: Any) -> None:
-        """`columns`: what each transaction reads in its first statement, too."""
-        self._statement = _reading(*columns)
+    def __init__(self, *others: Any) -> None:
+        """`others`: what each transaction reads in its first statement, too."""
+        self._statement = _reading(*others)
         #: The reading to compare the next one with.
         self._last: _Reading | None = None
+        #: The last reading, and the time that it gave: one tuple, because another thread may replace them.
+        self._given: tuple[_Reading, _Began] | None = None
         #: How often the database's clock was far ahead, because it was set or this process stood still.
         self.gaps = 0
 
     def begin(self, s: Session) -> Sequence[Any]:
-        """Read the time at the beginning of a transaction. Return the values of the columns."""
+        """Read the time at the beginning of a transaction. Return the values of the others."""
         anchored = False
         while True:
             # Taken before the query: if another thread replaces it meanwhile, the query reads a newer anchor, too.
@@ -129,9 +136,44 @@ class Timekeeper:
                 break
             self._anchor(s, last)
             anchored = True
-        self._last = reading
-        _BEGAN.set(_Began(reading.time + _passed(reading, last, ahead), reading.shown, reading.answered))
+        _BEGAN.set(self._count_from(reading, _passed(reading, last, ahead)))
         return values
+
+    def counting(self) -> float | None:
+        """Return the time as this process has counted it since its last reading. None before the first."""
+        return None if self._given is None else _counted_on(self._given[1])
+
+    def confirm(self, values: Sequence[Any], *, asked: float) -> bool:
+        """Compare the clocks by the values of `columns`, which a statement read that was sent at `asked`.
+
+        Return whether `counting` gave the registry's time. If not, `begin` sets the anchor anew.
+        """
+        last, reading = self._last, _read_from(values, asked)
+        if last is None or last.starts != reading.starts or reading.since < 0:
+            return False
+        if abs(ahead := _ahead(reading, last)) > NOISE:
+            return False
+        self._count_from(reading, _passed(reading, last, ahead))
+        return True
+
+    def moved_on(self) -> Update | None:
+        """Return a statement that sets the anchor by what this process has counted since its last reading.
+
+        None if the anchor is not old. The statement changes nothing if another process has set the anchor meanwhile, or if the
+        database's clock does not show what it should.
+        """
+        if self._given is None or self._given[0].since < OLD:
+            return None
+        (last, began), row, now = self._given, ClockRow.__table__.c, counted()
+        read = (row.time == last.time, row.shown == last.anchored, row.back == last.back, row.starts == last.starts)
+        least, most = last.shown + now - last.answered - NOISE, last.shown + now - last.asked + TICK
+        as_counted = database_clock().between(least, most)
+        return update(ClockRow).where(*read, as_counted).values(time=_counted_on(began), shown=database_clock())
+
+    def _count_from(self, reading: _Reading, passed: float) -> _Began:
+        began = _Began(reading.time + passed, reading.shown, reading.answered)
+        self._last, self._given = reading, (reading, began)
+        return began
 
     def _anchor(self, s: Session, last: _Reading | None) -> None:
         s.execute(select(ClockRow.id).with_for_update())
@@ -159,10 +201,17 @@ def jumped(jump: float) -> str:
     )
 
 
-def _reading(*columns: Any) -> Select[Any]:
-    # On the table's columns, and made once: every transaction runs it. As an ORM query it would take half of a short one.
-    row = ClockRow.__table__.c
-    return select(row.time, row.shown, row.back, row.starts, database_clock(), *columns)
+#: On the table's columns, and made once: every transaction reads them. As an ORM query it would take half of a short one.
+_ANCHORED = [ClockRow.__table__.c[name] for name in ("time", "shown", "back", "starts")]
+
+
+def columns() -> list[ColumnElement[Any]]:
+    """Return a reading, for a statement on another table."""
+    return [*(select(each).scalar_subquery() for each in _ANCHORED), database_clock()]
+
+
+def _reading(*others: Any) -> Select[Any]:
+    return select(*_ANCHORED, database_clock(), *others)
 
 
 _READING = _reading()
@@ -172,6 +221,11 @@ def _read(s: Session, statement: Select[Any]) -> tuple[_Reading, Sequence[Any]]:
     asked = counted()
     time, anchored, back, starts, shown, *values = s.execute(statement).one()
     return _Reading(time, anchored, back, starts, shown, asked, counted()), values
+
+
+def _read_from(values: Sequence[Any], asked: float) -> _Reading:
+    time, anchored, back, starts, shown = values
+    return _Reading(time, anchored, back, starts, shown, asked, counted())
 
 
 def _ahead(reading: _Reading, last: _Reading | None) -> float:

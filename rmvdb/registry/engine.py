@@ -103,6 +103,12 @@ def make_engine(url: str) -> Engine:
     return engine
 
 
+def at_once(engine: Engine) -> Connection:
+    """Connect so that a statement is a transaction of its own, without BEGIN and COMMIT."""
+    level = {} if engine.dialect.name == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
+    return engine.connect().execution_options(at_once=True, **level)
+
+
 def safe_settings() -> dict[str, str]:
     """Return the settings that each transaction of PostgreSQL needs, whatever its user's or its database's defaults are.
 
@@ -119,9 +125,10 @@ def safe_settings() -> dict[str, str]:
 def _prepare_postgres(facts: dict[str, str], connection: Any, _: Any) -> None:
     # Not as options of the connection: poolers refuse options that they do not know.
     settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in safe_settings().items())
+    connection.autocommit = True  # without BEGIN and COMMIT
     with connection.cursor() as cursor:
         row = cursor.execute(f"SELECT current_setting('max_connections'), {settings}").fetchone()
-    connection.commit()
+    connection.autocommit = False
     facts["max_connections"] = row[0]
 
 
@@ -147,7 +154,8 @@ def _file_at(database: str) -> tuple[int, int] | None:
 
 def _begin_immediate(connection: Connection) -> None:
     # Replaces row locks in SQLite: a transaction locks the database as it begins, so its reads and writes see one state.
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    if "at_once" not in connection.get_execution_options():
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _translate(facts: Mapping[str, str], context: Any) -> Exception | None:

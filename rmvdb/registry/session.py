@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import ColumnElement, column, func, select, table
+from sqlalchemy import ColumnElement, Connection, column, func, select, table
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
@@ -16,7 +16,7 @@ from tenacity import RetryCallState, Retrying
 from rmvdb import errors, timing
 from rmvdb.registry import manifest_rows, waiting
 from rmvdb.registry.clock import Timekeeper, database_clock, day, jumped, now
-from rmvdb.registry.engine import Away, make_engine, parsed_url, safe_settings
+from rmvdb.registry.engine import Away, at_once, make_engine, parsed_url, safe_settings
 from rmvdb.registry.manifest_rows import Contents
 from rmvdb.registry.tables import REVISION, REVISION_TABLE, ClockRow
 from rmvdb.text import without_password
@@ -39,28 +39,43 @@ def transaction(method: Callable[Concatenate[D, Session, P], R]) -> Callable[Con
 
     @functools.wraps(method)
     def run(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        call = waiting.call(self.patience)
-        try:
-            for attempt in _attempts(call):
-                with attempt, manifest_rows.WatchedSession(self.engine, expire_on_commit=False) as session:
-                    self._begin(session)
-                    result = method(self, session, *args, **kwargs)
-                    self._keep(session)
-                    session.commit()
-                    return result
-        except (Away, PoolTimeout) as away:  # PoolTimeout: other threads used all connections of this process
-            raise errors.RegistryUnavailable(
-                f"The registry at {self.shown_url} did not answer for {max(call.ends - call.began, 0.0):.3g} s ({away}). "
-                f"{getattr(away, 'remedy', Away.remedy)}"
-            ) from away.__cause__
-        raise AssertionError("tenacity ends in a result or an exception")
+        def once() -> R:
+            with manifest_rows.WatchedSession(self.engine, expire_on_commit=False) as session:
+                self._begin(session)
+                result = method(self, session, *args, **kwargs)
+                self._keep(session)
+                session.commit()
+                return result
+
+        return _repeated(self, once)
+
+    return run
+
+
+def one_statement(method: Callable[Concatenate[D, Connection, P], R]) -> Callable[Concatenate[D, P], R]:
+    """Run the method, which sends a single statement that changes nothing of the manifest. Otherwise as `transaction`."""
 
     @functools.wraps(method)
-    def noted(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with timing.under_way(f"the registry at {self.shown_url}", self.patience):
-            return run(self, *args, **kwargs)
+    def run(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        def once() -> R:
+            with at_once(self.engine) as connection:
+                return method(self, connection, *args, **kwargs)
 
-    return noted
+        return _repeated(self, once)
+
+    return run
+
+
+def _repeated(database: Database, once: Callable[[], R]) -> R:
+    call = waiting.call(database.patience)
+    try:
+        with timing.under_way(f"the registry at {database.shown_url}", database.patience):
+            return _attempts(call)(once)
+    except (Away, PoolTimeout) as away:  # PoolTimeout: other threads used all connections of this process
+        raise errors.RegistryUnavailable(
+            f"The registry at {database.shown_url} did not answer for {max(call.ends - call.began, 0.0):.3g} s ({away}). "
+            f"{getattr(away, 'remedy', Away.remedy)}"
+        ) from away.__cause__
 
 
 def _worth_another_try(attempt: RetryCallState) -> bool:
@@ -134,7 +149,10 @@ class Database:
 
     def _begin(self, s: Session) -> None:
         """Begin a transaction that the protocol can rely on: with this code's schema, durable, and at a known time."""
-        revision, *server = self._time.begin(s)
+        self._expect(*self._time.begin(s))
+
+    def _expect(self, revision: str | None, *server: Any) -> None:
+        """Raise an error unless the values of `_columns` are those that the protocol needs."""
         if revision != REVISION:
             raise errors.SchemaOutdated(outdated(self.shown_url, revision))
         if not server:  # SQLite

@@ -28,8 +28,9 @@ LONGEST_PAUSE = 60.0
 WAITS = 15.0
 #: Seconds by which a call may be late. A thread that waits so long for its lock gets the error of that call.
 LATE = 5.0
-#: The number of clients above which each one asks less often.
-MANY_CLIENTS = 20
+#: The shares of a plan's maximum age after which a client asks again: usually, and while another plan is announced, because
+#: writes wait until every client has heard of a change. What is left of the age is for a registry that is away for a moment.
+SELDOM, OFTEN = 2 / 3, 1 / 6
 #: A client that asks for the plan also reports its epoch, so it needs to write: no epoch would wait for one that only reads.
 CANNOT_ASK = (errors.RegistryError, errors.DiskFull)
 
@@ -51,8 +52,8 @@ class _TimedLock:
 class CurrentPlan:
     """The serving plan of this process. It is never used after its maximum age.
 
-    One thread asks for it three times within that age, and reports how long searches take. Another thread loads the models of an
-    announced plan. Meanwhile this client serves by the plan in force, and the next epoch waits for it.
+    One thread asks for it before that, and reports how long searches take. Another thread loads the models of an announced plan.
+    Meanwhile this client serves by the plan in force, and the next epoch waits for it.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class CurrentPlan:
         self._latency = latency
         self._process = os.getpid()
         self._ready, self._trouble = 0, ""
-        #: The gallery's trace, as the registry last returned it.
-        self._trace = 0
+        #: The registry's last answer.
+        self._told: Serving | None = None
         self._lock = _TimedLock(WAITS + LATE)
         self._loading: threading.Thread | None = None
         #: The epoch that failed to load last, when to try it again, and the pause before that try.
@@ -80,7 +81,7 @@ class CurrentPlan:
         self._stop, self._wake = threading.Event(), threading.Event()
         #: When the registry last failed to answer, and its error.
         self._failure: tuple[float, errors.RmvdbError] | None = None
-        self._gaps, self._clients = registry.gaps, 1
+        self._gaps = registry.gaps
         #: The plan, and when it was asked for: one tuple, because another thread may replace them.
         self._held = self._ask(0)
         # At once: 200 clients that connected together kept the 20 connections of a server busy for 33 s until their first
@@ -128,15 +129,20 @@ class CurrentPlan:
         with self._lock, within(max(WAITS, self._held[0].max_age)):
             return self._renewed()
 
+    def _confirm(self) -> None:
+        """Ask the registry whether the plan is still in force."""
+        with self._lock, within(max(WAITS, self._held[0].max_age)):
+            self._renewed(known=self._told)
+
     def _fresh(self) -> ServingPlan | None:
         plan, asked = self._held
         counted = self._gaps == self._registry.gaps  # else more time passed by the database's clock than this process counted
         return plan if counted and uptime() - asked <= plan.max_age else None
 
-    def _renewed(self) -> ServingPlan:
+    def _renewed(self, known: Serving | None = None) -> ServingPlan:
         before = self._held[0].epoch
         try:
-            self._held = self._ask(before)
+            self._held = self._ask(before, known)
         except CANNOT_ASK as exc:
             self._failure = uptime(), exc
             raise
@@ -166,15 +172,15 @@ class CurrentPlan:
         except errors.RmvdbError:
             log.info("Client %s could not tell the registry that it ends. The registry notices after a while.", self._name)
 
-    def _ask(self, holds: int) -> tuple[ServingPlan, float]:
+    def _ask(self, holds: int, known: Serving | None = None) -> tuple[ServingPlan, float]:
         asked, gaps = uptime(), self._registry.gaps  # the plan's age counts from before the call
-        serving = self._report(holds)
-        self._gaps, self._clients = gaps, serving.clients
+        serving = self._report(holds, known)
+        self._gaps = gaps
         if serving.next and self._ready < serving.next.epoch:
             self._load(serving.plan, serving.next)
         return serving.plan, asked
 
-    def _report(self, holds: int) -> Serving:
+    def _report(self, holds: int, known: Serving | None) -> Serving:
         searches, p99_ms = self._latency.p99()
         serving = self._registry.refresh(
             self._gallery,
@@ -185,10 +191,12 @@ class CurrentPlan:
             searches=searches,
             p99_ms=p99_ms,
             rescoring=self._rescoring(),
+            known=known,
         )
-        if serving.plan.epoch < holds or (serving.plan.epoch == holds and serving.trace < self._trace):
+        trace = self._told.trace if self._told else 0
+        if serving.plan.epoch < holds or (serving.plan.epoch == holds and serving.trace < trace):
             raise self.gone_back(serving.plan.epoch)
-        self._trace = serving.trace
+        self._told = serving
         return serving
 
     def gone_back(self, epoch: int) -> errors.StalePlan:
@@ -235,13 +243,12 @@ class CurrentPlan:
             if self._stop.is_set():
                 return
             try:
-                self.refresh()
+                self._confirm()
             except Exception as exc:  # noqa: BLE001 (the heartbeats must go on: upgrades wait for clients by them)
                 log.warning("The serving plan of %s could not be refreshed: %s", self._gallery, exc, extra={"action": "refresh"})
             self._registry.let_go()
 
     def _interval(self) -> float:
-        """Return the seconds until the next call: longer if there are many clients, and random, so that they spread out."""
-        age = min(self._held[0].max_age, WINDOW)
-        share = min(max(self._clients / MANY_CLIENTS, 1.0), 2.0) / 3
-        return age * share * _random.uniform(0.9, 1.0)
+        """Return the seconds until the next call: random, so that clients spread out."""
+        share = OFTEN if self._told and self._told.next else SELDOM
+        return min(self._held[0].max_age, WINDOW) * share * _random.uniform(0.9, 1.0)

@@ -41,19 +41,19 @@ def merge_each(
 
 
 def _merged(legs: Sequence[Sequence[Hit]], distances: Sequence[Sequence[float]], *, limit: int, offset: int) -> list[Hit]:
-    best: dict[Id, tuple[_Key, Hit]] = {}
-    first: dict[Id, Hit] = {}
+    #: By id: the smallest key, its hit, and the hit of the newest leg that has the record.
+    best: dict[Id, tuple[_Key, Hit, Hit]] = {}
     for number, (hits, calibrated) in enumerate(zip(legs, distances, strict=True)):
         for hit, distance in zip(hits, calibrated, strict=True):
-            key = (distance, number, _rankable(hit.distance), hit.id)
-            known = best.get(hit.id)
-            if known is None:
-                first[hit.id] = hit
-            if known is None or key < known[0]:
-                best[hit.id] = (key, hit)
+            raw, id = hit.distance, hit.id
+            key = (distance, number, math.inf if math.isnan(raw) else raw, id)
+            if (known := best.get(id)) is None:
+                best[id] = key, hit, hit
+            elif key < known[0]:
+                best[id] = key, hit, known[2]
     ranked = sorted(best.values(), key=itemgetter(0))[offset : offset + limit]
     # Not `replace`, which takes twice as long.
-    return [Hit(id=hit.id, distance=key[0], fields=first[hit.id].fields, leg=hit.leg, raw=hit.distance) for key, hit in ranked]
+    return [Hit(id=key[3], distance=key[0], fields=new.fields, leg=hit.leg, raw=hit.distance) for key, hit, new in ranked]
 
 
 def reranked(
@@ -74,9 +74,10 @@ def reranked(
 
 
 def _calibrated(hits: Sequence[Hit], calibrate: Calibrate | None) -> list[float]:
-    raw = np.array([hit.distance for hit in hits], dtype=np.float64)  # (n,)
-    distances = raw if calibrate is None or not len(raw) else calibrate(raw)
-    return [_rankable(distance) for distance in distances.tolist()]
+    distances = [hit.distance for hit in hits]
+    if calibrate is not None and distances:
+        distances = calibrate(np.array(distances, dtype=np.float64)).tolist()
+    return [math.inf if math.isnan(each) else each for each in distances]
 
 
 def _each_calibrated(lists: Sequence[Sequence[Hit]], calibrate: Calibrate | None) -> list[list[float]]:

@@ -16,8 +16,11 @@ from rmvdb.types import Id, Vectors
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two times that a client shares its vectors, and the most records that wait for that.
-EVERY, WAITING = 3.0, 5_000
+#: Seconds between two times that a client shares its vectors, each of which is a dozen statements to the registry, and the fewest
+#: if many records wait for it.
+EVERY, APART = 10.0, 3.0
+#: The most records that wait.
+WAITING = 5_000
 #: Seconds for which the registry may answer: a client that is closed waits for it.
 LONGEST = 5.0
 
@@ -51,7 +54,7 @@ class SharedVectors:
         self._cache, self._most = cache, most
         self._waiting: dict[Id, Embedded] = {}
         self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
-        self._next = 0.0
+        self._last = float("-inf")
         self._told = False
 
     def take(self, embedded: Mapping[Id, Embedded]) -> bool:
@@ -59,9 +62,10 @@ class SharedVectors:
         with self._lock:
             room = WAITING - len(self._waiting)
             self._waiting |= dict(list(embedded.items())[: max(0, room)])
-            if not self._waiting or time.monotonic() < self._next:
+            pause = APART if len(self._waiting) >= WAITING // 2 else EVERY
+            if not self._waiting or time.monotonic() < self._last + pause:
                 return False
-            self._next = time.monotonic() + EVERY
+            self._last = time.monotonic()
             return True
 
     def share(self) -> None:

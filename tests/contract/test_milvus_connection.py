@@ -71,6 +71,24 @@ sys.exit(most != 1)
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def test_pymilvus_loads_scipy_only_for_a_program_that_uses_it() -> None:
+    program = """
+import sys
+from rmvdb.engines.milvus import driver
+
+driver.pymilvus()
+from pymilvus.client.utils import SciPyHelper
+
+assert not SciPyHelper.is_scipy_sparse([1.0])
+assert "scipy.sparse" not in sys.modules
+from scipy.sparse import csr_matrix
+
+assert SciPyHelper.is_scipy_sparse(csr_matrix([[1.0]]))
+assert not SciPyHelper.is_scipy_sparse([1.0])
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 def test_a_refused_call_leaves_no_traceback_in_the_log(
     milvus_store: MilvusStore, collection: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,8 @@ Each may be killed and started again, and its machine may stand still for a seco
 |---|---|
 | a process looks | Timekeeper.begin: the clocks are compared, and the anchor is set again |
 | a process begins a wait | what a transaction then writes by Registry.now |
+| a client looks | Timekeeper.confirm: the clocks are compared, and no anchor is set |
+| a client sets an anchor | Timekeeper.moved_on: by what it has counted since its last look |
 
 A process that starts after a jump counts a tick that may not have passed: so much is allowed for each jump. A machine that stands
 still while the clock is set back, and forward again before another process looks, is not guarded against: docs/limits.md says so.
@@ -29,8 +31,12 @@ class Last(NamedTuple):
     shown: int
     own: int
     back: int
+    #: The registry's time that it gave.
+    time: int
     #: The other process has started afresh since.
     fresh: bool = False
+    #: Another anchor has been set since.
+    moved: bool = False
 
 
 class State(NamedTuple):
@@ -94,8 +100,30 @@ class Time:
             yield Step(f"process {process} looks", then._replace(over=max(now - s.began, s.over) if s.begun >= 0 else 0))
             if s.begun < 0:
                 yield Step(f"process {process} begins a wait", then._replace(began=now, begun=s.seconds))
-            if s.last[process]:
+            if last := s.last[process]:
                 yield Step(f"process {process} starts afresh", s._replace(last=_put(s.last, process, None)), True)
+                yield Step(f"process {process}, a client, looks", self._confirm(s, process, last))
+                if self._may_move_on(s, process, last):
+                    yield Step(f"process {process}, a client, sets an anchor", self._move_on(s, process, last))
+
+    def _confirm(self, s: State, process: int, last: Last) -> State:
+        """If the clocks agree, the process counts on from this reading."""
+        ahead = s.shown - last.shown + (s.back - last.back) - (s.own[process] - last.own)
+        if last.fresh or ahead or s.shown < s.anchored:
+            return s
+        now = s.time + s.shown - s.anchored
+        return s._replace(last=_put(s.last, process, Last(s.shown, s.own[process], s.back, now)))
+
+    def _may_move_on(self, s: State, process: int, last: Last) -> bool:
+        ahead = s.shown - last.shown - (s.own[process] - last.own)
+        return not (last.moved and self.has("a client sets an anchor in place of the one that it read")) and not (
+            ahead and self.has("a client sets an anchor while the clock shows what it has counted")
+        )
+
+    def _move_on(self, s: State, process: int, last: Last) -> State:
+        """The anchor is the time that the process has counted since it last looked."""
+        s = s._replace(time=last.time + s.own[process] - last.own, anchored=s.shown)
+        return s._replace(last=tuple(each and each._replace(moved=True) for each in s.last))  # type: ignore[arg-type]
 
     def _look(self, s: State, process: int) -> tuple[int, State]:
         """Return the registry's time, and the new anchor."""
@@ -113,9 +141,11 @@ class Time:
             back = s.back + (max(-ahead, 0) if self.has("what the clock was set back by is known") else 0)
             if self.has("a jump sets the anchor anew") or not ahead:
                 s = s._replace(time=now, anchored=s.shown, back=back)
+                if other := s.last[1 - process]:
+                    s = s._replace(last=_put(s.last, 1 - process, other._replace(moved=True)))
         if last is None and (other := s.last[1 - process]):
             s = s._replace(last=_put(s.last, 1 - process, other._replace(fresh=True)))
-        return now, s._replace(last=_put(s.last, process, Last(s.shown, s.own[process], s.back)))
+        return now, s._replace(last=_put(s.last, process, Last(s.shown, s.own[process], s.back, now)))
 
 
 def _put(lasts: tuple[Last | None, Last | None], process: int, last: Last | None) -> tuple[Last | None, Last | None]:

@@ -189,6 +189,8 @@ CLOCK_STEPS = (
     "what the clock was set back by is known",
     "a jump sets the anchor anew",
     "another that started afresh makes a reading worth a tick",
+    "a client sets an anchor in place of the one that it read",
+    "a client sets an anchor while the clock shows what it has counted",
 )
 
 LEASE_STEPS = (

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import sys
 import threading
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,12 +36,27 @@ def _loaded() -> Any:
     # It logs a traceback for each failed call, even for a call that is repeated or expected to fail.
     for name in ("pymilvus", "pymilvus.milvus_client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # At its first vectors it runs scipy's module once more, beside the import system. If two threads do so at once, one may fail.
-    with contextlib.suppress(ImportError, AttributeError):  # other versions of pymilvus do not
+    with contextlib.suppress(ImportError, AttributeError):  # other versions of pymilvus have no such class
         from pymilvus.client.utils import SciPyHelper
 
-        SciPyHelper.is_scipy_sparse(None)
+        SciPyHelper.is_scipy_sparse = staticmethod(_only_if_scipy_is_in_use(SciPyHelper.is_scipy_sparse))
     return pymilvus
+
+
+def _only_if_scipy_is_in_use(ask: Callable[[object], bool]) -> Callable[[object], bool]:
+    """Return the same question, which costs nothing in a program that does not use scipy's sparse matrices.
+
+    pymilvus asks it of each value that it sends. At the first one it runs scipy's module beside the import system, which takes
+    0.2 s, and may fail if two threads do so at once.
+    """
+
+    def is_scipy_sparse(value: object) -> bool:
+        if "scipy.sparse" not in sys.modules:
+            return False  # nothing can have made one
+        with _loading:
+            return ask(value)
+
+    return is_scipy_sparse
 
 
 def timestamp(client: MilvusClient) -> int:

@@ -20,8 +20,8 @@ class Options:
     t: float = 0.5
     #: How often each side is called. A few rows take a fixed part or multiple of it.
     calls: int = 400
-    #: Seconds for which statements are counted.
-    seconds: float = 20.0
+    #: Seconds for which statements are counted: a client sends one in six.
+    seconds: float = 60.0
 
     @classmethod
     def small(cls) -> Options:

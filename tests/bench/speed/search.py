@@ -14,6 +14,7 @@ from pymilvus import MilvusClient
 
 from rmvdb.engines.milvus import MilvusStore
 from rmvdb.types import Index, Vectors
+from tests.bench.speed import asynchronous
 from tests.bench.speed.row import Options, Row, compared, in_turns, spread
 from tests.bench.speed.world import COLLECTIONS, SEARCH, World, world
 from tests.support.milvus_server import MilvusServer
@@ -66,6 +67,7 @@ def _rows(made: World, bare: Bare, options: Options) -> Iterator[Row]:
     ours, theirs = in_turns(*_sides(made, bare, BATCH), calls=max(2, options.calls // FEWER))
     yield compared(f"{BATCH} queries a call p50, {size}", ours, theirs, against=against, target=1.10)
     yield _at_once(made, bare, options, f"{THREADS} threads, {size}", against)
+    yield from asynchronous.rows(made, options, size)
 
 
 def _sides(made: World, bare: Bare, batch: int) -> tuple[Callable[[], object], Callable[[], object]]:

@@ -15,7 +15,7 @@ from tests.bench.speed.world import World, world
 
 
 def measure(options: Options) -> Iterator[Row]:
-    """Count for `seconds` each. Savepoints and the ends of transactions do not count: the driver sends those."""
+    """Count for `seconds` each. COMMIT of a transaction does not count: the driver sends it. A heartbeat has none."""
     with world(Ready(), options, index=Index(type="FLAT"), fill=False) as made:
         idle = _rate(options.seconds, lambda: time.sleep(0.05))
         searching = _rate(options.seconds, lambda: _search(made))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rmvdb.app.settings import SearchSection
 from rmvdb.learning.calibration import Calibration
 from rmvdb.learning.transforms import Config, Transform, Weights
 from rmvdb.protocols import VectorStore
@@ -23,7 +24,7 @@ from tests.support.migrated import migrate
 
 #: Parameters of both collections' searches.
 SEARCH: Mapping[str, object] = {"ef": 64}
-TIMES = {"max_age": 10.0, "longest_search": 10.0, "staleness": 5.0}
+TIMES = {"max_age": SearchSection().plan_max_age, "longest_search": 10.0, "staleness": 5.0}
 #: The names of the collections, newest first, and of the models whose vectors they hold.
 COLLECTIONS = ("bench_v2", "bench_v1")
 

@@ -1,0 +1,275 @@
+"""The client for asyncio: it answers as the other one does, holds up no event loop, and can be cancelled at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rmvdb
+import rmvdb.aio
+from rmvdb import errors
+from tests.support.inprocess import TIMES, Gallery, make, vector
+from tests.support.waiting import wait_until
+
+#: Seconds of a slow call, and those of a processor for which the event loop may be held up.
+SLOW, BLOCKED = 0.3, 0.005
+
+
+@pytest.fixture(params=[False, True], ids=["one collection", "two collections"])
+def gallery(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Gallery]:
+    """Eight texts, before an upgrade and during one."""
+    made = make(tmp_path, records=8, deployed=request.param)
+    yield made
+    made.registry.close()
+
+
+@asynccontextmanager
+async def connected(gallery: Gallery) -> AsyncIterator[rmvdb.aio.Client]:
+    async with rmvdb.aio.Client(await asyncio.to_thread(gallery.client)) as client:
+        yield client
+
+
+class Awaited:
+    """The client for asyncio, for tests that call a client."""
+
+    def __init__(self, gallery: Gallery) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._client = rmvdb.aio.Client(gallery.client())
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        return lambda *arguments, **options: self._loop.run_until_complete(method(*arguments, **options))
+
+    def __enter__(self) -> Awaited:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.run_until_complete(self._client.close())
+        self._loop.close()
+
+
+@pytest.fixture(params=["client", "aio"])
+def client(gallery: Gallery, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Either client."""
+    with gallery.client() if request.param == "client" else Awaited(gallery) as client:
+        yield client
+
+
+# --- both clients ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_item_and_a_list_find_their_records_and_a_vector_where_its_model_reaches(client: Any, gallery: Gallery) -> None:
+    assert client.search("t3", limit=1)[0].id == 3
+    assert [hits[0].id for hits in client.search(["t1", "t5"], limit=2)] == [1, 5]
+    assert {hit.id for hit in client.search("t3", limit=8, filter="id < 3")} == {1, 2}
+    if len(gallery.registry.plan("texts").legs) == 1:
+        assert client.search(vector=vector("v1", "t2"), model="v1", limit=3)[0].id == 2
+    else:
+        with pytest.raises(errors.Mismatch, match="No transform leads"):
+            client.search(vector=vector("v1", "t2"), model="v1")
+
+
+def test_a_write_is_found_read_and_counted_by_its_writer_and_gone_once_deleted(client: Any) -> None:
+    before = client.count()
+    assert client.upsert([{"id": 100, "item": "kitty", "colour": "cat"}]) == 1
+    assert client.search("kitty", limit=1)[0].id == 100
+    assert client.get([100])[0].fields["colour"] == "cat"
+    assert [record.id for record in client.query('colour == "cat"')] == [100]
+    assert client.count() == before + 1
+    assert client.delete([100]) == 1
+    assert client.get([100]) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda client: client.search(), errors.UsageError),
+        (lambda client: client.search("t1", filter="id <"), errors.FilterError),
+        (lambda client: client.search("t1", limit=0), errors.UsageError),
+        (lambda client: client.upsert({"id": 1}), errors.UsageError),
+        (lambda client: client.delete(), errors.UsageError),
+    ],
+)
+def test_what_is_wrong_is_refused_by_the_same_error(client: Any, call: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        call(client)
+
+
+def test_a_closed_client_says_so(client: Any) -> None:
+    client.close()
+    with pytest.raises(errors.UsageError, match="closed; connect again"):
+        client.search("t1")
+
+
+# --- the event loop -------------------------------------------------------------------------------------------------------
+
+
+async def _longest_wait(call: Any) -> tuple[float, float]:
+    """The longest time for which the loop could run nothing else during the call, and the most that it computed meanwhile."""
+    longest, most, done = 0.0, 0.0, asyncio.ensure_future(call)
+    while not done.done():
+        began, spent = time.monotonic(), time.thread_time()
+        await asyncio.sleep(0)
+        longest, most = max(longest, time.monotonic() - began), max(most, time.thread_time() - spent)
+        time.sleep(0.001)  # lets the threads work
+    await done
+    return longest, most
+
+
+@pytest.mark.parametrize("name", ["search", "upsert", "get", "delete", "count", "plan", "close"])
+def test_no_call_holds_up_the_event_loop(tmp_path: Path, name: str) -> None:
+    """Each call takes 0.3 s at least. On a busy machine the loop itself may wait for a core, so one quiet try is enough."""
+
+    gallery = make(tmp_path, records=8, deployed=True, times=TIMES | {"longest_search": 60.0})
+    slow = lambda *_: time.sleep(SLOW)  # noqa: E731
+
+    async def longest() -> tuple[float, float]:
+        client = rmvdb.aio.Client(await asyncio.to_thread(gallery.client))
+        calls = {
+            "search": lambda: client.search("t1"),
+            "upsert": lambda: client.upsert({"id": 1, "item": "t1"}),
+            "get": lambda: client.get([1]),
+            "delete": lambda: client.delete([77]),
+            "count": lambda: client.count("id > 2"),
+            "plan": lambda: client._call(slow),
+            "close": lambda: client.close(),
+        }
+        gallery.store.before = gallery.store.looked = slow
+        try:
+            return await _longest_wait(calls[name]())
+        finally:
+            gallery.store.before = gallery.store.looked = lambda *_: None
+            await client.close()
+
+    found = list[tuple[float, float]]()
+    while len(found) < 10 and not (found and found[-1][0] < SLOW / 3 and found[-1][1] < BLOCKED):
+        found.append(asyncio.run(longest()))
+    gallery.registry.close()
+    assert found[-1][0] < SLOW / 3, found
+    assert found[-1][1] < BLOCKED, found
+
+
+def test_sixty_four_searches_at_once_are_answered_by_few_threads(gallery: Gallery) -> None:
+    threads = set[str]()
+
+    def before(call: str, _: str) -> None:
+        threads.add(threading.current_thread().name)
+
+    async def found() -> list[Any]:
+        async with connected(gallery) as client:
+            gallery.store.before = before
+            return [hits[0].id for hits in await asyncio.gather(*(client.search(f"t{1 + n % 8}", limit=1) for n in range(64)))]
+
+    assert asyncio.run(found()) == [1 + n % 8 for n in range(64)]
+    assert 0 < len({name for name in threads if name.startswith("rmvdb-aio")}) <= rmvdb.aio.THREADS
+
+
+def test_an_embedder_sees_the_context_of_the_call(gallery: Gallery) -> None:
+    asked, seen = contextvars.ContextVar("asked", default=""), list[str]()
+
+    async def found() -> None:
+        async with connected(gallery) as client:
+            gallery.store.before = lambda *_: seen.append(asked.get())
+            asked.set("by the caller")
+            await client.search("t1", limit=1)
+
+    asyncio.run(found())
+    assert "by the caller" in seen
+
+
+# --- cancelled ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_is_cancelled_before_it_begins_does_nothing(gallery: Gallery) -> None:
+    go_on = threading.Event()
+
+    async def cancelled() -> int:
+        client = rmvdb.aio.Client(await asyncio.to_thread(gallery.client))
+        first = [asyncio.ensure_future(client._call(go_on.wait, 60.0)) for _ in range(rmvdb.aio.THREADS)]
+        await asyncio.sleep(0.1)
+        write = asyncio.ensure_future(client.upsert({"id": 100, "item": "kitty"}))
+        await asyncio.sleep(0.1)
+        write.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await write
+        go_on.set()
+        await asyncio.gather(*first)
+        found = await client.get([100])
+        await client.close()
+        return len(found)
+
+    assert asyncio.run(cancelled()) == 0
+
+
+def test_a_write_that_is_cancelled_on_its_way_goes_on_and_hinders_no_other(gallery: Gallery) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def before(call: str, _: str) -> None:
+        if call == "upsert":
+            begun.set()
+            go_on.wait(60.0)
+
+    async def cancelled() -> Any:
+        async with connected(gallery) as client:
+            gallery.store.before = before
+            write = asyncio.ensure_future(client.upsert({"id": 100, "item": "kitty", "colour": "cat"}))
+            assert await asyncio.to_thread(begun.wait, 60.0)
+            write.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await write
+            go_on.set()
+            await client.upsert({"id": 100, "item": "doggy", "colour": "dog"})
+            return (await client.get([100]))[0].fields["colour"], (await client.search("doggy", limit=1))[0].id
+
+    assert asyncio.run(cancelled()) == ("dog", 100)
+
+
+def test_to_close_waits_for_calls_that_have_begun(gallery: Gallery) -> None:
+    begun, ended = threading.Event(), list[float]()
+
+    def slow() -> None:
+        begun.set()
+        time.sleep(SLOW)
+        ended.append(time.monotonic())
+
+    async def closed() -> float:
+        client = rmvdb.aio.Client(await asyncio.to_thread(gallery.client))
+        call = asyncio.ensure_future(client._call(slow))
+        assert await asyncio.to_thread(begun.wait, 60.0)
+        await client.close()
+        await call
+        return time.monotonic()
+
+    at = asyncio.run(closed())
+    assert len(ended) == 1
+    assert ended[0] <= at
+
+
+def test_a_client_whose_connecting_is_cancelled_is_closed(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, go_on = list[rmvdb.Client](), threading.Event()
+
+    def connect(*_: Any, **__: Any) -> rmvdb.Client:
+        go_on.wait(60.0)
+        made.append(gallery.client())
+        return made[0]
+
+    monkeypatch.setattr(rmvdb, "connect", connect)
+
+    async def cancelled() -> None:
+        connecting = asyncio.ensure_future(rmvdb.aio.connect())
+        await asyncio.sleep(0.1)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+
+    asyncio.run(cancelled())
+    go_on.set()
+    wait_until(lambda: made and made[0]._current_plan._stop.is_set())
