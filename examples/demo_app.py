@@ -1,7 +1,7 @@
 """The demo's application: a process of its own that searches and writes all the time, and counts what goes wrong.
 
-It knows nothing of upgrades: it calls `rmvdb.connect` once, then `search`, `upsert`, `delete`. It takes commands as lines of
-JSON and answers each with one; it ends when its input does.
+It knows nothing of upgrades: it calls `rmvdb.connect` once, then `search`, `upsert`, `delete`. It reads commands as lines of
+JSON and answers each with a line. It ends when its input ends.
 """
 
 from __future__ import annotations

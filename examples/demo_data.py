@@ -1,9 +1,9 @@
 """The demo's pictures in four parts that share nothing, by a fixed seed.
 
-    taught    what the two models are trained on; never in the gallery
+    taught    the two models learn from these; never in the gallery
     labelled  in the gallery with their class: the plan trains ψ and ρ and calibrates on these
-    plain     in the gallery without a class: quality is measured on how these are ranked
-    queries   what is searched for; never in the gallery
+    plain     in the gallery without a class: their ranks are the measured quality
+    queries   the demo searches for these; never in the gallery
 
 So neither the queries nor the records that the curve is measured on were seen by a model, by training or by calibration.
 """

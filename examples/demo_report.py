@@ -1,4 +1,4 @@
-"""What the demo's rounds say: mAP and CMC@1 over t, beside exact searches in memory; the summary, the picture, the table."""
+"""The result of the demo's rounds: mAP and CMC@1 over t, beside exact searches in memory, as a summary, a picture and a table."""
 
 from __future__ import annotations
 

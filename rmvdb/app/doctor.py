@@ -24,8 +24,8 @@ from rmvdb.upgrade.status import behind
 ASKED = 5
 #: The finding for a model that got its `embed_queries` after its registration.
 UNUSED = (
-    "; it has embed_queries now, which it had not when it was registered, so its queries are still embedded as its records are: "
-    "to use it, register the model as a version of its own"
+    "; it has got embed_queries since it was registered, but embed still embeds its queries: to use embed_queries, register the "
+    "model as a version of its own"
 )
 
 
@@ -156,7 +156,7 @@ def check_source(app: App, gallery: GalleryRow) -> str:
     leg = app.registry.plan(gallery.name).legs[-1]
     records = next(app.store.scan(leg.collection, fields=None, page=ASKED), [])
     if not records:
-        return f"{shown}; the gallery is empty, so nothing was asked for"
+        return f"{shown}; the gallery is empty, so no item was loaded"
     items, failed = sources.given(source, records)
     if failed:
         raise errors.SourceError(next(iter(failed.values())))

@@ -36,8 +36,8 @@ def check_fits(schema: Schema, version: VersionRow) -> None:
     if schema.metric != Metric(version.metric).stored:
         raise errors.Mismatch(
             f"Collection {schema.collection!r} is compared by {schema.metric}, model version {version.name!r} by "
-            f"{version.metric}; "
-            f"register the version with --metric {schema.metric}"
+            f"{version.metric}; register it anew: rmvdb model remove {version.name}, then rmvdb model add {version.name} with "
+            f"--metric {schema.metric}"
         )
 
 

@@ -86,7 +86,7 @@ def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: progress.Repo
     if conductor.stop.is_set():
         raise errors.Stopped(RESUMABLE)
     if row.phase == "ended":
-        raise errors.WrongPhase(f"Upgrade {row.id} has ended meanwhile; see what took its place: rmvdb history")
+        raise errors.WrongPhase(f"Upgrade {row.id} has ended; see what took its place: rmvdb history")
     if row.phase == "cut over":
         report.say(what_now(row))
     elif row.phase == "serving both":

@@ -76,7 +76,7 @@ def gallery_add(
         )
     except errors.CollectionMissing as exc:
         where = f"milvus.uri in {app.file or 'rmvdb.toml'} is {app.milvus_shown!r}"
-        raise errors.CollectionMissing(f"{exc}; {where}: name your Milvus there if the collection is in another one") from exc
+        raise errors.CollectionMissing(f"{exc}. {where}: name your Milvus there if the collection is in another one") from exc
     allow(app, sources.code_of(source))
     added = app.registry.collections(row.id)[-1]
     whose = "adopted" if added.adopted else "made by rmvdb"
@@ -202,7 +202,7 @@ def gallery_settle(name: str | None) -> None:
 
         def indexed(collection: str, done: int, total: int) -> None:
             if stop.is_set():
-                raise errors.Stopped("Stopped; Milvus goes on to index. Run the same command to wait for it")
+                raise errors.Stopped("Stopped. Milvus continues to index; run the same command to wait for it")
             report(f"indexing {collection}", done, total)
 
         count = galleries.settle_gallery(app.registry, app.store, name, indexed)
@@ -239,7 +239,7 @@ def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
         taken = galleries.take_gallery(app.registry, app.store, name, lambda: _outwait(app, stop))
     owned = f"{' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} this registry's"
     known = name in {row.name for row in app.registry.galleries()}
-    add = "" if known else f"; go on with: rmvdb gallery add {name} --collection {taken[0]} --model VERSION"
+    add = "" if known else f"; continue with rmvdb gallery add {name} --collection {taken[0]} --model VERSION"
     output.echo(f"gallery {name} is taken: {owned}{add}")
 
 

@@ -36,7 +36,7 @@ def model() -> None:
     help="How vectors compare. LORENTZ: points (time, space) of a hyperboloid, in an IP collection.",
 )
 @click.option("--dim", type=click.IntRange(min=1), help="Dimension [default: measured].")
-@click.option("--kind", type=click.Choice(list(KINDS)), help="What its items are [default: rmvdb finds out].")
+@click.option("--kind", type=click.Choice(list(KINDS)), help="The kind of its items [default: rmvdb finds out].")
 @click.option("--compatible-with", metavar="VERSION", help="The version that this model was trained to be comparable with.")
 def model_add(
     name: str,
@@ -50,7 +50,7 @@ def model_add(
 ) -> None:
     """Register a model version. rmvdb loads it, probes it and takes its fingerprint.
 
-    If the object has embed_queries(items), too, queries are embedded by that.
+    If the object also has embed_queries(items), that method embeds queries.
 
     \b
     Example:

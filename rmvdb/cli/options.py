@@ -69,8 +69,7 @@ def sample_options(most: int) -> Decorator:
             "--for",
             "objective",
             type=click.Choice(list(map(str, Objective))),
-            help="The metric to choose by [default: nDCG@10 if answers are known, mAP with --labels, else recall@10 of the new "
-            "model's own neighbours].",
+            help="The metric to choose by [default: nDCG@10 if --queries have answers, else mAP].",
         ),
         click.option(
             "--rescore",
@@ -78,14 +77,14 @@ def sample_options(most: int) -> Decorator:
             default=AUTO,
             show_default=True,
             callback=_count,
-            help="How many candidates of the old collection each search embeds anew. auto measures what that is worth.",
+            help="How many hits of the old collection each search embeds by the new model. auto measures what that is worth.",
         ),
         click.option(
             "--minutes",
             type=click.FloatRange(min=0.1),
             default=2.0,
             show_default=True,
-            help="About how long the plan may take. What it embeds is kept for the next plan and for the backfill.",
+            help="About how long the plan may take. Its embeddings are kept for the next plan and for the backfill.",
         ),
         click.option("--paper", is_flag=True, help="Train with the paper's settings as printed, and do not calibrate."),
         click.option("--seed", type=int, default=0, show_default=True, help="The seed of sample, split and training."),

@@ -58,8 +58,8 @@ def simulate(
 ) -> None:
     """Compare every method and order on a sample, and recommend one. It changes nothing.
 
-    What should a query find? With --labels: the records of the same class. With --queries: their answers, which join the sample
-    (an item is the file of that name, else a text). Without both: the nearest records by the new model.
+    The right answers of a query are the records of the same class with --labels, and the answers in the file with --queries
+    (an item is the file of that name, else a text). Without both, they are the nearest records by the new model.
 
     \b
     Example:

@@ -53,7 +53,8 @@ def quarantine_retry(gallery: str | None, ids: tuple[str, ...]) -> None:
     chosen = _quarantined(app, row, ids)
     app.registry.release(row.id, chosen, requeue=True)
     output.echo(
-        f"{counted(len(chosen), 'record is', 'records are')} on the work list again; rmvdb upgrade or rmvdb worker goes on"
+        f"{counted(len(chosen), 'record is', 'records are')} on the work list again; "
+        "to continue, run rmvdb upgrade or rmvdb worker"
     )
 
 

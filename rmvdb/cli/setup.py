@@ -163,4 +163,4 @@ def registry_rebuild() -> None:
             versions = (app.registry.version(name) for name in (upgrade.from_version, upgrade.to_version))
             old, new = (version.base or version.name for version in versions)
             on = "rmvdb rollback" if upgrade.undoes else f"rmvdb upgrade --from {old} --to {new}"
-            output.echo(f"gallery {row.name}: go on with {on}")
+            output.echo(f"gallery {row.name}: continue with {on}")

@@ -27,13 +27,11 @@ def _print_prediction(prediction: dict[str, Any]) -> None:
     objective = prediction["objective"]
     print_rows(_moments(prediction), as_json=False)
     low, high = (100 * bound for bound in prediction["start"])
-    echo(
-        f"held out ({_measured(prediction)}): "
-        f"old {100 * prediction['old']:.2f}, new {100 * prediction['new']:.2f} {objective}; "
-        f"M_0 - M_old in [{low:+.2f}, {high:+.2f}]; "
-        f"gain {_percent(prediction['gain'])} (naive {_percent(prediction['naive_gain'])}); "
-        f"calibration {'on' if prediction['calibrated'] else 'off'}; {_trained(prediction)}"
-    )
+    models = f"old {100 * prediction['old']:.2f}, new {100 * prediction['new']:.2f} {objective}"
+    echo(f"held out ({_measured(prediction)}): {models}")
+    gain = f"gain {_percent(prediction['gain'])} (naive {_percent(prediction['naive_gain'])})"
+    echo(f"M_0 - M_old in [{low:+.2f}, {high:+.2f}], {gain}")
+    echo(f"{_trained(prediction)}, calibration {'on' if prediction['calibrated'] else 'off'}")
     echo(f"a query until cut-over: {_query_cost(prediction)}")
     if prediction["choice"]:
         echo(f"method: {prediction['choice']}")
@@ -58,11 +56,11 @@ def _query_cost(prediction: dict[str, Any]) -> str:
     words = ["one model embeds it", "both models embed it"][prediction["extractions"] - 1]
     if prediction["rescore"]:
         words += f", and the new one up to {prediction['rescore']} records that it finds"
-    return words if prediction["method"] == "fct" else f"{words}; two collections are searched at once"
+    return words if prediction["method"] == "fct" else f"{words}, and two collections are searched at once"
 
 
 def _print_cost(cost: dict[str, float]) -> None:
-    unknown_duration = "; how long it takes is not known"
+    unknown_duration = ", in an unknown time"
     time_needed = f", about {duration(cost['seconds'])} to embed" if "seconds" in cost else unknown_duration
     copy = f"{_size(cost['copy_bytes'])} of a copy of the old ones, " if "copy_bytes" in cost else ""
     echo(f"cost: {_size(cost['vector_bytes'])} of new vectors, {copy}{_size(cost['archive_bytes'])} of archive{time_needed}")
@@ -76,13 +74,14 @@ def print_comparison(comparison: dict[str, Any]) -> None:
     if len(orders := [row for row in rows if row["name"] == advice["method"]]) > 1:
         echo(f"every order of {advice['method']}:")
         print_rows([_compared(row, objective) for row in orders], as_json=False)
-    searched = "queries" if comparison["relevance"] == "answers" else "others"
+    searched = "queries" if comparison["relevance"] == "answers" else "other records"
     relevance = {"labels": "records of the same label", "answers": "their known answers", "neighbours": "the new model's nearest"}
     echo(
-        f"{counted(comparison['trained'], 'record')}{_logged(comparison)} trained on, {comparison['held_out']} calibrated on; "
-        f"{comparison['evaluated']} {searched} searched for {relevance[comparison['relevance']]}; "
-        "percent, 95 % intervals over these queries; flips: right by the old model, wrong then; "
-        "embeds: items a query embeds; finds itself: records that their own item finds first at t = 0; +K: rescoring K"
+        f"trained on {counted(comparison['trained'], 'record')}{_logged(comparison)}, calibrated on {comparison['held_out']}, "
+        f"measured by {comparison['evaluated']} {searched} that search for {relevance[comparison['relevance']]}. "
+        "Values are percent, with 95 % intervals over these queries. flips: queries that the old model answers right and this "
+        "way wrong. embeds: items that a query embeds. finds itself: records that their own item finds first at t = 0. "
+        "+K: rescoring K"
     )
     if comparison["skipped"]:
         echo(f"{counted(comparison['skipped'], 'record')} of the sample could not be embedded")
@@ -112,7 +111,7 @@ def _measured(prediction: dict[str, Any]) -> str:
 def _trained(prediction: dict[str, Any]) -> str:
     if not Method(prediction["method"]).trains:
         return "nothing is trained"
-    return f"{counted(prediction['trained'], 'record')}{_logged(prediction)} trained on"
+    return f"trained on {counted(prediction['trained'], 'record')}{_logged(prediction)}"
 
 
 def _logged(measured: dict[str, Any]) -> str:

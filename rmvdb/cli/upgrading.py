@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 @click.option("--no-cutover", is_flag=True, help="Keep both collections in service at the end.")
 @click.option("--detach", is_flag=True, help="Plan and deploy, then leave the backfill to workers.")
 @click.option("--collection", metavar="NAME", help="Name of the new collection [default: gallery, version and a number].")
-@click.option("--execute", is_flag=True, help="Allow removing records from an adopted collection.")
+@click.option(
+    "--execute", is_flag=True, help="Allow removing records from an adopted collection. Without it, such an upgrade is a dry run."
+)
 @click.option("--accept-risk", is_flag=True, help="Go on although the plan has a warning.")
 @missing_option
 @force_option
@@ -70,8 +73,12 @@ def upgrade(
             question = conductor.resolve(make_question(name, options, method=method))
             if collection is not None:
                 conductor.check_name(collection)
-            plan = _planned(app, conductor, question, report, again=again, execute=execute)
+            yours = [each for each in question.old if _is_kept(app, each) and not (execute or question.instant_rollback)]
+            plan = _planned(conductor, question, report, again=again, yours=yours)
             _refuse_risk(plan, accepted=accept_risk)
+            if yours and not (plan.prediction and plan.prediction["verdict"] == "refuse"):
+                report.say(_way_to_agree(yours))
+                return
             row = conductor.begin(
                 question,
                 plan,
@@ -87,14 +94,20 @@ def upgrade(
         go_on(app, conductor, row, report, detach=detach, force=force)
 
 
-def _planned(app: App, conductor: Conductor, question: Question, report: Reporter, *, again: bool, execute: bool) -> Plan:
+def _planned(conductor: Conductor, question: Question, report: Reporter, *, again: bool, yours: Sequence[str]) -> Plan:
     """Plan an upgrade and show the plan. Say first if it needs the user's consent."""
-    yours = [each for each in question.old if _is_kept(app, each)]
-    if yours and not execute and not question.instant_rollback:
-        report.say(f"{' and '.join(yours)}: yours, not made by rmvdb; this plans only, until you agree with --execute")
+    if yours:
+        report.say(f"dry run: rmvdb did not make {' and '.join(yours)}. Without --execute it plans and changes nothing")
     plan = conductor.plan(question, again=again)
     report.show(lambda: show_plan.print_plan(plan))
     return plan
+
+
+def _way_to_agree(yours: Sequence[str]) -> str:
+    return (
+        "dry run: nothing has changed. To upgrade, run the same command with --execute. Records then leave "
+        f"{' and '.join(yours)} one by one, and rmvdb rollback brings them back until rmvdb cleanup"
+    )
 
 
 def _refuse_risk(plan: Plan, *, accepted: bool) -> None:
@@ -105,7 +118,7 @@ def _refuse_risk(plan: Plan, *, accepted: bool) -> None:
 
 def _resumed(app: App, row: UpgradeRow, report: Reporter, *, until: float, cutover: bool, execute: bool) -> UpgradeRow:
     """Take the command's options over into an unfinished upgrade, and return its row."""
-    report.say(f"going on with upgrade {row.id} by {row.method} in {row.order} order: {row.phase}")
+    report.say(f"continuing upgrade {row.id} by {row.method} in {row.order} order: {row.phase}")
     app.registry.set_upgrade(row.id, plan=replace(row.plan, until=until, cutover=cutover))
     if execute:
         for collection in row.old_collections:

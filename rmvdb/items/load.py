@@ -23,7 +23,7 @@ def load_embedder(spec: str, options: Mapping[str, Any] | None = None, *, allowe
         raise ModelError(f"{spec!r} is an object and takes no options; remove {', '.join(options)}")
     made: Any = named if ready else _make(spec, named, dict(options or {}))
     if not callable(getattr(made, "embed", None)):
-        raise ModelError(f"{spec!r} gives a {type(made).__name__} without embed(items); {_way_to_embed(made)}")
+        raise ModelError(f"{spec!r} gives a {type(made).__name__} without embed(items); {_way_to_embed(spec, made, ready=ready)}")
     embedder: Embedder = made
     return embedder
 
@@ -49,7 +49,9 @@ def _make(spec: str, factory: Any, options: dict[str, Any]) -> object:
     try:
         inspect.signature(factory).bind(**options)
     except TypeError as exc:
-        raise ModelError(f"{spec!r} cannot be made with options {list(options)}: {exc}; correct the options") from exc
+        raise ModelError(
+            f"{spec!r} cannot be made with options {list(options)}: {exc}; correct the options{_way_to_wrap(spec, factory)}"
+        ) from exc
     except ValueError:
         pass  # a few classes written in C have no signature, so the call itself tells
     try:
@@ -59,7 +61,24 @@ def _make(spec: str, factory: Any, options: dict[str, Any]) -> object:
     return made
 
 
-def _way_to_embed(made: object) -> str:
+def _way_to_embed(spec: str, made: object, *, ready: bool) -> str:
+    """Say how to make an embedder of an object that a spec gives: a line of Python, if there is one that works."""
+    if callable(getattr(made, "encode", None)):  # as SentenceTransformer has
+        name = spec.rpartition(":")[2]
+        return _add(spec, f"class Embedder: model = {name if ready else f'{name}()'}; embed = model.encode")
     if hasattr(made, "state_dict"):
         return "wrap it: TorchEmbedder(module, preprocess)"
     return "give it a method embed(items) that returns (n, dim) float32"
+
+
+def _way_to_wrap(spec: str, factory: object) -> str:
+    """Say how to make an embedder of a function that may be the model itself."""
+    if not inspect.isfunction(factory):
+        return ""
+    line = f"class Embedder: embed = staticmethod({spec.rpartition(':')[2]})"
+    return f". If the function takes items and returns their vectors, {_add(spec, line)}"
+
+
+def _add(spec: str, line: str) -> str:
+    module = spec.partition(":")[0]
+    return f"add the line `{line}` to the end of {module.rpartition('.')[2]}.py and name {module}:Embedder"

@@ -34,7 +34,7 @@ def chosen(
         told = predict(same[0])
         if told.verdict != "refuse":
             return replace(told, choice="the new model is declared to be compatible with the old one, so nothing is trained")
-        before = "the new model is declared to be compatible, but would start below the old one; "
+        before = "the new model is declared to be compatible, but would start below the old one. "
         candidates = [each for each in candidates if each.method is not Method.IDENTITY] or candidates
     for candidate, why in preferred(candidates, objective=objective, seed=seed):
         told = predict(candidate)
@@ -63,8 +63,8 @@ def _preferred(candidates: Sequence[Candidate], objective: Objective, seed: int)
     at = min(gaps, key=lambda at: (candidates[at].cost, *(-each for each in _worth(candidates[at]))))
     cheaper, (low, high) = candidates[at], gaps[at]
     return cheaper, (
-        f"{why}; {cheaper.name} is taken: a query embeds {_items(cheaper)}, not {_items(best)}, and it lies within the "
-        f"noise of the queries to choose by ({_points(low, '+')} to {_points(high, '+')})"
+        f"{why}. {cheaper.name} is cheaper and is taken: a query embeds {_items(cheaper)}, not {_items(best)}, and the "
+        f"difference lies within the noise ({_points(low, '+')} to {_points(high, '+')})"
     )
 
 
@@ -83,11 +83,11 @@ def _tie(best: Candidate, other: Candidate, seed: int) -> tuple[float, float] | 
 
 
 def _because(best: Candidate, candidates: Sequence[Candidate], objective: Objective) -> str:
-    words = f"{best.name} is worth most on the part kept to choose by (AUC of {objective} {_points(best.merit)}, less its fall"
+    words = f"{best.name} is worth most on the queries to choose by (AUC of {objective} less its fall: {_points(best.merit)}"
     others = [each for each in candidates if each.method is not best.method]
     if others:
         second = max(others, key=_worth)
-        words += f"; {second.name} {_points(second.merit)}"
+        words += f", against {_points(second.merit)} of {second.name}"
     return f"{words})"
 
 
@@ -96,8 +96,8 @@ def _passed_over(passed: Sequence[Prediction]) -> str:
         str(each.method) for each in passed if each.verdict == "refuse" and each.method is not Method.IDENTITY
     )
     warned = dict.fromkeys(str(each.method) for each in passed if each.verdict == "warn")
-    words = f"; {' and '.join(refused)} would start below the present quality" if refused else ""
-    return words + (f"; of {' and '.join(warned)} there is a warning" if warned else "")
+    words = f". {' and '.join(refused)} would start below the present quality" if refused else ""
+    return words + (f". There is a warning about {' and '.join(warned)}" if warned else "")
 
 
 def _items(candidate: Candidate) -> str:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 LEAST_HELD_OUT = 30
 #: Why no map serves alone for texts. Asked texts differ from stored ones, so records tell too little of how a map treats them.
 UNKNOWN_QUERIES = (
-    f"both models embed each query, because fewer than {trials.LEAST_LOGGED} real queries are known to try a map on; give "
+    f"Both models embed each query, because fewer than {trials.LEAST_LOGGED} real queries are known to try a map on: give "
     "--queries FILE, or let clients keep some: [search] keep_queries"
 )
 #: The part of the time that may go into embedding the sample.
@@ -245,7 +245,7 @@ class Planner:
         report("measuring", 1, 1)
         if once or told.extractions == 1:
             return told
-        return replace(told, choice=f"{told.choice}; {UNKNOWN_QUERIES}")
+        return replace(told, choice=f"{told.choice}. {UNKNOWN_QUERIES}")
 
     def _asks_texts(self, to: VersionRow) -> bool:
         """Return whether queries are texts, or are embedded their own way, so that records stand for them badly."""
@@ -407,8 +407,8 @@ def _refuse_too_few(question: Question, leg: Leg, records: int) -> None:
         needed, instead = 1, ""
     if records < needed:
         raise errors.PlanRefused(
-            f"Collection {leg.collection!r} holds {counted(records, 'record')} of {leg.model}, {needed} or more are needed to go "
-            f"on from; let its own upgrade go on first{instead}, or give it up: rmvdb rollback"
+            f"Collection {leg.collection!r} holds {counted(records, 'record')} of {leg.model}, and a plan needs {needed} or "
+            f"more; continue its own upgrade first{instead}, or give it up: rmvdb rollback"
         )
 
 

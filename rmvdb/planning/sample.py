@@ -392,8 +392,8 @@ def side_of(records: Sequence[Record], field: str) -> Vectors:
     for id, value in found.items():
         if not width or not _numbers(value, width):
             raise errors.UsageError(
-                f"Side information is a list of as many numbers in every record that has it; record {id!r} has {value!r:.60} in "
-                f"field {field!r}; name another --side, or leave it out"
+                f"Field {field!r} of record {id!r} is {value!r:.60}, and side information is a list of numbers, as long in every "
+                "record that has it; name another --side, or leave it out"
             )
     if len(found) < LEAST_SIDED:
         few = counted(len(found), "record of the sample has", "records of the sample have")

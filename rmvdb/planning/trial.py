@@ -177,7 +177,7 @@ class Trial:
         self._parts_by_order = parts_by_order(sample, rows[1:], confidences, seed)
         first = self._parts_by_order[self.orders[0]]
         if not (first.check.query_set.relevance.any() and first.judge.query_set.relevance.any()):
-            raise PlanRefused("Hardly two records of the sample share a label, so nothing can be measured; leave the labels out")
+            raise PlanRefused("Too few records of the sample share a label to measure anything; leave --labels out")
         self.logged = None if logged is None else first.unasked(logged)
         self._has_answers = queries is not None
         #: Whether logged queries choose and measure, in place of records.

@@ -41,7 +41,7 @@ class Manifest:
         if known and (newer := _changes(known)) > (own := _changes(contents)):
             raise RegistryError(
                 f"The registry is an older copy: {self.path} holds its change {newer}, and this is change {own}; put the newer "
-                "database back, or empty this one and run rmvdb registry rebuild; to continue with the older one, move that file "
+                "database back, or empty this one and run rmvdb registry rebuild. To continue with the older one, move that file "
                 "away"
             )
         whole = {"rmvdb": FORMAT, "sha256": _digest(contents), "tables": contents}
@@ -75,8 +75,8 @@ class Manifest:
     def _lost(self, contents: Contents) -> RegistryError:
         names = ", ".join(row["name"] for row in contents["galleries"])
         return RegistryError(
-            f"The registry does not know gallery {names}, which {self.path} holds: was it lost? rmvdb registry rebuild brings it "
-            "back; to start again without it, move that file away"
+            f"The registry does not know gallery {names}, which {self.path} holds; if the registry was lost, bring it back: "
+            "rmvdb registry rebuild. To start again without it, move that file away"
         )
 
     def _checked(self, whole: Any) -> Contents:

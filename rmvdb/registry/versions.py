@@ -35,7 +35,8 @@ class Versions(Database):
             s.flush()
         elif differing := [name for name in values if name not in _PROBED and getattr(row, name) != values[name]]:
             raise errors.AlreadyExists(
-                f"Model version {row.name!r} is registered with another {differing[0]}; choose another name"
+                f"Model version {row.name!r} is registered with another {differing[0]}; choose another name, or "
+                f"forget the registered one first: rmvdb model remove {row.name}"
             )
         elif row.has_own_queries != (values.get("query_probes") is not None):
             raise errors.AlreadyExists(

@@ -239,8 +239,8 @@ class Client:
         """Write a record `{"id": …, "item": …, field: value, …}`, or several. They replace records of the same ids.
 
         rmvdb embeds the item. If the gallery's source is a field (`--source field:text`), that field is the item, and you may
-        leave out "item". Return how many ids were written. After that, every search of this client shows the new records and
-        nothing that they replaced.
+        leave out "item" or the field. Return how many ids were written. After that, every search of this client shows the new
+        records and nothing that they replaced.
         """
         pairs = list(_each(records, self._item_field))
         return self._writer.upsert([record for record, _ in pairs], [item for _, item in pairs])
@@ -266,7 +266,10 @@ def _each(records: Mapping[str, Any] | Iterable[Mapping[str, Any]], item_field: 
             has = ", ".join(map(str, record)) if isinstance(record, Mapping) else f"a {type(record).__name__}"
             raise errors.UsageError(f"A record to write needs an id and an item; this one has: {has or 'nothing'}")
         fields = {name: value for name, value in record.items() if name not in ("id", "item")}
-        yield Record(id=record["id"], fields=fields), _item(record, item_field)
+        item = _item(record, item_field)
+        if item_field and fields.get(item_field) is None:
+            fields[item_field] = item  # else the backfill would find no item to embed again
+        yield Record(id=record["id"], fields=fields), item
 
 
 def _item(record: Mapping[str, Any], field: str) -> Item:

@@ -49,7 +49,7 @@ def complete(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> No
         if left:
             if late:
                 what = "re-embedded" if upgrade.in_place else "moved"
-                context.say(f"{counted(late, 'record')} came into {old} meanwhile, to be {what}, too")
+                context.say(f"{counted(late, 'record')} came into {old} since, and will be {what}, too")
             backfill_step.backfill(context, upgrade, worker, until=1.0)
             if not worker.patient and context.registry.upgrade(upgrade.id).paused:
                 raise errors.Stopped("paused")

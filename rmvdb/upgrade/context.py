@@ -109,7 +109,7 @@ class UpgradeContext:
             WrongPhase: the upgrade has ended meanwhile.
         """
         if self.worker is not None and not self.worker.patient:
-            raise errors.Paused(f"Upgrade {upgrade} is paused; go on with: rmvdb resume")
+            raise errors.Paused(f"Upgrade {upgrade} is paused; to continue, run rmvdb resume")
         while self.registry.upgrade(upgrade).paused:
             self.registry.refuse_ended(upgrade)
             self.hear_pause(True)

@@ -97,8 +97,8 @@ class Rebuild:
         galleries = self._registry.galleries()
         if galleries and not any(gallery.rebuilding for gallery in galleries):
             raise errors.AlreadyExists(
-                f"The registry at {self._registry.shown_url} holds gallery {galleries[0].name!r}; only an empty one is rebuilt: "
-                "remove its file, or drop its tables, if it is not what it should be"
+                f"The registry at {self._registry.shown_url} holds gallery {galleries[0].name!r}; only an empty one is rebuilt. "
+                "If it is not the right one, remove its file, or drop its tables"
             )
         return bool(galleries)
 
@@ -140,7 +140,7 @@ class Rebuild:
         if gone:
             return errors.RegistryError(
                 f"Gallery {gallery.name!r} was served from {gone[0]!r} when {self._manifest.path} was written, and that "
-                "collection is no more; empty the database, put the manifest of a later day back, then rebuild again"
+                "collection is gone; empty the database, put a later manifest back, then rebuild again"
             )
         self._catch_up(gallery)
         self._rebuild(gallery)
@@ -181,7 +181,7 @@ class Rebuild:
                 self._look(gallery, self._registry.upgrade(number))
             self._look_behind(gallery, upgrade)
         self._registry.rebuilt(gallery.id)
-        self._say(f"gallery {gallery.name}: whole again")
+        self._say(f"gallery {gallery.name}: rebuilt")
 
     def _look(self, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
         self._registry.forget_work(upgrade.id)  # of an interrupted run

@@ -190,17 +190,17 @@ def _doing(row: UpgradeRow, now: Progress, unfinished: bool, resting: bool, plan
     match row.phase:
         case Phase.PLANNED:
             copied = f"; {_copying(row, plan.epoch)}" if row.original and row.undoes is None else ""
-            return f"planned; nothing is served differently yet{copied}"
+            return f"planned; searches are as before{copied}"
         case Phase.CUT_OVER:
             return f"{searched(plan, by_name=True)}; rmvdb cleanup makes it final"
         case Phase.CLEANING_UP:
-            return f"{' and '.join(row.leaving)} and the archive are being dropped; rmvdb cleanup goes on"
+            return f"{' and '.join(row.leaving)} and the archive are being dropped; to continue, run rmvdb cleanup"
         case Phase.ENDED:
             return f"no upgrade is on; {searched(plan, by_name=True)}"
     if not row.listed:
         return f"{searched(plan)}; {_listing(row)}"
     if unfinished:
-        until = ", as far as was asked; rmvdb upgrade goes on" if resting else ""
+        until = ", as far as --until says; to continue, run rmvdb upgrade" if resting else ""
         return f"{searched(plan)}; {now.done} of {counted(now.total, 'record is', 'records are')} re-embedded{until}"
     if row.verifying:
         return f"every listed record is moved; {row.verifying['fields_compared']} of {counted(now.total, 'record')} verified"
@@ -233,6 +233,6 @@ def _held_back(gallery: GalleryRow, row: UpgradeRow, notes: Sequence[str], *, un
     lost = ["the registry was lost and its work is being made again: rmvdb registry rebuild"] if gallery.rebuilding else []
     if row.phase not in (Phase.PLANNED, Phase.SERVING_BOTH):
         return lost
-    paused = ["paused; rmvdb resume goes on"] if row.paused else []
+    paused = ["paused; to continue, run rmvdb resume"] if row.paused else []
     waiting = ["waiting for a worker: run rmvdb worker or rmvdb upgrade"] if unattended and not row.paused else []
     return [*lost, *paused, *dict.fromkeys(filter(None, notes)), *waiting]

@@ -28,7 +28,7 @@ def verify(context: UpgradeContext, upgrade: UpgradeRow, *, sample: int = 200) -
     """
     context.owner.expect(context.gallery.name)
     if upgrade.phase == Phase.PLANNED:
-        raise errors.WrongPhase(f"The upgrade is {upgrade.phase}: there is nothing to compare yet; go on with rmvdb upgrade")
+        raise errors.WrongPhase(f"The upgrade is {upgrade.phase}: there is nothing to compare yet; run rmvdb upgrade first")
     report = _compare(context, upgrade, sample=sample)
     if not report.ok:
         _forget(context, upgrade)

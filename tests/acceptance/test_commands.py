@@ -62,7 +62,7 @@ def test_a_step_that_is_over_or_not_begun_is_not_reported_as_done(half: Project)
 
 def test_half_is_shown_as_half_and_no_time_is_left_without_a_worker(half: Project) -> None:
     status, told = half.json("status"), "both collections are searched; 200 of 400 records are re-embedded"
-    assert status["doing"] == f"{told}, as far as was asked; rmvdb upgrade goes on"
+    assert status["doing"] == f"{told}, as far as --until says; to continue, run rmvdb upgrade"
     assert (status["done"], status["workers"], status["eta"]) == (200, [], None)
     assert status["rate"] > 0
     assert status["held_back"] == ""  # a worker would do nothing

@@ -182,3 +182,52 @@ def test_an_application_logs_each_serving_plan_that_is_new_to_it(project: Projec
         new, old = (leg.collection for leg in client.plan.legs)
     told = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "plan"]
     assert told == [f"things is served by epoch 2 now: {new} (v2), {old} (v1)"]
+
+
+#: Ways to hold a model that have no `embed`, as its maker may have written them.
+BARE = """
+
+def plain(texts):
+    return letters.embed(texts)
+
+
+class Sentence:
+    def __init__(self, *, scale=1.0):
+        self.scale = scale
+
+    def state_dict(self):
+        return {"matrix": MATRIX}
+
+    def encode(self, texts):
+        return self.scale * letters.embed(texts)
+
+
+sentence = Sentence()
+
+
+def make():
+    return Sentence()
+"""
+
+
+@pytest.mark.parametrize("name", ["plain", "sentence", "make", "Sentence"])
+def test_a_model_without_embed_is_refused_with_a_line_that_makes_an_embedder_of_it(texts: Project, name: str) -> None:
+    module = texts.folder / "texts.py"
+    module.write_text(TEXTS + BARE)
+    said = texts.run("model", "add", "v2", "--embedder", f"texts:{name}", code=1).stderr
+    line = said.partition("`")[2].partition("`")[0]
+    assert f"add the line `{line}` to the end of texts.py and name texts:Embedder" in said
+    module.write_text(f"{module.read_text()}\n\n{line}\n")
+    told = texts.run("model", "add", "v2", "--embedder", "texts:Embedder").stdout
+    assert ("weights" in told) == (name != "plain")  # so that other weights are noticed
+
+
+def test_a_record_that_has_an_item_and_no_field_for_it_keeps_the_item_for_the_backfill(texts: Project) -> None:
+    with texts.client() as client:
+        client.upsert({"id": 1, "item": "one text"})
+        assert client.get([1])[0].fields == {"text": "one text"}
+
+
+def test_a_version_of_the_wrong_metric_says_how_to_register_it_anew(texts: Project) -> None:
+    said = texts.ask("model", "add", "v1", "--embedder", "texts:letters", "--metric", "IP", code=2).stderr
+    assert "another metric; choose another name, or forget the registered one first: rmvdb model remove v1" in said

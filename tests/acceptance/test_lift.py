@@ -59,7 +59,7 @@ def test_a_lifted_gallery_is_searched_by_the_new_model_from_the_start(project: P
         project.run("upgrade", *FCT, "--until", "0.3", "--no-cutover")
         said = project.ask("upgrade", *FCT[:6], "--method", "rm", code=2).stderr
         assert "was begun by the method fct, not rm; leave --method out to go on" in said
-        assert "going on with upgrade" in project.run("upgrade", *FCT).stdout
+        assert "continuing upgrade" in project.run("upgrade", *FCT).stdout
     assert watch.trouble == []
     # The backfill embeds no record that the plan embedded. The verification embeds half of the records again.
     assert len(records_embedded(project)) - embedded < watch.searches + len(IDS) / 2 + 50

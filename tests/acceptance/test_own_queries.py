@@ -145,6 +145,6 @@ def test_a_version_registered_before_its_model_had_embed_queries_goes_on_as_it_w
     with project.client() as client:
         assert client.search(item, limit=1)[0].id == 7  # a query is embedded as a record, as ever
     assert [row["queries"] for row in project.json("model", "list")] == ["embed", "embed"]
-    assert "it has embed_queries now, which it had not when it was registered" in project.ask("doctor").stdout
+    assert "it has got embed_queries since it was registered" in project.ask("doctor").stdout
     refused = project.ask("model", "add", "v1", "--embedder", "models:v1", "--classifier", "models:Classifier", code=2).stderr
     assert "'v1' is registered without embed_queries; choose another name" in refused

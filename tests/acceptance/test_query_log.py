@@ -45,7 +45,7 @@ def test_logged_queries_that_are_measured_are_not_trained_on(project: Project) -
     for id in range(2015, 2035):
         answers = [each for each in range(1, 401) if models.label(each) == models.label(id)][:4]
         judged.append(json.dumps({"item": {"id": id, "z": models.item(id)["z"].tolist()}, "answers": answers}))
-    assert "and 20 logged queries trained on" in project.ask(*SIMULATE, "--queries", str(file)).stdout
+    assert " and 20 logged queries, calibrated on" in project.ask(*SIMULATE, "--queries", str(file)).stdout
     with file.open("a") as end:
         end.write("\n".join(judged))
     told = project.json(*SIMULATE, "--queries", str(file))

@@ -147,7 +147,7 @@ def test_an_upgrade_goes_on_after_its_registry_was_deleted(planned: Project) -> 
     items = found.write(unknown_to_source=True)
     said = lose(found, lambda: remove_sqlite(project))
     assert "waiting 30 s" in said
-    assert "gallery things: go on with rmvdb upgrade --from v1 --to v2" in said
+    assert "gallery things: continue with rmvdb upgrade --from v1 --to v2" in said
     assert (
         f"{project.json('status')['done']} re-embedded, the rest is not listed yet; 0 quarantined" in project.ask("status").stdout
     )

@@ -150,7 +150,7 @@ def test_an_upgrade_chooses_its_method_and_the_same_command_goes_on_with_it(proj
     status = project.json("status")
     assert (status["upgrade"], status["method"]) == (1, plan["method"])
     out = project.ask(*upgrade).stdout
-    assert "going on with upgrade 1" in out
+    assert "continuing upgrade 1" in out
     status = project.json("status")
     assert (status["upgrade"], status["phase"], status["method"], status["t"]) == (1, "cut over", plan["method"], 1.0)
     project.ask(*upgrade)

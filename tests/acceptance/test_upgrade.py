@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 
 import rmvdb.app
+from rmvdb import errors
 from rmvdb.app.daemon import Scheduler
 from rmvdb.app.window import Window
 from rmvdb.engines.milvus import MilvusStore
+from rmvdb.learning.method import Method
+from rmvdb.planning.question import Question
 from rmvdb.types import Id, Index, Metric
 from rmvdb.upgrade import leadership
 from rmvdb.upgrade.work_list import LEAST_BATCH
@@ -408,12 +411,18 @@ def test_an_adopted_collection_is_emptied_only_with_consent(project: Project) ->
     other.ask("model", "add", "v1", "--embedder", "models:v1")
     other.ask("model", "add", "v2", "--embedder", "models:v2")
     other.ask("gallery", "add", "mine", "--model", "v1", "--collection", old, "--source", "call:models:items")
-    refused = other.ask(*NAIVE, code=2)
-    assert "run the same command with --execute to agree" in refused.stderr
-    assert refused.stdout.startswith(f"{old}: yours, not made by rmvdb; this plans only, until you agree with --execute\n")
+    dry = other.ask(*NAIVE).stdout
+    assert dry.startswith(f"dry run: rmvdb did not make {old}. Without --execute it plans and changes nothing\n")
+    assert "dry run: nothing has changed. To upgrade, run the same command with --execute." in dry.splitlines()[-1]
     assert other.json("gallery", "show", "mine")["collections"][0]["records"] == 400
     assert other.json("status")["upgrade"] is None
-    assert "yours" not in other.ask(*NAIVE, "--execute").stdout
+    app = rmvdb.app.load(other.folder)
+    conductor = app.conductor("mine")
+    question = conductor.resolve(Question(gallery="mine", from_version="v1", to_version="v2", method=Method.NAIVE))
+    plan = conductor.plan(question)
+    with pytest.raises(errors.NeedsConsent, match="run the same command with --execute to agree"):
+        conductor.begin(question, plan, app.worker())
+    assert "dry run" not in other.ask(*NAIVE, "--execute").stdout
     assert other.json("status")["phase"] == "cut over"
     assert f"Drop {old} (yours, adopted; 0 records) and the archive?" in other.run("cleanup", code=2).stdout
 

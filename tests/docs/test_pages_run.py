@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+import rmvdb
 from rmvdb import cli
 from rmvdb.engines import lite
 from rmvdb.learning.method import Method, TrainingSettings
@@ -25,6 +26,7 @@ AFTER_README, AFTER_START = ["how-to/roll-back.md", "how-to/roll-out-v2.md"], ["
 #: Pages that go on from the README's gallery before its upgrade.
 BEFORE_UPGRADE = [
     "research/compatible-models.md",
+    "how-to/keep-real-queries.md",
     "choosing.md",
     "how-to/throttle.md",
     "how-to/rescore.md",
@@ -32,6 +34,8 @@ BEFORE_UPGRADE = [
 ]
 #: Pages that begin in an empty folder.
 ALONE = [page for page in WRITTEN if page not in ("README.md", "start.md", *AFTER_README, *AFTER_START, *BEFORE_UPGRADE)]
+#: Modules that the pages have their reader write.
+YOURS = ("models", "models_v3", "pictures", "points", "e5", "lengths")
 #: A word with a digit, and the name of a method: they may be others on another day.
 VARIES = re.compile(rf"\S*\d\S*|\b(?:{'|'.join(Method)})\b")
 
@@ -91,7 +95,7 @@ class Reader:
 @contextlib.contextmanager
 def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     """Run as a reader in this folder, whose upgrades train and wait less than a user's."""
-    others = {name: sys.modules.pop(name) for name in ("models", "models_v3", "pictures") if name in sys.modules}
+    others = {name: sys.modules.pop(name) for name in YOURS if name in sys.modules}
     with monkeypatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(folder)
@@ -106,7 +110,7 @@ def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
         finally:
             for file in folder.rglob("*.db"):
                 lite.release(file)
-            for name in ("models", "models_v3", "pictures"):
+            for name in YOURS:
                 sys.modules.pop(name, None)
             sys.modules.update(others)
 
@@ -123,6 +127,15 @@ def _pictures(folder: Path) -> None:
 def _third_version(folder: Path) -> None:
     """Make the upgrade that the page on a third version takes for granted."""
     (folder / "models_v3.py").write_text("import models\n\n\ndef v3():\n    return models.Sentences(models.Letters(size=4))\n")
+
+
+def _searched(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """What the page on real queries takes for granted: applications have searched for a while."""
+    patch.setenv("RMVDB_SEARCH__KEEP_QUERIES", "2000")
+    with rmvdb.connect(folder) as client:
+        for at in range(30):
+            client.search(f"a lamp that came late, order {at}", limit=1)
+    assert len(CliRunner().invoke(cli.main, ["queries", "export"]).output.splitlines()) == 30
 
 
 @pytest.mark.parametrize("page", [page for page in ALONE if any(map(is_run, blocks(page)))])
@@ -144,6 +157,8 @@ def test_pages_that_go_on_from_a_gallery_before_its_upgrade_run(tmp_path: Path, 
     with reader(tmp_path, monkeypatch) as user:
         user.read("README.md", until="rmvdb upgrade")
         for page in BEFORE_UPGRADE:
+            if page == "how-to/keep-real-queries.md":
+                _searched(tmp_path, monkeypatch)
             if page == "how-to/throttle.md":
                 user.type("rmvdb upgrade --from v1 --to v2 --method naive --execute --until 0.2 --no-cutover")
             if page == "how-to/third-version.md":

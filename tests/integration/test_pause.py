@@ -287,5 +287,5 @@ def test_no_time_is_left_once_it_is_as_far_as_was_asked(tmp_path: Path) -> None:
     gallery.registry.renew("another", gallery.upgrade.id, lease=60.0)
     now = status(gallery.registry, gallery.registry.gallery("texts"))
     assert ([each.split()[0] for each in now.workers or []], now.done, now.total, now.eta) == (["another"], 20, 40, None)
-    assert now.doing.endswith("20 of 40 records are re-embedded, as far as was asked; rmvdb upgrade goes on")
+    assert now.doing.endswith("20 of 40 records are re-embedded, as far as --until says; to continue, run rmvdb upgrade")
     gallery.registry.close()

@@ -321,7 +321,7 @@ def test_no_reason_is_left_after_cut_over(gallery: Gallery) -> None:
     before = held_back(gallery)
     ask(gallery, phase=Phase.CUT_OVER)
 
-    assert before == "paused; rmvdb resume goes on; throttled to 15 records/s"
+    assert before == "paused; to continue, run rmvdb resume; throttled to 15 records/s"
     assert held_back(gallery) == ""
 
 

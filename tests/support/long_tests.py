@@ -1,6 +1,6 @@
 """Tests that `make test` leaves to `make long`: each file or folder takes minutes of a run, most of them of faults in real processes.
 
-What they look at is looked at by shorter tests, too, in one process. CI runs both commands.
+Shorter tests check the same promises in one process. CI runs both commands.
 """
 
 from __future__ import annotations

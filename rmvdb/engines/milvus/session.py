@@ -290,5 +290,6 @@ class Session:
         """Name the collections that exist, if this program may list them."""
         with contextlib.suppress(*foreign_errors()):
             found = self._connection.get().list_collections(**ONCE)
-            return f"; {offer(collection, [name for name in found if not name.startswith(MARK_PREFIX)])}"
+            names = [name for name in found if not name.startswith(MARK_PREFIX)]
+            return f"; {offer(collection, names, hint='it has no collection yet')}"
         return ""

@@ -56,7 +56,7 @@ def test_of_a_copy_that_was_interrupted_only_what_is_left_is_read_and_then_all_i
     row = begin(gallery)
     assert not stop_after(gallery, row, 1)
     doing = status(gallery.registry, gallery.registry.gallery("texts")).doing
-    assert doing == f"planned; nothing is served differently yet; {ORIGINAL} is being copied, 20 of 40 records"
+    assert doing == f"planned; searches are as before; {ORIGINAL} is being copied, 20 of 40 records"
     real, conductor, read, shown = gallery.store.get, gallery.conductor(), set[Id](), list[tuple[int, set[Id]]]()
 
     def get(collection: str, ids: Sequence[Id], **options: Any) -> list[Record]:
@@ -127,7 +127,7 @@ def test_the_copy_is_made_no_faster_than_the_rate(gallery: Gallery, whose: str) 
 @pytest.mark.parametrize("way", ["flag", "pause"])
 def test_nothing_is_copied_while_the_flag_file_exists_or_it_is_paused(gallery: Gallery, tmp_path: Path, way: str) -> None:
     row, flag = begin(gallery), tmp_path / "hold"
-    why = f"flag file {flag} exists" if way == "flag" else "paused; rmvdb resume goes on"
+    why = f"flag file {flag} exists" if way == "flag" else "paused; to continue, run rmvdb resume"
     flag.touch()
     if way == "pause":
         gallery.registry.set_upgrade(row.id, paused=True)

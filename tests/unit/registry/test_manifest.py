@@ -103,7 +103,7 @@ def test_the_next_change_repairs_a_damaged_manifest(manifest: Manifest) -> None:
 @pytest.mark.parametrize("anew", [contents("photos", at=9.0), contents("texts", version="v9"), contents(at=9.0)])
 def test_the_galleries_of_a_lost_registry_are_not_forgotten_for_a_new_one(manifest: Manifest, anew: Contents) -> None:
     manifest.write(contents("photos"))
-    with pytest.raises(RegistryError, match=r"does not know gallery photos, which .* was it lost"):
+    with pytest.raises(RegistryError, match=r"does not know gallery photos, which .* if the registry was lost"):
         manifest.write(anew)
     assert manifest.read() == contents("photos")
 
