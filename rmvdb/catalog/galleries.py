@@ -229,9 +229,9 @@ def take_gallery(registry: Registry, store: VectorStore, name: str, wait: Callab
     written = [leg.collection for leg in registry.plan(name).write_targets] if name in known else []
     if missing := next((each for each in written if not store.exists(each)), None):
         raise errors.CollectionMissing(
-            f"Collection {missing!r}, by which this registry serves gallery {name!r}, is gone, so the gallery cannot be taken; put "
-            "the newer database back, or empty this one and run rmvdb registry rebuild. If there is no manifest, empty this one, "
-            "then run rmvdb db upgrade, this command again, and rmvdb gallery add with the collection that it names"
+            f"Collection {missing!r}, by which this registry serves gallery {name!r}, is gone, so the gallery cannot be taken; "
+            "put the newer database back, or empty this one and run rmvdb registry rebuild. If there is no manifest, empty this "
+            "one, then run rmvdb db upgrade, this command again, and rmvdb gallery add with the collection that it names"
         )
     if not (collections := list(dict.fromkeys([*written, *owner.named(name)]))):
         raise errors.UnknownName("gallery", name, known)

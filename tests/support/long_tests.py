@@ -1,4 +1,4 @@
-"""Tests that `make test` leaves to `make long`: each file or folder takes minutes of a run, most of them of faults in real processes.
+"""Tests that `make test` leaves to `make long`: each file or folder takes minutes of a run.
 
 Shorter tests check the same promises in one process. CI runs both commands.
 """
