@@ -130,7 +130,7 @@ def _third_version(folder: Path) -> None:
 
 
 def _searched(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """What the page on real queries takes for granted: applications have searched for a while."""
+    """Make the searches that the page on real queries takes for granted: applications have searched for a while."""
     patch.setenv("RMVDB_SEARCH__KEEP_QUERIES", "2000")
     with rmvdb.connect(folder) as client:
         for at in range(30):

@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make long`."""
+"""The tests that `make test` leaves to `make long`."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a client's heartbeat costs the registry, and what it must notice all the same."""
+"""The cost of a client's heartbeat for the registry, and the changes that it must notice all the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.photos import NEW, OLD, TIMES, add_gallery
 
 @contextmanager
 def statements(registry: Registry) -> Iterator[list[str]]:
-    """What this process sends meanwhile, BEGIN of SQLite included."""
+    """The statements that this process sends meanwhile, BEGIN of SQLite included."""
     sent: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -51,7 +51,7 @@ def age(registry: Registry, seconds: float) -> None:
 
 
 def shown(registry: Registry) -> float:
-    """What the database's clock showed when the anchor was set."""
+    """Return the time that the database's clock showed when the anchor was set."""
     with registry.engine.begin() as connection:
         found: float = connection.scalar(text("SELECT shown FROM clock"))
     return found
