@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import stat
 from dataclasses import dataclass
@@ -28,6 +27,12 @@ class PixelLimit:
 
 pixel_limit = PixelLimit()
 
+#: The formats that are read. The header of each says how large the picture is. Others hold a picture of another format, which may
+#: be larger (ICNS, IPTC, BLP) or a program (EPS), or are decoded as soon as they are opened (ICO).
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "AVIF", "TIFF", "BMP", "DIB", "PPM", "JPEG2000", "TGA", "PCX", "SGI", "QOI")
+#: Tags of TIFF.
+_TILE_WIDTH, _TILE_LENGTH = 322, 323
+
 
 def read_image(item: Item, *, mode: str = "RGB") -> Image:
     """Read the picture of a path, bytes, a uint8 array (height, width) or (height, width, channels), or a PIL image.
@@ -44,7 +49,7 @@ def read_image(item: Item, *, mode: str = "RGB") -> Image:
         file = io.BytesIO(item) if isinstance(item, (bytes, bytearray, memoryview)) else item
         if isinstance(file, str | Path) and not stat.S_ISREG(Path(file).stat().st_mode):
             raise ItemError("it is not a regular file")  # reading a pipe would block
-        with Image.open(file, formats=_formats()) as image:
+        with Image.open(file, formats=FORMATS) as image:
             return decodable(image).convert(mode)
     # A broken picture raises nearly anything: OSError, SyntaxError, struct.error, DecompressionBombError …
     except Exception as exc:
@@ -52,24 +57,22 @@ def read_image(item: Item, *, mode: str = "RGB") -> Image:
         raise ItemError(f"{name} cannot be read as a picture: {reason_of(exc)}") from exc
 
 
-@functools.cache
-def _formats() -> list[str]:
-    """Return every format but PostScript and ICO. PostScript is a program that another program would run. PIL decodes ICO as it
-    opens it."""
-    from PIL import Image
-
-    Image.init()
-    return [name for name in Image.OPEN if name not in ("EPS", "ICO")]
-
-
 def decodable(image: Image) -> Image:
     """Return the picture, of which PIL may have read the header alone. Raise ItemError if it is too large."""
-    if (pixels := image.width * image.height) > pixel_limit.most:
-        raise ItemError(
-            f"it has {image.width} × {image.height} = {pixels:,} pixels, and items.max_pixels is {pixel_limit.most:,}; make it "
-            "smaller, or raise that setting"
-        )
+    for width, height, whose in ((image.width, image.height, "it has"), (*_tile(image), "one of its tiles has")):
+        if (pixels := width * height) > pixel_limit.most:
+            raise ItemError(
+                f"{whose} {width} × {height} = {pixels:,} pixels, and items.max_pixels is {pixel_limit.most:,}; make it smaller, "
+                "or raise that setting"
+            )
     return image
+
+
+def _tile(image: Image) -> tuple[int, int]:
+    """Return the size of a TIFF's tiles, which are decoded whole however small the picture is."""
+    tags = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}
+    width, height = (tags.get(number, 0) for number in (_TILE_WIDTH, _TILE_LENGTH))
+    return (width, height) if isinstance(width, int) and isinstance(height, int) else (0, 0)
 
 
 def read_item(item: Item) -> Item:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import struct
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -251,6 +253,41 @@ def test_a_program_or_a_file_that_opening_decodes_is_not_a_picture() -> None:
     for data in (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n showpage\n", file.getvalue()):
         with pytest.raises(ItemError, match="cannot identify image file"):
             read_image(data)
+
+
+def nested_in_iptc(data: bytes) -> bytes:
+    """An IPTC record of 16 × 16 pixels that holds a picture of any format; PIL opens that with whatever reads it."""
+    parts = [data[at : at + 8000] for at in range(0, len(data), 8000)]
+    fields = [(3, 20, b"\0\x10"), (3, 30, b"\0\x10"), (3, 60, b"\1\0"), (3, 120, b"\5"), *((8, 10, part) for part in parts)]
+    return b"".join(bytes([0x1C, record, number, *len(part).to_bytes(2)]) + part for record, number, part in fields)
+
+
+def test_what_holds_a_picture_of_another_format_is_no_picture() -> None:
+    """Its own header says nothing of how large that is, nor that it is no program."""
+    larger, icns = io.BytesIO(), io.BytesIO()
+    Image.new("L", (3000, 3000)).save(larger, "PNG")
+    Image.new("RGBA", (128, 128)).save(icns, "ICNS")
+    nested = nested_in_iptc(larger.getvalue())
+    with Image.open(io.BytesIO(nested)) as opened:
+        assert opened.size == (16, 16)
+        opened.load()
+        assert opened.im.size == (3000, 3000)
+    for data in (nested, icns.getvalue()):
+        with pytest.raises(ItemError, match="cannot identify image file"):
+            read_image(data)
+
+
+def test_a_small_picture_in_large_tiles_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """420 KB of a TIFF took 417 MiB."""
+    side = 1600
+    data = zlib.compress(bytes(side * side * 3))
+    tags = [(256, 16), (257, 16), (258, 8), (259, 8), (262, 2), (277, 3), (322, side), (323, side), (324, 8), (325, len(data))]
+    rows = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    tiff = b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + rows + bytes(4)
+    assert read_image(tiff).size == (16, 16)
+    monkeypatch.setattr(pixel_limit, "most", side * side - 1)
+    with pytest.raises(ItemError, match="one of its tiles has 1600 × 1600 = 2,560,000 pixels"):
+        read_image(tiff)
 
 
 def test_a_picture_cut_short_is_not_embedded_in_grey(tmp_path: Path) -> None:
