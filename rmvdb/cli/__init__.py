@@ -61,9 +61,9 @@ def main(ctx: click.Context, config: Path | None, trust: bool, verbose: bool) ->
     """
     # torch reads this at its import. If its threads spin while they wait, a training on shared cores takes three times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.ERROR, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(output.Lines("%(asctime)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, handlers=[handler])
     ctx.obj = config  # a command that opens it decides whether to trust it
 
 

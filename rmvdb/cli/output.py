@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from typing import Any
@@ -18,6 +19,18 @@ _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u20
 def shown(text: str) -> str:
     """Write out escape sequences and other control characters: ids and reasons come from other programs."""
     return _UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+class Lines(logging.Formatter):
+    """Log lines with time and level, each a line: messages quote ids and reasons, too. A traceback keeps its own lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        """One line."""
+        return shown(super().formatMessage(record)).replace("\n", "\\n")
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
+        """Its lines, written out."""
+        return shown(super().formatException(ei))
 
 
 def echo(words: str, *, err: bool = False) -> None:
@@ -42,7 +55,8 @@ _UNBOUNDED = 10_000
 
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    click.echo(_UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -61,7 +75,7 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row.values()))
-    Console(width=None if sys.stdout.isatty() else _UNBOUNDED).print(table, markup=False)
+    Console(width=None if sys.stdout.isatty() else _UNBOUNDED, emoji=False).print(table, markup=False)
 
 
 def _cell(value: Any) -> str:
@@ -71,10 +85,12 @@ def _cell(value: Any) -> str:
         case bool():
             return "yes" if value else "no"
         case list():
-            return shown(", ".join(map(str, value)))
+            text = ", ".join(map(str, value))
         case dict():
-            return shown(", ".join(f"{name}: {each}" for name, each in value.items()))
-    return shown(str(value))
+            text = ", ".join(f"{name}: {each}" for name, each in value.items())
+        case _:
+            text = str(value)
+    return shown(text).replace("\n", "\\n")
 
 
 def duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from rmvdb import timing
-from rmvdb.cli.output import echo
+from rmvdb.cli.output import Lines, echo
 
 #: Shows the cursor again: a progress bar hides it.
 SHOW_CURSOR = "\x1b[?25h"
@@ -89,7 +89,7 @@ def _say_waits(next_lines: dict[str, float]) -> None:
 def log_to_stdout() -> logging.Logger:
     """Print the log of a worker on stdout: its own lines and the library's, each with time and level."""
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(Lines("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("rmvdb")
     log.handlers, log.propagate = [handler], False
     log.setLevel(logging.INFO)

@@ -1,5 +1,8 @@
 """Output for people."""
 
+import json
+import logging
+import sys
 from pathlib import Path
 
 import click
@@ -7,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from rmvdb import cli
-from rmvdb.cli import output, searching
+from rmvdb.cli import output, progress, searching
 
 
 def test_outside_a_terminal_no_cell_of_a_table_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +61,49 @@ def test_characters_that_a_terminal_would_obey_are_written_out(evil: str, capsys
     assert not set(evil) & set(out + err) - set("ab]0;owned[2J31mgpj.exe")
     assert ascii(evil)[1:-1] in out
     assert err.endswith("ψ is fine,\nand so is 東京 🚲\n")
+
+
+EVIL = ("\x1b[2J", "\x9b31m", "\x7f", "\u202egpj.exe", "\ud800", "two\nlines", ":key:", "[red]x[/red]")
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_json_holds_nothing_that_a_terminal_would_obey_and_is_read_back_as_it_was(
+    evil: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.print_json([{"id": evil, "東京": "🚲"}])
+    out = capsys.readouterr().out
+    assert output.shown(out) == out
+    assert json.loads(out) == [{"id": evil, "東京": "🚲"}]
+    assert "東京" in out
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_a_record_is_one_line_of_a_table_and_of_a_log_whatever_its_id(evil: str, capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_rows([{"id": evil}], as_json=False)
+    out = capsys.readouterr().out
+    written = ascii(evil)[1:-1]
+    assert [line.strip() for line in out.splitlines()] == ["id", written]
+    record = logging.LogRecord("rmvdb", logging.WARNING, __file__, 1, "record %s is quarantined", (evil,), None)
+    assert output.Lines("%(levelname)s %(message)s").format(record) == f"WARNING record {written} is quarantined"
+
+
+def test_a_logged_traceback_keeps_its_lines_and_quotes_nothing_that_a_terminal_would_obey() -> None:
+    try:
+        raise ValueError("\x1b[2J")
+    except ValueError:
+        record = logging.LogRecord("rmvdb", logging.ERROR, __file__, 1, "it failed", (), sys.exc_info())
+    *_, before, last = output.Lines("%(message)s").format(record).splitlines()
+    assert "raise ValueError" in before
+    assert last == "ValueError: \\x1b[2J"
+
+
+def test_every_log_of_a_command_is_written_in_such_lines() -> None:
+    log = progress.log_to_stdout()
+    try:
+        assert all(isinstance(handler.formatter, output.Lines) for handler in log.handlers)
+    finally:
+        log.handlers, log.propagate = [], True
+        log.setLevel(logging.NOTSET)
 
 
 def test_an_error_that_quotes_an_id_is_written_out(capsys: pytest.CaptureFixture[str]) -> None:
