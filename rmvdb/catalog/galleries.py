@@ -14,7 +14,7 @@ from rmvdb.engines import index_rules
 from rmvdb.items import sources
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.registry.codec import schema_from_json
-from rmvdb.registry.mark import BEYOND, Owner, is_mark
+from rmvdb.registry.mark import Owner, is_mark
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import GalleryRow, VersionRow
 from rmvdb.serving.loaded_models import LoadedModels
@@ -214,29 +214,3 @@ def remove_gallery(registry: Registry, store: VectorStore, gallery: GalleryRow, 
         owner.release(row.name)
     registry.remove_gallery(gallery.name)  # last, so that after a kill the same command finishes
     return left
-
-
-def take_gallery(registry: Registry, store: VectorStore, name: str, wait: Callable[[], None]) -> list[str]:
-    """Take a gallery from a lost registry, or keep it in this one after it went back in time. Return the collections.
-
-    `wait` returns once no lease or write of the other registry can be alive. A gallery that this registry does not know is found
-    by its marks, and you can add it then.
-
-    Raises: UnknownName if there is no such gallery, UsageError if the other registry is at work, CollectionMissing if this one is
-    so old that a clean-up has dropped a collection since.
-    """
-    owner, known = Owner(registry, store), {row.name for row in registry.galleries()}
-    written = [leg.collection for leg in registry.plan(name).write_targets] if name in known else []
-    if missing := next((each for each in written if not store.exists(each)), None):
-        raise errors.CollectionMissing(
-            f"Collection {missing!r}, by which this registry serves gallery {name!r}, is gone, so the gallery cannot be taken; "
-            "put the newer database back, or empty this one and run rmvdb registry rebuild. If there is no manifest, empty this "
-            "one, then run rmvdb db upgrade, this command again, and rmvdb gallery add with the collection that it names"
-        )
-    if not (collections := list(dict.fromkeys([*written, *owner.named(name)]))):
-        raise errors.UnknownName("gallery", name, known)
-    number, epoch = owner.take_over(name, collections, wait)
-    if name in known:
-        registry.catch_up(name, number=number + BEYOND, epoch=epoch)
-        owner.settle(name)
-    return collections

@@ -134,9 +134,12 @@ def cutover(gallery: str | None, accept_missing: bool, force: bool) -> None:
 
 @click.command()
 @gallery_option
+@missing_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def cleanup(gallery: str | None, yes: bool) -> None:
+def cleanup(gallery: str | None, accept_missing: bool, yes: bool) -> None:
     """Drop the old collections, the archive and the work list. You cannot roll back afterwards. It asks first.
+
+    It refuses if the new collection has lost a record that was moved: the archive may be the last to hold it.
 
     \b
     Example:
@@ -149,7 +152,7 @@ def cleanup(gallery: str | None, yes: bool) -> None:
         old = " and ".join(_described(app, each) for each in row.leaving)
         output.agree(f"Drop {old} and the archive? rmvdb rollback is impossible afterwards", "dropped", "rmvdb cleanup --yes")
     with conducting(app, gallery) as (conductor, _):
-        conductor.clean_up(row)
+        conductor.clean_up(row, accept_missing=accept_missing)
 
 
 def _described(app: App, collection: str) -> str:

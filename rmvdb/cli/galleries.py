@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -222,8 +221,6 @@ def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
     Example:
       rmvdb gallery take photos --from-lost-registry
     """
-    from rmvdb.catalog import galleries
-
     app = open_app()
     if not from_lost_registry:
         raise errors.UsageError(
@@ -235,20 +232,12 @@ def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
             "taken",
             "rmvdb gallery take --from-lost-registry --yes",
         )
-    with progress.stoppable() as stop:
-        taken = galleries.take_gallery(app.registry, app.store, name, lambda: _outwait(app, stop))
+    with progress.stoppable() as stop, progress.reporting() as report:
+        taken = app.rebuild(say=report.say, report=report, stop=stop).take(name)
     owned = f"{' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} this registry's"
     known = name in {row.name for row in app.registry.galleries()}
     add = "" if known else f"; continue with rmvdb gallery add {name} --collection {taken[0]} --model VERSION"
     output.echo(f"gallery {name} is taken: {owned}{add}")
-
-
-def _outwait(app: App, stop: threading.Event) -> None:
-    """Wait until no write and no batch of another registry can be under way."""
-    seconds = app.quiet
-    output.echo(f"waiting {seconds:g} s, until no write or batch that the other registry knew of is under way")
-    if stop.wait(seconds):
-        raise errors.Stopped("Stopped; nothing is taken")
 
 
 @gallery.command("remove")

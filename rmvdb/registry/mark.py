@@ -181,6 +181,10 @@ class Owner:
         """Return the collections in the engine that another registry marked as this gallery's."""
         return [mark.collection for mark in self._marks_of(gallery) if mark.owner != self._mine]
 
+    def marked(self, gallery: str) -> list[str]:
+        """Return the collections in the engine that any registry marked as this gallery's."""
+        return [mark.collection for mark in self._marks_of(gallery)]
+
     def take_over(self, gallery: str, collections: Iterable[str], wait: Callable[[], None]) -> tuple[int, int]:
         """Replace the marks of a lost registry by marks of this one. Return the largest number and epoch of the lost one's marks.
 

@@ -46,10 +46,12 @@ class Restoring(Database):
             manifest_rows.put_back(s, table, contents.get(table.__tablename__, ()))
         for gallery in s.scalars(select(GalleryRow)):
             shared_queries.serve_after(s, gallery, shared_queries.row_of_plan(s, gallery, gallery.epoch).legs)
-            gallery.rebuilding = True
-        for upgrade in s.scalars(select(UpgradeRow).where(UpgradeRow.phase != Phase.ENDED)):
-            upgrade.listed = upgrade.phase == Phase.CUT_OVER
-            s.add(PhaseRow(upgrade_id=upgrade.id, at=day(s), phase=upgrade.phase, note="brought back by registry rebuild"))
+            _begin_rebuild(s, gallery, "brought back by registry rebuild")
+
+    @transaction
+    def begin_rebuild(self, s: Session, /, gallery_id: int) -> None:
+        """Let writes, claims and conductors of a gallery wait until `rebuilt`, and its work list be made again."""
+        _begin_rebuild(s, s.get_one(GalleryRow, gallery_id), "taken from a lost registry; its work list is made again")
 
     @transaction
     def put_forward(self, s: Session, /, upgrade_id: int, phase: Phase, which: EpochName, *, note: str) -> None:
@@ -101,3 +103,10 @@ class Restoring(Database):
     def rebuilt(self, s: Session, /, gallery_id: int) -> None:
         """Let writes, claims and conductors of a gallery continue, since its work is whole again."""
         s.get_one(GalleryRow, gallery_id).rebuilding = False
+
+
+def _begin_rebuild(s: Session, gallery: GalleryRow, note: str) -> None:
+    gallery.rebuilding = True
+    for upgrade in s.scalars(select(UpgradeRow).where(UpgradeRow.gallery_id == gallery.id, UpgradeRow.phase != Phase.ENDED)):
+        upgrade.listed = upgrade.phase == Phase.CUT_OVER
+        s.add(PhaseRow(upgrade_id=upgrade.id, at=day(s), phase=upgrade.phase, note=note))

@@ -9,20 +9,25 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.text import counted
 from rmvdb.types import Phase
-from rmvdb.upgrade import change_epoch, keep_original
+from rmvdb.upgrade import change_epoch, keep_original, lost
 from rmvdb.upgrade.context import UpgradeContext
 
 
-def clean_up(context: UpgradeContext, upgrade: UpgradeRow) -> None:
+def clean_up(context: UpgradeContext, upgrade: UpgradeRow, *, accept_missing: bool = False) -> None:
     """Drop the old collections, the archive, the work list and the intents. You cannot roll back afterwards.
 
-    If a rolled back upgrade had superseded another one, that other one goes on.
+    If a rolled back upgrade had superseded another one, that other one goes on. `accept_missing`: records that were moved and are
+    gone from the new collection were deleted.
+
+    Raises:
+        VerifyFailed: such records are gone, and the archive may be the last to hold them.
     """
     context.owner.settle(context.gallery.name)
     drop_given_up(context)
     if upgrade.phase == Phase.CUT_OVER:
         _wait_for_older_searches(context)
         _refuse_late(context, upgrade)
+        _expect_all_there(context, upgrade, accept_missing=accept_missing)
     context.registry.begin_clean_up(upgrade.id)
     if upgrade.original and upgrade.undoes is None:
         change_epoch.serve(context, context.registry.upgrade(upgrade.id), EpochName.ALONE)
@@ -39,6 +44,20 @@ def clean_up(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     context.registry.end(*(each.id for each in done), note=note, resume=resume)
     say_ended(context, note, resume)
     context.say("kept for another upgrade: history, model versions, transforms and cache; rmvdb gc removes unneeded parts")
+
+
+def _expect_all_there(context: UpgradeContext, upgrade: UpgradeRow, *, accept_missing: bool) -> None:
+    """Nothing leaves the archive before the new collection has been asked for it: the engine may have gone back since."""
+    gone = lost.gone(context, upgrade)
+    if not gone:
+        return
+    what = f"{counted(len(gone), 'record')} that moved or {'was' if len(gone) == 1 else 'were'} written, such as {gone[0]!r}"
+    if not accept_missing:
+        raise errors.VerifyFailed(
+            f"{upgrade.new_collection} has lost {what}; rmvdb verify --repair puts back what is left of them, or, if another "
+            "program deleted them: rmvdb cleanup --accept-missing"
+        )
+    context.say(f"taken for deleted: {what}")
 
 
 def drop_given_up(context: UpgradeContext) -> list[str]:

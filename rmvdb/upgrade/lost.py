@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,7 @@ from rmvdb.registry.tables import BatchRow, UpgradeRow
 from rmvdb.storage.archive import ArchiveFile, Reading
 from rmvdb.types import BatchState, Id, Record
 from rmvdb.upgrade import backfill_step, verify, work_list
+from rmvdb.upgrade.client_writes import ClientWrites
 from rmvdb.upgrade.compare import UnexplainedRecords
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.moved_batches import moved_ids
@@ -64,7 +66,8 @@ def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
     """Find the records that batches moved and that are lost, except for those that a client has written or deleted since."""
     task, lost, seen = backfill_step.task(context, upgrade), Lost(), set[Id]()
     elsewhere: list[Id] = []
-    before = work_list.LAST
+    before, done = work_list.LAST, 0
+    total, _ = context.registry.counts(upgrade.id).get(BatchState.RETIRED, (0, 0))
     while page := context.registry.batches(upgrade.id, before=before, state=BatchState.RETIRED):
         for row in page:  # the last batch that moved a record has its last reading
             ids = [id for id in moved_ids(row) if id not in seen]
@@ -75,9 +78,19 @@ def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
             seen.update(ids if task.in_place else missing)
             elsewhere += _sort(context, task, row.id, missing, read, lost)
             context.check_stop()
-        before = page[-1].id
+        before, done = page[-1].id, done + len(page)
+        context.report("asking for moved records", done, total)
     _look_elsewhere(context, upgrade, task, elsewhere, lost)
     return lost
+
+
+def gone(context: UpgradeContext, upgrade: UpgradeRow) -> list[Id]:
+    """Return the records that batches moved or clients wrote, and that no collection in service holds any more."""
+    task, found = backfill_step.task(context, upgrade), find_moved_and_lost(context, upgrade)
+    placed = (*found.in_old.values(), *found.archived.values(), found.in_original, found.in_source, found.for_good)
+    writes = ClientWrites(context.registry, context.store)
+    absent = writes.absent(task, writes.upserted(task)) if writes.reach(task) else []
+    return [*itertools.chain.from_iterable(placed), *absent]
 
 
 def _held_by(context: UpgradeContext, collections: Iterable[str], ids: Sequence[Id]) -> set[Id]:

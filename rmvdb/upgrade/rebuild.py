@@ -74,6 +74,59 @@ class Rebuild:
             if first := next(filter(None, refused), None):
                 raise first
 
+    def take(self, name: str) -> list[str]:
+        """Take a gallery from a lost registry, or keep it in this one after it went back in time. Return the collections.
+
+        The work list of a gallery that this registry knows is older than the data. So it is made again, like that of a lost one,
+        and until then nothing is written, claimed or served anew. You can add a gallery that it does not know once it is taken.
+
+        Raises: UnknownName if there is no such gallery, UsageError if the other registry is at work, CollectionMissing if this
+        one is so old that a clean-up has dropped a collection since, or that it does not know a collection that was filled since.
+        """
+        known = next((row for row in self._registry.galleries() if row.name == name), None)
+        with self._alone():
+            if known is None:
+                return self._take(name, [])[0]
+            self._expect_young_enough(known)
+            self._registry.begin_rebuild(known.id)
+            try:
+                served = [leg.collection for leg in self._registry.plan(name).write_targets]
+                taken, *reached = self._take(name, served)
+            except BaseException:
+                self._registry.rebuilt(known.id)  # nothing is taken
+                raise
+            if refused := self._refused(known, reached=reached):
+                raise refused
+        return taken
+
+    def _take(self, name: str, served: Sequence[str]) -> tuple[list[str], int, int]:
+        """Take what is served and what another registry marked. Return it, and the number and the epoch that that one reached."""
+        owner = Owner(self._registry, self._store)
+        if not (collections := list(dict.fromkeys([*served, *owner.named(name)]))):
+            raise errors.UnknownName("gallery", name, [row.name for row in self._registry.galleries()])
+        return collections, *owner.take_over(name, collections, self._wait)
+
+    def _expect_young_enough(self, gallery: GalleryRow) -> None:
+        """Raise CollectionMissing if a later upgrade dropped a collection that is served, or filled one that is not known."""
+        ways = (
+            "put the newer database back, or empty this one and run rmvdb registry rebuild; without a manifest, empty it, then "
+            "run rmvdb db upgrade, this command again, and rmvdb gallery add with the collection that it names"
+        )
+        served = [leg.collection for leg in self._registry.plan(gallery.name).write_targets]
+        if gone := next((each for each in served if not self._store.exists(each)), None):
+            raise errors.CollectionMissing(
+                f"Collection {gone!r}, by which this registry serves gallery {gallery.name!r}, is gone, so the gallery cannot be "
+                f"taken; {ways}"
+            )
+        known = {row.name for row in self._registry.collections(gallery.id)}
+        for row in self._registry.upgrades(gallery.id):
+            known |= {row.new_collection, *row.old_collections}
+        if later := sorted(set(Owner(self._registry, self._store).marked(gallery.name)) - known):
+            raise errors.CollectionMissing(
+                f"Gallery {gallery.name!r} has records in collection {later[0]!r}, which this registry does not know, so the "
+                f"gallery cannot be taken; {ways}"
+            )
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Lock out another rebuild: it would forget this one's notes, and let work begin before this one is done."""
@@ -129,8 +182,11 @@ class Rebuild:
 
     # --- the work -----------------------------------------------------------------------------------------------------
 
-    def _refused(self, gallery: GalleryRow) -> errors.RegistryError | None:
-        """Rebuild a gallery. Return the error if it cannot be rebuilt, so that the others still are."""
+    def _refused(self, gallery: GalleryRow, *, reached: Sequence[int] = ()) -> errors.RegistryError | None:
+        """Rebuild a gallery. Return the error if it cannot be rebuilt, so that the others still are.
+
+        `reached`: the number and the epoch that a registry had reached from which the gallery was taken.
+        """
         upgrade = self._registry.active_upgrade(gallery.id)
         if upgrade is not None:
             self._put_forward(gallery, upgrade)
@@ -142,16 +198,17 @@ class Rebuild:
                 f"Gallery {gallery.name!r} was served from {gone[0]!r} when {self._manifest.path} was written, and that "
                 "collection is gone; empty the database, put a later manifest back, then rebuild again"
             )
-        self._catch_up(gallery)
+        self._catch_up(gallery, reached)
         self._rebuild(gallery)
         return None
 
-    def _catch_up(self, gallery: GalleryRow) -> None:
+    def _catch_up(self, gallery: GalleryRow, reached: Sequence[int]) -> None:
         """Continue after the last number that the lost registry wrote beside the data. Raise NotOwner if another one has it."""
         owner, plan = Owner(self._registry, self._store), self._registry.plan(gallery.name)
         marks = [mark for leg in plan.write_targets if (mark := owner.read(leg.collection)) is not None]
         number, epoch = (max((getattr(mark, name) for mark in marks), default=0) for name in ("number", "epoch"))
-        if self._registry.trace(gallery.name).number < number:
+        if reached or self._registry.trace(gallery.name).number < number:
+            number, epoch = (max(pair) for pair in zip((number, epoch), reached or (0, 0), strict=True))
             self._registry.catch_up(gallery.name, number=number + BEYOND, epoch=epoch)
         owner.settle(gallery.name)
 

@@ -64,7 +64,7 @@ def test_a_registry_that_went_back_loses_no_record(gallery: Gallery, call: str, 
     moment.come_back()
     with pytest.raises(errors.NotOwner, match="has gone back"):  # the mark beside the data tells
         drive(gallery)
-    gallery.registry.catch_up("texts", number=1_000_000, epoch=0)  # as rmvdb gallery take --from-lost-registry
+    gallery.registry.catch_up("texts", number=1_000_000, epoch=0)  # the mark is overruled
     drive(gallery)
     gallery.expect_moved()
     assert gallery.verify().ok
@@ -222,6 +222,38 @@ def test_a_record_that_new_loses_after_the_last_batch_is_put_back_from_the_archi
     conductor.repair(row, lost, gallery.worker())
     gallery.expect_moved()
     assert gallery.verify().ok
+
+
+@pytest.mark.parametrize("lost", ["what was moved", "a client's write", "nothing"])
+def test_the_archive_goes_only_once_the_new_collection_was_asked_for_all_that_was_moved(gallery: Gallery, lost: str) -> None:
+    """The engine goes back after the cut-over: the archive, or a source, is all that is left."""
+    conductor = gallery.conductor()
+    with gallery.client() as client:
+        gallery.source.of[50] = "t50"
+        client.upsert([{"id": 50, "item": "t50"}])
+        row = conductor.advance(gallery.upgrade, gallery.worker())
+        client.delete([7])
+        del gallery.source.of[7]
+    gone = {"what was moved": [5, 6], "a client's write": [50], "nothing": []}[lost]
+    gallery.store.delete(gallery.task.new[0], gone)
+    if gone:
+        with pytest.raises(
+            errors.VerifyFailed, match=rf"texts_v2 has lost {len(gone)} records? that .*, such as {gone[0]};.*--repair"
+        ):
+            conductor.clean_up(row)
+        assert conductor.registry.upgrade(row.id).phase == Phase.CUT_OVER
+        assert list(gallery.archive.folder.rglob("*.parquet"))
+        conductor.repair(row, conductor.lost(row), gallery.worker())
+    conductor.clean_up(conductor.registry.upgrade(row.id))
+    assert set(gallery.records("texts_v2")) == set(gallery.source.of)
+
+
+def test_what_another_program_deleted_after_the_cut_over_keeps_no_clean_up_once_that_is_said(gallery: Gallery) -> None:
+    conductor = gallery.conductor()
+    row = conductor.advance(gallery.upgrade, gallery.worker())
+    gallery.store.delete(gallery.task.new[0], [5])
+    conductor.clean_up(row, accept_missing=True)
+    assert conductor.registry.upgrade(row.id).phase == Phase.ENDED
 
 
 def test_a_removal_that_arrives_after_a_roll_back_is_found_and_undone(gallery: Gallery) -> None:

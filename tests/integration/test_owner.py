@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from rmvdb.catalog import galleries
 from rmvdb.errors import CollectionMissing, NotOwner, StalePlan, UnknownName, UsageError, VerifyFailed
 from rmvdb.registry import mark, schema
-from rmvdb.registry.codec import unpack_ids
+from rmvdb.registry.codec import key, unpack_ids
 from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.mark import Owner, is_mark, mark_of
 from rmvdb.registry.registry import Registry
 from rmvdb.serving.client import Client
-from rmvdb.types import BatchState, Id, Index, Phase
+from rmvdb.types import BatchState, Id, Index, Phase, Record
+from rmvdb.upgrade.rebuild import Rebuild
 from rmvdb.upgrade.status import status
 from tests.integration.test_scheduler import at_work
 from tests.support.inprocess import DIMS, TIMES, Gallery, drive, make, vector
@@ -57,6 +61,14 @@ def another(folder: Path) -> Registry:
             probes=None, probe_kind=None, base=None, head=None,
         )  # fmt: skip
     return registry
+
+
+def take(gallery: Gallery, registry: Registry | None = None, say: Callable[[str], None] = lambda _: None) -> list[str]:
+    """As `rmvdb gallery take texts --from-lost-registry`; nothing of the lost registry is under way, so nothing is waited for."""
+    registry = registry or gallery.registry
+    manifest = Manifest(Path(str(registry.url.database)).with_name("manifest.json"))
+    rebuild = Rebuild(registry=registry, store=gallery.store, archive=gallery.archive, manifest=manifest, quiet=0.0, say=say)
+    return rebuild.take("texts")
 
 
 def adopt(registry: Registry, gallery: Gallery, collection: str, model: str = "v1") -> None:
@@ -149,7 +161,7 @@ def test_a_registry_that_goes_back_while_a_worker_runs_is_noticed_before_anythin
 
 
 def test_a_record_that_had_left_before_the_registry_went_back_is_not_taken_for_deleted(tmp_path: Path) -> None:
-    """The older copy of the registry stays in use. A client announces a write, and gives it up."""
+    """The mark is overruled, and the work list not made again; a client announces a write, and gives it up."""
     gallery = make(tmp_path)
     drive_until_copied(gallery)
     backup = copied(gallery)
@@ -164,7 +176,7 @@ def test_a_record_that_had_left_before_the_registry_went_back_is_not_taken_for_d
 
     id, *_ = retire()
     put_back(gallery, backup)
-    galleries.take_gallery(gallery.registry, gallery.store, "texts", lambda: None)
+    gallery.registry.catch_up("texts", number=mark.BEYOND, epoch=0)
     opened = gallery.registry.open_intents("texts", "upsert", [id], client="c", lasting=60.0)
     assert opened is not None
     assert id in retire()
@@ -277,13 +289,17 @@ def test_a_gallery_is_taken_from_a_registry_that_is_lost_and_not_from_one_that_l
     gallery = make(tmp_path)
     other = another(tmp_path / "other")
     with pytest.raises(UnknownName):
-        galleries.take_gallery(other, gallery.store, "nothing", lambda: None)
+        Rebuild(
+            registry=other, store=gallery.store, archive=gallery.archive, manifest=Manifest(tmp_path / "none.json"), quiet=0.0
+        ).take("nothing")
     with pytest.raises(UsageError, match="is not lost"):
-        galleries.take_gallery(other, gallery.store, "texts", lambda: Owner(gallery.registry, gallery.store).note(
-            "texts", gallery.registry.raise_trace("texts")
-        ))  # fmt: skip
+        take(
+            gallery,
+            other,
+            lambda _: Owner(gallery.registry, gallery.store).note("texts", gallery.registry.raise_trace("texts")),
+        )
 
-    taken = galleries.take_gallery(other, gallery.store, "texts", lambda: None)
+    taken = take(gallery, other)
     assert sorted(taken) == ["texts_v1", "texts_v2"]
     adopt(other, gallery, "texts_v1")
     with pytest.raises(NotOwner, match="of another registry"):
@@ -302,13 +318,14 @@ def test_a_registry_that_has_gone_back_goes_on_once_it_is_taken_at_a_later_epoch
     with pytest.raises(NotOwner):
         gallery.client()
 
-    assert galleries.take_gallery(gallery.registry, gallery.store, "texts", lambda: None) == ["texts_v1"]
+    assert take(gallery) == ["texts_v1"]
     assert gallery.registry.plan("texts").epoch > 2
     assert status(gallery.registry, gallery.registry.gallery("texts")).gone_back == ""
     client._current_plan.refresh()
     assert client.plan.epoch == gallery.registry.plan("texts").epoch
     client.close()
     gallery.conductor().deploy(gallery.registry.upgrade(gallery.upgrade.id))
+    gallery.conductor().list_work(gallery.registry.upgrade(gallery.upgrade.id))
     drive(gallery)
     gallery.expect_moved()
 
@@ -329,10 +346,10 @@ def test_a_registry_from_before_an_upgrade_that_was_cleaned_up_is_refused_though
         gallery.conductor().advance(gallery.upgrade, gallery.worker())
     assert "has gone back" in status(gallery.registry, gallery.registry.gallery("texts")).gone_back
     with pytest.raises(CollectionMissing, match="'texts_v1', by which this registry serves gallery 'texts', is gone"):
-        galleries.take_gallery(gallery.registry, gallery.store, "texts", lambda: None)
+        take(gallery)
 
     anew = another(tmp_path / "anew")
-    assert galleries.take_gallery(anew, gallery.store, "texts", lambda: None) == ["texts_v2"]
+    assert take(gallery, anew) == ["texts_v2"]
     adopt(anew, gallery, "texts_v2", "v2")
     with Client("texts", registry=anew, store=gallery.store, loaded_models=gallery.loaded_models) as client:
         assert len(client.search("t1", limit=40)) == 40
@@ -399,3 +416,102 @@ def test_a_worker_with_nothing_to_do_says_that_another_registry_has_taken_a_gall
         time.sleep(2.5)
     assert len(said) == 1
     assert "belongs to gallery 'texts' of another registry" in said[0]
+
+
+def test_a_registry_from_before_the_deployment_serves_what_was_moved_since_once_it_is_taken(tmp_path: Path) -> None:
+    gallery = make(tmp_path, deployed=False)
+    Owner(gallery.registry, gallery.store).settle("texts")
+    backup = copied(gallery)
+    gallery.conductor().deploy(gallery.upgrade)
+    drive(gallery)
+    put_back(gallery, backup)
+
+    take(gallery)
+    with gallery.client() as client:
+        assert len(client.search("t1", limit=40)) == 40
+    gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    assert gallery.registry.upgrade(gallery.upgrade.id).phase == Phase.CUT_OVER
+    gallery.expect_moved()
+
+
+def test_a_batch_that_was_taken_apart_before_the_registry_went_back_is_known_to_have_moved(tmp_path: Path) -> None:
+    """Its records moved under another number: only the archive and the new collection know of that."""
+    gallery = make(tmp_path)
+    odd = {id: np.roll(vector("v1", f"t{id}"), 1) for id in (3, 14, 25, 30)}  # v1 would not make them again today
+    gallery.store.upsert(gallery.task.old[0], [Record(id=id, vector=each, fields={"n": 0}) for id, each in odd.items()])
+    backup = copied(gallery)
+    assert gallery.registry.move_first(gallery.upgrade.id, {key(id) for id in (3, 14, 25)}, batches=[1, 2, 3, 4], rows=[]) == 3
+    drive(gallery)
+    put_back(gallery, backup)
+    with pytest.raises(NotOwner, match="has gone back"):
+        drive(gallery)
+
+    take(gallery)
+    drive(gallery)
+    gallery.expect_moved()
+    assert gallery.verify().ok
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    conductor.advance(back, gallery.worker())
+    held = gallery.records("texts_v1")
+    assert held.keys() == gallery.source.of.keys()
+    for id, each in odd.items():
+        assert held[id].vector == pytest.approx(each, abs=1e-6)
+
+
+def test_what_left_quarantine_before_the_registry_went_back_is_no_deletion(tmp_path: Path) -> None:
+    """It moved by a batch of its own, and the older copy knows it in the batch that had to leave it out."""
+    gallery = make(tmp_path)
+    gallery.source.of[3] = "broken"
+    backups: list[Path] = []
+    real = gallery.registry.copied
+
+    def look(*args: Any, **options: Any) -> None:
+        backups.extend([copied(gallery)] if not backups else [])
+        real(*args, **options)
+
+    gallery.registry.copied = look  # type: ignore[method-assign]
+    drive(gallery, width=1)
+    gallery.source.of[3] = "t3"
+    gallery.registry.release(gallery.upgrade.id, [3], requeue=True)
+    drive(gallery)
+    gallery.expect_moved()
+    put_back(gallery, backups[0])
+
+    take(gallery)
+    time.sleep(1.6)  # the lease of the batch that was being written
+    drive(gallery)
+    gallery.expect_moved()
+    assert gallery.verify().ok
+
+
+def test_a_registry_that_does_not_know_a_later_upgrade_takes_nothing(tmp_path: Path) -> None:
+    gallery = make(tmp_path)
+    gallery.worker(width=1).run(gallery.task, gallery.backfill, until=0.5)
+    backup = copied(gallery)
+    gallery.supersede()
+    drive(gallery)
+    put_back(gallery, backup)
+    before = gallery.registry.plan("texts").epoch
+    with pytest.raises(CollectionMissing, match=r"has records in collection '.*', which this registry does not know"):
+        take(gallery)
+    assert not gallery.registry.gallery("texts").rebuilding
+    assert gallery.registry.plan("texts").epoch == before
+
+
+@pytest.mark.parametrize("how", ["stopped", "not lost"])
+def test_a_gallery_that_is_not_taken_after_all_goes_on_as_before(tmp_path: Path, how: str) -> None:
+    gallery = make(tmp_path)
+    owner = Owner(gallery.registry, gallery.store)
+    owner.settle("texts")
+
+    def meanwhile(_: str) -> None:
+        if how == "stopped":
+            raise KeyboardInterrupt
+        owner.note("texts", gallery.registry.raise_trace("texts"))
+
+    with pytest.raises(KeyboardInterrupt if how == "stopped" else UsageError):
+        take(gallery, say=meanwhile)
+    drive(gallery)
+    gallery.expect_moved()
