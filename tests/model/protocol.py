@@ -271,7 +271,8 @@ class Protocol:
         return {"gone": "look_again", "remove": remove}.get(decided, "again")
 
     def _leave_note(self, s: State, w: int, me: Worker) -> Iterator[State]:
-        yield s._replace(left=s.batches[me.batch].again).put("workers", w, at="remove")
+        b = s.batches[me.batch]
+        yield s._replace(left=b.again, noted_by=b.root).put("workers", w, at="remove")
 
     def _read(self, s: State, w: int, me: Worker) -> Iterator[State]:
         was, early = s.held[me.upgrade], not self.has("a worker announces, then looks")
@@ -290,14 +291,14 @@ class Protocol:
         b = s.batches[me.batch]
         earlier = max(b.archive, ABSENT) if self.has("the archive keeps what an earlier try read") else ABSENT
         if self.registry_goes_back and self.has("the archive is asked for what the registry forgot"):
-            earlier = earlier or s.archived
+            earlier = earlier or (s.archived if s.archived_by == b.root else ABSENT)
         state = "writing" if self.has("a worker announces that it writes") else b.state
         moved = s.put("batches", me.batch, state=state, archive=me.was or earlier, left=me.left)
         if self.registry_goes_back:
             moved = moved.put("batches", me.batch, found=bool(me.was))
         moved = moved.put("workers", w, at="look", was=UNREAD)
         if self.registry_goes_back:
-            moved = moved._replace(archived=me.was or s.archived)
+            moved = moved._replace(archived=me.was, archived_by=b.root) if me.was else moved
         yield self._if_mine(s, w, moved)
 
     def _look(self, s: State, w: int, me: Worker) -> Iterator[State]:
@@ -342,8 +343,9 @@ class Protocol:
         if me.was == b.archive or not self.has("the old record is compared before it is removed"):
             asks = self.engine_goes_back and self.has("new is asked before the record leaves old")
             return "again" if asks and s.held[1 - me.upgrade] == ABSENT else "remove"
-        noted = s.left >= b.again or (
-            s.left >= 0 and not b.found and self.has("what left before a batch came again has left for it, too")
+        noted = s.noted_by == b.root and (
+            s.left >= b.again
+            or (s.left >= 0 and not b.found and self.has("what left before a batch came again has left for it, too"))
         )
         if noted and self.has("what leaves is noted in the archive first"):
             return "remove"
@@ -376,7 +378,7 @@ class Protocol:
         if me.decided == "again" and self.has("what changed comes again"):
             archive = b.archive if self.has("a batch that comes again keeps its archive") else UNREAD
             again = b.again + 1 if self.registry_goes_back else 0
-            row = row._replace(state="pending", archive=archive, origin=b.origin, left=b.left, again=again)
+            row = row._replace(state="pending", archive=archive, origin=b.origin, left=b.left, again=again, root=b.root)
         moved = s.moved if me.decided != "remove" else ABSENT if b.left else b.archive
         yield self._if_mine(s, w, s._replace(moved=moved).put("batches", me.batch, row).put("workers", w, Worker()))
 

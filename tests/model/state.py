@@ -43,6 +43,8 @@ class Batch(NamedTuple):
     #: By how many others it came again; whether its last copy found the record in the old collection.
     again: int = 0
     found: bool = False
+    #: Its number, or that of the batch that it comes from by requeues; see older_copy.py.
+    root: int = 0
 
 
 class Worker(NamedTuple):
@@ -123,10 +125,16 @@ class State(NamedTuple):
     aside: bool = False
     #: Where registry or engine may go back: their copies; the last batch, by how often it came again, that noted in the archive
     #: that the record leaves; and what the archive holds.
-    registry: tuple[tuple[Batch, ...], int, tuple[str, ...]] | None = None
+    registry: tuple[Any, ...] | None = None
     engine: tuple[int, ...] = ()
     left: int = -1
     archived: int = ABSENT
+    #: The last number of a batch, those under which the archive has its note and its reading, and whether the mark beside the
+    #: data is ahead of the registry's copy; see older_copy.py.
+    number: int = 0
+    noted_by: int = 0
+    archived_by: int = 0
+    behind: bool = False
     #: A record in a collection that is not searched yet may be so new that a search misses it.
     unseen: bool = False
 

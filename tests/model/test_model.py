@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from dataclasses import replace
@@ -15,15 +16,18 @@ from dataclasses import replace
 import pytest
 
 from rmvdb import upgrade
-from tests.model import clock, in_place, lease, mirror, protocol
+from tests.model import clock, in_place, lease, mirror, older_copy, protocol
+from tests.model.__main__ import main
 from tests.model.checker import check
 from tests.model.clock import Time
+from tests.model.explore import explore
 from tests.model.in_place import InPlace
 from tests.model.lease import Lease
 from tests.model.mirror import Mirrored
+from tests.model.older_copy import OlderCopy
 from tests.model.protocol import ABSENT, Protocol
 
-MODELS = (protocol, lease, mirror, in_place, clock)
+MODELS = (protocol, lease, mirror, in_place, older_copy, clock)
 
 #: Two clients' writes, 0 is a deletion; a record that other programs insert has the value 4, one that they change 4, then 0.
 SCENARIOS = {
@@ -78,6 +82,9 @@ SCENARIOS = {
     "others delete from the original, lifted": InPlace(others=(0,), writes=(2,), faults=0),
     "the registry goes back": Protocol(registry_goes_back=True, cut_over=True, faults=2),
     "the registry goes back, and others delete it": Protocol(registry_goes_back=True, others=(0,), faults=0),
+    "the registry goes back across a batch taken apart": OlderCopy(asked=True, cut_over=True, faults=1),
+    "the registry goes back across a quarantine": OlderCopy(sick=True, faults=1),
+    "the registry goes back across epochs": OlderCopy(deploy=True, cut_over=True, faults=2),
     "the engine goes back": Protocol(workers=2, engine_goes_back=True, rows=2, faults=2),
     "two conductors": Protocol(workers=2, conductors=2, rows=2, others=(4,), first=ABSENT, faults=0),
 }
@@ -103,6 +110,7 @@ STEPS = {
     # registry and engine are not of one moment
     "what leaves is noted in the archive first": "the registry goes back",
     "the archive is asked for what the registry forgot": "the registry goes back",
+    "a registry behind the mark is made again": "the registry goes back across a quarantine",
     "new is asked before the record leaves old": "the engine goes back",
     # what searches ask for
     "what searches asked for is moved in one transaction": "a search asks for it",
@@ -255,7 +263,8 @@ def test_the_tables_name_code_that_is_there() -> None:
         "Reader": "serving.search", "Writer": "serving.writes", "Writes": "serving.announced_writes",
         "CurrentPlan": "serving.current_plan",
         "Conductor": "upgrade.run", "Mirror": "upgrade.copy_collection", "Archive": "storage.archive",
-        "Timekeeper": "registry.clock", "MovedFirst": "backfill.asked_for",
+        "Timekeeper": "registry.clock", "MovedFirst": "backfill.asked_for", "Owner": "registry.mark",
+        "Rebuild": "upgrade.rebuild", "ArchiveMatcher": "upgrade.rebuild",
     }  # fmt: skip
     steps = [room.name for room in pkgutil.iter_modules(upgrade.__path__)]
     owners = "|".join(["[A-Z]\\w+", *steps])
@@ -274,6 +283,46 @@ def test_a_repeated_call_whose_first_try_arrives_last_is_not_guarded_against() -
 def test_a_record_that_left_before_the_registry_went_back_is_not_taken_for_deleted() -> None:
     """Beside a writer, whose intent the registry has forgotten, there are too many states to look at each one."""
     assert check(Protocol(registry_goes_back=True, searches=False, writes=(2,), faults=1).leaving_out(FORGOTTEN)).broken
+
+
+def test_a_search_at_random_through_bigger_scenarios_finds_nothing() -> None:
+    explored = explore(7, seconds=10.0)
+    assert explored.states > 1000
+    assert explored.ends
+    assert not explored.violations, explored.violations
+
+
+#: Steps that a search at random misses soon: of a worker, a writer, an epoch, a conductor, a kept copy, an older registry.
+MISSED_SOON = (
+    "a grace lies between copied and removed",
+    "a takeover waits for the end of a lease",
+    "a write waits for who is writing its record",
+    "an epoch waits for open writes",
+    "what came late is looked for again",
+    "a write reaches mirrors",
+    "a registry behind the mark is made again",
+)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("step", MISSED_SOON)
+def test_a_search_at_random_finds_that_a_step_is_left_out(step: str, seed: int) -> None:
+    explored = explore(seed, seconds=400.0, without=frozenset({step}), states=1_000_000)
+    assert explored.violations, explored
+    (scenario, found), *_ = explored.violations
+    assert found.trace
+    assert step in scenario.without
+
+
+def test_the_command_searches_for_so_long_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("--seconds", "1", "--seed", "7") == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["seed"], last["violations"]) == (7, 0)
+    assert last["states"] > 0
+    assert main("--seconds", "400", "--seed", "7", "--without", "a worker announces that it writes") == 1
+    out = capsys.readouterr().out
+    assert "worker: " in out
+    assert json.loads(out.splitlines()[-1])["violations"] == 1
 
 
 @pytest.mark.bench
