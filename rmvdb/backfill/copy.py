@@ -31,14 +31,18 @@ class Copying(NewVectors):
         if batch.restore:
             old += self._lost_since(task, batch, present)
         left = self._left(task, batch, [record.id for record in old])
-        made, reasons = self._embed(task, batch, [record for record in old if record.id not in left])
+        lost = self._lost_before(task, batch, {record.id for record in old})
+        made, reasons = self._embed(task, batch, [*(record for record in old if record.id not in left), *lost])
         kept = self._kept_earlier(task, batch, present)
+        known = {record.id for records in kept.values() for record in records}
+        kept[task.old[0]] = [*kept.get(task.old[0], []), *(record for record in lost if record.id not in known)]
         for collection, records in held.items():
             kept[collection] = [*records, *kept.get(collection, [])]
         archived = {
             collection: self._keep(task, batch, collection, records, made[task.new[0]]) for collection, records in kept.items()
         }
-        self._registry.advance(batch, BatchState.WRITING, archive=archived, left=pack_ids(left))
+        restore = batch.restore or bool(lost)
+        self._registry.advance(batch, BatchState.WRITING, archive=archived, left=pack_ids(left), restore=restore)
         # Both sides announce, then look: a client that writes from here on sees *writing* and waits.
         announced = self._registry.intents(task.upgrade, ids)
         for collection, records in made.items():
@@ -58,6 +62,20 @@ class Copying(NewVectors):
         kept = self._kept_earlier(task, batch, present)
         there = self._in_new(task, [record.id for records in kept.values() for record in records])
         return [record for records in kept.values() for record in records if record.id not in there]
+
+    def _lost_before(self, task: Task, batch: BatchRow, present: set[Id]) -> list[Record]:
+        """For a roll back: return records that the upgrade had moved, and that no collection holds any more, without vectors.
+
+        The engine has gone back since, or another program emptied the collection. The archive holds them, and no client deleted
+        them.
+        """
+        ids = [id for id in unpack_ids(batch.ids) if id not in present] if task.undoes is not None and batch.origin else []
+        if not ids:
+            return []
+        known = {key(id) for id in self._in_new(task, ids)} | self._written(task, ids)
+        wanted = {id for id in ids if key(id) not in known}
+        records = {each.id: each for kept in self._kept(batch.origin).values() for each in kept if each.id in wanted}
+        return [Record(id=id, fields=record.fields) for id, record in records.items()]
 
     def _left(self, task: Task, batch: BatchRow, ids: Sequence[Id]) -> set[Id]:
         """Return, for a roll back, the records that are already where they return to, and only leave where they are now.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from rmvdb.upgrade.client_writes import ClientWrites
 from rmvdb.upgrade.embed_again import EmbedAgain
 from rmvdb.upgrade.id_hashes import hashes, outside, share
 from rmvdb.upgrade.moved_batches import MovedBatch, MovedBatches, newest_by_hash
-from rmvdb.upgrade.report import NAMED, VerifyPosition, VerifyReport
+from rmvdb.upgrade.report import VerifyPosition, VerifyReport
 
 #: Records that are compared at once, unless one batch holds more.
 AT_ONCE = 1_000
@@ -187,19 +187,28 @@ class Verify:
             report.complain(f"{what} not in {' or '.join(task.new)}")
 
     def _count_missing(self, task: Task, report: VerifyReport) -> None:
-        """Count the records that left the old collections without a batch, an intent or a client's deletion."""
-        if task.in_place or task.undoes is not None:
+        """Count the records that left the old collections without a batch, an intent or a client's deletion.
+
+        For a roll back: of those that the upgrade had moved, or that clients wrote during it.
+        """
+        if task.in_place:
             return
+        upgrades = [number for number in (task.undoes, task.upgrade) if number is not None]
         for row in self._moved.rows(task, BatchState.RETIRED):
+            if task.undoes is not None and not row.origin:
+                continue
             decided = {*unpack_ids(row.remove), *unpack_ids(row.again)}
             ids = [id for id in unpack_ids(row.ids) if id not in decided]
-            written = self._registry.announced(task.upgrade, ids) if ids else {}
+            written = {record for each in upgrades for record in self._registry.announced(each, ids)} if ids else set()
             there = (
                 {record.id for name in (*task.new, *task.old) for record in self._store.get(name, ids, fields=())} if ids else ()
             )
-            vanished = [id for id in ids if key(id) not in written and id not in there]
-            report.missing += len(vanished)
-            report.gone += vanished[: NAMED - len(report.gone)]
+            report.miss([id for id in ids if key(id) not in written and id not in there])
+        if task.undoes is not None and self._writes.reach(task):
+            undone = replace(task, upgrade=task.undoes)
+            absent = self._writes.absent(undone, self._writes.upserted(undone))
+            since = self._registry.announced(task.upgrade, absent)
+            report.miss([id for id in absent if key(id) not in since])
 
     # --- records that batches moved -----------------------------------------------------------------------------------
 

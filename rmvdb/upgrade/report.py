@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -40,6 +41,11 @@ class VerifyReport:
         self.problems += 1
         if len(self.examples) < NAMED:
             self.examples.append(sentence)
+
+    def miss(self, ids: Sequence[Id]) -> None:
+        """Count records that are gone, and keep the first."""
+        self.missing += len(ids)
+        self.gone += ids[: NAMED - len(self.gone)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

@@ -44,6 +44,68 @@ def test_a_record_that_another_program_deleted_stays_away_though_the_worker_that
     gallery.registry.close()
 
 
+@pytest.mark.parametrize("lost", ["some", "all"])
+@pytest.mark.parametrize("far", ["half", "all of it", "cut over"])
+def test_what_the_new_collection_has_lost_comes_back_from_the_archive(tmp_path: Path, lost: str, far: str) -> None:
+    """The engine has gone back, or another program emptied that collection; what a client deleted stays away."""
+    gallery = make(tmp_path, records=30)
+    before = gallery.records("texts_v1")
+    gallery.worker(width=1).run(gallery.task, gallery.backfill, until=0.5 if far == "half" else 1.0)
+    conductor = gallery.conductor()
+    if far == "cut over":
+        conductor.advance(gallery.upgrade, gallery.worker())
+    with gallery.client() as client:
+        client.delete([7])
+    moved = gallery.records("texts_v2").keys()
+    gallery.store.delete("texts_v2", [id for id in moved if lost == "all" or id in (1, 2)])
+
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+    held = gallery.records("texts_v1")
+    assert held.keys() == before.keys() - {7}
+    for id, record in held.items():
+        assert np.array_equal(record.vector, before[id].vector)  # type: ignore[arg-type]
+        assert record.fields == before[id].fields
+    report = conductor.verify(gallery.registry.upgrade(back.id))
+    assert (report.ok, report.missing) == (True, 0)
+    gallery.registry.close()
+
+
+def test_what_neither_the_new_collection_nor_the_archive_holds_any_more_is_named_before_a_roll_back_ends(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=30)
+    drive(gallery)
+    gallery.store.delete("texts_v2", list(gallery.records("texts_v2")))
+    for file in list(gallery.archive.folder.rglob("*.parquet"))[:1]:
+        file.write_bytes(b"")
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    with pytest.raises(errors.RecordsMissing, match="10 records of the work list are gone"):
+        conductor.advance(back, gallery.worker())
+    assert len(gallery.records("texts_v1")) == 20
+    gallery.registry.close()
+
+
+def test_what_clients_wrote_and_the_engine_has_lost_is_named_before_a_roll_back_ends(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=30)
+    drive(gallery)
+    new = range(51, 57)
+    with gallery.client() as client:
+        client.upsert([{"id": id, "item": f"t{id}"} for id in new])
+    gallery.store.delete("texts_v2", list(new)[:5])
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    with gallery.client() as client:
+        client.upsert([{"id": 51, "item": "again"}])
+    gallery.source.of |= {51: "again", 56: "t56"}
+    with pytest.raises(errors.RecordsMissing, match="4 records of the work list are gone, such as 52"):
+        conductor.advance(back, gallery.worker())
+    assert gallery.records("texts_v1").keys() == {*range(1, 31), 51, 56}
+    gallery.registry.close()
+
+
 def test_a_batch_that_is_decided_while_a_roll_back_is_listed_is_listed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
