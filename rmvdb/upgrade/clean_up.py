@@ -48,14 +48,14 @@ def clean_up(context: UpgradeContext, upgrade: UpgradeRow, *, accept_missing: bo
 
 def _expect_all_there(context: UpgradeContext, upgrade: UpgradeRow, *, accept_missing: bool) -> None:
     """Nothing leaves the archive before the new collection has been asked for it: the engine may have gone back since."""
-    gone = lost.gone(context, upgrade)
+    gone = lost.gone(context, _ended_with(context, upgrade))
     if not gone:
         return
     what = f"{counted(len(gone), 'record')} that moved or {'was' if len(gone) == 1 else 'were'} written, such as {gone[0]!r}"
     if not accept_missing:
         raise errors.VerifyFailed(
-            f"{upgrade.new_collection} has lost {what}; rmvdb verify --repair puts back what is left of them, or, if another "
-            "program deleted them: rmvdb cleanup --accept-missing"
+            f"{upgrade.new_collection} has lost {what}; rmvdb verify --repair or rmvdb rollback puts back what is left of them; "
+            "if another program deleted them: rmvdb cleanup --accept-missing"
         )
     context.say(f"taken for deleted: {what}")
 

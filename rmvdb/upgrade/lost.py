@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rmvdb import errors
@@ -16,7 +15,7 @@ from rmvdb.registry.tables import BatchRow, UpgradeRow
 from rmvdb.storage.archive import ArchiveFile, Reading
 from rmvdb.types import BatchState, Id, Record
 from rmvdb.upgrade import backfill_step, verify, work_list
-from rmvdb.upgrade.client_writes import ClientWrites
+from rmvdb.upgrade.client_writes import PAGE, ClientWrites
 from rmvdb.upgrade.compare import UnexplainedRecords
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.moved_batches import moved_ids
@@ -66,8 +65,7 @@ def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
     """Find the records that batches moved and that are lost, except for those that a client has written or deleted since."""
     task, lost, seen = backfill_step.task(context, upgrade), Lost(), set[Id]()
     elsewhere: list[Id] = []
-    before, done = work_list.LAST, 0
-    total, _ = context.registry.counts(upgrade.id).get(BatchState.RETIRED, (0, 0))
+    before = work_list.LAST
     while page := context.registry.batches(upgrade.id, before=before, state=BatchState.RETIRED):
         for row in page:  # the last batch that moved a record has its last reading
             ids = [id for id in moved_ids(row) if id not in seen]
@@ -78,19 +76,50 @@ def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
             seen.update(ids if task.in_place else missing)
             elsewhere += _sort(context, task, row.id, missing, read, lost)
             context.check_stop()
-        before, done = page[-1].id, done + len(page)
-        context.report("asking for moved records", done, total)
+        before = page[-1].id
     _look_elsewhere(context, upgrade, task, elsewhere, lost)
     return lost
 
 
-def gone(context: UpgradeContext, upgrade: UpgradeRow) -> list[Id]:
-    """Return the records that batches moved or clients wrote, and that no collection in service holds any more."""
-    task, found = backfill_step.task(context, upgrade), find_moved_and_lost(context, upgrade)
-    placed = (*found.in_old.values(), *found.archived.values(), found.in_original, found.in_source, found.for_good)
-    writes = ClientWrites(context.registry, context.store)
-    absent = writes.absent(task, writes.upserted(task)) if writes.reach(task) else []
-    return [*itertools.chain.from_iterable(placed), *absent]
+def gone(context: UpgradeContext, upgrades: Sequence[UpgradeRow]) -> list[Id]:
+    """Return the records that batches of these upgrades moved or clients wrote, and that no collection in service holds now.
+
+    The upgrades end together, so a later one may have moved or deleted what an earlier one moved.
+    """
+    numbers = [upgrade.id for upgrade in upgrades]
+    found = dict[Id, None]()
+    for upgrade in upgrades:
+        writes, task = ClientWrites(context.registry, context.store), backfill_step.task(context, upgrade)
+        for ids in (*_moved(context, upgrade), *_pages(writes.ids(task, writes.upserted(task)))):
+            missing = _not_served(context, ids)
+            others = {key(id) for each in numbers if missing for id in _deleted_or_open(context, each, missing)}
+            found |= dict.fromkeys(id for id in missing if key(id) not in others)
+            context.check_stop()
+    return list(found)
+
+
+def _moved(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[list[Id]]:
+    after, done = 0, 0
+    total, _ = context.registry.counts(upgrade.id).get(BatchState.RETIRED, (0, 0))
+    while page := context.registry.batches(upgrade.id, after=after, state=BatchState.RETIRED):
+        yield from map(moved_ids, page)
+        after, done = page[-1].id, done + len(page)
+        context.report("asking for moved records", done, total)
+
+
+def _pages(ids: Sequence[Id]) -> Iterator[Sequence[Id]]:
+    return (ids[start : start + PAGE] for start in range(0, len(ids), PAGE))
+
+
+def _not_served(context: UpgradeContext, ids: Sequence[Id]) -> list[Id]:
+    there = _held_by(context, (leg.collection for leg in context.registry.plan(context.gallery.name).legs), ids)
+    return [id for id in ids if id not in there]
+
+
+def _deleted_or_open(context: UpgradeContext, upgrade: int, ids: Sequence[Id]) -> list[Id]:
+    """Return the ids whose last write may have deleted them, or may never have been made."""
+    last = context.registry.announced(upgrade, ids)
+    return [id for id in ids if (write := last.get(key(id))) and (write.kind == "delete" or not write.done)]
 
 
 def _held_by(context: UpgradeContext, collections: Iterable[str], ids: Sequence[Id]) -> set[Id]:

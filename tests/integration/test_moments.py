@@ -325,3 +325,18 @@ def test_not_one_record_of_a_batch_leaves_old_that_a_filtered_search_does_not_fi
         drive(made)
     assert len(made.held()["old"]) == 60
     made.registry.close()
+
+
+def test_no_archive_goes_that_alone_holds_records_which_an_earlier_upgrade_had_moved(gallery: Gallery) -> None:
+    """The second collection lost records before a third version took over, which never saw them."""
+    drive(gallery)
+    gallery.store.delete("texts_v2", [1, 2, 12])
+    with gallery.client() as client:
+        client.delete([7])
+    gallery.supersede()
+    conductor = gallery.conductor()
+    row = conductor.advance(gallery.upgrade, gallery.worker())
+    assert row.phase == Phase.CUT_OVER
+    with pytest.raises(errors.VerifyFailed, match="has lost 3 records that moved or were written, such as 1;"):
+        conductor.clean_up(row)
+    assert {int(file.name.partition("-")[0]) for file in (gallery.archive.folder / "texts" / "1").rglob("*.parquet")} == {1, 2, 3, 4}
