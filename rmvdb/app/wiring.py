@@ -147,6 +147,7 @@ class App:
             load_artifact=self.artifacts.get,
             import_embedder=self._import_embedder,
             load_digests=lambda: {row.name: row.digest for row in self.registry.versions()},
+            check_embedder=self._check_embedder,
         )
 
     @functools.cached_property
@@ -183,6 +184,11 @@ class App:
         embedder = load_embedder(row.embedder, row.options, allowed=self.allowed)
         check_model(row, embedder)
         return embedder
+
+    def _check_embedder(self, version: str, embedder: Embedder) -> None:
+        from rmvdb.catalog.versions import check_probes
+
+        check_probes(self.registry.version(version), embedder)
 
     def _import_embedder(self, version: str) -> Any:
         from rmvdb.items.objects import load_object

@@ -26,6 +26,8 @@ from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.text import counted
 from rmvdb.types import Id, Metric, Record, Vectors
 
+#: Seconds between two comparisons of the model with its registration.
+CHECK_EVERY = 60.0
 #: Why a record is set aside, by id.
 Reasons = dict[Id, str]
 
@@ -85,6 +87,7 @@ class NewVectors(BatchRecords):
         if items:
             known_good = functools.cache(functools.partial(self._known_good, task, known))
             with self._one_at_a_time:  # the embedder is the bottleneck: it gets whole batches, one after the other
+                self._loaded_models.check(chain.embedder, every=CHECK_EVERY)
                 vectors, bad = embed_checked(
                     embedder, list(items.values()), chain.dim, metric=metric, known_good=known_good, confirm=True
                 )

@@ -176,12 +176,20 @@ def check_model(row: VersionRow, embedder: Embedder) -> bool:
             f"The weights of model version {row.name!r} are not the registered ones (SHA-256 {str(weights)[:12]}…, not "
             f"{row.fingerprint[:12]}…); put them back, or register the new ones as a version of their own"
         )
-    kind: Kind = row.probe_kind  # type: ignore[assignment]
-    if row.probes is not None:
-        _check_probes_again(row, "", row.probes, lambda: probe_vectors(embedder, dim=row.dim, kind=kind))
+    check_probes(row, embedder)
     if row.query_probes is not None:
         _check_queries(row, row.query_probes, embedder)
     return row.probes is not None
+
+
+def check_probes(row: VersionRow, embedder: Embedder) -> None:
+    """Compare an embedder's probe vectors of records with the registered ones, if there are any.
+
+    Raises: ModelError if they differ.
+    """
+    kind: Kind = row.probe_kind  # type: ignore[assignment]
+    if row.probes is not None:
+        _check_probes_again(row, "", row.probes, lambda: probe_vectors(embedder, dim=row.dim, kind=kind))
 
 
 def _check_queries(row: VersionRow, known: bytes, embedder: Embedder) -> None:

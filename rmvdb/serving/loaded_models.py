@@ -16,6 +16,7 @@ from rmvdb.items.kinds import REQUIRED
 from rmvdb.items.query_embedder import QueryEmbedder
 from rmvdb.protocols import Embedder
 from rmvdb.serving.blend import blended
+from rmvdb.timing import uptime
 from rmvdb.types import Item, Leg, ServingPlan, Vectors
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class LoadedModels:
 
     `load_embedder` returns a version's embedder, whose module `import_embedder` imports first. `load_chain` returns how a version
     makes its vectors, `load_artifact` the checked bytes of an artifact, `load_digests` the digest of each version, by name.
+    `check_embedder` compares an embedder with its registration. `load_embedder` has done so, too.
     """
 
     def __init__(
@@ -68,10 +70,13 @@ class LoadedModels:
         load_artifact: Callable[[str], bytes],
         import_embedder: Callable[[str], object] = lambda _: None,
         load_digests: Callable[[], Mapping[str, str]] = dict,
+        check_embedder: Callable[[str, Embedder], object] = lambda *_: None,
     ) -> None:
         self._load_embedder, self._import_embedder = load_embedder, import_embedder
         self._load_chain = load_chain
         self._load_artifact, self._load_digests = load_artifact, load_digests
+        self._check_embedder = check_embedder
+        self._checked: dict[str, float] = {}
         self._digests: Mapping[str, str] = {}
         self._loaded: dict[tuple[str, str], object] = {}
         self._loading: dict[tuple[str, str], threading.Lock] = {}
@@ -256,6 +261,19 @@ class LoadedModels:
                 return self._load_embedder(version)
 
         return self._keep(Embedder, version, load)  # type: ignore[type-abstract]
+
+    def check(self, version: str, *, every: float = 0.0) -> None:
+        """Compare a loaded embedder with its registration again, at most once in so many seconds.
+
+        It may read its weights at each call, or lie behind a network, and be another model by now.
+
+        Raises:
+            ModelError: it gives other vectors than when it was registered.
+        """
+        embedder, now = self.embedder(version), uptime()
+        if now - self._checked.setdefault(version, now) >= every:
+            self._check_embedder(version, embedder)
+            self._checked[version] = now
 
     def query_embedder(self, version: str) -> Embedder:
         """Return the embedder of a version's queries. Raises ModelError if it cannot be loaded."""

@@ -50,7 +50,11 @@ class EmbedAgain:
     def at_once(
         self, task: Task, records: Sequence[Record], report: VerifyReport, *, only: Callable[[Id, Item], bool] = lambda *_: True
     ) -> dict[Id, float]:
-        """Return the records whose vectors differ, with the cosine distance. `only` chooses by id and item."""
+        """Return the records whose vectors differ, with the cosine distance. `only` chooses by id and item.
+
+        Raises:
+            ModelError: the model is not the registered one any more.
+        """
         if not records or self._source is None or task.undoes is not None:
             return {}
         items = given(self._source, records)[0]
@@ -66,7 +70,10 @@ class EmbedAgain:
         embedded = self._loaded_models.apply_head(task.version, raw[[at for at in range(len(raw)) if at not in bad]])
         report.embedded_again += len(there)
         distances = {record.id: _cosine_distance(record.vector, own) for record, own in zip(there, embedded, strict=True)}
-        return {id: distance for id, distance in distances.items() if not distance <= TOLERANCE}
+        differing = {id: distance for id, distance in distances.items() if not distance <= TOLERANCE}
+        if differing:
+            self._loaded_models.check(chain.embedder)  # the model may be another one by now, and no item is to blame
+        return differing
 
     def rankable(self, task: Task, records: Sequence[Record], report: VerifyReport) -> list[Record]:
         """Return the records whose vectors a search can rank, and complain of the others.

@@ -8,6 +8,7 @@ import stat
 import pytest
 
 from rmvdb import errors
+from rmvdb.app import config
 from tests.support.project import Project
 
 
@@ -49,3 +50,34 @@ def test_files_of_init_belong_to_their_user_and_another_users_are_refused(projec
     refused = made.ask("model", "list", code=2).stderr
     assert "rmvdb.toml is not trusted: it belongs to user 12345, and the code that it names runs as user root" in refused
     assert "none" in made.ask("--trust", "model", "list").stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
+@pytest.mark.parametrize("which", ["rmvdb.toml", ".rmvdb", ".rmvdb/registry.sqlite"])
+def test_what_others_may_change_is_not_trusted_be_it_file_home_or_registry(project: Project, which: str) -> None:
+    path = project.folder / which
+    before = path.stat()
+
+    def refused(why: str) -> None:
+        with pytest.raises(errors.ConfigError, match=f"is not trusted: .* {why}"):
+            config.load(project.folder / "rmvdb.toml")
+        config.load(project.folder / "rmvdb.toml", trust=True)
+        os.chown(path, before.st_uid, before.st_gid)
+        path.chmod(stat.S_IMODE(before.st_mode))
+        config.load(project.folder / "rmvdb.toml")
+
+    path.chmod(stat.S_IMODE(before.st_mode) | 0o002)
+    refused("can be written by every user")
+    os.chown(path, before.st_uid, 12345)
+    path.chmod(stat.S_IMODE(before.st_mode) | 0o020)
+    refused("can be written by group 12345")
+    os.chown(path, 12345, before.st_gid)
+    refused("belongs to user 12345")
+    if path.is_file():  # a link in a folder of one's own to a file in another's
+        theirs = project.folder.parent / "theirs"
+        theirs.mkdir()
+        path.rename(theirs / path.name)
+        path.symlink_to(theirs / path.name)
+        os.chown(theirs, 12345, 12345)
+        with pytest.raises(errors.ConfigError, match=r"is not trusted: .* belongs to user 12345"):
+            config.load(project.folder / "rmvdb.toml")

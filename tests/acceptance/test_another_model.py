@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,42 @@ def test_an_upgrade_does_not_go_on_with_a_model_that_was_changed_under_way(proje
     assert project.json("status")["done"] == begun
     (project.folder / "models.py").write_text(right)
     assert f"{len(IDS)} records verified" in project.ask(*NAIVE).stdout
+
+
+#: A model that reads a file at each call, or asks another machine.
+ELSEWHERE = """
+
+def v2():
+    class Elsewhere(Embedder):
+        state_dict = None
+        def embed(self, items):
+            made = super().embed(items)
+            return made[:, ::-1].copy() if (HERE / "other").exists() else made
+    return Elsewhere("v2", 20, 20)
+"""
+
+
+@pytest.mark.parametrize("when", ["while it copies", "before it is verified"])
+def test_a_model_that_changes_while_it_is_loaded_is_named_and_no_item_is_blamed(
+    project: Project, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr("rmvdb.backfill.vectors.CHECK_EVERY", 0.0 if when == "while it copies" else 1e9)
+    register(project, text=ELSEWHERE)
+    project.ask(*NAIVE, "--until", "0.3", "--no-cutover")
+    shutil.rmtree(project.folder / ".rmvdb" / "cache")  # the plan had embedded all of them
+    with project.opened() as app:
+        conductor = app.conductor("things")
+        row = app.registry.active_upgrade(app.registry.gallery("things").id)
+        assert row is not None
+        app.loaded_models.embedder("v2")
+        copying = when == "while it copies"
+        conductor.backfill(row, app.worker(), until=0.5 if copying else 1.0)
+        (project.folder / "other").touch()
+        with pytest.raises(errors.ModelError, match="gives other vectors for the probe items than when 'v2' was registered"):
+            _ = conductor.backfill(row, app.worker(), until=0.6) if copying else conductor.verify(row)
+        (project.folder / "other").unlink()
+        conductor.finish(row, app.worker())
+    assert project.json("status")["done"] == len(IDS)
 
 
 def test_a_model_that_no_probe_fits_is_compared_by_what_it_made(project: Project) -> None:
