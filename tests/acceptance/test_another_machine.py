@@ -54,7 +54,7 @@ def test_files_of_init_belong_to_their_user_and_another_users_are_refused(projec
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
 @pytest.mark.parametrize("which", ["rmvdb.toml", ".rmvdb", ".rmvdb/registry.sqlite"])
-def test_what_others_may_change_is_not_trusted_be_it_file_home_or_registry(project: Project, which: str) -> None:
+def test_a_configuration_home_or_registry_that_others_may_change_is_not_trusted(project: Project, which: str) -> None:
     path = project.folder / which
     before = path.stat()
 

@@ -248,7 +248,7 @@ def test_the_archive_goes_only_once_the_new_collection_was_asked_for_all_that_wa
     assert set(gallery.records("texts_v2")) == set(gallery.source.of)
 
 
-def test_what_another_program_deleted_after_the_cut_over_keeps_no_clean_up_once_that_is_said(gallery: Gallery) -> None:
+def test_a_deletion_by_another_program_after_the_cut_over_is_accepted_once_that_is_said(gallery: Gallery) -> None:
     conductor = gallery.conductor()
     row = conductor.advance(gallery.upgrade, gallery.worker())
     gallery.store.delete(gallery.task.new[0], [5])

@@ -460,7 +460,7 @@ def test_a_batch_that_was_taken_apart_before_the_registry_went_back_is_known_to_
         assert held[id].vector == pytest.approx(each, abs=1e-6)
 
 
-def test_what_left_quarantine_before_the_registry_went_back_is_no_deletion(tmp_path: Path) -> None:
+def test_a_record_that_left_quarantine_before_the_registry_went_back_is_not_taken_for_deleted(tmp_path: Path) -> None:
     """It moved by a batch of its own, and the older copy knows it in the batch that had to leave it out."""
     gallery = make(tmp_path)
     gallery.source.of[3] = "broken"

@@ -46,7 +46,7 @@ def test_a_record_that_another_program_deleted_stays_away_though_the_worker_that
 
 @pytest.mark.parametrize("lost", ["some", "all"])
 @pytest.mark.parametrize("far", ["half", "all of it", "cut over"])
-def test_what_the_new_collection_has_lost_comes_back_from_the_archive(tmp_path: Path, lost: str, far: str) -> None:
+def test_a_roll_back_puts_back_the_records_that_the_new_collection_has_lost(tmp_path: Path, lost: str, far: str) -> None:
     """The engine has gone back, or another program emptied that collection; what a client deleted stays away."""
     gallery = make(tmp_path, records=30)
     before = gallery.records("texts_v1")
@@ -72,7 +72,7 @@ def test_what_the_new_collection_has_lost_comes_back_from_the_archive(tmp_path: 
     gallery.registry.close()
 
 
-def test_what_neither_the_new_collection_nor_the_archive_holds_any_more_is_named_before_a_roll_back_ends(tmp_path: Path) -> None:
+def test_records_that_nothing_holds_any_more_are_named_before_a_roll_back_ends(tmp_path: Path) -> None:
     gallery = make(tmp_path, records=30)
     drive(gallery)
     gallery.store.delete("texts_v2", list(gallery.records("texts_v2")))
@@ -87,7 +87,7 @@ def test_what_neither_the_new_collection_nor_the_archive_holds_any_more_is_named
     gallery.registry.close()
 
 
-def test_what_clients_wrote_and_the_engine_has_lost_is_named_before_a_roll_back_ends(tmp_path: Path) -> None:
+def test_writes_that_the_engine_has_lost_are_named_before_a_roll_back_ends(tmp_path: Path) -> None:
     gallery = make(tmp_path, records=30)
     drive(gallery)
     new = range(51, 57)

@@ -130,8 +130,10 @@ def _kept(rng: random.Random, size: int) -> Protocol:
 
 
 def _went_back(rng: random.Random, size: int) -> Protocol:
-    some = _some(rng, size) | {"searches": rng.random() < 0.3, "writes": _some(rng, size)["writes"] if rng.random() < 0.5 else ()}
-    return Protocol(**some | {"registry_goes_back": True, "cut_over": rng.random() < 0.5})
+    some, cut_over = _some(rng, size), rng.random() < 0.5
+    # Who does not search asks for no plan, so that only one plan may be served.
+    some |= {"cut_over": cut_over, "searches": cut_over or rng.random() < 0.3}
+    return Protocol(**some | {"registry_goes_back": True, "writes": some["writes"] if rng.random() < 0.5 else ()})
 
 
 def _engine_went_back(rng: random.Random, size: int) -> Protocol:

@@ -262,7 +262,7 @@ def nested_in_iptc(data: bytes) -> bytes:
     return b"".join(bytes([0x1C, record, number, *len(part).to_bytes(2)]) + part for record, number, part in fields)
 
 
-def test_what_holds_a_picture_of_another_format_is_no_picture() -> None:
+def test_a_file_that_holds_a_picture_of_another_format_is_refused() -> None:
     """Its own header says nothing of how large that is, nor that it is no program."""
     larger, icns = io.BytesIO(), io.BytesIO()
     Image.new("L", (3000, 3000)).save(larger, "PNG")
