@@ -346,7 +346,7 @@ class BatchRow(Table):
     copied_at: Mapped[float | None]
     #: The listed batch from which its records were requeued, at any depth. None for a listed batch.
     root: Mapped[int | None] = mapped_column(BigInteger)
-    #: Whether some of its records were moved and are lost since. A record that no old collection holds is restored from the archive.
+    #: Whether records of it were moved and are lost since. A record that no old collection holds is restored from the archive.
     restore: Mapped[bool] = mapped_column(default=False, server_default=false())
     #: The archive of the old records, by collection: path, SHA-256 and count of a Parquet file.
     archive: Mapped[dict[str, Any] | None]

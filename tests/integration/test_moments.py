@@ -339,4 +339,5 @@ def test_no_archive_goes_that_alone_holds_records_which_an_earlier_upgrade_had_m
     assert row.phase == Phase.CUT_OVER
     with pytest.raises(errors.VerifyFailed, match="has lost 3 records that moved or were written, such as 1;"):
         conductor.clean_up(row)
-    assert {int(file.name.partition("-")[0]) for file in (gallery.archive.folder / "texts" / "1").rglob("*.parquet")} == {1, 2, 3, 4}
+    kept = {file.name.partition("-")[0] for file in (gallery.archive.folder / "texts" / "1").rglob("*.parquet")}
+    assert kept == {"1", "2", "3", "4"}
