@@ -160,6 +160,11 @@ class FaissStore:
         stored = self._collection(collection)
         return len(stored.ids(stored.test(filter), None, None))
 
+    def unservable(self, collection: str) -> Id | None:
+        """Return None: other programs cannot write here."""
+        self._collection(collection)
+        return None
+
     def settle(
         self,
         collection: str,
