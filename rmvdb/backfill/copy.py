@@ -48,8 +48,12 @@ class Copying(NewVectors):
         uncopied = [id for id in ids if key(id) in announced]
         self._registry.copied(batch, requeue=uncopied, aside={id: why for id, why in reasons.items() if key(id) not in announced})
 
-    def _upsert(self, collection: str, records: Sequence[Record], in_time: Permit) -> dict[Id, str]:
-        """Write records. Return the reason for each that the engine ends at, or cannot hold: another program wrote its id."""
+    def _upsert(self, collection: str, records: Sequence[Record], in_time: Permit, *, part: bool = False) -> dict[Id, str]:
+        """Write records. Return the reason for each that ends the engine, or whose id the engine cannot write.
+
+        Raises:
+            Unwritable: the collection takes none of several records, so that it is not a record that is odd.
+        """
         try:
             self._store.upsert(collection, records, as_read=True, permit=in_time)
         except errors.EngineKilled as exc:
@@ -60,11 +64,12 @@ class Copying(NewVectors):
             if len(records) == 1:
                 return {records[0].id: str(exc)}
             half = len(records) // 2
-            return {
-                id: why
-                for some in (records[:half], records[half:])
-                for id, why in self._upsert(collection, some, in_time).items()
-            }
+            refused: dict[Id, str] = {}
+            for some in (records[:half], records[half:]):
+                refused |= self._upsert(collection, some, in_time, part=True)
+            if len(refused) == len(records) and not part:
+                raise
+            return refused
         return {}
 
     def _lost_since(self, task: Task, batch: BatchRow, present: set[Id]) -> list[Record]:
