@@ -100,7 +100,9 @@ class FaissStore:
     ) -> list[list[Hit]]:
         """Return the nearest `limit` records of each query (n, dim), nearest first; `fields=None` gives all fields."""
         if not 0 < limit <= _MOST:
-            raise Mismatch(f"limit is {limit}; a search gives between 1 and {_MOST} hits")
+            raise Mismatch(
+                f"limit is {limit} (offset and rescore included); a search gives between 1 and {_MOST} hits; ask for fewer"
+            )
         return self._collection(collection).search(vectors, limit, filter, fields)
 
     def get(
