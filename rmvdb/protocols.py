@@ -163,6 +163,10 @@ class VectorStore(Protocol):
         """Return how many distinct ids match, at strong consistency."""
         ...
 
+    def unservable(self, collection: str) -> Id | None:
+        """Return an id that another program wrote and that rmvdb could not read again or delete. None if there is none."""
+        ...
+
     @property
     def settles_at_once(self) -> bool:
         """Whether every search finds all writes without `settle`."""

@@ -47,15 +47,34 @@ class Copying(NewVectors):
         announced = self._registry.intents(task.upgrade, ids)
         for collection, records in made.items():
             unannounced = [each for each in records if key(each.id) not in announced]
-            try:
-                self._store.upsert(collection, unannounced, as_read=True, permit=in_time)
-            except errors.EngineKilled as exc:
-                if not exc.ids:
-                    raise
-                reasons |= dict.fromkeys(exc.ids, str(exc))
+            reasons |= self._upsert(collection, unannounced, in_time)
         # A record that a client was writing was not copied. However that write ends, the old record must not leave uncopied.
         uncopied = [id for id in ids if key(id) in announced]
         self._registry.copied(batch, requeue=uncopied, aside={id: why for id, why in reasons.items() if key(id) not in announced})
+
+    def _upsert(self, collection: str, records: Sequence[Record], in_time: Permit, *, part: bool = False) -> dict[Id, str]:
+        """Write records. Return the reason for each that ends the engine, or whose id the engine cannot write.
+
+        Raises:
+            Unwritable: the collection takes none of several records, so that it is not a record that is odd.
+        """
+        try:
+            self._store.upsert(collection, records, as_read=True, permit=in_time)
+        except errors.EngineKilled as exc:
+            if not exc.ids:
+                raise
+            return dict.fromkeys(exc.ids, str(exc))
+        except errors.Unwritable as exc:
+            if len(records) == 1:
+                return {records[0].id: str(exc)}
+            half = len(records) // 2
+            refused: dict[Id, str] = {}
+            for some in (records[:half], records[half:]):
+                refused |= self._upsert(collection, some, in_time, part=True)
+            if len(refused) == len(records) and not part:
+                raise
+            return refused
+        return {}
 
     def _lost_since(self, task: Task, batch: BatchRow, present: set[Id]) -> list[Record]:
         """Return from the archive the records of a batch that were moved once and that neither collection holds any more."""

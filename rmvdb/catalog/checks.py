@@ -41,6 +41,15 @@ def check_fits(schema: Schema, version: VersionRow) -> None:
         )
 
 
+def check_ids(store: VectorStore, collection: str) -> None:
+    """Raise CannotAdopt if the collection holds an id that rmvdb could not move: another program may write what rmvdb refuses."""
+    if (id := store.unservable(collection)) is not None:
+        raise errors.CannotAdopt(
+            f"Collection {collection!r} holds the id {id!r}, which {store.version()} cannot read or delete by its value; copy "
+            "the records into a collection with other ids, or into a Milvus server"
+        )
+
+
 def check_unchanged(store: VectorStore, row: CollectionRow) -> Schema:
     """Return the collection's schema.
 

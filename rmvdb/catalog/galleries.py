@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rmvdb import errors
-from rmvdb.catalog.checks import check_fits, check_made, check_vectors, say_compared, say_unsettled
+from rmvdb.catalog.checks import check_fits, check_ids, check_made, check_vectors, say_compared, say_unsettled
 from rmvdb.engines import index_rules
 from rmvdb.items import sources
 from rmvdb.protocols import Source, VectorStore
@@ -159,6 +159,7 @@ def _adopted(store: VectorStore, version: VersionRow, collection: str, chosen: I
             f"{'item' if 'item' in taken else 'key'}, so the client could not write that field; copy it into a collection with "
             "another name for that field, and adopt that one"
         )
+    check_ids(store, collection)
     return schema, index_rules.search_for(store.index(schema.collection), chosen, dim=schema.dim)
 
 

@@ -100,7 +100,9 @@ class FaissStore:
     ) -> list[list[Hit]]:
         """Return the nearest `limit` records of each query (n, dim), nearest first; `fields=None` gives all fields."""
         if not 0 < limit <= _MOST:
-            raise Mismatch(f"limit is {limit}; a search gives between 1 and {_MOST} hits")
+            raise Mismatch(
+                f"limit is {limit} (offset and rescore included); a search gives between 1 and {_MOST} hits; ask for fewer"
+            )
         return self._collection(collection).search(vectors, limit, filter, fields)
 
     def get(
@@ -159,6 +161,11 @@ class FaissStore:
         """Return how many records match."""
         stored = self._collection(collection)
         return len(stored.ids(stored.test(filter), None, None))
+
+    def unservable(self, collection: str) -> Id | None:
+        """Return None: other programs cannot write here."""
+        self._collection(collection)
+        return None
 
     def settle(
         self,

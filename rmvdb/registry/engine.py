@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import os
 import sqlite3
@@ -29,6 +31,8 @@ _POSTGRES = {
 _SUSPENDED = 10_000
 #: Milliseconds for which one statement may wait for locks, and run. rmvdb tries it again.
 _LOCKED, _RUNS = 5_000, 30_000
+#: The file descriptors that one connection needs.
+_OPENED = 4
 #: Milliseconds for which a statement waits for the one lock of SQLite.
 _BUSY = 2_000
 #: The error codes of SQLite for a file that it cannot lock, read or open right now.
@@ -63,6 +67,12 @@ class Full(Away):
             f"All {most}connections that max_connections allows are in use. Raise max_connections in postgresql.conf, use "
             "PgBouncer, or let rmvdb try for longer with backfill.retry_for."
         )
+
+
+class Starved(Away):
+    """This process has no file descriptor left for a connection. One may be free a moment later."""
+
+    remedy = "This process has no free file descriptor. Close what it has open, or raise its limit (ulimit -n)."
 
 
 def parsed_url(url: str) -> URL:
@@ -177,7 +187,8 @@ def _translate(facts: Mapping[str, str], context: Any) -> Exception | None:
     if isinstance(failure, sqlite3.Error) and context.engine is not None and (refusal := unwritable(context.engine.url)):
         return refusal
     if _is_away(context, words):
-        away = Full(words, _number(facts)) if any(word in words for word in _FULL) else Away(words)
+        full = any(word in words for word in _FULL)
+        away = Full(words, _number(facts)) if full else Starved(words) if _starved() else Away(words)
         away.__cause__ = failure
         return away
     if "InsufficientPrivilege" in type(failure).__name__:
@@ -190,6 +201,17 @@ def _translate(facts: Mapping[str, str], context: Any) -> Exception | None:
     if type(failure) is sqlite3.DatabaseError or refused:
         return errors.RegistryError(f"The registry refused: {words}; correct registry.url or the database it names")
     return None
+
+
+def _starved() -> bool:
+    """Return whether this process lacks the descriptors of one connection: SQLite opens three files and then a folder."""
+    with contextlib.ExitStack() as opened:
+        try:
+            for _ in range(_OPENED):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        except OSError as exc:
+            return exc.errno in (errno.EMFILE, errno.ENFILE)
+    return False
 
 
 def _number(facts: Mapping[str, str]) -> str:

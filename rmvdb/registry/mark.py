@@ -283,10 +283,11 @@ class Owner:
 
     def _theirs(self, mark: Mark, gallery: str) -> errors.NotOwner:
         theirs = str(mark.said.get("gallery", gallery))
+        here = gallery if gallery in {row.name for row in self._registry.galleries()} else theirs
         return errors.NotOwner(
             f"Collection {mark.collection!r} belongs to gallery {theirs!r} of another registry, {mark.where}; use that registry, "
             "bring it back with rmvdb registry rebuild if it is lost, or take the gallery from it for good: "
-            f"{TAKE.format(gallery=gallery)}"
+            f"{TAKE.format(gallery=here)}"
         )
 
     def _gone_back(self, gallery: str, mark: Mark, number: int) -> errors.NotOwner:

@@ -217,20 +217,12 @@ class LoadedModels:
         return self._keep(Calibration, sha256, lambda: Calibration.from_bytes(self._load_artifact(sha256)))
 
     def _rest(self, plan: ServingPlan, leg: Leg, model: str) -> tuple[str, ...]:
-        if model == leg.embedder:
-            return leg.transforms
-        if leg.blend and model == leg.blend.embedder:
-            return leg.blend.transforms
-        for start in plan.legs:
-            if start.model == model and (rest := leg.transforms_after(start)) is not None:
-                return rest
-        if model == leg.model:
-            return ()
-        known = sorted({each.embedder for each in plan.legs} | {plan.legs[0].model})
-        raise errors.Mismatch(
-            f"No transform leads from vectors of model {model!r} to collection {leg.collection!r}; "
-            f"search with vectors of {' or '.join(known)}"
-        )
+        if (rest := _transforms(plan, leg, model)) is not None:
+            return rest
+        known = {each for start in plan.legs for each in (start.embedder, start.model)}
+        able = sorted(each for each in known if None not in [_transforms(plan, each_leg, each) for each_leg in plan.legs])
+        way_out = f"search with vectors of {' or '.join(able)}" if able else "search by an item until one collection is left"
+        raise errors.Mismatch(f"No transform leads from vectors of model {model!r} to collection {leg.collection!r}; {way_out}")
 
     def _chains(self, starts: Sequence[tuple[Vectors, tuple[str, ...]]]) -> list[Vectors]:
         """Apply to each of these vectors its transforms."""
@@ -301,3 +293,15 @@ class LoadedModels:
             if loaded is None:
                 loaded = self._loaded[at] = load()
             return loaded  # type: ignore[return-value]
+
+
+def _transforms(plan: ServingPlan, leg: Leg, model: str) -> tuple[str, ...] | None:
+    """Return the transforms from a model's vectors to a leg's queries. None if nothing leads there."""
+    if model == leg.embedder:
+        return leg.transforms
+    if leg.blend and model == leg.blend.embedder:
+        return leg.blend.transforms
+    for start in plan.legs:
+        if start.model == model and (rest := leg.transforms_after(start)) is not None:
+            return rest
+    return () if model == leg.model else None

@@ -10,6 +10,7 @@ from typing import Any
 
 from rmvdb import errors
 from rmvdb.backfill.worker import Worker
+from rmvdb.catalog.checks import check_ids
 from rmvdb.catalog.galleries import collection_name
 from rmvdb.planning.plan import Plan
 from rmvdb.planning.question import Question
@@ -43,6 +44,7 @@ def begin(
     Raises:
         PlanRefused: the plan would lower the quality.
         NeedsConsent: records would leave a collection that rmvdb did not make.
+        CannotAdopt: an old collection holds an id that cannot be moved.
         UsageError, AlreadyExists: the new collection cannot have that name.
         Stopped: it should stop.
     """
@@ -56,6 +58,8 @@ def begin(
     legs = plan_step.old_legs(context, question)
     for leg in () if question.instant_rollback else legs:
         _check_consent(context, leg.collection, execute=execute)
+    for leg in legs:
+        check_ids(context.store, leg.collection)
     version = _register_version(context, question, plan)
     # A mirror is written by its own model if that can be loaded, else by ψ. Nothing may be loaded inside a transaction.
     v1_writes = question.instant_rollback and (plan.stages[-1].reverse is None or context.can_load(legs[0].model))

@@ -328,6 +328,20 @@ def test_an_id_that_lite_cannot_remove_again_is_refused(milvus_store: MilvusStor
             call()
 
 
+@lite_only
+@pytest.mark.parametrize("id", ["O'Hara", "\0", "a\nb", 2**63 - 1, -(2**63)])
+def test_an_id_of_another_program_that_could_not_be_moved_is_found(
+    milvus_store: MilvusStore, client: MilvusClient, collection: str, id: Id
+) -> None:
+    kind, others = (IdType.VARCHAR, ["a", 'b"', "ü"]) if isinstance(id, str) else (IdType.INT64, [0, 2**63 - 2, 1 - 2**63])
+    milvus_store.create(plain(collection, id_type=kind), FLAT)
+    milvus_store.upsert(collection, bare(others))
+    assert milvus_store.unservable(collection) is None
+    schema = milvus_store.describe(collection)
+    client.insert(collection, [{schema.id_field: id, schema.vector_field: [1.0] * schema.dim}])
+    assert milvus_store.unservable(collection) == id
+
+
 @server_only
 @pytest.mark.parametrize("id", ["'", "O'Hara", "\0", "a\nb", "\r", "'] or pk != ['"])
 def test_the_server_takes_any_text_as_an_id(milvus_store: MilvusStore, collection: str, id: str) -> None:

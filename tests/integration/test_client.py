@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -305,6 +305,18 @@ def refusing(gallery: Gallery, refusal: Exception, *, call: str, at: int, bad: t
     setattr(gallery.store, call, refuse)
 
 
+def never_writing(gallery: Gallery, refusal: Exception, bad: set[int]) -> None:
+    """Let the store refuse each upsert that has one of these records, before anything is written."""
+    real = gallery.store.upsert
+
+    def upsert(collection: str, records: Sequence[Record], **options: Any) -> None:
+        if not is_mark(collection) and bad.intersection(record.id for record in records):
+            raise refusal
+        real(collection, records, **options)
+
+    gallery.store.upsert = upsert  # type: ignore[method-assign]
+
+
 def open_writes(gallery: Gallery) -> int:
     return len(gallery.registry.open_writes(gallery.registry.gallery("texts").id))
 
@@ -349,6 +361,26 @@ def test_records_that_end_the_engine_keep_no_other_from_being_written_in_every_c
         assert {each.id: each.fields["n"] for each in gallery.store.get("texts_v1", [2, 3, 4])} == {2: 1, 3: 0, 4: 1}
         assert open_writes(gallery) == 0
         assert client.upsert([{"id": 3, "item": "dog"}]) == 1
+
+
+def test_records_that_the_engine_cannot_write_are_quarantined_and_the_others_moved(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=20)
+    never_writing(gallery, errors.Unwritable("the id is odd"), {3, 4, 9})
+    drive(gallery, width=1)
+    assert set(gallery.held()["old"]) == {3, 4, 9}
+    assert set(gallery.held()["new"]) == set(range(1, 21)) - {3, 4, 9}
+    assert {row.reason for row in gallery.registry.quarantined(gallery.upgrade.id)} == {"the id is odd"}
+    gallery.registry.close()
+
+
+def test_a_collection_that_takes_no_record_stops_the_backfill_and_quarantines_none(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=20)
+    never_writing(gallery, errors.Unwritable("it needs another field"), set(range(1, 21)))
+    with pytest.raises(errors.Unwritable, match="it needs another field"):
+        drive(gallery, width=1)
+    assert len(gallery.held()["old"]) == 20
+    assert gallery.registry.quarantined(gallery.upgrade.id) == []
+    gallery.registry.close()
 
 
 def test_a_record_that_ends_the_engine_is_quarantined_alone(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -309,6 +310,23 @@ def test_a_plan_from_before_a_pause_that_only_the_databases_clock_shows_is_asked
 def _fields(plans: CurrentPlan) -> dict[str, object]:
     plan = plans._held[0]
     return {name: getattr(plan, name) for name in plan.__dataclass_fields__}
+
+
+def test_an_answer_in_which_the_databases_clock_shows_a_pause_is_asked_for_again(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=8)
+    clock, real, early = DatabaseClock(gallery.registry), gallery.store.search, [True, True]
+
+    def search(*args: Any, **options: Any) -> Any:
+        if early and early.pop():  # of each leg: it stood still between its plan and its question, and the records moved
+            clock.set(60.0)
+            gallery.registry.now()
+            return [[]]
+        return real(*args, **options)
+
+    with gallery.client() as client:
+        gallery.store.search = search  # type: ignore[method-assign]
+        assert [hit.id for hit in client.search("t3", limit=1)] == [3]
+    gallery.registry.close()
 
 
 def test_a_pause_that_the_time_of_day_shows_makes_a_plan_too_old(monkeypatch: pytest.MonkeyPatch) -> None:

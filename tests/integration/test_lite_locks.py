@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import resource
 import stat
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ import pytest
 from rmvdb.engines import lite
 from rmvdb.engines.lite import lease, locks
 from rmvdb.errors import EngineUnavailable
+from tests.support.descriptors import few_descriptors
 
 
 @pytest.fixture
@@ -88,19 +87,8 @@ def test_a_server_that_does_not_start_is_started_more_and_more_rarely(path: Path
 
 def test_no_free_descriptor_is_said_so(path: Path) -> None:
     lite.address(path, idle=5.0)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names, not files
-    kept = []
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, used + 20), hard))
-        with contextlib.suppress(OSError):
-            while True:
-                kept.append(os.open(os.devnull, os.O_RDONLY))
+    with few_descriptors():
         for call in (lambda: lite.address(path, idle=5.0), lambda: lite.gate(path, alone=False).__enter__()):
             with pytest.raises(EngineUnavailable, match=r"no free file descriptor.*ulimit -n"):
                 call()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for each in kept:
-            os.close(each)
     assert lite.address(path, idle=5.0).startswith("unix:")

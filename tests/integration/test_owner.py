@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -71,10 +72,10 @@ def take(gallery: Gallery, registry: Registry | None = None, say: Callable[[str]
     return rebuild.take("texts")
 
 
-def adopt(registry: Registry, gallery: Gallery, collection: str, model: str = "v1") -> None:
+def adopt(registry: Registry, gallery: Gallery, collection: str, model: str = "v1", *, name: str = "texts") -> None:
     """Adopt as `rmvdb gallery add --collection` does."""
     galleries.add_gallery(
-        registry, gallery.store, gallery.loaded_models, name="texts", model=model, collection=collection, id_type=None, fields=(),
+        registry, gallery.store, gallery.loaded_models, name=name, model=model, collection=collection, id_type=None, fields=(),
         source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
     )  # fmt: skip
 
@@ -90,6 +91,21 @@ def test_a_collection_of_another_registry_is_not_adopted_and_its_owner_is_named(
     assert other.galleries() == []
     with pytest.raises(NotOwner):  # nor what an upgrade fills
         adopt(other, gallery, "texts_v2", "v2")
+
+
+def test_the_command_that_a_refusal_names_takes_the_collection_whatever_its_gallery_is_called_here(tmp_path: Path) -> None:
+    gallery = make(tmp_path, deployed=False)
+    Owner(gallery.registry, gallery.store).settle("texts")
+    other = another(tmp_path / "other")
+    with pytest.raises(NotOwner) as told:
+        adopt(other, gallery, "texts_v1", name="mine")
+    [named] = re.findall(r"rmvdb gallery take (\w+) --from-lost-registry", str(told.value))
+    assert galleries.take_gallery(other, gallery.store, named, lambda: None) == ["texts_v1"]
+    adopt(other, gallery, "texts_v1", name="mine")
+    with pytest.raises(NotOwner) as told:  # who had it finds it by the name that it has there
+        gallery.client()
+    assert "rmvdb gallery take texts " in str(told.value)
+    assert galleries.take_gallery(gallery.registry, gallery.store, "texts", lambda: None) == ["texts_v1"]
 
 
 def test_marks_cannot_be_adopted_and_go_with_their_gallery(tmp_path: Path) -> None:

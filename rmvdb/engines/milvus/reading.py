@@ -190,6 +190,19 @@ def count(session: Session, collection: str, *, filter: str | None = "") -> int:
     return len(first.ids) + sum(len(window.ids) for window in windows)
 
 
+def unservable(session: Session, collection: str) -> Id | None:
+    """Return an id that another program wrote and that rmvdb could not read again or delete. None if there is none."""
+    schema = schema_of(session, collection)
+    if schema.id_type is IdType.INT64:
+        low, high = INT64_BOUNDS
+        edges = f"{schema.id_field} <= {low + 1} or {schema.id_field} >= {high - 1}"  # no engine reads the bounds themselves
+        rows = _query(session, schema, edges, output=[schema.id_field])
+        return next((row[schema.id_field] for row in rows if not low < row[schema.id_field] < high), None)
+    banned = set(session.engine().limits.not_in_ids)
+    windows = _windows(session, schema, "", None, None) if banned else iter(())
+    return next((id for window in windows for id in window.ids if banned.intersection(str(id))), None)
+
+
 def _rows_at_once(session: Session, schema: Schema, kind: tuple[str, ...]) -> int:
     """Return how many rows of these fields fit into one answer, by the size of the last ones; a few if none was read yet."""
     if kind[1:] == (schema.id_field,):

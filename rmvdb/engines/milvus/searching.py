@@ -41,7 +41,7 @@ def search(
     schema = schema_of(session, collection)
     condition, queries = session.engine_filter(filter, schema), queries_of(schema, vectors)
     if not 0 < limit <= WINDOW:
-        raise Mismatch(f"limit is {limit}; Milvus gives between 1 and {WINDOW} hits")
+        raise Mismatch(f"limit is {limit} (offset and rescore included); Milvus gives between 1 and {WINDOW} hits; ask for fewer")
 
     read = fields if fields is None else [*fields, *condition.fields]
     chosen = _EVERYTHING if session.engine().lite3 else search or {}

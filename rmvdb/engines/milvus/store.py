@@ -20,5 +20,6 @@ class MilvusStore(Session):
     field_names, collection_names = describing.field_names, describing.collection_names
     search = searching.search
     get, scan, count = reading.get, reading.scan, reading.count
+    unservable = reading.unservable
     fields_of, upsert, delete = writing.fields_of, writing.upsert, writing.delete
     settle, segments = settling.settle, settling.segments

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from rmvdb.errors import ConfigError, DiskFull, RegistryError, SchemaOutdated
+from rmvdb.errors import ConfigError, DiskFull, RegistryError, RegistryUnavailable, SchemaOutdated
 from rmvdb.registry import schema
 from rmvdb.registry.registry import Registry
+from tests.support.descriptors import few_descriptors
 from tests.support.photos import add_gallery, opened
 
 
@@ -84,6 +85,16 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(RegistryError, match="file is not a database"):
         registry.galleries()
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_no_free_descriptor_is_said_so(sqlite_url: str, left: int) -> None:
+    schema.upgrade(sqlite_url)
+    registry = Registry(sqlite_url, patience=0.2)
+    with few_descriptors(left), pytest.raises(RegistryUnavailable, match=r"no free file descriptor.*ulimit -n"):
+        registry.galleries()
+    assert registry.galleries() == []
+    registry.close()
 
 
 def test_a_full_disk_says_so(sqlite_url: str) -> None:

@@ -138,6 +138,15 @@ def test_a_ready_vector_goes_on_from_where_its_model_is(loaded_models: LoadedMod
         loaded_models.vectors(two, vectors, "v2+rho2")
 
 
+def test_a_refused_vector_names_only_models_that_lead_to_every_collection(loaded_models: LoadedModels) -> None:
+    with pytest.raises(Mismatch, match=r"; search with vectors of v3 or v3\+rho3$"):
+        loaded_models.vectors(served(V2, V1), np.ones((1, 4), np.float32), "v1")
+    apart = served(V2, Leg(collection="c1", model="v1", metric=Metric.COSINE, embedder="v1"))  # as by method naive
+    for model, dim in (("v3", 6), ("v1", 4)):
+        with pytest.raises(Mismatch, match=r"; search by an item until one collection is left$"):
+            loaded_models.vectors(apart, np.ones((1, dim), np.float32), model)
+
+
 def blending(*old: Leg) -> ServingPlan:
     """v3 over these legs, each blended with what it was searched with before."""
     legs = [replace(with_new_queries(leg, old[0], V3, "psi32"), blend=part(leg)) for leg in old]
