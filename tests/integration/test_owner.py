@@ -64,12 +64,14 @@ def another(folder: Path) -> Registry:
     return registry
 
 
-def take(gallery: Gallery, registry: Registry | None = None, say: Callable[[str], None] = lambda _: None) -> list[str]:
-    """As `rmvdb gallery take texts --from-lost-registry`; nothing of the lost registry is under way, so nothing is waited for."""
+def take(
+    gallery: Gallery, registry: Registry | None = None, say: Callable[[str], None] = lambda _: None, *, name: str = "texts"
+) -> list[str]:
+    """As `rmvdb gallery take NAME --from-lost-registry`; nothing of the lost registry is under way, so nothing is waited for."""
     registry = registry or gallery.registry
     manifest = Manifest(Path(str(registry.url.database)).with_name("manifest.json"))
     rebuild = Rebuild(registry=registry, store=gallery.store, archive=gallery.archive, manifest=manifest, quiet=0.0, say=say)
-    return rebuild.take("texts")
+    return rebuild.take(name)
 
 
 def adopt(registry: Registry, gallery: Gallery, collection: str, model: str = "v1", *, name: str = "texts") -> None:
@@ -100,12 +102,12 @@ def test_the_command_that_a_refusal_names_takes_the_collection_whatever_its_gall
     with pytest.raises(NotOwner) as told:
         adopt(other, gallery, "texts_v1", name="mine")
     [named] = re.findall(r"rmvdb gallery take (\w+) --from-lost-registry", str(told.value))
-    assert galleries.take_gallery(other, gallery.store, named, lambda: None) == ["texts_v1"]
+    assert take(gallery, other, name=named) == ["texts_v1"]
     adopt(other, gallery, "texts_v1", name="mine")
     with pytest.raises(NotOwner) as told:  # who had it finds it by the name that it has there
         gallery.client()
     assert "rmvdb gallery take texts " in str(told.value)
-    assert galleries.take_gallery(gallery.registry, gallery.store, "texts", lambda: None) == ["texts_v1"]
+    assert take(gallery) == ["texts_v1"]
 
 
 def test_marks_cannot_be_adopted_and_go_with_their_gallery(tmp_path: Path) -> None:
