@@ -5,7 +5,7 @@ import rmvdb.aio
 async with await rmvdb.aio.connect(gallery="photos") as client:
     hits = await client.search(Path("query.jpg"), limit=10)
 
-Each call runs in one of a few threads, so that the event loop goes on meanwhile. The code beneath is that of `rmvdb.Client`.
+Each call runs in a thread, so that the event loop goes on meanwhile. The code beneath is that of `rmvdb.Client`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Client", "connect"]
 R = TypeVar("R")
 
-#: Calls of a client that run at the same time. More would only wait for each other, as far as they compute.
-THREADS = 16
+#: Calls of a client that run at the same time. A thread is made for a call that finds none free.
+THREADS = 64
 
 
 async def connect(

@@ -58,5 +58,9 @@ class Linear:
 
     def _few(self, x: Vectors) -> Vectors:
         parts = np.matmul(x, self._blocks)  # (blocks, n, rows)
-        product: Vectors = parts.swapaxes(0, 1).reshape(len(x), self._width)[:, : len(self.bias)] + self.bias
+        product: Vectors = (parts if len(x) == 1 else parts.swapaxes(0, 1)).reshape(len(x), self._width)
+        if self._width > len(self.bias):
+            product = product[:, : len(self.bias)] + self.bias
+        else:
+            product += self.bias
         return product

@@ -117,11 +117,12 @@ class _Layers:
     def apply(self, x: Vectors) -> Vectors:
         """Map (n, d_in + side) to (n, d_out)."""
         config = self.config
-        x, side = x[:, : config.d_in], x[:, config.d_in :]
+        side = x[:, config.d_in :] if config.side else None
+        x = x if side is None else x[:, : config.d_in]
         length = _lengths(x)  # (n, 1)
         x = x / (length if config.input_scale is None else np.float32(config.input_scale))
-        parts = [x, side / _lengths(side)] if config.side else [x]
-        whole = np.concatenate(parts, axis=1) if config.side else x  # (n, d_in + side)
+        parts = [x] if side is None else [x, side / _lengths(side)]
+        whole = x if side is None else np.concatenate(parts, axis=1)  # (n, d_in + side)
         if self._branches:
             inner = [_relu(_chain(branch, part)) for branch, part in zip(self._branches, parts, strict=True)]
             y = _chain(self._body, np.concatenate(inner, axis=1))
@@ -141,7 +142,8 @@ class _Layers:
         if config.output is Norm.LIFTED:
             time = np.sqrt(1 + np.square(y).sum(axis=1, keepdims=True))
             return np.asarray(np.concatenate([time, y], axis=1) * scale)
-        return np.asarray(y * ((length if config.output is Norm.KEPT else scale) / _lengths(y)))
+        y *= (length if config.output is Norm.KEPT else scale) / _lengths(y)
+        return y
 
 
 def _branches(config: Config) -> list[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -83,6 +84,21 @@ def test_a_heartbeat_tells_of_a_plan_that_was_announced_and_of_one_in_force(regi
     assert announced.next.epoch == epoch
     assert len(sent) == 1, sent
     assert (served.plan.epoch, served.next) == (epoch, None)
+
+
+def test_a_heartbeat_waits_for_an_epoch_that_is_changing(registry: Registry, gallery: GalleryRow, database_url: str) -> None:
+    """Otherwise it would confirm the plan before, and its client would not be among those that the change has looked at."""
+    told = beat(registry, None)
+    epoch = registry.announce("photos", [NEW, OLD], TIMES)
+    announced, conductor = beat(registry, told), Registry(database_url)
+    with ThreadPoolExecutor(1) as pool:
+        with conductor.engine.begin() as connection:
+            connection.execute(text("UPDATE galleries SET epoch = next_epoch, next_epoch = NULL"))
+            heartbeat = pool.submit(beat, registry, announced, ready=epoch)
+            time.sleep(0.5)
+            assert not heartbeat.done()
+        assert heartbeat.result(30).plan.epoch == epoch
+    conductor.close()
 
 
 def test_a_heartbeat_of_a_client_that_is_not_known_any_more_makes_it_known(registry: Registry, gallery: GalleryRow) -> None:
