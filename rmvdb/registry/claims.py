@@ -55,7 +55,7 @@ class Claims(Database):
         """
         # Locked first, so that no upgrade ends and no epoch changes between the look and the claim.
         gallery = s.scalars(shared_queries.gallery_of(upgrade_id).with_for_update(read=True, of=GalleryRow)).one()
-        if shared_queries.closing(s, gallery):
+        if not room or shared_queries.closing(s, gallery):
             return None
         longest = _longest(gallery, grace) if by_plan else grace
         due = and_(_FREE, BatchRow.copied_at <= clock() - longest, *([] if settled is None else [BatchRow.copied_at <= settled]))

@@ -25,7 +25,7 @@ from tests.bench.speed.writes import SETTINGS
 from tests.support.milvus_server import MilvusServer
 
 #: Rounds of each side.
-ROUNDS = 3
+ROUNDS = 2
 #: Different pictures; every record is a name of one of them. Of so many records a round embeds each.
 PICTURES, EMBEDDED = 64, 300
 

@@ -9,6 +9,7 @@ from tests.bench.speed import (
     copying,
     importing,
     listing,
+    memory,
     own_time,
     search,
     statements,
@@ -31,5 +32,6 @@ FAMILIES: Mapping[str, Callable[[Options], Iterator[Row]]] = {
     "copying": copying.measure,
     "verify": verify.measure,
     "claims": claims.measure,
+    "memory": memory.measure,
     "statements_per_batch": statements_per_batch.measure,
 }
