@@ -11,6 +11,7 @@ search of ten finds of the ten nearest, and the seconds of the compaction. On a 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -26,6 +27,7 @@ from rmvdb.engines.milvus import MilvusStore
 from rmvdb.types import Index, Record
 from tests.bench.speed.row import Options, in_turns, quantile
 from tests.bench.speed.world import COLLECTIONS, SEARCH, World, vectors, world
+from tests.bench.speed.writes import SETTINGS
 from tests.support.milvus_server import MilvusServer
 
 RECORDS = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
@@ -39,7 +41,8 @@ LONGEST = 300.0
 def main() -> None:
     """Every run, on a server of its own."""
     for number, run in enumerate(RUNS):
-        with tempfile.TemporaryDirectory(prefix="rmvdb-bench-") as folder, MilvusServer(Path(folder)) as server:
+        folder = Path(tempfile.mkdtemp(prefix="rmvdb-bench-"))
+        with MilvusServer(folder, settings=SETTINGS) as server:
             store = MilvusStore(lambda server=server: server.address, timeout=60.0)  # type: ignore[misc]
             index = Index(type="HNSW", params={"M": 16, "efConstruction": 200}, search=SEARCH)
             # The new collection holds a tenth as many others, from the beginning to the end.
@@ -56,6 +59,7 @@ def main() -> None:
                         took = _compact(client)
                         measured(made, client, row | {"compacted": True, "compaction_s": round(took, 1)}, deleted=gone)
             store.close()
+        shutil.rmtree(folder)
 
 
 def measured(made: World, client: MilvusClient, row: dict[str, Any], *, deleted: int) -> None:
