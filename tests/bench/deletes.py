@@ -31,7 +31,7 @@ from tests.bench.speed.writes import SETTINGS
 from tests.support.milvus_server import MilvusServer
 
 RECORDS = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
-DIM, CALLS, BATCH = 128, 120, 1000
+DIM, CALLS, BATCH = 128, 80, 1000
 #: Steps of a run: the share that is deleted by then, and whether a compaction is asked for there.
 RUNS = ([(0.5, False), (0.9, False)], [(0.9, True)], [(0.5, True), (0.9, True)])
 #: Seconds that a compaction may take.

@@ -14,7 +14,7 @@ from rmvdb.planning.orders.table import Known, make_order, order_spec
 from rmvdb.types import Index, Metric
 from rmvdb.upgrade.sorted_ids import batches_in_order
 from tests.bench.speed.row import Options, Row, compared, counted, in_turns
-from tests.bench.speed.world import COLLECTIONS, SEARCH, World, world
+from tests.bench.speed.world import COLLECTIONS, World, world
 from tests.bench.speed.writes import SETTINGS
 from tests.support.milvus_server import MilvusServer
 
@@ -23,13 +23,12 @@ BATCH = 1000
 
 
 def measure(options: Options) -> Iterator[Row]:
-    """Measure on a server of its own."""
-    index = Index(type="HNSW", params={"M": 16, "efConstruction": 200}, search=SEARCH)
+    """Measure on a server of its own, whose index is FLAT: a reading by key needs none."""
     whole = Options(records=options.records, dim=options.dim, t=0.0)
     with tempfile.TemporaryDirectory(prefix="rmvdb-bench-") as folder, MilvusServer(Path(folder), settings=SETTINGS) as server:
         store = MilvusStore(lambda: server.address, timeout=60.0)
         try:
-            with world(store, whole, index=index) as made:
+            with world(store, whole, index=Index(type="FLAT")) as made:
                 yield from _rows(made, MilvusClient(uri=server.address), f"{options.records:,} × {options.dim}")
         finally:
             store.close()
