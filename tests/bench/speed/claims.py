@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,11 +48,11 @@ def measure(options: Options) -> Iterator[Row]:
 
 def _times(registry: Registry, address: str, upgrade: int, batches: int, *, rounds: int) -> tuple[list[float], list[float]]:
     """Let all workers claim and end batches at once, each side in turns. Return milliseconds of each claim and its end."""
-    local = threading.local()
+    local, opened = threading.local(), contextlib.ExitStack()
 
     def bare() -> None:
         if not hasattr(local, "connection"):
-            local.connection = psycopg.connect(address, autocommit=True)
+            local.connection = opened.enter_context(psycopg.connect(address, autocommit=True))
         found = local.connection.execute(CLAIM, ("w", upgrade)).fetchone()
         assert local.connection.execute(END, found[:2]).fetchone()
 
@@ -61,7 +62,7 @@ def _times(registry: Registry, address: str, upgrade: int, batches: int, *, roun
         registry.copied(batch, requeue=[], aside={})
 
     times: tuple[list[float], list[float]] = ([], [])
-    with psycopg.connect(address, autocommit=True) as admin, ThreadPoolExecutor(WORKERS) as workers:
+    with opened, psycopg.connect(address, autocommit=True) as admin, ThreadPoolExecutor(WORKERS) as workers:
         _list(admin, upgrade, batches)
         for number in range(-1, rounds):
             for side, act in enumerate((ours, bare)):
