@@ -80,6 +80,8 @@ def ids_of(values: object) -> list[Id]:
 
 
 def _id(value: object) -> Id | None:
+    if type(value) is int or (type(value) is str and value.isascii()):
+        return value  # nearly every one: a batch is checked some ten times on its way
     plain = _plain(value)
     if isinstance(plain, str):
         if not _is_unicode(plain):

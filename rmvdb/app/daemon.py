@@ -216,7 +216,7 @@ class Scheduler:
             conductor.advance(upgrade, self._worker)
         except errors.UpgradeRunning:
             # Another process makes the batches and changes the phases. This one can still work on the batches.
-            if upgrade.phase == Phase.SERVING_BOTH and upgrade.listed:
+            if upgrade.phase == Phase.SERVING_BOTH:
                 conductor.expect_unchanged()
                 conductor.backfill(upgrade, self._worker)
         self._last.pop(gallery, None)

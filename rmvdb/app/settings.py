@@ -183,7 +183,8 @@ class BackfillSection(Section):
         "that --until and quality go by small steps.",
     )
     width: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=3, description="The number of batches that one worker has in flight."
+        default=3,
+        description="The number of batches that one worker copies at once. As many may leave the old collections beside them.",
     )
     lease: Seconds = Field(
         default=40.0,

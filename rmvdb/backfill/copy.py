@@ -25,7 +25,7 @@ class Copying(NewVectors):
         """
         self._owner.settle_now_and_then(task.gallery)
         ids = unpack_ids(batch.ids)
-        held = self._read(task, ids)
+        held = self._read(task, ids, after=self._store.moment())
         old = [record for records in held.values() for record in records]
         present = {record.id for record in old}
         if batch.restore:

@@ -12,9 +12,9 @@ from rmvdb.protocols import VectorStore
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.mark import Owner
 from rmvdb.registry.registry import Registry
-from rmvdb.registry.tables import BatchRow
+from rmvdb.registry.tables import BatchRow, CollectionRow
 from rmvdb.storage.archive import Archive, ArchiveFile, Reading, same_fields
-from rmvdb.types import Id, Record, Vectors
+from rmvdb.types import Id, Moment, Record, Vectors
 
 
 class BatchRecords:
@@ -23,12 +23,16 @@ class BatchRecords:
     def __init__(self, *, registry: Registry, store: VectorStore, archive: Archive) -> None:
         self._registry, self._store, self._archive = registry, store, archive
         self._owner = Owner(registry, store)
+        self._rows: dict[str, CollectionRow] = {}
 
-    def _read(self, task: Task, ids: Sequence[Id]) -> dict[str, list[Record]]:
-        """Read these ids by old collection, each from the newest that holds it: that copy is what clients see."""
+    def _read(self, task: Task, ids: Sequence[Id], *, after: Moment = 0) -> dict[str, list[Record]]:
+        """Read these ids by old collection, each from the newest that holds it: that copy is what clients see.
+
+        It shows every write before that moment. After 0 it is strong.
+        """
         held: dict[str, list[Record]] = {}
         for collection in task.old:
-            if found := self._store.get(collection, ids, vector=True):
+            if found := self._store.get(collection, ids, vector=True, strong=not after, after=after):
                 held[collection] = found
                 there = {record.id for record in found}
                 ids = [id for id in ids if id not in there]

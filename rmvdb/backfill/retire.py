@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rmvdb import errors
 from rmvdb.backfill.fate import Decision, Evidence, Fate, LaterEvidence, later_fate, record_fate, too_many
@@ -14,10 +15,10 @@ from rmvdb.backfill.task import Task, grace
 from rmvdb.engines.finding import TOGETHER, not_found
 from rmvdb.protocols import Permit
 from rmvdb.registry.codec import key, pack_ids, schema_from_json, unpack_ids
-from rmvdb.registry.tables import BatchRow, IntentRow
+from rmvdb.registry.tables import BatchRow, CollectionRow, IntentRow
 from rmvdb.storage.archive import Reading
 from rmvdb.text import counted
-from rmvdb.types import BatchState, Id, Record
+from rmvdb.types import BatchState, Id, Moment, Record
 
 #: Seconds to wait before each repeat of searches that missed a record.
 _PATIENCE = (0.2, 2.0, 10.0)
@@ -37,6 +38,15 @@ class _Seen:
     same: set[Id]
 
 
+class _Found(NamedTuple):
+    """The result of a look at the new collection."""
+
+    #: Every reading of the batch shows each write before this moment: so the engine's clock is waited for once.
+    moment: Moment
+    #: The records of the batch that the new collection holds, by key.
+    ids: set[Id]
+
+
 class Retiring(BatchRecords):
     """Empties the old collections."""
 
@@ -49,11 +59,11 @@ class Retiring(BatchRecords):
                 "--execute (rmvdb rollback puts them back)"
             )
         self._owner.settle_now_and_then(task.gallery)
-        self._expect_found(task, batch)
+        found = self._expect_found(task, batch)
         if batch.state == BatchState.REMOVING:
-            decision = self._decide_again(task, batch, _decided(batch))
+            decision = self._decide_again(task, batch, _decided(batch), found)
         else:
-            decision = self._decide(task, batch, self._lost(task, batch))
+            decision = self._decide(task, batch, self._lost(task, batch), found)
         packed = {
             "remove": pack_ids(decision.remove),
             "gone": pack_ids(decision.remove_from_new),
@@ -95,15 +105,16 @@ class Retiring(BatchRecords):
             self._store.settle(collection, coming=now.total - now.done, missed=missed, report=heard)
         return began
 
-    def _expect_found(self, task: Task, batch: BatchRow) -> None:
+    def _expect_found(self, task: Task, batch: BatchRow) -> _Found:
         """Raise EngineError, and so keep the batch in old, unless searches find its records in new.
 
         Searches with a filter must find all of them, searches without one a sample.
         """
         ids = unpack_ids(batch.ids)
         for patience in (*_PATIENCE, None):
+            found = _Found(self._store.moment(), set())
             for collection in task.new:
-                missed = self._missed(collection, ids)
+                missed = self._missed(collection, ids, found)
                 if missed and patience is None:
                     id, how = next(iter(missed.items()))
                     raise errors.EngineError(
@@ -116,15 +127,27 @@ class Retiring(BatchRecords):
                     self.settle(task, missed=patience == _PATIENCE[-1])
                     break
             else:
-                return
+                break
+        return found
 
-    def _missed(self, collection: str, ids: Sequence[Id]) -> dict[Id, str]:
-        """Return the records that searches miss, and how. An approximate index may miss one of a search without a filter."""
-        row = self._registry.collection(collection)
-        held = [record.id for record in self._store.get(collection, ids, fields=())]
-        sample = self._store.get(collection, held[:: max(1, len(held) // TOGETHER)][:TOGETHER], fields=(), vector=True)
-        missed = not_found(self._store, schema_from_json(row.schema), sample, among=held, search=row.search)
+    def _missed(self, collection: str, ids: Sequence[Id], found: _Found) -> dict[Id, str]:
+        """Return the records that searches miss, and how. An approximate index may miss one of a search without a filter.
+
+        Add to `found` what the collection holds.
+        """
+        row, moment = self._row(collection), found.moment
+        get = functools.partial(self._store.get, strong=not moment, after=moment)
+        held = [record.id for record in get(collection, ids, fields=())]
+        found.ids.update(held)
+        sample = get(collection, held[:: max(1, len(held) // TOGETHER)][:TOGETHER], fields=(), vector=True)
+        missed = not_found(self._store, schema_from_json(row.schema), sample, among=held, search=row.search, after=moment)
         return {} if len(missed) == 1 and "filter" not in next(iter(missed.values())) else missed
+
+    def _row(self, collection: str) -> CollectionRow:
+        """Return the registry's row of a collection, of which no column that is read here ever changes."""
+        if collection not in self._rows:
+            self._rows[collection] = self._registry.collection(collection)
+        return self._rows[collection]
 
     # --- what becomes of each record ----------------------------------------------------------------------------------
 
@@ -137,14 +160,15 @@ class Retiring(BatchRecords):
             batch.left = pack_ids([id for id in left if id in there])
         return lost
 
-    def _decide(self, task: Task, batch: BatchRow, lost: Collection[Id]) -> Decision:
+    def _decide(self, task: Task, batch: BatchRow, lost: Collection[Id], found: _Found) -> Decision:
         ids = unpack_ids(batch.ids)
-        seen = self._look(task, batch)
+        seen = self._look(task, batch, found.moment)
         announced = self._registry.intents(task.upgrade, ids)
-        # Read last of all: nothing leaves old before new has been asked for it. Records left as they are there are an exception.
-        new = set(seen.in_old) if task.in_place else self._in_new(task, ids) | set(unpack_ids(batch.left))
+        # Nothing leaves old before new has been asked for it. Records left as they are there are an exception.
+        new = seen.in_old if task.in_place else found.ids | set(unpack_ids(batch.left))
         left = self._left_before(task, batch, seen)
-        settled = self._registry.now() - grace(self._registry, task)
+        done = any(intent.done for intent in announced.values())
+        settled = self._registry.now() - grace(self._registry, task) if done else 0.0
         uncopied = {*unpack_ids(batch.again), *lost}
         fates: dict[Fate, list[Id]] = {each: [] for each in Fate}
         for id in ids:
@@ -157,10 +181,11 @@ class Retiring(BatchRecords):
         decision = Decision(remove=fates[Fate.REMOVE], remove_from_new=fates[Fate.REMOVE_FROM_NEW], requeue=fates[Fate.REQUEUE])
         return decision if task.in_place else self._doubt(task, batch, len(seen.read), decision)
 
-    def _look(self, task: Task, batch: BatchRow) -> _Seen:
+    def _look(self, task: Task, batch: BatchRow, moment: Moment) -> _Seen:
         """Compare the batch's readings with the present records. Both are freed before any other call."""
         was = self._was(batch)
-        now = {record.id: record for records in self._read(task, unpack_ids(batch.ids)).values() for record in records}
+        held = self._read(task, unpack_ids(batch.ids), after=moment)
+        now = {record.id: record for records in held.values() for record in records}
         both = was.keys() & now.keys()
         agree = {id for id in both if (was[id].is_copied_to(now[id]) if task.in_place else same(was[id].record, now[id]))}
         return _Seen(read=set(was), made={id for id in was if was[id].made is not None}, in_old=set(now), same=agree)
@@ -207,13 +232,13 @@ class Retiring(BatchRecords):
             "rmvdb registry rebuild"
         )
 
-    def _decide_again(self, task: Task, batch: BatchRow, decided: Decision) -> Decision:
+    def _decide_again(self, task: Task, batch: BatchRow, decided: Decision, found: _Found) -> Decision:
         """Check an earlier decision: the worker that made it died, perhaps long ago, and records may have changed since."""
         if task.in_place:
             return decided  # nothing leaves
-        held = self._read(task, decided.remove)
+        held = self._read(task, decided.remove, after=found.moment)
         announced = self._registry.intents(task.upgrade, [record.id for records in held.values() for record in records])
-        new = self._in_new(task, decided.remove) | set(unpack_ids(batch.left))
+        new = found.ids | set(unpack_ids(batch.left))
         was = {
             each.record.id: (collection, each.record)
             for collection, readings in self._readings(batch.archive).items()

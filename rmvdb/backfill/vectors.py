@@ -48,6 +48,7 @@ class NewVectors(BatchRecords):
         super().__init__(registry=registry, store=store, archive=archive)
         self._loaded_models, self._source, self._cache = loaded_models, source, cache
         self._one_at_a_time = threading.Lock()
+        self._metrics: dict[str, Metric] = {}
 
     def _embed(self, task: Task, batch: BatchRow, old: Sequence[Record]) -> tuple[dict[str, list[Record]], Reasons]:
         """Return the records with their new vectors, by target collection, and the reasons of those without one."""
@@ -79,7 +80,7 @@ class NewVectors(BatchRecords):
             if not task.fallback_transforms:
                 raise
             return self._transformed(task, old, origin), {}
-        metric = Metric(self._registry.version(task.version).metric)
+        metric = self._metric(task.version)
         items, reasons = self._items(task, old)
         raw = self._cached(task, [record for record in old if record.id in items], items)
         known = tuple(record for record in old if record.id in raw)
@@ -95,6 +96,12 @@ class NewVectors(BatchRecords):
             reasons |= {ids[at]: why for at, why in bad.items()}
             raw |= {id: vectors[at] for at, id in enumerate(ids) if at not in bad}
         return self._with_head(task, raw, reasons, metric), reasons
+
+    def _metric(self, version: str) -> Metric:
+        """Return the metric of a model version, which never changes."""
+        if version not in self._metrics:
+            self._metrics[version] = Metric(self._registry.version(version).metric)
+        return self._metrics[version]
 
     def _with_head(self, task: Task, raw: Mapping[Id, Vectors], reasons: Reasons, metric: Metric) -> dict[Id, Vectors]:
         """Apply ρ, and add to `reasons` the records whose vector cannot be ranked."""

@@ -9,16 +9,17 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from rmvdb import errors
 from rmvdb.backfill.asked_for import MovedFirst
 from rmvdb.backfill.batches import Backfill
+from rmvdb.backfill.hand import HALVES, LOOK, Hand, half_of
 from rmvdb.backfill.next_action import Action, Goal, next_action
 from rmvdb.backfill.settle import Settled
-from rmvdb.backfill.task import Task, grace
+from rmvdb.backfill.task import Task
 from rmvdb.backfill.throttle import Limits, Throttle
 from rmvdb.protocols import Permit
 from rmvdb.registry.claims import Claim
@@ -30,10 +31,6 @@ from rmvdb.types import BatchState, Progress
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the upgrade: pause, limits, progress.
-LOOK = 0.5
-#: Seconds between the first two looks for a batch; twice as long after each look that gave none.
-IDLE = 0.05
 #: The most seconds between two heartbeats, by which `status` knows that a worker lives.
 BEAT = 10.0
 
@@ -42,8 +39,8 @@ class Worker:
     """Claims batches of one upgrade, one after the other, and runs `Backfill` on them; any number of workers may run anywhere.
 
     `lease`: seconds for which other workers leave a claim without a heartbeat alone. `longest_call`: seconds that one call may
-    take, at most a third of the lease. `width`: batches in hand at once, which bounds its memory. `limits`: how gently it copies
-    unless the upgrade says otherwise.
+    take, at most a third of the lease. `width`: batches that it copies at once, beside as many that leave the old collections.
+    This bounds its memory. `limits`: how gently it copies unless the upgrade says otherwise.
     """
 
     def __init__(self, *, registry: Registry, lease: float, longest_call: float, width: int, limits: Limits) -> None:
@@ -79,22 +76,23 @@ class Worker:
         patient: bool = True,
         stop: threading.Event | None = None,
         progress: Callable[[Progress], None] = lambda _: None,
+        grows: Callable[[], bool] = lambda: False,
     ) -> Progress:
-        """Work until every batch is retired.
+        """Work until every batch is retired and the work list no longer `grows`.
 
         The run also ends once nothing is in hand if the share `until` is copied, if the upgrade is paused and the worker is not
         `patient`, if `stop` is set, or if the upgrade has ended because another took its place.
 
         An error of one batch ends the run after the other batches in hand have ended; its claims are free again.
         """
-        stop, goal = stop or threading.Event(), Goal(until=until, width=self._width, patient=patient)
+        stop, goal = stop or threading.Event(), Goal(until=until, width=len(HALVES) * self._width, patient=patient)
         ended = threading.Event()
         heart = threading.Thread(target=self._beat, args=(task.upgrade, ended), name="rmvdb-heartbeat", daemon=True)
         self._renew(task.upgrade)
         heart.start()
         try:
-            with ThreadPoolExecutor(max_workers=self._width, thread_name_prefix="rmvdb-batch") as pool:
-                return self._drive(task, backfill, pool, goal, stop=stop, progress=progress)
+            with ThreadPoolExecutor(max_workers=goal.width, thread_name_prefix="rmvdb-batch") as pool:
+                return self._drive(task, backfill, pool, goal, stop=stop, progress=progress, grows=grows)
         finally:
             ended.set()
             heart.join()
@@ -131,11 +129,12 @@ class Worker:
         *,
         stop: threading.Event,
         progress: Callable[[Progress], None],
+        grows: Callable[[], bool],
     ) -> Progress:
-        at_work: set[Future[None]] = set()
+        hand = Hand(self._width)
         pause = max(LOOK, task.grace / 2)
         settled = Settled(task, backfill, pause=pause, waiting=lambda: BatchState.COPIED in self._registry.counts(task.upgrade))
-        looked, idle = float("-inf"), IDLE
+        looked = float("-inf")
         # A roll back takes its vectors from the archive, and a search of one collection asks for no record.
         asked_for = None if task.undoes or task.in_place else MovedFirst(self._registry, task.upgrade)
         while True:
@@ -145,38 +144,33 @@ class Worker:
                 progress(now)
                 limits = self._look(row, task.gallery)
                 self._say(task, (limits if goal.is_short(now) else []) + settled.reasons)
+            growing = grows()  # asked first: what it was given by now, a claim finds
             claimed, asked = None, uptime()
-            action = next_action(now, row, len(at_work), goal, stopping=stop.is_set())
+            action = next_action(now, row, len(hand), goal, stopping=stop.is_set())
             if action is Action.CLAIM:
                 copy = goal.wants_more(now) and not row.paused
                 if copy and asked_for is not None:
                     asked_for.step()
-                claimed = self._claim(task, copy=copy, settled=settled.until())
+                if room := hand.room():
+                    claimed = self._claim(task, copy=copy, room=room, settled=settled.until())
+                    hand.note(room, vain=claimed is None)
             if claimed is not None:
-                at_work.add(pool.submit(self._work, task, backfill, claimed, self._in_time(claimed, asked)))
-            elif action is Action.CLAIM and not at_work:
+                hand.take(pool.submit(self._work, task, backfill, claimed, self._in_time(claimed, asked)), half_of(claimed))
+            elif action is Action.CLAIM and not hand:
                 states = self._registry.counts(task.upgrade).keys()
                 action = next_action(now, row, 0, goal, stopping=stop.is_set(), states=states)
-            if action is Action.STOP:
+            if action is Action.STOP and (stop.is_set() or not growing):
                 now = self._registry.progress(task.upgrade)
                 progress(now)
                 return now
-            idle = IDLE if claimed is not None else min(2 * idle, LOOK)
-            self._reap(at_work, patience=0.0 if claimed is not None else idle)
-            if claimed is None and not at_work:
+            idle = 0.0 if claimed is not None else hand.idle
+            hand.reap(patience=idle)
+            if claimed is None and not hand:
                 stop.wait(min(max(self._throttle.wait(), idle), LOOK))
-
-    @staticmethod
-    def _reap(at_work: set[Future[None]], *, patience: float) -> None:
-        """Take out the batches that have ended, and raise the error of one that failed."""
-        done = wait(at_work, timeout=patience, return_when=FIRST_COMPLETED).done if at_work else set()
-        for each in done:
-            at_work.remove(each)
-            each.result()
 
     def _work(self, task: Task, backfill: Backfill, batch: BatchRow, in_time: Permit) -> None:
         try:
-            if batch.state == BatchState.CLAIMED:
+            if half_of(batch) is BatchState.CLAIMED:
                 backfill.copy(task, batch, in_time)
             else:
                 backfill.retire(task, batch, in_time)
@@ -189,10 +183,11 @@ class Worker:
             if batch.state == BatchState.CLAIMED:
                 self._throttle.end()
 
-    def _claim(self, task: Task, *, copy: bool, settled: float | None) -> BatchRow | None:
+    def _claim(self, task: Task, *, copy: bool, settled: float | None, room: Collection[BatchState] = HALVES) -> BatchRow | None:
         copy = copy and self._throttle.wait() == 0
-        wait = grace(self._registry, task)
-        claimed = self._registry.claim(task.upgrade, self.name, lease=self._lease, grace=wait, copy=copy, settled=settled)
+        claimed = self._registry.claim(
+            task.upgrade, self.name, lease=self._lease, grace=task.grace, by_plan=True, copy=copy, room=room, settled=settled
+        )
         if claimed is not None:
             self._in_hand.add((claimed.id, claimed.token))
             if claimed.state == BatchState.CLAIMED:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from rmvdb.engines.filters import ids_in
 from rmvdb.protocols import VectorStore
-from rmvdb.types import Hit, Id, Metric, Record, Schema, Vectors
+from rmvdb.types import Hit, Id, Metric, Moment, Record, Schema, Vectors
 
 #: Records searched by their own vectors at once.
 TOGETHER = 20
@@ -28,11 +29,13 @@ def not_found(
     *,
     among: Sequence[Id] = (),
     search: Mapping[str, object] | None = None,
+    after: Moment = 0,
 ) -> dict[Id, str]:
     """Return the records that a search misses, and how, in words. `records` have their vectors and are at most TOGETHER.
 
     Without a filter a record counts as missed only if the search found farther ones instead. `among`: the ids of these and more
-    records of the collection. A search with a filter by key must find them, whatever its vector.
+    records of the collection. A search with a filter by key must find them, whatever its vector. `after`: the moment that the
+    other searches show every write before; after 0 they are strong.
     """
     own_vectors = {each.id: each.vector for each in records if each.vector is not None and np.any(each.vector)}
     if not own_vectors:
@@ -47,21 +50,27 @@ def not_found(
         there = {hit.id for hit in hits}
         missed |= {id: "a search with a filter by its key does not find it" for id in part if id not in there}
     if records and records[0].id in own_vectors:
-        _search_by_field(store, schema, records[0], search, missed)
-    near = store.search(name, vectors, limit=_HITS, search=search, strong=True)
+        _search_by_field(store, schema, records[0], search, after, missed)
+    near = store.search(name, vectors, limit=_HITS, search=search, strong=not after, after=after)
     for id, vector, hits in zip(ids, vectors, near, strict=True):
         _judge(schema, id, vector, hits, missed, "a search by its own vector")
     return missed
 
 
 def _search_by_field(
-    store: VectorStore, schema: Schema, record: Record, search: Mapping[str, object] | None, missed: dict[Id, str]
+    store: VectorStore,
+    schema: Schema,
+    record: Record,
+    search: Mapping[str, object] | None,
+    after: Moment,
+    missed: dict[Id, str],
 ) -> None:
     """Search for a record with a filter by one of its fields, and add it to `missed` if the search misses it."""
     if record.vector is None or not (filter := _by_field(record)):
         return
     name, how = schema.collection, f"a search with the filter {filter!r}"
-    ask = functools.partial(store.search, name, record.vector[None], limit=_HITS, filter=filter, search=search, strong=True)
+    at: dict[str, Any] = {"strong": not after, "after": after}
+    ask = functools.partial(store.search, name, record.vector[None], limit=_HITS, filter=filter, search=search, **at)
     [hits] = ask()
     if len(hits) < _HITS and (matching := min(_HITS, store.count(name, filter=filter))) > len(hits):
         [hits] = ask()  # once more: the records may be fresh writes

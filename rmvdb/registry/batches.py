@@ -123,25 +123,29 @@ class Batches(Database):
     @transaction
     def counts(self, s: Session, /, upgrade_id: int) -> dict[BatchState, tuple[int, int]]:
         """Return how many batches and records there are, by state."""
-        grouped = (
-            select(BatchRow.state, func.count(), func.sum(BatchRow.count))
-            .where(BatchRow.upgrade_id == upgrade_id)
-            .group_by(BatchRow.state)
-        )
-        return {BatchState(state): (batches, int(records)) for state, batches, records in s.execute(grouped)}
+        return _counts(s, upgrade_id)
 
     @transaction
     def progress(self, s: Session, /, upgrade_id: int, *, window: float = 60.0) -> Progress:
         """Return how far the work list is, and how fast records were copied in the last `window` seconds."""
-        mine = BatchRow.upgrade_id == upgrade_id
-        total = s.scalar(select(func.sum(BatchRow.count)).where(mine)) or 0
-        done = s.scalar(select(func.sum(BatchRow.count)).where(mine, BatchRow.state.in_(MOVED))) or 0
-        begun = s.scalar(select(func.sum(BatchRow.count)).where(mine, BatchRow.state.in_(shared_queries.COPYING))) or 0
+        mine, records = BatchRow.upgrade_id == upgrade_id, {state: count for state, (_, count) in _counts(s, upgrade_id).items()}
+        total, done, begun = (
+            sum(records.get(state, 0) for state in some) for some in (BatchState, MOVED, shared_queries.COPYING)
+        )
         stuck = s.scalar(select(func.count()).select_from(QuarantineRow).where(QuarantineRow.upgrade_id == upgrade_id)) or 0
         copied = select(BatchRow.copied_at, func.sum(BatchRow.count)).where(mine, BatchRow.copied_at > clock() - window)
         recent = s.execute(copied.group_by(BatchRow.copied_at).order_by(BatchRow.copied_at))
         rate = _rate([(float(at or 0.0), int(count)) for at, count in recent], now=now(s))
-        return Progress(done=int(done), total=int(total) + stuck, begun=int(begun), quarantined=stuck, rate=rate)
+        return Progress(done=done, total=total + stuck, begun=begun, quarantined=stuck, rate=rate)
+
+
+def _counts(s: Session, upgrade_id: int) -> dict[BatchState, tuple[int, int]]:
+    grouped = (
+        select(BatchRow.state, func.count(), func.sum(BatchRow.count))
+        .where(BatchRow.upgrade_id == upgrade_id)
+        .group_by(BatchRow.state)
+    )
+    return {BatchState(state): (batches, int(records)) for state, batches, records in s.execute(grouped)}
 
 
 def _rate(copied: Sequence[tuple[float, int]], *, now: float) -> float | None:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, delete, insert, or_, select, true, tuple_, update
+from sqlalchemy import ColumnElement, and_, case, delete, func, insert, null, or_, select, true, tuple_, update
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
@@ -14,7 +14,7 @@ from rmvdb.registry import shared_queries
 from rmvdb.registry.clock import clock, day, now
 from rmvdb.registry.codec import key, pack_ids, unpack_ids
 from rmvdb.registry.session import Database, transaction
-from rmvdb.registry.tables import BatchRow, GalleryRow, QuarantineRow, UpgradeRow, WorkerRow
+from rmvdb.registry.tables import BatchRow, GalleryRow, PlanRow, QuarantineRow, UpgradeRow, WorkerRow
 from rmvdb.types import BatchState, Id, Phase
 
 #: The largest step from one token to the next.
@@ -22,6 +22,8 @@ _GAP = 1_000_000
 #: A claim: the batch, and the token that no other claim on that batch has.
 Claim = tuple[int, int]
 
+#: Whether no claim on the batch is live.
+_FREE = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until < clock())
 #: Whether neither this claim nor an earlier one wrote anything.
 _UNWRITTEN = and_(BatchRow.state == BatchState.CLAIMED, BatchRow.archive.is_(None), BatchRow.copied_at.is_(None))
 
@@ -40,35 +42,39 @@ class Claims(Database):
         lease: float,
         grace: float,
         copy: bool,
+        by_plan: bool = False,
+        room: Collection[BatchState] = (BatchState.CLAIMED, BatchState.COPIED),
         settled: float | None = None,
     ) -> BatchRow | None:
         """Claim the first batch that has work. Return None if there is none, or while an epoch changes.
 
         A batch has work if its grace is over, if a worker began and left it, or, with `copy`, if it is pending. During a pause no
-        pending batch begins. `settled`: only batches that were copied before that time may retire, because searches may not find
-        the others yet.
+        pending batch begins. `by_plan`: if the grace of the plan in force is longer, it counts. `room`: *claimed* if the worker
+        has room for a batch to copy, *copied* if for one to retire. `settled`: only batches that were copied before that time may
+        retire, because searches may not find the others yet.
         """
         # Locked first, so that no upgrade ends and no epoch changes between the look and the claim.
         gallery = s.scalars(shared_queries.gallery_of(upgrade_id).with_for_update(read=True, of=GalleryRow)).one()
-        upgrade = s.get_one(UpgradeRow, upgrade_id)
-        if shared_queries.closing(s, gallery) or upgrade.phase == Phase.ENDED:
+        if not room or shared_queries.closing(s, gallery):
             return None
-        chosen = (
-            select(BatchRow)
-            .where(BatchRow.upgrade_id == upgrade_id, _has_work(grace, settled, pending=copy and not upgrade.paused))
-            .order_by(BatchRow.state != BatchState.REMOVING, BatchRow.state != BatchState.COPIED, BatchRow.priority)
-            .limit(1)
-            .with_for_update(skip_locked=True)
+        longest = _longest(gallery, grace) if by_plan else grace
+        due = and_(_FREE, BatchRow.copied_at <= clock() - longest, *([] if settled is None else [BatchRow.copied_at <= settled]))
+        at = now(s)
+        # Larger than every token of a registry that was lost, and different from every token of one that has gone back.
+        token = case((BatchRow.token >= int(at), BatchRow.token + 1), else_=int(at)) + secrets.randbelow(_GAP)
+        begins = BatchRow.state.in_((BatchState.PENDING, BatchState.WRITING))
+        claimed = (
+            update(BatchRow)
+            .where(BatchRow.id == _first_with_work(upgrade_id, due, room, copy=copy))
+            .values(
+                worker=worker,
+                token=token,
+                lease_until=at + lease,
+                state=case((begins, BatchState.CLAIMED), else_=BatchRow.state),
+            )
+            .returning(BatchRow)
         )
-        row = s.scalar(chosen)
-        if row is not None:
-            at = now(s)
-            # Larger than every token of a registry that was lost, and different from every token of one that has gone back.
-            token = max(row.token + 1, int(at)) + secrets.randbelow(_GAP)
-            row.worker, row.token, row.lease_until = worker, token, at + lease
-            if row.state in (BatchState.PENDING, BatchState.WRITING):
-                row.state = BatchState.CLAIMED
-        return row
+        return s.scalar(claimed, execution_options={"synchronize_session": False})
 
     @transaction
     def renew(
@@ -117,9 +123,7 @@ class Claims(Database):
         _move(s, batch, state, **values)
         if state != BatchState.REMOVING:
             return 0
-        return shared_queries.raise_trace(
-            s, s.scalars(select(UpgradeRow.gallery_id).where(UpgradeRow.id == batch.upgrade_id)).one()
-        )
+        return shared_queries.raise_trace(s, select(UpgradeRow.gallery_id).where(UpgradeRow.id == batch.upgrade_id))
 
     @transaction
     def copied(self, s: Session, /, batch: BatchRow, *, requeue: Sequence[Id], aside: Mapping[Id, str]) -> None:
@@ -127,12 +131,10 @@ class Claims(Database):
 
         `requeue`: ids that a client is writing. `aside`: ids to quarantine, with the reason.
         """
-        if _has_ended(s, batch, BatchState.COPIED):
-            return
         left = [id for id in unpack_ids(batch.ids) if id not in aside]
         ended = {"copied_at": clock(), "lease_until": None, "worker": None}
-        _move(s, batch, BatchState.COPIED, ids=pack_ids(left), count=len(left), again=pack_ids(requeue), **ended)
-        _set_aside(s, batch.upgrade_id, aside)
+        if _end(s, batch, BatchState.COPIED, ids=pack_ids(left), count=len(left), again=pack_ids(requeue), **ended):
+            _set_aside(s, batch.upgrade_id, aside)
 
     @transaction
     def hand_back(self, s: Session, /, batch: BatchRow) -> None:
@@ -142,31 +144,53 @@ class Claims(Database):
     @transaction
     def retire(self, s: Session, /, batch: BatchRow, *, moved: int, requeue: Sequence[Id]) -> None:
         """End a batch. The ids in `requeue` become a new batch of the same priority."""
-        if _has_ended(s, batch, BatchState.RETIRED):
-            return
-        _move(s, batch, BatchState.RETIRED, count=moved, lease_until=None, worker=None)
-        if requeue:
+        if _end(s, batch, BatchState.RETIRED, count=moved, lease_until=None, worker=None) and requeue:
             # It isn't pending: its records are in the new collection, too, and differ from those in the old one.
             begun = {"state": BatchState.CLAIMED, "copied_at": batch.copied_at, "archive": batch.archive, "left": batch.left}
             begun |= {"root": batch.root or batch.id, "restore": batch.restore}
             s.add(shared_queries.new_batch(batch.upgrade_id, batch.priority, requeue, batch.origin, **begun))
 
 
-def _has_work(grace: float, settled: float | None, *, pending: bool) -> ColumnElement[bool]:
-    free = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until < clock())
-    due = and_(BatchRow.state == BatchState.COPIED, BatchRow.copied_at + grace <= clock(), free)
-    if settled is not None:
-        due = and_(due, BatchRow.copied_at <= settled)
-    work = [due, and_(BatchRow.state.in_(shared_queries.BEGUN), free)]
-    if pending:
-        work.append(BatchRow.state == BatchState.PENDING)
-    return or_(*work)
+def _first_with_work(upgrade_id: int, due: ColumnElement[bool], room: Collection[BatchState], *, copy: bool) -> Any:
+    """Select the first batch with work, state by state: so an index leads to it, however many batches there are."""
+    which: list[tuple[ColumnElement[bool], ColumnElement[bool]]] = []
+    if BatchState.COPIED in room:
+        which += [(BatchRow.state == BatchState.REMOVING, _FREE), (BatchRow.state == BatchState.COPIED, due)]
+    if BatchState.CLAIMED in room:
+        which += [(BatchRow.state.in_(shared_queries.COPYING), _FREE)]
+        which += [(BatchRow.state == BatchState.PENDING, ~_is(upgrade_id, UpgradeRow.paused))] if copy else []
+    mine = (BatchRow.upgrade_id == upgrade_id, ~_is(upgrade_id, UpgradeRow.phase == Phase.ENDED))
+    first = [
+        select(BatchRow.id).where(*mine, state, so).order_by(BatchRow.priority).limit(1)
+        for state, so in which
+    ]  # fmt: skip
+    locked = (each.with_for_update(skip_locked=True, of=BatchRow).correlate(None).scalar_subquery() for each in first)
+    return func.coalesce(*locked, null())
 
 
-def _has_ended(s: Session, batch: BatchRow, state: BatchState) -> bool:
-    """Return whether this claim ended in that state. Then the call is a repetition, because the first answer was lost."""
-    mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token, BatchRow.lease_until.is_(None))
-    return s.scalar(select(BatchRow.state).where(mine)) == state
+def _is(upgrade_id: int, so: Any) -> Any:
+    """Select whether that is so of the upgrade now, after its gallery is locked."""
+    return select(so).where(UpgradeRow.id == upgrade_id).scalar_subquery()
+
+
+def _longest(gallery: GalleryRow, grace: float) -> Any:
+    """Select the longer one of this grace and that of the plan in force."""
+    own = PlanRow.max_age + PlanRow.longest_search + PlanRow.staleness
+    longest = case((own >= PlanRow.grace_before, own), else_=PlanRow.grace_before)
+    longest = case((longest >= grace, longest), else_=grace)
+    return select(longest).where(PlanRow.gallery_id == gallery.id, PlanRow.epoch == gallery.epoch).scalar_subquery()
+
+
+def _end(s: Session, batch: BatchRow, state: BatchState, **values: Any) -> bool:
+    """End a claim in that state. Return False if it has ended so before: the call is a repetition, since its answer was lost."""
+    try:
+        _move(s, batch, state, **values)
+    except errors.LeaseLost:
+        mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token, BatchRow.lease_until.is_(None))
+        if s.scalar(select(BatchRow.state).where(mine)) != state:
+            raise
+        return False
+    return True
 
 
 def _move(s: Session, batch: BatchRow, state: BatchState, **values: Any) -> None:

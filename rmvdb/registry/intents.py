@@ -224,6 +224,6 @@ def _behind(s: Session, gallery: GalleryRow) -> Any:
 
 
 def _intents_of(s: Session, upgrade_id: int, ids: Collection[Id], which: ColumnElement[bool]) -> Iterable[IntentRow]:
-    for some in shared_queries.chunks([key(id) for id in ids], 500):
+    for some in shared_queries.chunks([key(id) for id in ids], 5_000):
         rows = select(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.record.in_(some), which)
         yield from s.scalars(rows.order_by(IntentRow.id))

@@ -37,16 +37,29 @@ class Owners(Database):
     @transaction
     def trace(self, s: Session, /, gallery: str) -> Trace:
         """Return the trace of a gallery."""
-        row = shared_queries.named(s, GalleryRow, "gallery", gallery)
-        trace = s.get(TraceRow, row.id) or TraceRow(number=0, reported=0, trouble="")
-        mine = (CollectionRow.gallery_id == row.id, CollectionRow.dropped_at.is_(None))
-        oldest = s.scalar(select(CollectionRow.name).where(*mine).order_by(CollectionRow.id).limit(1)) or ""
-        return Trace(number=trace.number, epoch=row.epoch, reported=trace.reported, trouble=trace.trouble, oldest=oldest)
+        mine = (CollectionRow.gallery_id == GalleryRow.id, CollectionRow.dropped_at.is_(None))
+        oldest = select(CollectionRow.name).where(*mine).order_by(CollectionRow.id).limit(1).scalar_subquery()
+        known = TraceRow.number, TraceRow.reported, TraceRow.trouble
+        beside = select(GalleryRow.epoch, oldest.label("oldest"), *known).outerjoin(
+            TraceRow, TraceRow.gallery_id == GalleryRow.id
+        )
+        row = s.execute(beside.where(GalleryRow.name == gallery)).one_or_none()
+        if row is None:
+            shared_queries.named(s, GalleryRow, "gallery", gallery)  # raises UnknownName
+            raise AssertionError(gallery)
+        return Trace(
+            number=row.number or 0,
+            epoch=row.epoch,
+            reported=row.reported or 0,
+            trouble=row.trouble or "",
+            oldest=row.oldest or "",
+        )
 
     @transaction
     def raise_trace(self, s: Session, /, gallery: str) -> int:
         """Raise the trace by one and return the number. Each number is given once."""
-        return shared_queries.raise_trace(s, shared_queries.named(s, GalleryRow, "gallery", gallery).id)
+        row = shared_queries.named(s, GalleryRow, "gallery", gallery)
+        return shared_queries.raise_trace(s, select(GalleryRow.id).where(GalleryRow.id == row.id))
 
     @transaction
     def note_trouble(self, s: Session, /, gallery: str, trouble: str) -> None:

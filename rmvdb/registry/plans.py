@@ -116,7 +116,7 @@ class Plans(Database):
         if waiting := _writing(s, row):
             return waiting
         row.epoch, row.next_epoch, row.closing_until, row.served_since = epoch, None, None, now(s)
-        shared_queries.raise_trace(s, row.id)
+        shared_queries.raise_trace(s, select(GalleryRow.id).where(GalleryRow.id == row.id))
         return []
 
 

@@ -130,13 +130,12 @@ def serve_after(s: Session, gallery: GalleryRow, legs: Sequence[Mapping[str, Any
     gallery.epoch, gallery.next_epoch = epoch, None
 
 
-def raise_trace(s: Session, gallery_id: int) -> int:
-    """Raise the gallery's trace by one and return the number. Each number is given once."""
-    raised = (
-        update(TraceRow).where(TraceRow.gallery_id == gallery_id).values(number=TraceRow.number + 1).returning(TraceRow.number)
-    )
-    if (number := s.scalar(raised)) is None:
-        s.add(TraceRow(gallery_id=gallery_id, number=(number := 1)))
+def raise_trace(s: Session, which: Select[int]) -> int:
+    """Raise the trace of the gallery whose number `which` selects by one, and return it. Each number is given once."""
+    mine = TraceRow.gallery_id == which.scalar_subquery()
+    raised = update(TraceRow).where(mine).values(number=TraceRow.number + 1).returning(TraceRow.number)
+    if (number := s.scalar(raised, execution_options={"synchronize_session": False})) is None:
+        s.add(TraceRow(gallery_id=s.scalars(which).one(), number=(number := 1)))
         s.flush()
     return number
 

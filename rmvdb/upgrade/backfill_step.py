@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rmvdb.backfill.batches import Backfill
 from rmvdb.backfill.task import Task
 from rmvdb.backfill.worker import Worker
@@ -42,8 +44,15 @@ def each_batch(context: UpgradeContext, upgrade: UpgradeRow) -> Backfill:
     )
 
 
-def backfill(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker, *, until: float | None = None) -> Progress:
-    """Work on batches until all are retired, the share `until` is reached, or it is stopped.
+def backfill(
+    context: UpgradeContext,
+    upgrade: UpgradeRow,
+    worker: Worker,
+    *,
+    until: float | None = None,
+    grows: Callable[[], bool] = lambda: False,
+) -> Progress:
+    """Work on batches until all are retired, the share `until` is reached, or it is stopped; not while the work list `grows`.
 
     None means the share that the upgrade was asked for, or the share at which its schedule switches. A worker that is not patient
     also stops in a pause.
@@ -53,7 +62,8 @@ def backfill(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker, *, un
         until = until if switch is None else min(switch, until)
 
     def progress(now: Progress) -> None:
-        context.report("backfilling", now.done, now.total)
+        if not grows():  # before, the total is not known, and the listing reports its own progress
+            context.report("backfilling", now.done, now.total)
         if worker.patient:
             context.hear_pause(worker.paused)
 
@@ -64,6 +74,7 @@ def backfill(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker, *, un
         patient=worker.patient,
         stop=context.stop,
         progress=progress,
+        grows=grows,
     )
 
 

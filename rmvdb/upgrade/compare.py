@@ -24,7 +24,7 @@ from rmvdb.serving import sketch
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage.archive import Archive, Reading, same_fields
 from rmvdb.text import counted
-from rmvdb.types import BatchState, Id, Item, Record
+from rmvdb.types import BatchState, Id, Item, Moment, Record
 from rmvdb.upgrade import search_check
 from rmvdb.upgrade.client_writes import ClientWrites
 from rmvdb.upgrade.embed_again import EmbedAgain
@@ -221,7 +221,8 @@ class Verify:
         ids = [reading.record.id for reading in archived]
         written = self._registry.announced(task.upgrade, ids)
         expected = {reading.record.id: reading for reading in archived if key(reading.record.id) not in written}
-        found = self._stored(task, list(expected), vector=task.in_place)
+        moment = self._store.moment()  # all that follows shows every write before it, and waits for the engine's clock once
+        found = self._stored(task, list(expected), vector=task.in_place, after=moment)
         since = self._registry.announced(task.upgrade, expected.keys())
         other: set[Id] = set()
         for id, reading in expected.items():
@@ -234,25 +235,26 @@ class Verify:
             elif task.in_place and not reading.is_copied_to(found[id]):
                 other.add(id)
         portion = min(1.0, sample / of) if of else 1.0
-        chosen = self._by_collection(task, [id for id in expected if id in found and share(id) < portion])
-        search_check.search(self._store, self._registry, chosen, report)
+        chosen = self._by_collection(task, [id for id in expected if id in found and share(id) < portion], after=moment)
+        search_check.search(self._store, self._registry, chosen, report, after=moment)
         every = [record for records in chosen.values() for record in records]
         every += [found[id] for id in other - {record.id for record in every}]
         return self._embed.in_parts(task, self._embed.rankable(task, every, report), report)
 
-    def _by_collection(self, task: Task, ids: Sequence[Id]) -> dict[str, list[Record]]:
+    def _by_collection(self, task: Task, ids: Sequence[Id], *, after: Moment) -> dict[str, list[Record]]:
         """Return the records with their vectors, each from the first collection that holds it."""
         found: dict[str, list[Record]] = {}
         for collection in task.new:
-            found[collection] = self._store.get(collection, ids, vector=True)
+            found[collection] = self._store.get(collection, ids, vector=True, strong=not after, after=after)
             there = {record.id for record in found[collection]}
             ids = [id for id in ids if id not in there]
         return found
 
-    def _stored(self, task: Task, ids: Sequence[Id], *, vector: bool) -> dict[Id, Record]:
+    def _stored(self, task: Task, ids: Sequence[Id], *, vector: bool, after: Moment) -> dict[Id, Record]:
         found: dict[Id, Record] = {}
         for collection in reversed(task.new):
-            found |= {record.id: record for record in self._store.get(collection, ids, vector=vector)}
+            read = self._store.get(collection, ids, vector=vector, strong=not after, after=after)
+            found |= {record.id: record for record in read}
         return found
 
     def _unwritten(self, task: Task, differing: dict[Id, float]) -> dict[Id, float]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmvdb import errors
-from rmvdb.backfill.worker import LOOK, Worker
+from rmvdb.backfill.hand import LOOK
+from rmvdb.backfill.worker import Worker
 from rmvdb.protocols import Classifier, Source, VectorStore
 from rmvdb.registry.mark import Owner
 from rmvdb.registry.registry import Registry

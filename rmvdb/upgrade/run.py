@@ -176,19 +176,19 @@ class Conductor(UpgradeContext):
         if upgrade.undoes is None:  # a roll back takes the archive's vectors, and needs no model
             plan_step.expect_model(self, upgrade)
         change_epoch.prolong(self, upgrade, force=force)
-        self.list_work(upgrade)
-        upgrade = self.registry.upgrade(upgrade.id)
-        if (switch := upgrade.plan.switch) is not None:
-            upgrade = self._switch(upgrade, worker, at=switch, force=force)
-        self.backfill(upgrade, worker)
+        with work_list.made_beside(self, upgrade) as grows:
+            upgrade = self.registry.upgrade(upgrade.id)
+            if (switch := upgrade.plan.switch) is not None:
+                upgrade = self._switch(upgrade, worker, grows, at=switch, force=force)
+            self.backfill(upgrade, worker, grows=grows)
         upgrade = self.registry.upgrade(upgrade.id)  # `until` and `cutover` may have changed in these hours
         wanted = upgrade.plan.cutover and upgrade.plan.until >= 1.0  # batches are whole, so any `until` may move every record
         if wanted and not backfill_step.unfinished(self, upgrade) and not self.stop.is_set():
             self.cut_over(upgrade, worker, force=force)
 
-    def _switch(self, upgrade: UpgradeRow, worker: Worker, *, at: float, force: bool) -> UpgradeRow:
+    def _switch(self, upgrade: UpgradeRow, worker: Worker, grows: Callable[[], bool], *, at: float, force: bool) -> UpgradeRow:
         """Backfill to the planned share, then let the new model alone embed queries. Before, the old models embed them, too."""
-        if self.backfill(upgrade, worker).t < at:
+        if self.backfill(upgrade, worker, grows=grows).t < at:
             return upgrade  # it was stopped, or `until` is smaller
         change_epoch.serve(self, upgrade, EpochName.LATER, force=force)
         note, plan = f"from t = {at:g} on the new model alone embeds the queries", self.registry.upgrade(upgrade.id).plan

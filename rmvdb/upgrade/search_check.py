@@ -10,7 +10,7 @@ from rmvdb.engines.finding import TOGETHER, not_found
 from rmvdb.protocols import VectorStore
 from rmvdb.registry.codec import schema_from_json
 from rmvdb.registry.registry import Registry
-from rmvdb.types import Id, Record, Schema
+from rmvdb.types import Id, Moment, Record, Schema
 from rmvdb.upgrade.report import VerifyReport
 
 #: Seconds after which a record that a search has missed is searched for again.
@@ -18,22 +18,32 @@ _AGAIN_AFTER = 1.0
 
 
 def search(
-    store: VectorStore, registry: Registry, records_by_collection: Mapping[str, Sequence[Record]], report: VerifyReport
+    store: VectorStore,
+    registry: Registry,
+    records_by_collection: Mapping[str, Sequence[Record]],
+    report: VerifyReport,
+    *,
+    after: Moment = 0,
 ) -> None:
-    """Search for records by their own vectors: with a filter by key, with one by a field, and without a filter."""
+    """Search for records by their own vectors: with a filter by key, with one by a field, and without a filter.
+
+    `after`: the moment that the searches show every write before; after 0 they are strong.
+    """
     for name, records in records_by_collection.items():
         row = registry.collection(name)
         schema = schema_from_json(row.schema)
         for start in range(0, len(records), TOGETHER):
             some = records[start : start + TOGETHER]
-            for id, how in _missed(store, schema, some, row.search).items():
+            for id, how in _missed(store, schema, some, row.search, after).items():
                 report.complain(f"record {id!r} is in {name}, and {how}; look at its index")
             report.searched += len(some)
 
 
-def _missed(store: VectorStore, schema: Schema, records: Sequence[Record], params: Mapping[str, Any]) -> dict[Id, str]:
+def _missed(
+    store: VectorStore, schema: Schema, records: Sequence[Record], params: Mapping[str, Any], after: Moment
+) -> dict[Id, str]:
     """Return the records that searches still miss once the engine has flushed and indexed everything, and how they miss them."""
-    missed = not_found(store, schema, records, search=params)
+    missed = not_found(store, schema, records, search=params, after=after)
     for waited in (False, True):
         if not missed:
             break

@@ -23,8 +23,8 @@ from rmvdb.errors import ArtifactError, DiskFull
 from rmvdb.protocols import Order, VectorStore
 from rmvdb.types import Id, Record
 
-#: Records that are sorted in memory at once. A billion records make a thousand such runs.
-RUN = 1_000_000
+#: Records that are sorted in memory at once, some 15 MB. A billion records make ten thousand such runs.
+RUN = 100_000
 #: Runs merged at once, well below the files that a process may hold open.
 MOST_OPEN = 256
 #: A folder younger than this many seconds may be new, and not locked yet.
@@ -41,12 +41,14 @@ def batches_in_order(
     leave_out: Callable[[Sequence[Id]], set[Id]],
     fields: Sequence[str] = (),
     vector: bool = True,
+    whole: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[list[Id]]:
     """Yield the ids of a collection in ascending confidence, at most `batch` at a time, without those that `leave_out` names.
 
     One streaming pass. Memory holds RUN ids at most; the rest is in `folder` until the iterator ends or is closed. The order
-    reads `fields` and, with `vector`, vectors.
+    reads `fields` and, with `vector`, vectors. Unless it is to be `whole`, the first batches come after RUN records: of each RUN
+    records by themselves.
 
     Raises DiskFull if the folder has no space, ArtifactError if a file in it was altered.
     """
@@ -54,7 +56,7 @@ def batches_in_order(
         with _own_folder(folder) as work_folder:
             pages = store.scan(collection, vector=vector, fields=fields, ahead=True)
             rows = _rows(pages, order, leave_out, store.count(collection) if progress else 0, progress)
-            ids = (id for _, id in _sorted(rows, work_folder))
+            ids = (id for _, id in (_sorted(rows, work_folder) if whole else _in_runs(rows)))
             while chunk := list(islice(ids, batch)):
                 yield chunk
     except OSError as exc:
@@ -135,6 +137,11 @@ def _sorted(rows: Iterator[_Row], folder: Path) -> Iterator[_Row]:
         groups = [runs[start : start + MOST_OPEN] for start in range(0, len(runs), MOST_OPEN)]
         runs = [_merged(group, folder / f"{level}-{number}.jsonl") for number, group in enumerate(groups)]
     return heapq.merge(*map(_read, runs))
+
+
+def _in_runs(rows: Iterator[_Row]) -> Iterator[_Row]:
+    while run := sorted(islice(rows, RUN)):
+        yield from run
 
 
 def _merged(runs: list[_Run], path: Path) -> _Run:

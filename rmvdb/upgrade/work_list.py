@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rmvdb import errors
 from rmvdb.planning.orders.table import ORDERS
 from rmvdb.planning.question import Question
-from rmvdb.registry.codec import unpack_ids
+from rmvdb.registry.codec import key, unpack_ids
 from rmvdb.registry.tables import BatchRow, UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.storage import files
 from rmvdb.storage.archive import ArchiveFile
+from rmvdb.text import RESUMABLE
 from rmvdb.types import BatchState, Id, Leg
 from rmvdb.upgrade import plan_step
 from rmvdb.upgrade.context import UpgradeContext
@@ -35,34 +40,79 @@ NOTED_EVERY = 1.0
 LAST = 2**62
 
 
-def list_work(context: UpgradeContext, upgrade: UpgradeRow) -> None:
+@contextmanager
+def made_beside(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[Callable[[], bool]]:
+    """Make the work list while the block works on its batches. Yield whether it grows, which raises what ended it.
+
+    If it is interrupted, it is made again of what the old collections still hold. A roll back, and a lifted copy, move records
+    that are still there, so that their list is made before.
+    """
+    if upgrade.listed or upgrade.undoes is not None or upgrade.in_place:
+        list_work(context, upgrade)
+        yield lambda: False
+        return
+    given_up = threading.Event()
+    with ThreadPoolExecutor(1, thread_name_prefix="rmvdb-list") as pool:
+        listing = pool.submit(list_work, context, upgrade, given_up)
+
+        def grows() -> bool:
+            return not listing.done() or listing.result() is not None
+
+        try:
+            yield grows
+            listing.result()
+        finally:
+            given_up.set()
+
+
+def list_work(context: UpgradeContext, upgrade: UpgradeRow, given_up: threading.Event | None = None) -> None:
     """Make the work list: batches in order of confidence, or in the archive's order for a roll back.
 
-    The oldest collection comes first: its records are searched with the poorest queries, and gain most.
+    The oldest collection comes first: its records are searched with the poorest queries, and gain most. Set `given_up` to end it.
     """
     if upgrade.listed:
         return
+
+    def check_stop() -> None:
+        context.check_stop()
+        if given_up is not None and given_up.is_set():
+            raise errors.Stopped(RESUMABLE)
+
     context.registry.discard_list(upgrade.id, leader_token=context.leader_token)  # of an interrupted listing
     first = context.registry.next_priority(upgrade.id)
-    work = _undone(context, upgrade) if upgrade.undoes else _in_order(context, upgrade)
-    for batches in _chunks(work, LISTED_AT_ONCE):
-        context.check_stop()
-        context.registry.add_batches(upgrade.id, batches, first=first, leader_token=context.leader_token)
-        first += len(batches)
+    with closing(_undone(context, upgrade) if upgrade.undoes else _in_order(context, upgrade, check_stop)) as work:
+        for batches in _chunks(work, LISTED_AT_ONCE):
+            check_stop()
+            context.registry.add_batches(upgrade.id, batches, first=first, leader_token=context.leader_token)
+            first += len(batches)
     context.registry.set_upgrade(upgrade.id, listed=True, note="the work list is made", leader_token=context.leader_token)
 
 
-def _in_order(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], None]]:
+def _in_order(context: UpgradeContext, upgrade: UpgradeRow, check_stop: Callable[[], None]) -> Generator[tuple[list[Id], None]]:
     begun = context.registry.listed_ids(upgrade.id)
+    aside = {row.record for row in context.registry.quarantined(upgrade.id)}
     files.make_folder(context.services.folder, "home")
     counted = [(leg, context.store.count(leg.collection)) for leg in reversed(upgrade.plan.legs(EpochName.BEFORE))]
     batch = min(context.services.batch, max(LEAST_BATCH, sum(count for _, count in counted) // STEPS))
     for leg in (leg for leg, count in counted if count):
-        for ids in _ordered(context, upgrade, leg, begun, batch=batch):
+
+        def leave_out(ids: Sequence[Id], collection: str = leg.collection) -> set[Id]:
+            known = begun.intersection(ids) | {id for id in ids if aside and key(id) in aside}
+            return known | newer(context, upgrade, collection, ids)
+
+        for ids in _ordered(context, upgrade, leg, leave_out, check_stop, batch=batch):
             yield ids, None
 
 
-def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[Id], *, batch: int) -> Iterator[list[Id]]:
+def _ordered(
+    context: UpgradeContext,
+    upgrade: UpgradeRow,
+    leg: Leg,
+    leave_out: Callable[[Sequence[Id]], set[Id]],
+    check_stop: Callable[[], None],
+    *,
+    batch: int,
+) -> Iterator[list[Id]]:
     question = Question.of_upgrade(upgrade.plan.question)
     classifier = context.services.classifier(context.registry.version(leg.model))
     name = upgrade.order.split(", ")[0]
@@ -73,7 +123,7 @@ def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[
 
     def progress(done: int, total: int) -> None:
         nonlocal noted
-        context.check_stop()
+        check_stop()
         context.report(f"listing {leg.collection}", done, total)
         if time.monotonic() - noted > NOTED_EVERY:
             noted = time.monotonic()
@@ -86,9 +136,10 @@ def _ordered(context: UpgradeContext, upgrade: UpgradeRow, leg: Leg, begun: set[
         order,
         batch=batch,
         folder=context.services.folder,
-        leave_out=lambda ids: begun.intersection(ids) | newer(context, upgrade, leg.collection, ids),
+        leave_out=leave_out,
         fields=[question.labels] if question.labels and reads else [],
         vector=reads,
+        whole=reads,  # an order of ids alone has no preference
         progress=progress,
     )
 
@@ -99,7 +150,7 @@ def newer(context: UpgradeContext, upgrade: UpgradeRow, collection: str, ids: Se
     return {record.id for each in before for record in context.store.get(each, ids, fields=())}
 
 
-def _undone(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[tuple[list[Id], Mapping[str, Any]]]:
+def _undone(context: UpgradeContext, upgrade: UpgradeRow) -> Generator[tuple[list[Id], Mapping[str, Any]]]:
     """Return, for a roll back, the ids that each batch moved, with the files of their old vectors. Each id comes once, by its
     last batch.
 

@@ -7,7 +7,7 @@ A step is one call that leaves the process, in the order of the code; between tw
 | worker: claim | Registry.claim |
 | read, vectors | Backfill.copy: store.get(old); Backfill._left, Backfill._from_archive: Registry.announced |
 | writing, look, copy, copied | Backfill.copy: Registry.advance, Registry.intents, store.upsert(new), Registry.copied |
-| compare, decide, removing | Backfill._decide: store.get(old), Registry.intents; Registry.advance |
+| compare, decide, removing | Backfill._decide: store.get(old), Registry.intents, store.get(new); Registry.advance |
 | moved first | MovedFirst.step: Registry.asked_for, Registry.pending_batches, Registry.move_first |
 | leave_note | Backfill.retire: Archive.leave |
 | look_again, gone, remove, again | Backfill.retire: Registry.intents, store.delete(new), store.delete(old), Registry.retire |
@@ -320,10 +320,14 @@ class Protocol:
         yield self._if_mine(s, w, then.put("workers", w, Worker()))
 
     def _compare(self, s: State, w: int, me: Worker) -> Iterator[State]:
-        yield s.put("workers", w, at="decide", was=s.held[me.upgrade])
+        new = s.held[1 - me.upgrade] if self.engine_goes_back else UNREAD
+        yield s.put("workers", w, at="decide", was=s.held[me.upgrade], new=new)
 
     def _decide(self, s: State, w: int, me: Worker) -> Iterator[State]:
-        yield s.put("workers", w, at="removing", was=UNREAD, decided=self._record_fate(s, s.batches[me.batch], me))
+        # Both collections are read at one moment, that of the comparison: the new one may be shown as it was then, or as it is.
+        for new in {me.new, s.held[1 - me.upgrade]} if self.engine_goes_back else (UNREAD,):
+            decided = self._record_fate(s, s.batches[me.batch], me._replace(new=new))
+            yield s.put("workers", w, at="removing", was=UNREAD, new=UNREAD, decided=decided)
 
     def _record_fate(self, s: State, b: Batch, me: Worker) -> str:
         decides = self._deciding(s, me.upgrade)
@@ -342,7 +346,7 @@ class Protocol:
             return "again" if me.was else ""
         if me.was == b.archive or not self.has("the old record is compared before it is removed"):
             asks = self.engine_goes_back and self.has("new is asked before the record leaves old")
-            return "again" if asks and s.held[1 - me.upgrade] == ABSENT else "remove"
+            return "again" if asks and me.new == ABSENT else "remove"
         noted = s.noted_by == b.root and (
             s.left >= b.again
             or (s.left >= 0 and not b.found and self.has("what left before a batch came again has left for it, too"))

@@ -54,6 +54,8 @@ class Worker(NamedTuple):
     batch: int = 0
     upgrade: int = 0
     was: int = UNREAD
+    #: Of the new collection, at the moment of the comparison.
+    new: int = UNREAD
     vector: int = UNREAD
     announced: bool = False
     left: bool = False

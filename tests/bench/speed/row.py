@@ -66,13 +66,15 @@ def compared(
     target: float,
     unit: str = "ms",
     share: float = 0.5,
+    better: Literal["lower", "higher"] = "lower",
 ) -> Row:
-    """Make the row of two sides' times: the ratio of the times in which that share of the calls ended, 0.5 for the median."""
+    """Make the row of two sides' times, or of their rates: the ratio of the times in which that share of the calls ended, 0.5 for
+    the median."""
     return Row(
         name=name,
         ratio=quantile(ours, share) / quantile(theirs, share),
         target=target,
-        better="lower",
+        better=better,
         unit=unit,
         ours=quantile(ours, share),
         ours_spread=spread(ours),

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from tests.bench.speed import importing, own_time, search, statements, transforms, writes
+from tests.bench.speed import (
+    claims,
+    copying,
+    importing,
+    listing,
+    memory,
+    own_time,
+    search,
+    statements,
+    statements_per_batch,
+    transforms,
+    verify,
+    writes,
+)
 from tests.bench.speed.row import Options, Row
 
 #: Each family measures its rows one after the other. The order is that of the table.
@@ -15,4 +28,10 @@ FAMILIES: Mapping[str, Callable[[Options], Iterator[Row]]] = {
     "transforms": transforms.measure,
     "importing": importing.measure,
     "statements": statements.measure,
+    "listing": listing.measure,
+    "copying": copying.measure,
+    "verify": verify.measure,
+    "claims": claims.measure,
+    "memory": memory.measure,
+    "statements_per_batch": statements_per_batch.measure,
 }

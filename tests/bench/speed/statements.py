@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqlalchemy import Engine, event
@@ -28,17 +28,27 @@ def _search(made: World) -> None:
 
 
 def _rate(seconds: float, act: Any) -> float:
-    """Act for so many seconds. Return the statements a second meanwhile, of all threads of this process."""
-    sent: list[str] = []
+    """Act for so many seconds. Return the statements a second meanwhile."""
 
-    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        sent.append(statement)
-
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
+    def acted() -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             act()
+
+    return len(sent(acted)) / seconds
+
+
+def sent(act: Callable[[], object]) -> list[str]:
+    """Return the statements that all threads of this process send while it acts."""
+    found: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if not statement.startswith("BEGIN"):
+            found.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        act()
     finally:
         event.remove(Engine, "before_cursor_execute", note)
-    return len(sent) / seconds
+    return found

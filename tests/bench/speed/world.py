@@ -15,6 +15,7 @@ from rmvdb.app.settings import SearchSection
 from rmvdb.learning.calibration import Calibration
 from rmvdb.learning.transforms import Config, Transform, Weights
 from rmvdb.protocols import VectorStore
+from rmvdb.registry.mark import mark_of
 from rmvdb.registry.registry import Registry
 from rmvdb.serving.client import Client
 from rmvdb.serving.loaded_models import Chain, LoadedModels
@@ -70,7 +71,9 @@ def vectors(count: int, dim: int, seed: int) -> Vectors:
 
 
 @contextlib.contextmanager
-def world(store: VectorStore, options: Options, *, index: Index, fill: bool = True) -> Iterator[World]:
+def world(
+    store: VectorStore, options: Options, *, index: Index, fill: bool = True, times: Mapping[str, float] = TIMES
+) -> Iterator[World]:
     """Make the gallery in this store, connect, and take it away again. Without `fill` the collections stay empty."""
     folder = Path(tempfile.mkdtemp(prefix="rmvdb-bench-"))
     url = f"sqlite:///{folder}/registry.sqlite"
@@ -83,7 +86,7 @@ def world(store: VectorStore, options: Options, *, index: Index, fill: bool = Tr
             store.create(shape, index)
         if fill:
             _fill(store, options)
-        _register(registry, shapes, list(files))
+        _register(registry, shapes, list(files), times)
         models = LoadedModels(
             load_embedder=lambda _: Free(),
             load_chain=lambda version: Chain(embedder=version, dim=options.dim),
@@ -97,6 +100,7 @@ def world(store: VectorStore, options: Options, *, index: Index, fill: bool = Tr
     finally:
         for shape in shapes:
             store.drop(shape.collection)
+            store.drop(mark_of(shape.collection))
         registry.close()
         shutil.rmtree(folder)
 
@@ -108,14 +112,14 @@ def _files(made: Transform) -> dict[str, bytes]:
     return {"psi": made.to_bytes(), "new": scales[0].to_bytes(), "old": scales[1].to_bytes()}
 
 
-def _register(registry: Registry, shapes: Sequence[Schema], files: Sequence[str]) -> None:
+def _register(registry: Registry, shapes: Sequence[Schema], files: Sequence[str], times: Mapping[str, float]) -> None:
     for name in ("v1", "v2"):
         registry.add_version(
             name=name, embedder=f"bench:{name}", options={}, classifier=None, dim=shapes[0].dim, metric="COSINE",
             fingerprint=None, probes=None, probe_kind=None, base=None, head=None,
         )  # fmt: skip
     gallery = registry.add_gallery(
-        name="bench", model="v1", schema=shapes[1], adopted=False, source="bench", search=SEARCH, times=TIMES
+        name="bench", model="v1", schema=shapes[1], adopted=False, source="bench", search=SEARCH, times=times
     )
     registry.add_collection(gallery.id, model="v2", schema=shapes[0], search=SEARCH)
     psi, new, old = files
@@ -123,7 +127,7 @@ def _register(registry: Registry, shapes: Sequence[Schema], files: Sequence[str]
         Leg(collection=COLLECTIONS[0], model="v2", metric=Metric.COSINE, embedder="v2", calibration=new),
         Leg(collection=COLLECTIONS[1], model="v1", metric=Metric.COSINE, embedder="v2", transforms=(psi,), calibration=old),
     ]
-    waiting = registry.activate("bench", registry.announce("bench", legs, TIMES), force=True)
+    waiting = registry.activate("bench", registry.announce("bench", legs, times), force=True)
     assert not waiting, waiting
 
 

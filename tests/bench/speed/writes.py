@@ -1,4 +1,4 @@
-"""Writes, the searches after them, filtered searches and listing on a real server, against pymilvus that does the same."""
+"""Writes, the searches after them and filtered searches on a real server, against pymilvus that does the same."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ import numpy as np
 from pymilvus import MilvusClient
 
 from rmvdb.engines.milvus import MilvusStore
-from rmvdb.planning.orders.table import Known, make_order, order_spec
-from rmvdb.types import Index, Metric, Vectors
-from rmvdb.upgrade.sorted_ids import batches_in_order
+from rmvdb.types import Index, Vectors
 from tests.bench.speed.row import Options, Row, compared, in_turns
 from tests.bench.speed.world import COLLECTIONS, SEARCH, World, world
 from tests.support.milvus_server import MilvusServer
@@ -71,18 +69,9 @@ class Bare:
             consistency_level=level,
         )
 
-    def read(self, collection: str) -> int:
-        """Read ids and vectors once. Return how many."""
-        pages, read = self._client.query_iterator(collection, batch_size=1000, output_fields=["id", "vector"]), 0
-        while page := pages.next():
-            read += len(page)
-        pages.close()
-        return read
-
 
 def _rows(made: World, bare: Bare, options: Options) -> Iterator[Row]:
     size = f"{options.records:,} × {options.dim}, t {options.t:g}"
-    yield from _listing(made, bare, size)
     new, old = made.queries[0], made.mapped[0]
     one = f"id == {options.records - 1}"  # in the old collection alone
     ours, theirs = in_turns(
@@ -102,26 +91,6 @@ def _rows(made: World, bare: Bare, options: Options) -> Iterator[Row]:
     name, against = f"search of a client that writes twice a second, {size}", "both legs at once, Session"
     yield compared(f"{name}, p50", ours, theirs, against=against, target=1.15)
     yield compared(f"{name}, p99", ours, theirs, against=against, target=1.30, share=0.99)
-
-
-def _listing(made: World, bare: Bare, size: str) -> Iterator[Row]:
-    """List the old collection as an upgrade does, against reading its ids and vectors once."""
-    old = COLLECTIONS[1]
-    sample = next(made.store.scan(old, vector=True))  # orders learn from a sample of fixed size, before the listing
-    orders = {name: make_order(name, sample, Known(metric=Metric.COSINE)) for name in ("random", "cluster")}
-    with tempfile.TemporaryDirectory(prefix="rmvdb-bench-") as folder:
-
-        def listing(name: str) -> int:
-            batches = batches_in_order(
-                made.store, old, orders[name], batch=500, folder=Path(folder), leave_out=lambda _: set(),
-                vector=order_spec(name).reads_records,
-            )  # fmt: skip
-            return sum(map(len, batches))
-
-        for name in orders:
-            assert listing(name) == bare.read(old)
-            ours, theirs = in_turns(lambda name=name: listing(name), lambda: bare.read(old), calls=2)  # type: ignore[misc]
-            yield compared(f"listing, order {name}, {size}", ours, theirs, against="ids and vectors read once", target=1.5)
 
 
 def _between_writes(made: World, bare: Bare, options: Options) -> tuple[list[float], list[float]]:

@@ -43,6 +43,27 @@ def test_batches_are_claimed_in_order_each_once(registry: Registry, upgrade: Upg
     assert claim(registry, upgrade) is None
 
 
+def test_a_worker_claims_only_what_it_has_room_for(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
+    registry.copied(claimed(registry, upgrade), requeue=[], aside={})
+
+    def found(*room: BatchState) -> str | None:
+        batch = claim(registry, upgrade, room=room)
+        return batch and batch.state
+
+    assert found() is None
+    assert (found(BatchState.COPIED), found(BatchState.COPIED)) == ("copied", None)
+    assert (found(BatchState.CLAIMED), found(BatchState.CLAIMED)) == ("claimed", None)
+
+
+def test_the_grace_of_the_plan_in_force_counts_if_it_is_longer(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    registry.copied(claimed(registry, upgrade), requeue=[], aside={})
+    assert registry.plan("photos").grace > 60.0
+    assert claim(registry, upgrade, by_plan=True) is None
+    assert claim(registry, upgrade) is not None
+
+
 def test_many_workers_claim_each_batch_once(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([number], None) for number in range(60)], first=1)
 
