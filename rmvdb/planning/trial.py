@@ -174,7 +174,7 @@ class Trial:
         #: The rows of the pairs to train on.
         self.seen = rows[0]
         self.train = replace(sample, queries=None).take(self.seen)
-        self._parts_by_order = parts_by_order(sample, rows[1:], confidences, seed)
+        self._parts_by_order = parts_by_order(sample, rows, confidences, seed)
         first = self._parts_by_order[self.orders[0]]
         if not (first.check.query_set.relevance.any() and first.judge.query_set.relevance.any()):
             raise PlanRefused("Too few records of the sample share a label to measure anything; leave --labels out")
