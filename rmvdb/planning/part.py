@@ -264,7 +264,7 @@ class Part:
         self, fitted: Fitted, calibrations: Calibrations | None = None, *, ts: Sequence[float] = TS, rescore: int = 0
     ) -> Curve:
         """Measure every metric over t of a fitted method, with its distances calibrated or not."""
-        d_old, d_new = self._distances(fitted, calibrations)
+        d_old, d_new = self.distances(fitted, calibrations)
         asked = self.query_set
         return curve_of(d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, rescore=self._rescored(rescore))
 
@@ -278,7 +278,7 @@ class Part:
         rescore: int = 0,
     ) -> Course:
         """Measure one metric over t, which takes a fraction of the time."""
-        d_old, d_new = self._distances(fitted, calibrations)
+        d_old, d_new = self.distances(fitted, calibrations)
         asked = self.query_set
         rescored = self._rescored(rescore)
         return course_of(objective, d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, rescore=rescored)
@@ -288,7 +288,7 @@ class Part:
         share = len(self.pairs) / max(1, min(self.gallery or len(self.pairs), LIKE_ALL))
         return min(count, max(1, round(count * share))) if count else 0
 
-    def _distances(self, fitted: Fitted, calibrations: Calibrations | None) -> tuple[Floats, Floats]:
+    def distances(self, fitted: Fitted, calibrations: Calibrations | None) -> tuple[Floats, Floats]:
         """Return the distances of each record in its old collection and in the new one, (q, n) each, on the common scale."""
         legs = self.legs(fitted)
         scales = references.scales(calibrations or self.uncalibrated, [leg.queries for leg in legs], [leg.metric for leg in legs])

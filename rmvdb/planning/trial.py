@@ -16,7 +16,7 @@ from rmvdb.learning.method import METHODS, Fitted, Method, Pairs, TrainingSettin
 from rmvdb.planning import quality
 from rmvdb.planning.curve import TS, Calibrations, Course, Curve
 from rmvdb.planning.fits import Fits
-from rmvdb.planning.held_out import Scales, merit, parts_by_order
+from rmvdb.planning.held_out import HeldOutParts, Scales, merit, parts_by_order
 from rmvdb.planning.objective import DEFAULT, Objective
 from rmvdb.planning.part import OlderCollection, Part, Queries
 from rmvdb.planning.quality import Bools, Floats
@@ -231,6 +231,10 @@ class Trial:
     def evaluated(self) -> int:
         """Return the number of queries to measure on."""
         return len(self._parts_by_order[self.orders[0]].judge.query_set)
+
+    def parts(self, order: str) -> HeldOutParts:
+        """Return the parts in one backfill order."""
+        return self._parts_by_order[order]
 
     def judge(self, order: str) -> Part:
         """Return the part that nothing was fitted or chosen on, in one backfill order."""
