@@ -291,7 +291,7 @@ class Part:
     def distances(self, fitted: Fitted, calibrations: Calibrations | None) -> tuple[Floats, Floats]:
         """Return the distances of each record in its old collection and in the new one, (q, n) each, on the common scale."""
         legs = self.legs(fitted)
-        scales = references.scales(calibrations or self.uncalibrated, [leg.queries for leg in legs], [leg.metric for leg in legs])
+        scales = references.scales(calibrations or self.uncalibrated, [leg.queries for leg in legs])
         *old, d_new = (leg.distances(scale) for leg, scale in zip(legs, scales, strict=True))
         d_old = np.empty_like(d_new)
         for leg, distances in zip(legs, old, strict=False):
@@ -304,9 +304,14 @@ class Part:
         More records find more exactly how near a query's nearest are, so this part alone would be worth less. Raises PlanRefused
         if a leg holds too few of them.
         """
-        parts = [each.legs(fitted) for each in (self, train)]
-        pairs = [[(leg.gallery, legs[-1].gallery[leg.held]) for leg in legs[:-1]] for legs in parts]
-        return (*(references.kept(*map(np.concatenate, zip(*leg, strict=True))) for leg in zip(*pairs, strict=True)), None)
+        some, others = self.legs(fitted), train.legs(fitted)
+
+        def kept(one: _Leg, other: _Leg) -> references.References:
+            old = np.concatenate([one.gallery, other.gallery])
+            new = np.concatenate([some[-1].gallery[one.held], others[-1].gallery[other.held]])
+            return references.kept(old, new, one.metric, self.new_metric)
+
+        return (*(kept(*each) for each in zip(some[:-1], others[:-1], strict=True)), None)
 
     def matched(self, fitted: Fitted) -> Calibrations:
         """Fit one for each old leg to the distances of the new leg. Raises PlanRefused if there is too little to fit on."""

@@ -209,7 +209,7 @@ class LoadedModels:
             return [None] * len(legs)
         from rmvdb.learning import references
 
-        return references.scales(found, [queries[leg.collection] for leg in legs], [leg.metric for leg in legs])
+        return references.scales(found, [queries[leg.collection] for leg in legs])
 
     def _calibration(self, leg: Leg) -> LegScale | None:
         """Return what brings this leg's distances to the common scale, if it has anything."""

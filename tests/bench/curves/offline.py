@@ -1,6 +1,6 @@
 """Whole curves of vectors alone, in a minute: what a plan chooses without rescoring, and what that is worth to the test queries.
 
-    python -m tests.bench.curves.offline --data FOLDER --cases b,c,d --seeds 3
+    python -m tests.bench.curves.offline --data FOLDER --cases b,c,d --seeds 0,1,2
 
 No engine, no command line: the plan's own choice is made on a sample of the gallery, and the whole gallery is then searched
 exactly. The test queries report only. For each calibration the table says what the same transforms would be worth by it.
@@ -78,7 +78,7 @@ def load(name: str, seed: int, data: Path) -> Offline:
     case = CASES[name](seed, Path(tempfile.mkdtemp(prefix="rmvdb-offline-")), data, Sizes())
     models = [_embedder(version) for version in (case.versions[0], case.versions[-1])]
     items = [each.get("item", each.get("text")) for each in case.records]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(100 + seed)
     sample = np.sort(rng.permutation(len(items))[: case.sample])
     asked = [excerpt(items[row], rng) for row in sample] if "text" in case.records[0] else None
     old, new = models
@@ -137,18 +137,22 @@ def rows(name: str, seed: int, data: Path, methods: Sequence[Method]) -> Iterato
             }
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
 def main() -> None:
     """Print a table: medians over the seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("TEST_DATA", "data")))
     parser.add_argument("--cases", default="b,c,d")
     parser.add_argument("--methods", default="naive,centred,neighbours,blend")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=_numbers, default=(0, 1, 2), help="(default: 0,1,2)")
     asked = parser.parse_args()
     methods = [Method(name) for name in asked.methods.split(",")]
     for name in asked.cases.split(","):
-        found = [row for seed in range(asked.seeds) for row in rows(name, seed, asked.data.absolute(), methods)]
-        print(f"{name}: medians of {asked.seeds} seeds", flush=True)
+        found = [row for seed in asked.seeds for row in rows(name, seed, asked.data.absolute(), methods)]
+        print(f"{name}: medians of the seeds {', '.join(map(str, asked.seeds))}", flush=True)
         for method, way in dict.fromkeys((row["method"], row["calibration"]) for row in found):
             mine = [row for row in found if (row["method"], row["calibration"]) == (method, way)]
             numbers = {key: np.median([row[key] for row in mine]) for key in ("merit", "M_0 - M_old", "gain", "fall")}

@@ -52,7 +52,7 @@ def test_a_part_ranks_by_the_scale_that_each_query_finds():
     kept, _ = calibrations = made.naive("one").calibrations
     asked = judge.query_set
     far = geometry.distances(asked.old, judge.pairs.old, metric=Metric.COSINE).astype(np.float64)
-    each = kept.calibrations(asked.old, asked.new, Metric.COSINE, Metric.COSINE)
+    each = kept.calibrations(asked.old, asked.new)
     d_old, d_new = judge.distances(Fitted(), calibrations)
     np.testing.assert_array_equal(d_old, np.stack([one.apply(row) for one, row in zip(each, far, strict=True)]))
     np.testing.assert_array_equal(d_new, geometry.distances(asked.new, judge.pairs.new, metric=Metric.COSINE))
