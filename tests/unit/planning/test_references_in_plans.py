@@ -7,6 +7,7 @@ import numpy as np
 from rmvdb.learning import geometry
 from rmvdb.learning.method import Fitted, Method, Pairs
 from rmvdb.learning.references import References
+from rmvdb.planning.candidates import Choice, candidates, sure_to_start
 from rmvdb.planning.trial import Trial
 from rmvdb.types import Metric
 from tests.unit.learning.test_references import spaces
@@ -62,3 +63,13 @@ def test_legs_of_unlike_metrics_get_one_map_for_all_queries():
     sample = uneven()
     made = Trial(replace(sample, new=2 * sample.new), settings=QUICK, old_metric=Metric.COSINE, new_metric=Metric.L2)
     assert not any(isinstance(each, References) for each in made.naive("random").calibrations)
+
+
+def test_without_known_queries_a_blend_serves_only_if_its_best_hits_are_rescored():
+    made = candidates(trial(uneven()), Choice(methods=(Method.NAIVE, Method.BLEND), rescore=(0, 20)))
+    left = sure_to_start(made)
+    assert {(each.method, bool(each.rescore)) for each in made} > {(each.method, bool(each.rescore)) for each in left}
+    assert {each.method for each in left if not each.rescore} == {Method.NAIVE}
+    assert Method.BLEND in {each.method for each in left if each.rescore}
+    only = candidates(trial(uneven()), Choice(methods=(Method.BLEND,)))
+    assert sure_to_start(only) == only
