@@ -45,6 +45,15 @@ def candidates(trial: Trial, choice: Choice) -> list[Candidate]:
     return [each for each in made if 0 in choice.rescore or each.method.lifts] + rescored
 
 
+def sure_to_start(made: Sequence[Candidate]) -> list[Candidate]:
+    """Leave out blends whose ranks stand as they are, where the queries are unknown: a blend has a part of a map, too.
+
+    The old model's own query starts exactly where the old model is. If every best hit is rescored, a blend decides only which
+    are found. If nothing else was made, because a blend was asked for, nothing is left out.
+    """
+    return [each for each in made if each.rescore or each.measured.fitted.blend is None] or list(made)
+
+
 def _made(trial: Trial, methods: Sequence[Method], order: str) -> list[Candidate]:
     """Fit the methods, the cheap ones first. Of methods that come down to the same, return one."""
     made: dict[Method, Candidate] = {}

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from rmvdb.learning import geometry
 from rmvdb.learning.calibration import Calibration
+from rmvdb.learning.references import LegScale
 from rmvdb.planning import quality
 from rmvdb.planning.objective import Objective
 from rmvdb.planning.quality import Bools, Floats
@@ -20,8 +21,8 @@ TS = tuple(i / 10 for i in range(11))
 #: If there are no labels and no answers, this many nearest neighbours by the new model are relevant. Recall counts as many hits.
 NEIGHBOURS = 10
 #: One for each old leg, newest first, then one for the new leg. None leaves distances as they are.
-Calibrations = tuple[Calibration | None, ...]
-UNCALIBRATED: Calibrations = (None, None)
+Calibrations = tuple[LegScale | None, ...]
+UNCALIBRATED: tuple[None, None] = (None, None)
 
 
 #: Each metric of distances and relevance, (Q, G) to (Q,).
@@ -130,7 +131,7 @@ def curve(
     new_g: Vectors,
     relevance: Bools,
     order: npt.NDArray[np.intp],
-    calibrations: Calibrations = UNCALIBRATED,
+    calibrations: Sequence[Calibration | None] = UNCALIBRATED,
     *,
     old_metric: Metric,
     new_metric: Metric,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,8 +40,9 @@ class Scales:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutParts:
-    """The parts that are not trained on, in one backfill order."""
+    """The parts that are not trained on, in one backfill order, and the one that is."""
 
+    train: Part
     check: Part
     halves: tuple[Part, Part]
     judge: Part
@@ -50,17 +51,17 @@ class HeldOutParts:
 
     def with_log(self, check: Pairs, judge: Pairs) -> HeldOutParts:
         """Return the parts with logged queries in place of records, which should find the new model's nearest records."""
-        return HeldOutParts.of(self.check.asked_by(check), self.judge.asked_by(judge), ())
+        return HeldOutParts.of(self.train, self.check.asked_by(check), self.judge.asked_by(judge), ())
 
     @classmethod
-    def of(cls, check: Part, judge: Part, asked: Sequence[Queries]) -> HeldOutParts:
+    def of(cls, train: Part, check: Part, judge: Part, asked: Sequence[Queries]) -> HeldOutParts:
         """Split the parts. Of the `asked` queries, the last set measures and those before it choose."""
         rows = np.arange(len(check.pairs))
         halves = check.take(rows[::2]), check.take(rows[1::2])
         if not asked:
-            return cls(check=check, halves=halves, judge=judge)
+            return cls(train=train, check=check, halves=halves, judge=judge)
         *choosers, measured = (replace(judge, queries=each) for each in asked)
-        return cls(check=check, halves=halves, judge=measured, choosers=tuple(choosers))
+        return cls(train=train, check=check, halves=halves, judge=measured, choosers=tuple(choosers))
 
     def unasked(self, logged: Pairs) -> Pairs | None:
         """Return the logged queries that nothing is tuned, chosen or measured by, judged by their new vectors."""
@@ -83,13 +84,21 @@ class HeldOutParts:
         if fitted.lift is not None or not (calibrate or self.check.mixed(fitted)):
             return raw
         found = [] if self.check.mixed(fitted) else [raw]
-        for fit in (Part.matched, Part.calibrations)[: 1 if self.check.pairs.labels is None else 2]:
+        for fit in self._calibrating(fitted):
             with contextlib.suppress(PlanRefused):  # too few pairs to calibrate on
-                others = tuple(fit(other, fitted) for other in self.halves[::-1])
-                found.append(Scales(served=fit(self.check, fitted), halves=others))
+                others = tuple(fit(other) for other in self.halves[::-1])
+                found.append(Scales(served=fit(self.check), halves=others))
         if not found:
             return Scales(served=self.check.matched(fitted), halves=None)
         return max(found, key=lambda each: merit(self._of_halves(fitted, objective, each, 0)))
+
+    def _calibrating(self, fitted: Fitted) -> Iterator[Callable[[Part], Calibrations]]:
+        """Yield what fits a calibration on a part. Whoever searches an old leg alone later must not need the new one's scale."""
+        if not self.check.mixed(fitted):
+            yield lambda part: part.references(fitted, self.train)
+        yield lambda part: part.matched(fitted)
+        if self.check.pairs.labels is not None:
+            yield lambda part: part.calibrations(fitted)
 
     def courses(self, fitted: Fitted, objective: Objective, scales: Scales, *, rescore: int = 0) -> tuple[Course, ...]:
         """Return the metric to choose by. There is no course if the pairs are too few."""
@@ -108,11 +117,11 @@ def parts_by_order(
     confidences: Mapping[str, npt.NDArray[np.floating]],
     seed: int,
 ) -> dict[str, HeldOutParts]:
-    """Make the held-out parts of each backfill order. `rows`: the rows to tune on, and the rows to measure on."""
-    check, judge = (replace(sample, queries=None).take(each) for each in rows)
-    asked = [] if sample.queries is None else _asked(sample.queries.among(rows[1]), seed)
+    """Make the held-out parts of each backfill order. `rows`: those to train on, to tune on, and to measure on."""
+    train, check, judge = (replace(sample, queries=None).take(each) for each in rows)
+    asked = [] if sample.queries is None else _asked(sample.queries.among(rows[2]), seed)
     return {
-        name: HeldOutParts.of(_in_order(check, keys[rows[0]]), _in_order(judge, keys[rows[1]]), asked)
+        name: HeldOutParts.of(train, _in_order(check, keys[rows[1]]), _in_order(judge, keys[rows[2]]), asked)
         for name, keys in confidences.items()
     }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.learning import calibration, geometry
+from rmvdb.learning import calibration, geometry, references
 from rmvdb.learning.calibration import Calibration
 from rmvdb.learning.method import AsQueries, Fitted, Pairs
 from rmvdb.planning.curve import TS, Calibrations, Course, Curve, calibrated_distances, course_of, curve_of, neighbours
@@ -264,7 +264,7 @@ class Part:
         self, fitted: Fitted, calibrations: Calibrations | None = None, *, ts: Sequence[float] = TS, rescore: int = 0
     ) -> Curve:
         """Measure every metric over t of a fitted method, with its distances calibrated or not."""
-        d_old, d_new = self._distances(fitted, calibrations)
+        d_old, d_new = self.distances(fitted, calibrations)
         asked = self.query_set
         return curve_of(d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, rescore=self._rescored(rescore))
 
@@ -278,7 +278,7 @@ class Part:
         rescore: int = 0,
     ) -> Course:
         """Measure one metric over t, which takes a fraction of the time."""
-        d_old, d_new = self._distances(fitted, calibrations)
+        d_old, d_new = self.distances(fitted, calibrations)
         asked = self.query_set
         rescored = self._rescored(rescore)
         return course_of(objective, d_old, d_new, asked.relevance, self.order, asked.leave_out, ts, rescore=rescored)
@@ -288,14 +288,30 @@ class Part:
         share = len(self.pairs) / max(1, min(self.gallery or len(self.pairs), LIKE_ALL))
         return min(count, max(1, round(count * share))) if count else 0
 
-    def _distances(self, fitted: Fitted, calibrations: Calibrations | None) -> tuple[Floats, Floats]:
+    def distances(self, fitted: Fitted, calibrations: Calibrations | None) -> tuple[Floats, Floats]:
         """Return the distances of each record in its old collection and in the new one, (q, n) each, on the common scale."""
-        *old, new = zip(self.legs(fitted), calibrations or self.uncalibrated, strict=True)
-        d_new = new[0].distances(new[1])
+        legs = self.legs(fitted)
+        scales = references.scales(calibrations or self.uncalibrated, [leg.queries for leg in legs])
+        *old, d_new = (leg.distances(scale) for leg, scale in zip(legs, scales, strict=True))
         d_old = np.empty_like(d_new)
-        for leg, calibrate in old:
-            d_old[:, leg.held] = leg.distances(calibrate)
+        for leg, distances in zip(legs, old, strict=False):
+            d_old[:, leg.held] = distances
         return d_old, d_new
+
+    def references(self, fitted: Fitted, train: Part) -> Calibrations:
+        """Keep records of this part, and of the one to train on, to compare each query with in both spaces.
+
+        More records find more exactly how near a query's nearest are, so this part alone would be worth less. Raises PlanRefused
+        if a leg holds too few of them.
+        """
+        some, others = self.legs(fitted), train.legs(fitted)
+
+        def kept(one: _Leg, other: _Leg) -> references.References:
+            old = np.concatenate([one.gallery, other.gallery])
+            new = np.concatenate([some[-1].gallery[one.held], others[-1].gallery[other.held]])
+            return references.kept(old, new, one.metric, self.new_metric)
+
+        return (*(kept(*each) for each in zip(some[:-1], others[:-1], strict=True)), None)
 
     def matched(self, fitted: Fitted) -> Calibrations:
         """Fit one for each old leg to the distances of the new leg. Raises PlanRefused if there is too little to fit on."""
@@ -325,9 +341,10 @@ class _Leg:
     gallery: Vectors
     metric: Metric
 
-    def distances(self, calibrate: Calibration | None) -> Floats:
-        """Return the distances of every query to every record that it holds, (q, m)."""
-        return calibrated_distances(self.queries, self.gallery, self.metric, calibrate)
+    def distances(self, scale: references.Scale | None) -> Floats:
+        """Return the distances of every query to every record that it holds, (q, m), on the common scale."""
+        found = calibrated_distances(self.queries, self.gallery, self.metric, None)
+        return found if scale is None else scale(found.ravel(), [found.shape[1]] * len(found)).reshape(found.shape)
 
     def matched(self, others: Floats, counted: Bools, *, zero: bool) -> Calibration | None:
         """Fit a calibration to the distances in another leg, both (q, m), over the pairs that count. None if it holds nothing.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rmvdb import errors
 from rmvdb.items.digest import item_digest
-from rmvdb.learning.calibration import Calibration
 from rmvdb.learning.method import Fitted, Method
+from rmvdb.learning.references import LegScale, References
 from rmvdb.planning.curve import Calibrations
 from rmvdb.planning.prediction import Prediction
 from rmvdb.planning.question import Question
@@ -152,5 +152,8 @@ class PlanStore:
         return self._folder / f"{question.key}-{hashlib.sha256(b''.join(asked)).hexdigest()[:16]}"
 
 
-def _put(put: Callable[..., str], calibrations: Sequence[Calibration | None]) -> tuple[str | None, ...]:
-    return tuple(put(each.to_bytes(), suffix="json") if each else None for each in calibrations)
+def _put(put: Callable[..., str], calibrations: Sequence[LegScale | None]) -> tuple[str | None, ...]:
+    suffixes = ("safetensors" if isinstance(each, References) else "json" for each in calibrations)
+    return tuple(
+        put(each.to_bytes(), suffix=suffix) if each else None for each, suffix in zip(calibrations, suffixes, strict=True)
+    )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rmvdb import errors
 from rmvdb.learning.method import METHODS, Method, Pairs, TrainingSettings
 from rmvdb.planning import trial as trials
-from rmvdb.planning.candidates import RESCORED, Choice, candidates
+from rmvdb.planning.candidates import RESCORED, Choice, candidates, sure_to_start
 from rmvdb.planning.choose import CANDIDATES, chosen
 from rmvdb.planning.comparison import Comparison, rows_of
 from rmvdb.planning.orders.table import ORDERS, Known, make_order, order_spec, possible_orders
@@ -238,6 +238,8 @@ class Planner:
         if not once:  # the others could not be chosen
             methods = [method for method in methods if METHODS[method].embeds_twice] or methods
         made = candidates(trial, Choice(methods=tuple(methods), both=both, rescore=self._rescore(question, sample)))
+        if not once:
+            made = sure_to_start(made)
         report("measuring", 0, 1)
         told = chosen(
             made, functools.partial(predict, trial), objective=trial.objective, declared=_is_declared(legs, to), seed=trial.seed

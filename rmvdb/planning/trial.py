@@ -16,7 +16,7 @@ from rmvdb.learning.method import METHODS, Fitted, Method, Pairs, TrainingSettin
 from rmvdb.planning import quality
 from rmvdb.planning.curve import TS, Calibrations, Course, Curve
 from rmvdb.planning.fits import Fits
-from rmvdb.planning.held_out import Scales, merit, parts_by_order
+from rmvdb.planning.held_out import HeldOutParts, Scales, merit, parts_by_order
 from rmvdb.planning.objective import DEFAULT, Objective
 from rmvdb.planning.part import OlderCollection, Part, Queries
 from rmvdb.planning.quality import Bools, Floats
@@ -174,7 +174,7 @@ class Trial:
         #: The rows of the pairs to train on.
         self.seen = rows[0]
         self.train = replace(sample, queries=None).take(self.seen)
-        self._parts_by_order = parts_by_order(sample, rows[1:], confidences, seed)
+        self._parts_by_order = parts_by_order(sample, rows, confidences, seed)
         first = self._parts_by_order[self.orders[0]]
         if not (first.check.query_set.relevance.any() and first.judge.query_set.relevance.any()):
             raise PlanRefused("Too few records of the sample share a label to measure anything; leave --labels out")
@@ -231,6 +231,10 @@ class Trial:
     def evaluated(self) -> int:
         """Return the number of queries to measure on."""
         return len(self._parts_by_order[self.orders[0]].judge.query_set)
+
+    def parts(self, order: str) -> HeldOutParts:
+        """Return the parts in one backfill order."""
+        return self._parts_by_order[order]
 
     def judge(self, order: str) -> Part:
         """Return the part that nothing was fitted or chosen on, in one backfill order."""

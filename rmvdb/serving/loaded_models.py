@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from rmvdb.timing import uptime
 from rmvdb.types import Item, Leg, ServingPlan, Vectors
 
 if TYPE_CHECKING:
-    from rmvdb.learning.calibration import Calibration
+    from rmvdb.learning.references import LegScale, Scale
     from rmvdb.learning.transforms import Transform
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class LoadedModels:
                 self.embedder(each)
             for sha256 in (*leg.transforms, *transforms, *(asking.transforms if asking else ())):
                 self._transform(sha256)
-            self.calibration(leg)
+            self._calibration(leg)
 
     def refresh(self) -> None:
         """Drop the models of versions that were removed, or whose name another version has now."""
@@ -207,14 +207,23 @@ class LoadedModels:
         side = [each if isinstance(each, list) and len(each) == width else [0.0] * width for each in known]
         return transform.apply(np.hstack([vectors, np.array(side, dtype=np.float32).reshape(len(vectors), width)]))
 
-    def calibration(self, leg: Leg) -> Calibration | None:
-        """Return the map from this leg's distances to the common scale, if it has one."""
+    def scales(self, legs: Sequence[Leg], queries: Mapping[str, Vectors]) -> list[Scale | None]:
+        """Return how to bring each leg's distances to the common scale. `queries`: its query vectors (Q, d), by collection."""
+        found = [self._calibration(leg) for leg in legs]
+        if not any(found):
+            return [None] * len(legs)
+        from rmvdb.learning import references
+
+        return references.scales(found, [queries[leg.collection] for leg in legs])
+
+    def _calibration(self, leg: Leg) -> LegScale | None:
+        """Return what brings this leg's distances to the common scale, if it has anything."""
         if leg.calibration is None:
             return None
-        from rmvdb.learning.calibration import Calibration
+        from rmvdb.learning import references
 
         sha256 = leg.calibration
-        return self._keep(Calibration, sha256, lambda: Calibration.from_bytes(self._load_artifact(sha256)))
+        return cast("LegScale", self._keep(object, sha256, lambda: references.read(self._load_artifact(sha256))))
 
     def _rest(self, plan: ServingPlan, leg: Leg, model: str) -> tuple[str, ...]:
         if (rest := _transforms(plan, leg, model)) is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -142,15 +143,16 @@ class Rescorer:
         self,
         begun: Begun,
         plan: ServingPlan,
-        queries: Vectors,
+        queries: Mapping[str, Vectors],
         newest: Sequence[Sequence[Hit]],
         merged: Sequence[list[Hit]],
         *,
         left: float,
     ) -> list[list[Hit]]:
-        """Return the merged hits of each query (n, dim of the newest leg) in their new order.
+        """Return the merged hits of each query in their new order.
 
-        `newest`: the newest leg's own hits. `left`: the seconds that `prepare` left.
+        `queries`: the query vectors of each leg, (n, dim of the leg), by collection. `newest`: the newest leg's own hits.
+        `left`: the seconds that `prepare` left.
         """
         since = time.monotonic()
         wanted = [candidates(hits, {hit.id for hit in own}, most=begun.most) for hits, own in zip(merged, newest, strict=True)]
@@ -166,7 +168,7 @@ class Rescorer:
         self,
         begun: Begun,
         plan: ServingPlan,
-        queries: Vectors,
+        queries: Mapping[str, Vectors],
         wanted: Sequence[Sequence[Hit]],
         merged: Sequence[list[Hit]],
         deadline: float,
@@ -174,11 +176,13 @@ class Rescorer:
         leg, collections = plan.legs[0], [each.collection for each in plan.legs]
         found = {hit.id: hit for hits in reversed(wanted) for hit in hits}
         vectors = self._vectors(begun.source, plan, list(found.values()), deadline) if found else {}
-        scale = calibration.apply if (calibration := self._loaded_models.calibration(leg)) else None
+        scale = self._loaded_models.scales(plan.legs, queries)[0] if leg.calibration else None
         ranked = []
-        for query, hits, some in zip(queries, merged, wanted, strict=True):
+        for at, (query, hits, some) in enumerate(zip(queries[leg.collection], merged, wanted, strict=True)):
             known = {hit.id: vectors[hit.id] for hit in some if hit.id in vectors}
-            ranked.append(reranked(hits, true_distances(query, known, leg.metric), scale, collections=collections))
+            counts = [len(known) if number == at else 0 for number in range(len(merged))]
+            calibrate = None if scale is None else functools.partial(scale, counts=counts)
+            ranked.append(reranked(hits, true_distances(query, known, leg.metric), calibrate, collections=collections))
         return ranked
 
     def _vectors(self, source: Source, plan: ServingPlan, hits: Sequence[Hit], deadline: float) -> dict[Id, Vectors]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -229,16 +230,18 @@ class Reader:
         return [leg(plan.legs[0]), *(each.result() for each in older)]
 
     def _merged(self, found: _Found, *, limit: int, offset: int = 0) -> list[list[Hit]]:
-        legs = found.plan.legs
-        scales = [calibration.apply if (calibration := self._loaded_models.calibration(each)) else None for each in legs]
-        return merge_each(found.hits, scales, limit=limit, offset=offset)
+        scales = self._loaded_models.scales(found.plan.legs, found.queries)
+        calibrations = [
+            None if scale is None else functools.partial(scale, counts=list(map(len, lists)))
+            for scale, lists in zip(scales, found.hits, strict=True)
+        ]
+        return merge_each(found.hits, calibrations, limit=limit, offset=offset)
 
     def _rescored(self, found: _Found, begun: Begun, left: float) -> list[list[Hit]]:
         assert self._rescorer is not None  # noqa: S101 (it began this)
         everything = max((len(hits) for leg in found.hits for hits in leg), default=0) * len(found.hits)
         merged = self._merged(found, limit=everything)
-        queries = found.queries[found.plan.legs[0].collection]
-        return self._rescorer.ranked(begun, found.plan, queries, found.hits[0], merged, left=left)
+        return self._rescorer.ranked(begun, found.plan, found.queries, found.hits[0], merged, left=left)
 
     def _params(self, collection: str) -> Mapping[str, object]:
         if collection not in self._search_params:

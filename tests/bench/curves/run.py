@@ -31,8 +31,10 @@ TIMED_SEARCHES = 11
 TOGETHER, HITS = 16, 4000
 #: Short waits between epochs, as nothing but this process searches. All candidates are re-scored, however long that takes:
 #: the times say how long.
-SETTINGS = {"plan_max_age": 0.2, "longest_search": 2.0, "rescore_ms": 60_000}
+SETTINGS = {"plan_max_age": 0.2, "longest_search": 8.0, "rescore_ms": 60_000}
 GALLERY = "g"
+#: Records of one write.
+WRITTEN = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +88,15 @@ def ends(case: Case, at: Path) -> Ends:
         for number in (1, len(case.versions)):
             _rmvdb("gallery", "add", f"{GALLERY}{number}", "--model", f"v{number}", "--source", case.source)
             with rmvdb.connect(gallery=f"{GALLERY}{number}") as client:
-                client.upsert(case.records)
+                _fill(client, case)
                 found.append(Searches(case, client, None).ranked(range(len(case.queries)), plain=True))
     return Ends(case, *found)
+
+
+def _fill(client: rmvdb.Client, case: Case) -> None:
+    """Write the records, a few at a time: a write must end within its time, however busy the machine is."""
+    for start in range(0, len(case.records), WRITTEN):
+        client.upsert(case.records[start : start + WRITTEN])
 
 
 def upgrade(case: Case, way: Way, seed: int, at: Path, ts: Sequence[float]) -> dict[str, Any]:
@@ -96,7 +104,7 @@ def upgrade(case: Case, way: Way, seed: int, at: Path, ts: Sequence[float]) -> d
     with _project(case, at):
         _rmvdb("gallery", "add", GALLERY, "--model", "v1", "--source", case.source)
         with rmvdb.connect(gallery=GALLERY) as client:
-            client.upsert(case.records)
+            _fill(client, case)
             return _Upgrade(case, way, seed, client).run(ts)
 
 

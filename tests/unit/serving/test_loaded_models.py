@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rmvdb.errors import Mismatch, ModelError
+from rmvdb.learning import references
 from rmvdb.learning.network import Network
 from rmvdb.learning.transforms import Config, Transform
 from rmvdb.serving.blend import blended
@@ -93,6 +94,29 @@ def test_loaded_models_of_a_version_are_dropped_once_another_version_has_its_nam
     assert loaded_models.embedder("v2") is not first[1][0]
     assert loaded_models.chain("v2").head == "c"
     assert loaded == ["v1", "v2", "v2"]
+
+
+def test_a_search_brings_each_query_of_a_leg_to_the_newest_ones_scale() -> None:
+    rng = np.random.default_rng(4)
+    old_kept, new_kept = (rng.normal(size=(60, dim)).astype(np.float32) for dim in (4, 5))
+    kept = references.kept(old_kept, new_kept, Metric.COSINE, Metric.COSINE)
+    loaded_models = LoadedModels(
+        load_embedder=Embedder,
+        load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
+        load_artifact=lambda sha256: kept.to_bytes(),
+    )
+    new = Leg(collection="c2", model="v2", metric=Metric.COSINE, embedder="v2")
+    old = Leg(collection="c1", model="v1", metric=Metric.COSINE, embedder="v1", calibration="kept")
+    asked = {"c2": rng.normal(size=(3, 5)).astype(np.float32), "c1": rng.normal(size=(3, 4)).astype(np.float32)}
+    expected = kept.calibrations(asked["c1"], asked["c2"])
+    distances = np.linspace(0.1, 1.5, 6)
+    for legs in ((new, old), (old, new)):  # a roll back has them in the other order
+        none, scale = (loaded_models.scales(legs, asked)[legs.index(each)] for each in (new, old))
+        assert none is None
+        assert scale is not None
+        found = scale(distances, [1, 3, 2])
+        parts = zip(expected, np.split(distances, [1, 4]), strict=True)
+        np.testing.assert_array_equal(found, np.concatenate([one.apply(part) for one, part in parts]))
 
 
 def served(*old: Leg) -> ServingPlan:
