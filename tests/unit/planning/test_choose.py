@@ -258,7 +258,7 @@ def test_a_model_declared_comparable_is_taken_at_its_word_unless_measured_to_be_
     refuted = best_of(trial(strangers(), orders=("one",)), [Method.NAIVE, Method.IDENTITY], declared=True)
     assert refuted.method is Method.NAIVE
     assert refuted.choice.startswith(
-        "the new model is declared to be compatible, but would start below the old one; naive is worth"
+        "the new model is declared to be compatible, but would start below the old one. naive is worth"
     )
 
 

@@ -283,7 +283,7 @@ def test_too_few_pairs_and_labels_that_never_repeat_are_refused():
     with pytest.raises(PlanRefused, match="60 or more"):
         predict(pairs(59), method=Method.RM, settings=QUICK, **COSINE)
     alone = replace(pairs(200), labels=np.arange(200))
-    with pytest.raises(PlanRefused, match="leave the labels out"):
+    with pytest.raises(PlanRefused, match="leave --labels out"):
         predict(alone, method=Method.RM, settings=QUICK, **COSINE)
 
 
