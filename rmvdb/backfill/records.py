@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,9 +39,10 @@ class BatchRecords:
                 ids = [id for id in ids if id not in there]
         return held
 
-    def _in_new(self, task: Task, ids: Sequence[Id]) -> set[Id]:
-        """Return the ids that the new collection holds now, at Strong."""
-        return {record.id for collection in task.new for record in self._store.get(collection, ids, fields=())}
+    def _in_new(self, task: Task, ids: Sequence[Id], *, after: Moment = 0) -> set[Id]:
+        """Return the ids that the new collection holds as of that moment or later. After 0 the answer is strong."""
+        get = functools.partial(self._store.get, fields=(), strong=not after, after=after)
+        return {record.id for collection in task.new for record in get(collection, ids)}
 
     def _in_place(self, task: Task, batch: BatchRow, ids: Sequence[Id]) -> set[Id]:
         """Return the ids that are where a roll back puts them, or in a newer collection: clients never saw an older copy."""

@@ -6,7 +6,6 @@ import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from rmvdb import errors
 from rmvdb.backfill.fate import Decision, Evidence, Fate, LaterEvidence, later_fate, record_fate, too_many
@@ -38,15 +37,6 @@ class _Seen:
     same: set[Id]
 
 
-class _Found(NamedTuple):
-    """The result of a look at the new collection."""
-
-    #: Every reading of the batch shows each write before this moment: so the engine's clock is waited for once.
-    moment: Moment
-    #: The records of the batch that the new collection holds, by key.
-    ids: set[Id]
-
-
 class Retiring(BatchRecords):
     """Empties the old collections."""
 
@@ -59,11 +49,11 @@ class Retiring(BatchRecords):
                 "--execute (rmvdb rollback puts them back)"
             )
         self._owner.settle_now_and_then(task.gallery)
-        found = self._expect_found(task, batch)
+        self._expect_found(task, batch)
         if batch.state == BatchState.REMOVING:
-            decision = self._decide_again(task, batch, _decided(batch), found)
+            decision = self._decide_again(task, batch, _decided(batch))
         else:
-            decision = self._decide(task, batch, self._lost(task, batch), found)
+            decision = self._decide(task, batch, self._lost(task, batch))
         packed = {
             "remove": pack_ids(decision.remove),
             "gone": pack_ids(decision.remove_from_new),
@@ -105,16 +95,16 @@ class Retiring(BatchRecords):
             self._store.settle(collection, coming=now.total - now.done, missed=missed, report=heard)
         return began
 
-    def _expect_found(self, task: Task, batch: BatchRow) -> _Found:
+    def _expect_found(self, task: Task, batch: BatchRow) -> None:
         """Raise EngineError, and so keep the batch in old, unless searches find its records in new.
 
         Searches with a filter must find all of them, searches without one a sample.
         """
         ids = unpack_ids(batch.ids)
         for patience in (*_PATIENCE, None):
-            found = _Found(self._store.moment(), set())
+            moment = self._store.moment()
             for collection in task.new:
-                missed = self._missed(collection, ids, found)
+                missed = self._missed(collection, ids, moment)
                 if missed and patience is None:
                     id, how = next(iter(missed.items()))
                     raise errors.EngineError(
@@ -127,18 +117,16 @@ class Retiring(BatchRecords):
                     self.settle(task, missed=patience == _PATIENCE[-1])
                     break
             else:
-                break
-        return found
+                return
 
-    def _missed(self, collection: str, ids: Sequence[Id], found: _Found) -> dict[Id, str]:
+    def _missed(self, collection: str, ids: Sequence[Id], moment: Moment) -> dict[Id, str]:
         """Return the records that searches miss, and how. An approximate index may miss one of a search without a filter.
 
-        Add to `found` what the collection holds.
+        The answers show each write before `moment`, so that the engine's clock is waited for once.
         """
-        row, moment = self._row(collection), found.moment
+        row = self._row(collection)
         get = functools.partial(self._store.get, strong=not moment, after=moment)
         held = [record.id for record in get(collection, ids, fields=())]
-        found.ids.update(held)
         sample = get(collection, held[:: max(1, len(held) // TOGETHER)][:TOGETHER], fields=(), vector=True)
         missed = not_found(self._store, schema_from_json(row.schema), sample, among=held, search=row.search, after=moment)
         return {} if len(missed) == 1 and "filter" not in next(iter(missed.values())) else missed
@@ -160,12 +148,13 @@ class Retiring(BatchRecords):
             batch.left = pack_ids([id for id in left if id in there])
         return lost
 
-    def _decide(self, task: Task, batch: BatchRow, lost: Collection[Id], found: _Found) -> Decision:
-        ids = unpack_ids(batch.ids)
-        seen = self._look(task, batch, found.moment)
+    def _decide(self, task: Task, batch: BatchRow, lost: Collection[Id]) -> Decision:
+        # A moment of its own: another program's change may come until then, and is seen.
+        ids, moment = unpack_ids(batch.ids), self._store.moment()
+        seen = self._look(task, batch, moment)
         announced = self._registry.intents(task.upgrade, ids)
-        # Nothing leaves old before new has been asked for it. Records left as they are there are an exception.
-        new = seen.in_old if task.in_place else found.ids | set(unpack_ids(batch.left))
+        # Read last of all: nothing leaves old before new has been asked for it. Records left as they are there are an exception.
+        new = seen.in_old if task.in_place else self._in_new(task, ids, after=moment) | set(unpack_ids(batch.left))
         left = self._left_before(task, batch, seen)
         done = any(intent.done for intent in announced.values())
         settled = self._registry.now() - grace(self._registry, task) if done else 0.0
@@ -232,13 +221,14 @@ class Retiring(BatchRecords):
             "rmvdb registry rebuild"
         )
 
-    def _decide_again(self, task: Task, batch: BatchRow, decided: Decision, found: _Found) -> Decision:
+    def _decide_again(self, task: Task, batch: BatchRow, decided: Decision) -> Decision:
         """Check an earlier decision: the worker that made it died, perhaps long ago, and records may have changed since."""
         if task.in_place:
             return decided  # nothing leaves
-        held = self._read(task, decided.remove, after=found.moment)
+        moment = self._store.moment()
+        held = self._read(task, decided.remove, after=moment)
         announced = self._registry.intents(task.upgrade, [record.id for records in held.values() for record in records])
-        new = found.ids | set(unpack_ids(batch.left))
+        new = self._in_new(task, decided.remove, after=moment) | set(unpack_ids(batch.left))
         was = {
             each.record.id: (collection, each.record)
             for collection, readings in self._readings(batch.archive).items()
