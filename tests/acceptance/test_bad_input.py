@@ -57,7 +57,7 @@ def test_a_third_version_waits_until_there_are_records_of_the_second(project: Pr
     project.ask(*NAIVE, "--detach")
     third = ("upgrade", "--from", "v1", "--to", "v3")
     refused(project, *third, code=1, saying="holds 0 records of v2, and a plan needs 60 or more")
-    refused(project, *third, "--method", "naive", code=1, saying="holds 0 records of v2, 1 or more are needed")
+    refused(project, *third, "--method", "naive", code=1, saying="holds 0 records of v2, and a plan needs 1 or more")
     refused(project, "upgrade", "--from", "v2", "--to", "v1", code=2, saying="of 'v1' already; name another version by --to")
     assert project.json("status")["upgrade"] == 1
 
