@@ -106,7 +106,7 @@ def test_a_plan_with_a_warning_goes_on_only_if_the_risk_is_accepted(project: Pro
 
 def test_a_gallery_that_cannot_be_lifted_is_refused_in_a_sentence(project: Project) -> None:
     said = project.ask("plan", *FCT[:-1], "label", code=2).stderr
-    assert "Side information is a list of as many numbers in every record" in said
+    assert "side information is a list of numbers, as long in every record" in said
     said = project.ask("upgrade", *FCT[:6], "--side", "hint", code=2).stderr
     assert "auto does not try it; add --method fct" in said
     said = project.ask("plan", *FCT[:6], "--method", "rm", "--side", "hint", code=2).stderr

@@ -206,7 +206,7 @@ def test_a_command_on_a_lost_registry_says_how_to_bring_it_back(project: Project
     for words in (("status",), ("model", "add", "v1", "--embedder", "models:v1")):
         said = project.ask(*words, code=1).stderr
         assert "does not know gallery things" in said
-        assert "rmvdb registry rebuild brings it back" in said
+        assert "bring it back: rmvdb registry rebuild" in said
     assert "FAIL  registry: The registry does not know gallery things" in project.ask("doctor", code=1).stdout
     project.ask("registry", "rebuild")
     assert [row["name"] for row in project.json("model", "list")] == ["v1", "v2"]

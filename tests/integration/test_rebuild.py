@@ -181,7 +181,7 @@ def test_a_manifest_whose_collections_are_no_more_is_refused_by_name(gallery: Ga
     lose(gallery)
     gallery.store.drop("texts_v2")
     for _ in range(2):  # nothing is served by halves in between
-        with pytest.raises(errors.RegistryError, match=r"'texts' was served from 'texts_v2' when .* put the manifest of a later"):
+        with pytest.raises(errors.RegistryError, match=r"'texts' was served from 'texts_v2' when .* put a later manifest back"):
             rebuilding(gallery).run()
 
 
