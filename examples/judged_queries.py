@@ -48,4 +48,4 @@ if __name__ == "__main__":
             for at, text in enumerate(PAGES[:100]):  # Monday's
                 _, _, place, _, _, hour = text.removesuffix(".").split()
                 print(json.dumps({"item": f"on Monday {place} at {hour}", "answers": [at]}), file=file)
-        run("rmvdb plan --from v1 --to v2 --queries judged.jsonl", show=5)
+        run("rmvdb plan --from v1 --to v2 --queries judged.jsonl", show=7)
