@@ -65,7 +65,7 @@ def test_the_table_names_every_row_and_the_command_to_go_on_with(project: Projec
     lines = [line.split() for line in out.splitlines() if line.strip()]
     assert {"old", "new", "naive", "rqt"} <= {words[0] for words in lines}
     assert "recommended: --method " in out
-    assert "80 others searched for records of the same label" in out
+    assert "80 other records that search for records of the same label" in out
 
 
 def test_queries_with_known_answers_are_what_is_measured(project: Project) -> None:
