@@ -42,6 +42,7 @@ def test_threads_that_use_pymilvus_first_do_not_load_scipy_side_by_side() -> Non
     """One of them failed: "partially initialized module 'scipy.sparse._lil'"."""
     program = """
 import sys, threading, time
+import scipy.sparse
 from pymilvus.client.utils import SciPyHelper
 from rmvdb.engines.milvus import driver
 
