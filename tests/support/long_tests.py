@@ -9,20 +9,30 @@ from collections.abc import Iterable
 
 import pytest
 
-#: Places of such tests, and why they take so long.
+#: Such tests, by folder, file or name, and why they take so long.
 LONG = {
     "tests/acceptance/test_curves.py": "five upgrades that train",
+    "tests/acceptance/test_examples.py": "programs with upgrades",
     "tests/acceptance/test_hyperbolic.py": "trains models of the user's",
+    "tests/acceptance/test_lift.py": "whole upgrades",
     "tests/acceptance/test_lite3.py": "another engine, from the first command to the last",
+    "tests/acceptance/test_other_homes.py": "whole upgrades",
     "tests/acceptance/test_outages.py": "a server or a database stops in each phase of an upgrade",
     "tests/acceptance/test_own_writes.py": "a server whose clock is waited for",
     "tests/acceptance/test_query_log.py": "plans that train",
     "tests/acceptance/test_rebuild.py": "a registry is lost in each phase of an upgrade",
+    "tests/acceptance/test_schedule.py": "whole upgrades",
+    "tests/acceptance/test_secrets.py": "each command on servers",
     "tests/acceptance/test_servers.py": "whole upgrades on servers",
+    "tests/acceptance/test_simulate.py": "trains each method",
     "tests/acceptance/test_suspension.py": "processes stand still for longer than a lease",
     "tests/acceptance/test_third_version.py": "two upgrades each",
+    "tests/acceptance/test_upgrade.py::test_a_model_that_is_declared_compatible_is_upgraded_to_without_training": "upgrades",
+    "tests/acceptance/test_upgrade.py::test_a_query_is_embedded_once_and_twice_only_by_naive": "upgrades",
+    "tests/acceptance/test_upgrade.py::test_other_metrics_and_a_change_of_metric_are_upgraded_too": "upgrades",
     "tests/acceptance/test_useless_labels.py": "plans that train, and upgrades",
     "tests/contract/test_settle.py": "thousands of rows, flushed and indexed",
+    "tests/docs/test_pages_run.py": "each block of each page",
     "tests/integration/crash_points": "a process dies at each call, and leases run out",
     "tests/integration/instant_rollback": "upgrades there and back",
     "tests/integration/test_engine_deaths.py": "engines die and start again",
@@ -34,9 +44,9 @@ LONG = {
 
 
 def is_long(test: str) -> bool:
-    """Return whether a test, by its node id, stands in one of these places."""
-    file = test.split("::", 1)[0]
-    return any(file == place or file.startswith(f"{place}/") for place in LONG)
+    """Return whether a test, by its node id, is one of these, or stands in one of these places."""
+    name = test.partition("[")[0]
+    return any(f"{name}{end}".startswith(f"{place}{end}") for place in LONG for end in ("/", "::"))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,10 +13,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("place", sorted(LONG))
 def test_a_place_of_long_tests_is_there(place: str) -> None:
-    """Else a file that moved would come back into the short run without a word."""
-    assert (ROOT / place).exists()
-    test = f"{place}/test_a.py::test_b" if (ROOT / place).is_dir() else f"{place}::test_b"
-    assert is_long(test)
+    """Else a test that moved would come back into the short run without a word."""
+    file, _, name = place.partition("::")
+    assert (ROOT / file).exists()
+    assert not name or f"def {name}(" in (ROOT / file).read_text()
+    inside = place if name else f"{place}/test_a.py::test_b" if (ROOT / file).is_dir() else f"{place}::test_b"
+    assert is_long(inside)
+    assert is_long(f"{inside}[one]")
+    assert not is_long(f"{file.removesuffix('.py')}_more.py::test_b")
 
 
 def test_the_two_commands_share_the_tests_between_them() -> None:
