@@ -72,10 +72,10 @@ def test_records_without_side_information_have_the_zeros_that_they_are_lifted_wi
     [
         ([[1.0, 2.0]] * (LEAST_SIDED - 1) + [None] * 50, "59 records of the sample have something in field 'hint'"),
         ([None] * 100, "0 records of the sample have"),
-        ([[1.0, 2.0]] * 80 + ["blue"], "record 80 has 'blue' in field 'hint'"),
-        ([[1.0]] * 80 + [[1.0, 2.0]], "record 0 has"),
-        ([[1.0, "2"]] * 80, "record 0 has"),
-        ([7] * 80, "record 0 has 7"),
+        ([[1.0, 2.0]] * 80 + ["blue"], "Field 'hint' of record 80 is 'blue'"),
+        ([[1.0]] * 80 + [[1.0, 2.0]], r"record 0 is \[1.0\]"),
+        ([[1.0, "2"]] * 80, r"record 0 is \[1.0, '2'\]"),
+        ([7] * 80, "record 0 is 7"),
     ],
 )
 def test_wrong_or_too_little_side_information_is_refused(found, saying):
