@@ -184,7 +184,8 @@ class BackfillSection(Section):
     )
     width: Annotated[int, Field(ge=1, le=64)] = Field(
         default=3,
-        description="The number of batches that one worker copies at once. As many may leave the old collections beside them.",
+        description="The most batches that one worker has in hand: some are copied, and others leave the old collections. It "
+        "bounds the memory.",
     )
     lease: Seconds = Field(
         default=40.0,

@@ -23,7 +23,9 @@ def half_of(claimed: BatchRow) -> BatchState:
 
 
 class Hand:
-    """The batches in hand: up to `width` that are copied, and as many that are retired, so that neither waits for the other."""
+    """The batches in hand, `width` at the most, which bounds the memory. One place stays free for each half of the work, copying
+    and retiring, so that neither waits until the other has ended.
+    """
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -64,4 +66,5 @@ class Hand:
 
     def _free(self) -> list[BatchState]:
         halves = list(self._at_work.values())
-        return [half for half in HALVES if halves.count(half) < self._width]
+        most = max(1, self._width - 1)
+        return [half for half in HALVES if len(halves) < self._width and halves.count(half) < most]

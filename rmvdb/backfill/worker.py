@@ -39,7 +39,7 @@ class Worker:
     """Claims batches of one upgrade, one after the other, and runs `Backfill` on them; any number of workers may run anywhere.
 
     `lease`: seconds for which other workers leave a claim without a heartbeat alone. `longest_call`: seconds that one call may
-    take, at most a third of the lease. `width`: batches that it copies at once, beside as many that leave the old collections.
+    take, at most a third of the lease. `width`: batches in hand, some that are copied and some that leave the old collections.
     This bounds its memory. `limits`: how gently it copies unless the upgrade says otherwise.
     """
 
@@ -85,7 +85,7 @@ class Worker:
 
         An error of one batch ends the run after the other batches in hand have ended; its claims are free again.
         """
-        stop, goal = stop or threading.Event(), Goal(until=until, width=len(HALVES) * self._width, patient=patient)
+        stop, goal = stop or threading.Event(), Goal(until=until, width=self._width, patient=patient)
         ended = threading.Event()
         heart = threading.Thread(target=self._beat, args=(task.upgrade, ended), name="rmvdb-heartbeat", daemon=True)
         self._renew(task.upgrade)

@@ -14,18 +14,26 @@ COPIES, RETIRES = BatchState.CLAIMED, BatchState.COPIED
 
 
 def taken(*halves: BatchState) -> tuple[Hand, list[Future[None]]]:
-    """A hand of width two that holds batches of these halves."""
-    held, work = Hand(2), [Future[None]() for _ in halves]
+    """A hand of width three that holds batches of these halves."""
+    held, work = Hand(3), [Future[None]() for _ in halves]
     for each, half in zip(work, halves, strict=True):
         held.take(each, half)
     return held, work
 
 
-def test_batches_that_are_copied_leave_room_for_as_many_that_are_retired() -> None:
-    assert Hand(2).room() == set(HALVES)
+def test_each_half_of_the_work_leaves_a_place_for_the_other_and_all_together_keep_to_the_width() -> None:
+    assert Hand(3).room() == set(HALVES)
     assert taken(COPIES, COPIES)[0].room() == {RETIRES}
-    assert taken(RETIRES, RETIRES, COPIES)[0].room() == {COPIES}
-    assert taken(COPIES, COPIES, RETIRES, RETIRES)[0].room() == set()
+    assert taken(RETIRES, RETIRES)[0].room() == {COPIES}
+    assert taken(COPIES, RETIRES)[0].room() == set(HALVES)
+    assert taken(COPIES, COPIES, RETIRES)[0].room() == set()
+
+
+def test_a_single_place_serves_both_halves() -> None:
+    held = Hand(1)
+    assert held.room() == set(HALVES)
+    held.take(Future[None](), COPIES)
+    assert held.room() == set()
 
 
 def test_a_batch_that_has_ended_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
