@@ -138,13 +138,13 @@ class Worker:
         # A roll back takes its vectors from the archive, and a search of one collection asks for no record.
         asked_for = None if task.undoes or task.in_place else MovedFirst(self._registry, task.upgrade)
         while True:
+            growing = grows()  # asked first: the progress and a claim then show all that the list had by now
             if time.monotonic() - looked >= LOOK or goal.until < 1.0:
                 now, row = self._registry.progress(task.upgrade), self._registry.upgrade(task.upgrade)
                 looked, self.paused = time.monotonic(), row.paused
                 progress(now)
                 limits = self._look(row, task.gallery)
                 self._say(task, (limits if goal.is_short(now) else []) + settled.reasons)
-            growing = grows()  # asked first: what it was given by now, a claim finds
             claimed, asked = None, uptime()
             action = next_action(now, row, len(hand), goal, stopping=stop.is_set())
             if action is Action.CLAIM:

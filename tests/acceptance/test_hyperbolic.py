@@ -128,7 +128,7 @@ def quality(client: rmvdb.Client, models: Any) -> float:
 def searched(client: rmvdb.Client, models: Any) -> list[list[Hit]]:
     """Return the whole gallery for every query; few queries at a time, since a search may not take long."""
     pictures = [models.DIGITS.data[id] for id in QUERIES]
-    parts = (client.search(pictures[at : at + 20], limit=len(GALLERY)) for at in range(0, len(pictures), 20))
+    parts = (client.search(pictures[at : at + 5], limit=len(GALLERY)) for at in range(0, len(pictures), 5))
     return [hits for part in parts for hits in part]
 
 

@@ -70,6 +70,16 @@ def test_the_first_batch_is_moved_while_the_rest_is_still_listed(gallery: Galler
     gallery.expect_moved()
 
 
+@pytest.mark.parametrize("until", [0.5, 1.0])
+def test_a_list_that_is_complete_when_the_worker_asks_is_worked_on(gallery: Gallery, until: float) -> None:
+    def grows() -> bool:
+        work_list.list_work(gallery.conductor(), gallery.registry.upgrade(gallery.upgrade.id))
+        return False
+
+    gallery.worker().run(gallery.task, gallery.backfill, until=until, grows=grows)
+    assert until <= gallery.registry.progress(gallery.upgrade.id).t < until + 0.26  # by batches of ten
+
+
 def test_a_listing_that_dies_half_way_is_made_again_of_what_is_left(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     died: list[int] = []
 
@@ -90,10 +100,11 @@ def test_a_listing_that_dies_half_way_is_made_again_of_what_is_left(gallery: Gal
 
 
 def test_a_quarantined_record_is_not_listed_again(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    gallery.source.of[5] = "broken"
+    gallery.source.of[5], died = "broken", list[int]()
 
     def act(read: int) -> None:
-        if read == 40 and gallery.registry.quarantined(gallery.upgrade.id) == []:
+        if read == 40 and not died:
+            died.append(read)
             wait_for(gallery, BatchState.COPIED)
             while not gallery.registry.quarantined(gallery.upgrade.id):
                 time.sleep(0.01)
