@@ -19,6 +19,7 @@ DOCS_READY := .venv/.docs-ready
 CURVES_READY := .venv/.curves-ready
 
 JOBS = 7
+LONG_JOBS = 4
 
 .PHONY: setup lint check test long slices slice-lite slice-server demo curves bench docs stress clean
 
@@ -44,15 +45,16 @@ check: lint
 # a few long files (tests/support/spread.py). The folders run in their order, since the unit tests at the end are short: xdist would
 # begin with the file of the most tests, which is not the longest. A failure is shown at once, since a run that is cut off shows
 # nothing at its end. A process that dies ends the run, since xdist would begin its test again.
-SPREAD = --instafail -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+SPREAD = --instafail --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: lint
-	$(BIN)/python -m pytest $(SPREAD) -m "not bench and not long"
+	$(BIN)/python -m pytest -n $(JOBS) $(SPREAD) -m "not bench and not long"
 	@echo "== all of it passed; make long runs the long tests"
 
-# What tests/support/long_tests.py names, and then the two short stress runs.
+# What tests/support/long_tests.py names, and then the two short stress runs. These tests compute more and start processes of their
+# own, so fewer run at a time.
 long: setup
-	$(BIN)/python -m pytest $(SPREAD) -m "long and not bench"
+	$(BIN)/python -m pytest -n $(LONG_JOBS) $(SPREAD) -m "long and not bench"
 	@$(MAKE) --no-print-directory slices
 
 # Two short stress runs side by side: make slices
