@@ -45,7 +45,7 @@ class UnexplainedRecords:
 
     #: Ids that no batch moved there and no known write put there.
     unknown: list[Id] = field(default_factory=list)
-    #: Ids whose record is not as the last known write left it.
+    #: Ids whose record is not as the last known write, or its batch, left it.
     changed: list[Id] = field(default_factory=list)
     #: Ids whose last known write is an upsert, and that no collection holds.
     absent: list[Id] = field(default_factory=list)
@@ -123,7 +123,12 @@ class Verify:
         made = self._writes.upserted(task) if reached else {}
         result = UnexplainedRecords(changed=self._writes.differing(task, made, look) if made else [])
         batches = list(self._moved.retired(task))
-        expected = self._expected(task, batches, newest_by_hash(batches))
+        newest = newest_by_hash(batches)
+        for part in _parts(batches):
+            archived = [each for batch in part for each in self._moved.readings(task, batch, newest, lambda _: None)]
+            result.changed.extend(self._rewritten(task, archived))
+            look()
+        expected = self._expected(task, batches, newest)
         for collection in task.new if reached or task.undoes is None else ():
             for strangers, written in self._strangers(task, collection, batches, expected, lambda _: look()):
                 if task.undoes is None:
@@ -132,6 +137,16 @@ class Verify:
                     result.changed.extend(self._writes.though_deleted(task, collection, strangers, written))
         result.absent.extend(self._writes.absent(task, made))
         return result
+
+    def _rewritten(self, task: Task, archived: Sequence[Reading]) -> list[Id]:
+        """Return the ids whose record has other fields than its batch moved, though no write of it is known."""
+        ids = [reading.record.id for reading in archived]
+        written = self._registry.announced(task.upgrade, ids)
+        expected = {reading.record.id: reading.record for reading in archived if key(reading.record.id) not in written}
+        found = self._stored(task, list(expected), vector=False, after=self._store.moment())
+        other = [id for id, record in found.items() if not same_fields(record.fields, expected[id].fields)]
+        since = self._registry.announced(task.upgrade, other)
+        return [id for id in other if key(id) not in since]
 
     # --- ids ----------------------------------------------------------------------------------------------------------
 

@@ -135,6 +135,19 @@ def test_a_write_of_a_client_that_the_engine_has_lost_is_restored_and_not_taken_
     expect_whole(gallery)
 
 
+def test_a_moved_record_whose_only_write_the_registry_has_forgotten_is_kept_as_it_was_written(gallery: Gallery) -> None:
+    gallery.source.of[3] = "newer"
+    with gallery.client() as client:
+        client.upsert([{"id": 3, "item": "newer", "n": 333}])
+    with gallery.registry.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM intents")
+    lost, said = repaired(gallery)
+    assert lost.unexplained.changed == [3]
+    assert "1 record kept as found, which the last known write left otherwise: 3" in said
+    assert gallery.held()["new"][3].fields["n"] == 333
+    expect_whole(gallery)
+
+
 def test_a_broken_item_keeps_no_other_record_from_being_restored(gallery: Gallery) -> None:
     gallery.store.delete(NEW, [3, 4, 5])
     lose_the_archive(gallery)
