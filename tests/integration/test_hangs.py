@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,13 +58,18 @@ def locked(registry: Registry) -> Iterator[None]:
 def suspended(server: Postgres) -> Iterator[None]:
     """Suspend the server's processes. Its kernel still accepts all data."""
     processes = server.processes()
-    for process in processes:
-        os.kill(process, signal.SIGSTOP)
     try:
+        _send(processes, signal.SIGSTOP)
         yield
     finally:
-        for process in processes:
-            os.kill(process, signal.SIGCONT)
+        _send(processes, signal.SIGCONT)
+
+
+def _send(processes: Sequence[int], sent: signal.Signals) -> None:
+    """Send a signal to each of them. A session may have ended since they were listed."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, sent)
 
 
 @pytest.mark.postgres
