@@ -96,8 +96,8 @@ def _explain(context: UpgradeContext, upgrade: UpgradeRow, unexplained: Unexplai
         context.say(f"{what} kept")
     if unexplained.changed:
         context.registry.add_written(upgrade.id, unexplained.changed)
-        differing = counted(len(unexplained.changed), "record")
-        context.say(f"{differing} kept as found, which the last known write left otherwise: {shown(unexplained.changed)}")
+        differing = counted(len(unexplained.changed), "record differs", "records differ")
+        context.say(f"{differing} from what rmvdb last wrote, and the difference is kept: {shown(unexplained.changed)}")
     if unexplained.absent:
         context.registry.add_written(upgrade.id, unexplained.absent, kind="delete")
         context.say(

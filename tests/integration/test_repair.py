@@ -143,7 +143,7 @@ def test_a_moved_record_whose_only_write_the_registry_has_forgotten_is_kept_as_i
         connection.exec_driver_sql("DELETE FROM intents")
     lost, said = repaired(gallery)
     assert lost.unexplained.changed == [3]
-    assert "1 record kept as found, which the last known write left otherwise: 3" in said
+    assert "1 record differs from what rmvdb last wrote, and the difference is kept: 3" in said
     assert gallery.held()["new"][3].fields["n"] == 333
     expect_whole(gallery)
 
