@@ -186,19 +186,21 @@ class Protocol:
     def _moments(self, s: State) -> Iterator[Step]:
         """Copy the registry, or the engine, at any moment, and put the copy back at any later one."""
         if self.registry_goes_back:
-            # Beside a writer, of what waits for its grace only: with every moment there are too many states to look at.
+            # Beside a writer, of what waits for its grace only: with every moment there are too many states to look at. And it goes on
+            # as it is only while no record has left since: each one moves the mark (older_copy.py), which tells the registry of a
+            # write that it forgot. Without a writer it goes on all the same, as if there were no mark.
             waits = s.batches[0].state == "copied" and all(each.at == "claim" for each in s.workers)
             if s.registry is None and s.faults and (waits or not self.writes):
                 intents = tuple(each.intent for each in s.writers)
-                yield Step("a copy of the registry is made", s._replace(registry=(s.batches, s.moved, intents)))
+                yield Step("a copy of the registry is made", s._replace(registry=(s.batches, s.moved, intents), behind=False))
             elif s.registry is not None:
                 batches, moved, intents = s.registry
                 writers = tuple(each._replace(intent=_forgotten(was)) for each, was in zip(s.writers, intents, strict=True))
                 then = s._replace(
                     batches=tuple(b._replace(token=-1, lease="over" if b.lease else "") for b in batches), moved=moved,
-                    workers=(Worker(),) * self.workers, writers=writers, registry=None,
+                    workers=(Worker(),) * self.workers, writers=writers, registry=None, behind=False,
                 )  # fmt: skip
-                quiet = not s.late and not any(each.call for each in s.workers)
+                quiet = not s.late and not any(each.call for each in s.workers) and not (self.writes and s.behind)
                 if quiet and all(each.at in ("open", "end") for each in s.writers):
                     yield self._fault(then, "the registry goes back, and its workers are started again")
         if self.engine_goes_back:
@@ -272,7 +274,7 @@ class Protocol:
 
     def _leave_note(self, s: State, w: int, me: Worker) -> Iterator[State]:
         b = s.batches[me.batch]
-        yield s._replace(left=b.again, noted_by=b.root).put("workers", w, at="remove")
+        yield s._replace(left=b.again, noted_by=b.root, behind=s.registry is not None).put("workers", w, at="remove")
 
     def _read(self, s: State, w: int, me: Worker) -> Iterator[State]:
         was, early = s.held[me.upgrade], not self.has("a worker announces, then looks")
