@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, delete, func, insert, null, or_, select, true, tuple_, update
+from sqlalchemy import ColumnElement, Float, and_, bindparam, case, delete, func, insert, null, or_, select, true, tuple_, update
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
@@ -26,6 +28,19 @@ Claim = tuple[int, int]
 _FREE = or_(BatchRow.lease_until.is_(None), BatchRow.lease_until < clock())
 #: Whether neither this claim nor an earlier one wrote anything.
 _UNWRITTEN = and_(BatchRow.state == BatchState.CLAIMED, BatchRow.archive.is_(None), BatchRow.copied_at.is_(None))
+_UPGRADE = bindparam("upgrade", type_=BatchRow.upgrade_id.type)
+_GRACE: Any = bindparam("grace", type_=Float(53))
+#: The gallery of an upgrade, locked. Like the other statements of each batch, it is made once: SQLAlchemy takes long for that.
+_GALLERY = (
+    select(GalleryRow.id, GalleryRow.epoch, GalleryRow.rebuilding, GalleryRow.closing_until)
+    .join(UpgradeRow, UpgradeRow.gallery_id == GalleryRow.id)
+    .where(UpgradeRow.id == _UPGRADE)
+    .with_for_update(read=True, of=GalleryRow)
+)
+#: A change of a batch within its claim. The values that it is sent with set the columns of their names.
+_MINE = update(BatchRow.metadata.tables[BatchRow.__tablename__]).where(
+    BatchRow.id == bindparam("batch"), BatchRow.token == bindparam("held"), BatchRow.lease_until > clock()
+)
 
 
 class Claims(Database):
@@ -54,27 +69,23 @@ class Claims(Database):
         retire, because searches may not find the others yet.
         """
         # Locked first, so that no upgrade ends and no epoch changes between the look and the claim.
-        gallery = s.scalars(shared_queries.gallery_of(upgrade_id).with_for_update(read=True, of=GalleryRow)).one()
+        gallery = s.connection().execute(_GALLERY, {"upgrade": upgrade_id}).one()
         if not room or shared_queries.closing(s, gallery):
             return None
-        longest = _longest(gallery, grace) if by_plan else grace
-        due = and_(_FREE, BatchRow.copied_at <= clock() - longest, *([] if settled is None else [BatchRow.copied_at <= settled]))
         at = now(s)
-        # Larger than every token of a registry that was lost, and different from every token of one that has gone back.
-        token = case((BatchRow.token >= int(at), BatchRow.token + 1), else_=int(at)) + secrets.randbelow(_GAP)
-        begins = BatchRow.state.in_((BatchState.PENDING, BatchState.WRITING))
-        claimed = (
-            update(BatchRow)
-            .where(BatchRow.id == _first_with_work(upgrade_id, due, room, copy=copy))
-            .values(
-                worker=worker,
-                token=token,
-                lease_until=at + lease,
-                state=case((begins, BatchState.CLAIMED), else_=BatchRow.state),
-            )
-            .returning(BatchRow)
-        )
-        return s.scalar(claimed, execution_options={"synchronize_session": False})
+        values = {
+            "upgrade": upgrade_id,
+            "by": worker,
+            "since": int(at),
+            "step": secrets.randbelow(_GAP),
+            "until": at + lease,
+            "grace": grace,
+            "settled": math.inf if settled is None else settled,
+            "gallery": gallery.id,
+            "served": gallery.epoch,
+        }
+        row = s.connection().execute(_claim(frozenset(room), copy=copy, by_plan=by_plan), values).one_or_none()
+        return None if row is None else BatchRow(**row._mapping)
 
     @transaction
     def renew(
@@ -132,7 +143,7 @@ class Claims(Database):
         `requeue`: ids that a client is writing. `aside`: ids to quarantine, with the reason.
         """
         left = [id for id in unpack_ids(batch.ids) if id not in aside]
-        ended = {"copied_at": clock(), "lease_until": None, "worker": None}
+        ended = {"copied_at": now(s), "lease_until": None, "worker": None}
         if _end(s, batch, BatchState.COPIED, ids=pack_ids(left), count=len(left), again=pack_ids(requeue), **ended):
             _set_aside(s, batch.upgrade_id, aside)
 
@@ -151,15 +162,37 @@ class Claims(Database):
             s.add(shared_queries.new_batch(batch.upgrade_id, batch.priority, requeue, batch.origin, **begun))
 
 
-def _first_with_work(upgrade_id: int, due: ColumnElement[bool], room: Collection[BatchState], *, copy: bool) -> Any:
+@functools.cache
+def _claim(room: frozenset[BatchState], *, copy: bool, by_plan: bool) -> Any:
+    """Make the statement of a claim, once for each of its forms: to make it takes as long as to send it."""
+    # Larger than every token of a registry that was lost, and different from every token of one that has gone back.
+    since: Any = bindparam("since", type_=BatchRow.token.type)
+    token = case((BatchRow.token >= since, BatchRow.token + 1), else_=since) + bindparam("step", type_=BatchRow.token.type)
+    begins = BatchRow.state.in_((BatchState.PENDING, BatchState.WRITING))
+    return (
+        update(BatchRow)
+        .where(BatchRow.id == _first_with_work(room, copy=copy, by_plan=by_plan))
+        .values(
+            worker=bindparam("by"),
+            token=token,
+            lease_until=bindparam("until"),
+            state=case((begins, BatchState.CLAIMED), else_=BatchRow.state),
+        )
+        .returning(*BatchRow.__table__.c)
+    )
+
+
+def _first_with_work(room: Collection[BatchState], *, copy: bool, by_plan: bool) -> Any:
     """Select the first batch with work, state by state: so an index leads to it, however many batches there are."""
+    longest = _longest() if by_plan else _GRACE
+    due = and_(_FREE, BatchRow.copied_at <= clock() - longest, BatchRow.copied_at <= bindparam("settled", type_=Float(53)))
     which: list[tuple[ColumnElement[bool], ColumnElement[bool]]] = []
     if BatchState.COPIED in room:
         which += [(BatchRow.state == BatchState.REMOVING, _FREE), (BatchRow.state == BatchState.COPIED, due)]
     if BatchState.CLAIMED in room:
         which += [(BatchRow.state.in_(shared_queries.COPYING), _FREE)]
-        which += [(BatchRow.state == BatchState.PENDING, ~_is(upgrade_id, UpgradeRow.paused))] if copy else []
-    mine = (BatchRow.upgrade_id == upgrade_id, ~_is(upgrade_id, UpgradeRow.phase == Phase.ENDED))
+        which += [(BatchRow.state == BatchState.PENDING, ~_is(UpgradeRow.paused))] if copy else []
+    mine = (BatchRow.upgrade_id == _UPGRADE, ~_is(UpgradeRow.phase == Phase.ENDED))
     first = [
         select(BatchRow.id).where(*mine, state, so).order_by(BatchRow.priority).limit(1)
         for state, so in which
@@ -168,17 +201,18 @@ def _first_with_work(upgrade_id: int, due: ColumnElement[bool], room: Collection
     return func.coalesce(*locked, null())
 
 
-def _is(upgrade_id: int, so: Any) -> Any:
+def _is(so: Any) -> Any:
     """Select whether that is so of the upgrade now, after its gallery is locked."""
-    return select(so).where(UpgradeRow.id == upgrade_id).scalar_subquery()
+    return select(so).where(UpgradeRow.id == _UPGRADE).scalar_subquery()
 
 
-def _longest(gallery: GalleryRow, grace: float) -> Any:
-    """Select the longer one of this grace and that of the plan in force."""
+def _longest() -> Any:
+    """Select the longer one of the grace and that of the plan in force."""
     own = PlanRow.max_age + PlanRow.longest_search + PlanRow.staleness
     longest = case((own >= PlanRow.grace_before, own), else_=PlanRow.grace_before)
-    longest = case((longest >= grace, longest), else_=grace)
-    return select(longest).where(PlanRow.gallery_id == gallery.id, PlanRow.epoch == gallery.epoch).scalar_subquery()
+    longest = case((longest >= _GRACE, longest), else_=_GRACE)
+    served = (PlanRow.gallery_id == bindparam("gallery"), PlanRow.epoch == bindparam("served"))
+    return select(longest).where(*served).scalar_subquery()
 
 
 def _end(s: Session, batch: BatchRow, state: BatchState, **values: Any) -> bool:
@@ -198,8 +232,7 @@ def _move(s: Session, batch: BatchRow, state: BatchState, **values: Any) -> None
 
     A roll back waits until the lease ends, then lists the records that the upgrade moved.
     """
-    mine = and_(BatchRow.id == batch.id, BatchRow.token == batch.token, BatchRow.lease_until > clock())
-    if not s.execute(update(BatchRow).where(mine).values(state=state, **values)).rowcount:  # type: ignore[attr-defined]
+    if not s.connection().execute(_MINE, {"batch": batch.id, "held": batch.token, "state": state, **values}).rowcount:
         raise errors.LeaseLost(
             f"The lease on batch {batch.id} ran out, or another worker has taken it over; this worker changed nothing since"
         )

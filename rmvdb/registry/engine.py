@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import math
 import os
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, make_url
+from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError, InterfaceError, InvalidatePoolError, OperationalError
 
 from rmvdb import errors
 from rmvdb.registry import waiting
 from rmvdb.storage import files
 from rmvdb.text import parsed, without_password
+from rmvdb.timing import counted
 
 #: rmvdb notices within seconds that a server has vanished.
 _POSTGRES = {
@@ -31,6 +33,8 @@ _POSTGRES = {
 _SUSPENDED = 10_000
 #: Milliseconds for which one statement may wait for locks, and run. rmvdb tries it again.
 _LOCKED, _RUNS = 5_000, 30_000
+#: Seconds of rest after which a connection is tried before it is used, because the server may have closed it meanwhile.
+_RESTED = 1.0
 #: The file descriptors that one connection needs.
 _OPENED = 4
 #: Milliseconds for which a statement waits for the one lock of SQLite.
@@ -94,11 +98,13 @@ def make_engine(url: str) -> Engine:
     facts: dict[str, str] = {}
     if make_url(url).get_backend_name() != "sqlite":
         try:
-            engine = create_engine(url, pool_pre_ping=True, connect_args=_POSTGRES)
+            engine = create_engine(url, connect_args=_POSTGRES)
         except ModuleNotFoundError as exc:
             raise errors.RegistryError(f"PostgreSQL needs {exc.name}; install it: pip install 'rmvdb[postgres]'") from exc
         event.listen(engine, "do_connect", waiting.connect)
         event.listen(engine, "connect", functools.partial(_prepare_postgres, facts))
+        event.listen(engine, "checkin", lambda _, record: record.info.update(rests_since=counted()))
+        event.listen(engine, "checkout", functools.partial(_try_rested, engine.dialect))
     else:
         engine = create_engine(url, connect_args={"timeout": _BUSY / 1000})
         if (database := make_url(url).database) and database != ":memory:":
@@ -140,6 +146,15 @@ def _prepare_postgres(facts: dict[str, str], connection: Any, _: Any) -> None:
         row = cursor.execute(f"SELECT current_setting('max_connections'), {settings}").fetchone()
     connection.autocommit = False
     facts["max_connections"] = row[0]
+
+
+def _try_rested(dialect: Dialect, connection: Any, record: Any, _: Any) -> None:
+    # A sooner one is as likely broken as one in use, and then the call is made again.
+    if counted() - record.info.get("rests_since", math.inf) > _RESTED:
+        try:
+            dialect.do_ping(connection)
+        except dialect.loaded_dbapi.Error as exc:
+            raise InvalidatePoolError(f"the connection broke: {exc}") from exc  # the pool opens all connections again
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:

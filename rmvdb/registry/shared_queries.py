@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select, and_, case, delete, func, select, update
+from sqlalchemy import ColumnElement, Row, Select, and_, case, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
@@ -61,7 +61,7 @@ def gallery_of(upgrade_id: int) -> Select[GalleryRow]:
     return select(GalleryRow).join(UpgradeRow, UpgradeRow.gallery_id == GalleryRow.id).where(UpgradeRow.id == upgrade_id)
 
 
-def closing(s: Session, gallery: GalleryRow) -> bool:
+def closing(s: Session, gallery: GalleryRow | Row[*tuple[Any, ...]]) -> bool:
     """Return whether new writes and claims wait, because the epoch is changing or the gallery is being rebuilt."""
     return gallery.rebuilding or (gallery.closing_until is not None and gallery.closing_until > now(s))
 

@@ -30,7 +30,9 @@ def query(
     """
     options: dict[str, Any] = {"limit": limit} if limit else {}
     try:
-        found = client.query(schema.collection, filter=expression, output_fields=output, **level, **options, **ONCE)
+        found = client.query(
+            schema.collection, filter=expression, output_fields=output, strict_float32=True, **level, **options, **ONCE
+        )
     except foreign_errors() as exc:
         # Lite 2.5 cannot give vectors of a collection that has an index and no rows ("Growing segment loss raw data").
         if schema.vector_field in output and code_of(exc) == SEGCORE and _is_empty(client, schema.collection):

@@ -35,7 +35,8 @@ def row_of(schema: Schema, record: Record) -> dict[str, Any]:
 def record_of(schema: Schema, fields: Sequence[str] | None, row: Mapping[str, Any]) -> Record:
     """Return a row of an answer as a record."""
     vector = row.get(schema.vector_field)
-    array = None if vector is None else np.asarray(vector, dtype=np.float32)
+    # Its own array: a part of the answer's would keep the vectors of all rows in memory.
+    array = None if vector is None else np.array(vector, dtype=np.float32)
     return Record(id=row[schema.id_field], vector=array, fields=_fields(schema, fields, row))
 
 

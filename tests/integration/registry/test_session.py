@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event, text
 
 from rmvdb.errors import RegistryError, RegistryUnavailable
-from rmvdb.registry import schema
+from rmvdb.registry import engine, schema
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import GalleryRow
 from rmvdb.types import BatchState
@@ -84,6 +84,23 @@ def test_a_database_that_restarts_is_waited_for(far_registry: Registry, stoppabl
 
     assert plan.legs == (OLD,)
     assert 0.5 < waited < 100
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("rested", [True, False])
+def test_connections_that_the_server_closed_are_opened_again(
+    far_registry: Registry, stoppable_postgres: Postgres, monkeypatch: pytest.MonkeyPatch, rested: bool
+) -> None:
+    """One that rested is tried before the call, which therefore needs no other attempt. Otherwise the call is made again."""
+    patience = 0.0 if rested else 20.0
+    registry = Registry(far_registry.url.render_as_string(hide_password=False), patience=patience)
+    monkeypatch.setattr(engine, "_RESTED", 0.0 if rested else 60.0)
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda _: registry.galleries(), range(6)))
+    stoppable_postgres.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{registry.url.database}'")
+
+    assert [row.name for row in registry.galleries()] == ["photos"]
+    registry.close()
 
 
 @pytest.mark.postgres
