@@ -12,7 +12,7 @@ import numpy as np
 from rmvdb import errors
 from rmvdb.backfill.records import BatchRecords, vector_of
 from rmvdb.backfill.task import Task
-from rmvdb.canonical import unrankable
+from rmvdb.canonical.vectors import unrankable
 from rmvdb.items.check import KNOWN_GOOD, embed_checked
 from rmvdb.items.digest import item_digest
 from rmvdb.items.sources import given

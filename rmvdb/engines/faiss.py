@@ -16,7 +16,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rmvdb import canonical
+from rmvdb.canonical.ids import checked_ids
+from rmvdb.canonical.limits import EngineLimits
+from rmvdb.canonical.records import record_of, without_vectors
+from rmvdb.canonical.vectors import queries_of
 from rmvdb.engines import filters
 from rmvdb.errors import AlreadyExists, CollectionMissing, Mismatch
 from rmvdb.protocols import Permit, always
@@ -27,7 +30,7 @@ _Test: TypeAlias = Callable[[Mapping[str, Any]], bool]
 #: The most hits, as in Milvus.
 _MOST = 16_384
 #: It has no limits: it holds every value that a schema allows.
-_LIMITS = canonical.EngineLimits(engine="the store in this process")
+_LIMITS = EngineLimits(engine="the store in this process")
 
 
 class FaissStore:
@@ -146,12 +149,12 @@ class FaissStore:
 
     def fields_of(self, collection: str, records: Sequence[Record]) -> list[Record]:
         """Return these records without vectors, as the collection would keep them."""
-        return canonical.without_vectors(self._collection(collection).schema, records, _LIMITS)
+        return without_vectors(self._collection(collection).schema, records, _LIMITS)
 
     def upsert(self, collection: str, records: Sequence[Record], *, as_read: bool = False, permit: Permit = always) -> None:
         """Write records (vectors required), replacing those of the same id; all or none."""
         held = self._collection(collection)
-        held.upsert([canonical.record_of(held.schema, record, _LIMITS, as_read=as_read) for record in records], permit)
+        held.upsert([record_of(held.schema, record, _LIMITS, as_read=as_read) for record in records], permit)
 
     def delete(self, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
         """Remove the records of these ids; unknown ids are not an error."""
@@ -214,7 +217,7 @@ class _Collection:
                     self._keys[row] = _unit(self._vectors[row : row + 1])[0]
 
     def delete(self, ids: Sequence[Id], permit: Permit) -> None:
-        checked = canonical.checked_ids(ids, self.schema)
+        checked = checked_ids(ids, self.schema)
         permit()
         with self._lock:
             for id in checked:
@@ -225,7 +228,7 @@ class _Collection:
     def get(self, ids: Sequence[Id], test: _Test, fields: Sequence[str] | None, *, vector: bool) -> list[Record]:
         self._check_fields(fields)
         with self._lock:
-            known = [(id, self._rows[id]) for id in canonical.checked_ids(ids, self.schema) if id in self._rows]
+            known = [(id, self._rows[id]) for id in checked_ids(ids, self.schema) if id in self._rows]
             return [
                 Record(id=id, vector=self._vectors[row].copy() if vector else None, fields=self._shown(row, fields))
                 for id, row in known
@@ -245,7 +248,7 @@ class _Collection:
 
     def search(self, vectors: Vectors, limit: int, filter: str | None, fields: Sequence[str] | None) -> list[list[Hit]]:
         test = self.test(filter) if filters.given(filter) else None
-        queries = canonical.queries_of(self.schema, vectors)  # (q, dim)
+        queries = queries_of(self.schema, vectors)  # (q, dim)
         self._check_fields(fields)
         with self._lock:
             rows = self._matching(test)  # (n,)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb.canonical import unrankable
+from rmvdb.canonical.vectors import unrankable
 from rmvdb.errors import ItemError, ModelError
 from rmvdb.protocols import Classifier, Embedder
 from rmvdb.text import counted

@@ -11,7 +11,9 @@ from typing import Any, ClassVar, Literal, overload
 
 import numpy as np
 
-from rmvdb import canonical, errors
+from rmvdb import errors
+from rmvdb.canonical.arguments import names_of, whole
+from rmvdb.canonical.ids import checked_ids, ids_of
 from rmvdb.engines.filters import given
 from rmvdb.protocols import VectorStore
 from rmvdb.registry.codec import schema_from_json
@@ -174,12 +176,12 @@ class Client:
             EngineError: the engine refuses the search, or is too slow.
             StalePlan: the registry does not answer, so this client cannot search safely.
         """
-        limit, offset = canonical.whole("limit", limit, least=1), canonical.whole("offset", offset, least=0)
+        limit, offset = whole("limit", limit, least=1), whole("offset", offset, least=0)
         encode, several = self._question(item, vector, model)
-        fields = canonical.names_of(output_fields)
+        fields = names_of(output_fields)
         if (level := consistency or self._consistency) not in ("Bounded", "Strong"):
             raise errors.UsageError(f'consistency is "Bounded" or "Strong", not {level!r}')
-        most = None if rescore is None else canonical.whole("rescore", rescore, least=0)
+        most = None if rescore is None else whole("rescore", rescore, least=0)
         with self._latency.measured():
             answers = self._reader.search(
                 encode, limit=limit, offset=offset, filter=filter, fields=fields, strong=level == "Strong", rescore=most
@@ -210,18 +212,18 @@ class Client:
     def get(self, ids: Id | Iterable[Id], *, output_fields: Sequence[str] = ("*",)) -> list[Record]:
         """Return the records of these ids that exist, each once, in the order of the ids, as the last write left them."""
         wanted = self._ids(ids)
-        records = self._reader.get(wanted, canonical.names_of(output_fields))
+        records = self._reader.get(wanted, names_of(output_fields))
         return [records[id] for id in wanted if id in records]
 
     def _ids(self, ids: Id | Iterable[Id]) -> list[Id]:
-        return canonical.checked_ids(canonical.ids_of(ids), self._schema)
+        return checked_ids(ids_of(ids), self._schema)
 
     def query(
         self, filter: str | None = "", *, limit: int = 100, offset: int = 0, output_fields: Sequence[str] = ("*",)
     ) -> list[Record]:
         """Return records that match a filter, in ascending id order."""
-        limit, offset = canonical.whole("limit", limit, least=0), canonical.whole("offset", offset, least=0)
-        fields = canonical.names_of(output_fields)
+        limit, offset = whole("limit", limit, least=0), whole("offset", offset, least=0)
+        fields = names_of(output_fields)
         records: list[Record] = []
         for page in self._reader.pages(filter, fields, page=min(limit + offset, 1000) or 1):
             records += page

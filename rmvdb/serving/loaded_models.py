@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 
 from rmvdb import errors
-from rmvdb.canonical import unrankable
+from rmvdb.canonical.vectors import unrankable
 from rmvdb.items.check import CheckedEmbedder, embed_checked
 from rmvdb.items.kinds import REQUIRED
 from rmvdb.items.query_embedder import QueryEmbedder

@@ -8,7 +8,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar
 
-from rmvdb import canonical, errors
+from rmvdb import errors
+from rmvdb.canonical.vectors import unrankable
 from rmvdb.items.digest import item_digest
 from rmvdb.protocols import Permit, VectorStore
 from rmvdb.serving import sketch
@@ -172,5 +173,5 @@ class Writer:
 
 
 def _check_vectors(ids: Sequence[Id], vectors: Vectors, leg: Leg) -> None:
-    for at, why in canonical.unrankable(vectors, leg.metric).items():
+    for at, why in unrankable(vectors, leg.metric).items():
         raise errors.Mismatch(f"Record {ids[at]!r} cannot be written: its vector for {leg.collection} {why}; correct its item")

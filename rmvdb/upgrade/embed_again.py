@@ -9,7 +9,7 @@ import numpy as np
 
 from rmvdb import errors
 from rmvdb.backfill.task import Task
-from rmvdb.canonical import unrankable
+from rmvdb.canonical.vectors import unrankable
 from rmvdb.items.check import TOLERANCE, embed_checked
 from rmvdb.items.sources import given
 from rmvdb.protocols import Source

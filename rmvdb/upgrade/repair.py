@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from rmvdb import errors
 from rmvdb.backfill.worker import Worker
-from rmvdb.canonical import unrankable
+from rmvdb.canonical.vectors import unrankable
 from rmvdb.items.digest import item_digest
 from rmvdb.items.sources import given
 from rmvdb.registry.codec import schema_from_json

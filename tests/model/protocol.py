@@ -186,9 +186,7 @@ class Protocol:
     def _moments(self, s: State) -> Iterator[Step]:
         """Copy the registry, or the engine, at any moment, and put the copy back at any later one."""
         if self.registry_goes_back:
-            # Beside a writer, of what waits for its grace only: with every moment there are too many states to look at. And it goes on
-            # as it is only while no record has left since: each one moves the mark (older_copy.py), which tells the registry of a
-            # write that it forgot. Without a writer it goes on all the same, as if there were no mark.
+            # Beside a writer, of what waits for its grace only: with every moment there are too many states to look at.
             waits = s.batches[0].state == "copied" and all(each.at == "claim" for each in s.workers)
             if s.registry is None and s.faults and (waits or not self.writes):
                 intents = tuple(each.intent for each in s.writers)
@@ -198,9 +196,9 @@ class Protocol:
                 writers = tuple(each._replace(intent=_forgotten(was)) for each, was in zip(s.writers, intents, strict=True))
                 then = s._replace(
                     batches=tuple(b._replace(token=-1, lease="over" if b.lease else "") for b in batches), moved=moved,
-                    workers=(Worker(),) * self.workers, writers=writers, registry=None, behind=False,
+                    workers=(Worker(),) * self.workers, writers=writers, registry=None,
                 )  # fmt: skip
-                quiet = not s.late and not any(each.call for each in s.workers) and not (self.writes and s.behind)
+                quiet = not s.late and not any(each.call for each in s.workers)
                 if quiet and all(each.at in ("open", "end") for each in s.writers):
                     yield self._fault(then, "the registry goes back, and its workers are started again")
         if self.engine_goes_back:
@@ -244,9 +242,9 @@ class Protocol:
 
     def _fault(self, then: State, name: str) -> Step:
         left = max(then.faults - 1, -1)
-        return Step(
-            name, then._replace(faults=left, registry=then.registry if left else None), True
-        )  # a copy is of no use any more
+        if not left and then.registry is not None:
+            then = then._replace(registry=None, behind=False)  # a copy is of no use any more
+        return Step(name, then._replace(faults=left), True)
 
     # --- a worker -----------------------------------------------------------------------------------------------------
 
@@ -274,7 +272,8 @@ class Protocol:
 
     def _leave_note(self, s: State, w: int, me: Worker) -> Iterator[State]:
         b = s.batches[me.batch]
-        yield s._replace(left=b.again, noted_by=b.root, behind=s.registry is not None).put("workers", w, at="remove")
+        behind = s.behind or bool(self.writes and s.registry is not None)
+        yield s._replace(left=b.again, noted_by=b.root, behind=behind).put("workers", w, at="remove")
 
     def _read(self, s: State, w: int, me: Worker) -> Iterator[State]:
         was, early = s.held[me.upgrade], not self.has("a worker announces, then looks")
@@ -617,7 +616,10 @@ class Protocol:
             kept = s.writers[decides].intent != "done" or not s.writers[decides].value or held
         else:
             kept = held == archived or (s.upgrade and not archived)  # a roll back fills a collection that was not empty
-        if kept:
+        # The record left after the copy that was put back. The mark beside the data is ahead of such a registry, which is made
+        # again from the collections (older_copy.py): it expects what they hold, whatever write it forgot.
+        made_again = self.writes and s.behind and s.registry is None
+        if kept or made_again:
             yield s.put("conductors", c, at="serve")
 
     def _serve(self, s: State, c: int, _: Conductor) -> Iterator[State]:

@@ -20,9 +20,8 @@ from tests.stress import sqlite_clock
 from tests.support.milvus_server import MilvusServer
 from tests.support.postgres import Postgres
 
-
-#: Searches find each record that the server holds, so that the run can count what rmvdb loses. By default 2.3.5 looks at a part of a
-#: flushed segment until the segment's index is loaded, also for some tenths of a second after it hands the segment over.
+#: Searches find each record that the server holds, so that the run can count what rmvdb loses. By default 2.3.5 looks at part of
+#: a flushed segment until the segment's index is loaded, also for some tenths of a second after it hands the segment over.
 EXACT = {"queryNode.segcore.interimIndex.enableIndex": "false"}
 
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from rmvdb.canonical import INT64_BOUNDS, checked_id, id_of, ids_of, names_of, queries_of, unrankable, whole
+from rmvdb.canonical.arguments import names_of, whole
+from rmvdb.canonical.ids import INT64_BOUNDS, checked_id, id_of, ids_of
+from rmvdb.canonical.vectors import queries_of, unrankable
 from rmvdb.errors import Mismatch, UsageError
 from rmvdb.registry.codec import key
 from rmvdb.types import IdType, Metric, Schema

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rmvdb.canonical import INT64_BOUNDS
+from rmvdb.canonical.ids import INT64_BOUNDS
 from rmvdb.engines.filters.bind import bind
 from rmvdb.engines.filters.evaluate import holds, names
 from rmvdb.engines.filters.parse import parse, shown

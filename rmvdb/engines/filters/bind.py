@@ -6,7 +6,7 @@ import struct
 from dataclasses import replace
 from typing import NoReturn
 
-from rmvdb.canonical import INT64_BOUNDS
+from rmvdb.canonical.ids import INT64_BOUNDS
 from rmvdb.engines.filters.parse import refuse
 from rmvdb.engines.filters.tree import (
     OPEN,

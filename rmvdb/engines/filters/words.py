@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rmvdb.canonical import INT64_BOUNDS
+from rmvdb.canonical.ids import INT64_BOUNDS
 from rmvdb.engines.filters.tree import Literal
 from rmvdb.errors import FilterError
 from rmvdb.types import Id

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rmvdb.canonical import INT64_BOUNDS
+from rmvdb.canonical.ids import INT64_BOUNDS
 from rmvdb.engines.filters.bind import REAL, WHOLE
 from rmvdb.engines.filters.evaluate import pieces
 from rmvdb.engines.filters.tree import (

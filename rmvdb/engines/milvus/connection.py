@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rmvdb.canonical import EngineLimits
+from rmvdb.canonical.limits import EngineLimits
 from rmvdb.engines.milvus.driver import ONCE, foreign_errors, pymilvus
 from rmvdb.engines.milvus.failures import status_of
 

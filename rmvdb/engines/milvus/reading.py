@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from rmvdb.canonical import INT64_BOUNDS, checked_ids
+from rmvdb.canonical.ids import INT64_BOUNDS, checked_ids
 from rmvdb.engines.filters import EngineFilter, between, both, ids_in
 from rmvdb.engines.milvus.describing import schema_of
 from rmvdb.engines.milvus.querying import query

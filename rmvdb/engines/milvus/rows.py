@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rmvdb.canonical import json_source
+from rmvdb.canonical.json_values import json_source
 from rmvdb.errors import Mismatch
 from rmvdb.types import Hit, Id, Metric, Record, Schema
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rmvdb.canonical import queries_of
+from rmvdb.canonical.vectors import queries_of
 from rmvdb.engines import filters
 from rmvdb.engines.milvus.describing import schema_of
 from rmvdb.engines.milvus.driver import ONCE

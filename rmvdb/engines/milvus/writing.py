@@ -8,7 +8,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rmvdb import canonical
+from rmvdb.canonical.ids import checked_ids
+from rmvdb.canonical.records import record_of as canonical_record
+from rmvdb.canonical.records import without_vectors
 from rmvdb.engines.filters import ids_in
 from rmvdb.engines.milvus.connection import Engine
 from rmvdb.engines.milvus.describing import schema_of
@@ -39,7 +41,7 @@ def fields_of(session: Session, collection: str, records: Sequence[Record]) -> l
     Raises:
         Mismatch, Unwritable: The collection cannot keep a record.
     """
-    return canonical.without_vectors(schema_of(session, collection), records, session.engine().limits)
+    return without_vectors(schema_of(session, collection), records, session.engine().limits)
 
 
 def upsert(
@@ -47,7 +49,7 @@ def upsert(
 ) -> None:
     """Write records (vectors required), replacing those of the same id; return when all are written."""
     schema, limits = schema_of(session, collection), session.engine().limits
-    checked = (canonical.record_of(schema, record, limits, as_read=as_read) for record in records)
+    checked = (canonical_record(schema, record, limits, as_read=as_read) for record in records)
     # The engine would store a key twice that is in a call twice. The last record of a key counts.
     rows = {record.id: row_of(schema, record) for record in checked}
     if rows:
@@ -139,7 +141,7 @@ def _put_back(session: Session, schema: Schema, before: list[dict[str, Any]], pe
 def delete(session: Session, collection: str, ids: Sequence[Id], *, permit: Permit = always) -> None:
     """Remove the records of these ids; unknown ids are not an error."""
     schema = schema_of(session, collection)
-    wanted = canonical.checked_ids(ids, schema, session.engine().limits)
+    wanted = checked_ids(ids, schema, session.engine().limits)
     for start in range(0, len(wanted), IDS):
         expression = ids_in(schema.id_field, wanted[start : start + IDS])
         remove = functools.partial(_remove, collection=collection, expression=expression, engine=session.engine())
