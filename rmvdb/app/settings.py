@@ -183,9 +183,9 @@ class BackfillSection(Section):
         "that --until and quality go by small steps.",
     )
     width: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=3,
-        description="The most batches that one worker has in hand: some are copied, and others leave the old collections. It "
-        "bounds the memory.",
+        default=6,
+        description="The most batches that one worker has in hand: some are copied, and others leave the old collections. They "
+        "mostly wait for a Milvus server's clock. One embeds at a time. The number bounds the memory.",
     )
     lease: Seconds = Field(
         default=40.0,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rmvdb.app.settings import BackfillSection
 from rmvdb.backfill.batches import Backfill
 from rmvdb.backfill.task import Task
 from rmvdb.backfill.throttle import Limits
@@ -21,7 +22,7 @@ from tests.bench.speed.world import COLLECTIONS, World
 #: A grace of six seconds: a server's searches may lag by five of them.
 SHORT = {"max_age": 0.5, "longest_search": 0.5, "staleness": 5.0}
 #: Batches in hand, as a worker has them by default, and the records of one.
-WIDTH, BATCH = 3, 1000
+WIDTH, BATCH = BackfillSection().width, 1000
 #: Seconds without a batch in hand after which a worker waits for the end of a grace.
 IDLE = 0.6
 
