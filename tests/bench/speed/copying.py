@@ -27,7 +27,7 @@ from tests.support.milvus_server import MilvusServer
 #: Rounds of each side.
 ROUNDS = 2
 #: Different pictures; every record is a name of one of them. Of so many records a round embeds each.
-PICTURES, EMBEDDED = 64, 300
+PICTURES, EMBEDDED = 64, 1500
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -78,7 +78,7 @@ def _real(made: World, _: str, options: Options, archive: Path) -> Iterator[Row]
         )
         moving, rates = Moving(made, archive, source, models), ([], [])  # type: tuple[Moving, tuple[list[float], list[float]]]
         for ids, others in _in_turns(range(count), ROUNDS):
-            moving.add(ids, batch=max(1, len(ids) // 6))
+            moving.add(ids, batch=max(1, len(ids) // 12))
             rates[0].append(len(ids) / moving.run())
             paths = [Path(pictures) / f"{id}.jpg" for id in others]
             began = time.perf_counter()
