@@ -197,6 +197,7 @@ class Protocol:
                 then = s._replace(
                     batches=tuple(b._replace(token=-1, lease="over" if b.lease else "") for b in batches), moved=moved,
                     workers=(Worker(),) * self.workers, writers=writers, registry=None,
+                    behind=False, forgot=s.forgot or s.behind,
                 )  # fmt: skip
                 quiet = not s.late and not any(each.call for each in s.workers)
                 if quiet and all(each.at in ("open", "end") for each in s.writers):
@@ -616,10 +617,9 @@ class Protocol:
             kept = s.writers[decides].intent != "done" or not s.writers[decides].value or held
         else:
             kept = held == archived or (s.upgrade and not archived)  # a roll back fills a collection that was not empty
-        # The record left after the copy that was put back. The mark beside the data is ahead of such a registry, which is made
-        # again from the collections (older_copy.py): it expects what they hold, whatever write it forgot.
-        made_again = self.writes and s.behind and s.registry is None
-        if kept or made_again:
+        # A registry that the mark is ahead of is made again from the collections (older_copy.py). It expects what they hold,
+        # whatever write it forgot.
+        if kept or s.forgot:
             yield s.put("conductors", c, at="serve")
 
     def _serve(self, s: State, c: int, _: Conductor) -> Iterator[State]:

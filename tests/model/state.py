@@ -137,6 +137,8 @@ class State(NamedTuple):
     noted_by: int = 0
     archived_by: int = 0
     behind: bool = False
+    #: Whether the mark beside the data is ahead of the registry, which went back beside a writer.
+    forgot: bool = False
     #: A record in a collection that is not searched yet may be so new that a search misses it.
     unseen: bool = False
 
