@@ -342,6 +342,22 @@ def test_an_id_of_another_program_that_could_not_be_moved_is_found(
     assert milvus_store.unservable(collection) == id
 
 
+def test_ids_of_another_program_with_line_breaks_are_read_like_others(
+    milvus_store: MilvusStore, client: MilvusClient, collection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lite 2.5 reads no line break in an expression."""
+    milvus_store.create(plain(collection, id_type=IdType.VARCHAR), FLAT)
+    schema, ids = milvus_store.describe(collection), ["O'H", "a", "a\tb", "a\nb", "a\x0bb", "a\rb", "a\\nb", "b"]
+    client.insert(collection, [{schema.id_field: id, schema.vector_field: [1.0] * schema.dim} for id in ids])
+    assert [record.id for record in milvus_store.get(collection, ids, vector=True)] == ids
+    assert [record.id for record in milvus_store.get(collection, ["a\nb"], fields=())] == ["a\nb"]
+    assert milvus_store.get(collection, ["a\n", "a\r", "\n"]) == []
+    for window in (5, 6, 100):  # one would end at each of them
+        monkeypatch.setattr(reading, "WINDOW", window)
+        assert [record.id for page in milvus_store.scan(collection, vector=True, page=2) for record in page] == sorted(ids)
+        assert milvus_store.count(collection) == len(ids)
+
+
 @server_only
 @pytest.mark.parametrize("id", ["'", "O'Hara", "\0", "a\nb", "\r", "'] or pk != ['"])
 def test_the_server_takes_any_text_as_an_id(milvus_store: MilvusStore, collection: str, id: str) -> None:

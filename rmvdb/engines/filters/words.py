@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from rmvdb.canonical.ids import INT64_BOUNDS
@@ -9,6 +10,8 @@ from rmvdb.engines.filters.tree import Literal
 from rmvdb.errors import FilterError
 from rmvdb.types import Id
 
+#: Line breaks.
+BREAKS = frozenset("\n\r")
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"}
 
 
@@ -36,6 +39,16 @@ def literal(value: Literal) -> str:
 def ids_in(field: str, ids: Iterable[Id]) -> str:
     """Return the expression that is true for these ids: one or more, because Milvus Lite 2.5 cannot read an empty list."""
     return f"{field} in [{', '.join(map(literal, ids))}]"
+
+
+def around(field: str, id: str) -> str:
+    """Return an expression that is true for an id with a line break, which Milvus Lite 2.5 cannot read, and for few others.
+
+    These begin as the id does, up to its first break and with it.
+    """
+    at = next(at for at, character in enumerate(id) if character in BREAKS)
+    below, beyond = id[:at] + chr(ord(id[at]) - 1) + chr(sys.maxunicode), id[:at] + chr(ord(id[at]) + 1)
+    return f"({field} > {literal(below)} and {field} < {literal(beyond)})"
 
 
 def between(field: str, after: Id | None, upto: Id | None) -> str:

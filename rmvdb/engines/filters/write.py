@@ -41,7 +41,7 @@ from rmvdb.engines.filters.tree import (
     Not,
     Tree,
 )
-from rmvdb.engines.filters.words import literal
+from rmvdb.engines.filters.words import BREAKS, literal
 from rmvdb.errors import FilterError
 from rmvdb.types import IdType, Schema
 
@@ -300,12 +300,12 @@ class _Writer:
         if (
             name.absent
             or "" in (name.name, *name.path)
-            or any(set(part) & set("\r\n") for part in (name.name, *map(str, name.path)))
+            or any(not BREAKS.isdisjoint(part) for part in (name.name, *map(str, name.path)))
         ):
             return False
         if not self._dialect.json and any(str(part).isdigit() for part in name.path) and name.type == OPEN:
             return False  # elsewhere an element's number and a key of the same digits are equal
-        return self._dialect.breaks or not any(set(text) & set("\r\n") for text in texts)
+        return self._dialect.breaks or all(BREAKS.isdisjoint(text) for text in texts)
 
 
 def _all(parts: Iterable[_Part]) -> _Part:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rmvdb.canonical.ids import INT64_BOUNDS, checked_ids
 from rmvdb.engines.filters import EngineFilter, between, both, ids_in
+from rmvdb.engines.filters.words import BREAKS, around
 from rmvdb.engines.milvus.describing import schema_of
 from rmvdb.engines.milvus.querying import query
 from rmvdb.engines.milvus.rows import MESSAGE, WINDOW, output_of, record_of, weight_of
@@ -59,7 +60,7 @@ def _get(
     start, most = 0, _ROWS
     while start < len(wanted):
         part = wanted[start : start + min(most, _rows_at_once(session, schema, kind))]
-        wanted_here = both(condition.text, ids_in(schema.id_field, part))
+        wanted_here = both(condition.text, _these(session, schema, part))
         try:
             rows = _query(session, schema, wanted_here, output=output, level=level, filter=condition.text)
         except AnswerTooLarge:  # engines count each row as the average of all rows, however small these are
@@ -74,6 +75,18 @@ def _get(
             session.weights[kind] = max(1, sum(weight_of(schema, row) for row in rows) // len(rows))
         start += len(part)
     return [found[id] for id in wanted if id in found]
+
+
+def _these(session: Session, schema: Schema, ids: Sequence[Id]) -> str:
+    """Return an expression that is true for these ids. On Milvus Lite 2.5 it may be true for some others, too."""
+    broken = [id for id in ids if _breaks(id)] if session.engine().lite2 else []
+    plain = [id for id in ids if id not in broken] if broken else ids
+    parts = [ids_in(schema.id_field, plain)] if plain else []
+    return " or ".join(parts + [around(schema.id_field, str(id)) for id in broken])
+
+
+def _breaks(id: Id) -> bool:
+    return isinstance(id, str) and not BREAKS.isdisjoint(id)
 
 
 def scan(
@@ -245,15 +258,21 @@ def _window(session: Session, schema: Schema, filter: str, after: Id | None, upt
         if rows <= WINDOW:
             return _Window(ids, rows, last=True)
     while True:
-        end = ids[-1]
+        end = _end(ids)
+        ids = ids[: ids.index(end) + 1]
         rows = _rows(session, schema, filter, after, end)
         if rows <= len(ids) or len(ids) == 1:
             return _Window(ids, rows, last=False)
         if rows <= WINDOW:
             return _Window(_ids(session, schema, filter, after, end), rows, last=False)
         # Aim at four fifths of a window: the ids at hand are a sample of those in the range.
-        end = ids[min(len(ids) - 2, len(ids) * WINDOW * 4 // (rows * 5))]
+        end = _end(ids[: 1 + min(len(ids) - 2, len(ids) * WINDOW * 4 // (rows * 5))])
         ids = _ids(session, schema, filter, after, end) or ids[:1]
+
+
+def _end(ids: Sequence[Id]) -> Id:
+    """Return the last id at which a range may end: one without a line break, if any, because Milvus Lite 2.5 reads none."""
+    return next((id for id in reversed(ids) if not _breaks(id)), ids[-1])
 
 
 def _ids(session: Session, schema: Schema, filter: str, after: Id | None, upto: Id | None) -> list[Id]:
