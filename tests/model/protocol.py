@@ -198,6 +198,7 @@ class Protocol:
                     batches=tuple(b._replace(token=-1, lease="over" if b.lease else "") for b in batches), moved=moved,
                     workers=(Worker(),) * self.workers, writers=writers, registry=None,
                     behind=False, forgot=s.forgot or s.behind,
+                    conductors=(Conductor("work"),) * self.conductors if s.behind else s.conductors,
                 )  # fmt: skip
                 quiet = not s.late and not any(each.call for each in s.workers)
                 if quiet and all(each.at in ("open", "end") for each in s.writers):
@@ -274,7 +275,8 @@ class Protocol:
     def _leave_note(self, s: State, w: int, me: Worker) -> Iterator[State]:
         b = s.batches[me.batch]
         behind = s.behind or bool(self.writes and s.registry is not None)
-        yield s._replace(left=b.again, noted_by=b.root, behind=behind).put("workers", w, at="remove")
+        left = max(b.again, s.left if s.noted_by == b.root else b.again)  # one that was suspended adds its note to the others
+        yield s._replace(left=left, noted_by=b.root, behind=behind).put("workers", w, at="remove")
 
     def _read(self, s: State, w: int, me: Worker) -> Iterator[State]:
         was, early = s.held[me.upgrade], not self.has("a worker announces, then looks")
