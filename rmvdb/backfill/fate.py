@@ -61,7 +61,7 @@ def record_fate(of: Evidence) -> Fate:
     | | | yes | yes | yes | no | | REQUEUE: the new collection has lost it |
     | | | yes | yes | yes | yes | | REMOVE |
     | | | yes | no | | | yes | REMOVE: it left before, and the registry has gone back since |
-    | | | yes | no | | | no | REMOVE_FROM_NEW: another program deleted it |
+    | | | yes | no | | | no | REMOVE_FROM_NEW: another program deleted it (but see `Retiring._spare`) |
     """
     if of.written == "open":
         return Fate.REQUEUE

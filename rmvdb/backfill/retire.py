@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rmvdb import errors
@@ -15,7 +15,7 @@ from rmvdb.engines.finding import TOGETHER, not_found
 from rmvdb.protocols import Permit
 from rmvdb.registry.codec import key, pack_ids, schema_from_json, unpack_ids
 from rmvdb.registry.tables import BatchRow, CollectionRow, IntentRow
-from rmvdb.storage.archive import Reading
+from rmvdb.storage.archive import ArchiveFile, Reading
 from rmvdb.text import counted
 from rmvdb.types import BatchState, Id, Moment, Record
 
@@ -168,7 +168,7 @@ class Retiring(BatchRecords):
             fates[record_fate(evidence)].append(id)
         self._forget_lost(task, {id: announced[key(id)] for id in fates[Fate.REQUEUE] if id not in new and key(id) in announced})
         decision = Decision(remove=fates[Fate.REMOVE], remove_from_new=fates[Fate.REMOVE_FROM_NEW], requeue=fates[Fate.REQUEUE])
-        return decision if task.in_place else self._doubt(task, batch, len(seen.read), decision)
+        return decision if task.in_place else self._doubt(task, batch, len(seen.read), self._spare(task, batch, decision))
 
     def _look(self, task: Task, batch: BatchRow, moment: Moment) -> _Seen:
         """Compare the batch's readings with the present records. Both are freed before any other call."""
@@ -199,6 +199,37 @@ class Retiring(BatchRecords):
         """Forget done intents whose writes the engine lost when it went back: their records are copied like others again."""
         if done := {id: intent.id for id, intent in lost.items() if intent.done}:
             self._registry.forget_done(task.upgrade, list(done), upto=max(done.values()))
+
+    def _spare(self, task: Task, batch: BatchRow, decision: Decision) -> Decision:
+        """Return the decision without taking from the new collection what a client wrote there and the registry has forgotten.
+
+        After a deletion a client's next write is in the new collection only. If the registry goes back to before that write, the
+        record looks like one that another program deleted. But no batch copied it as it is.
+        """
+        if not decision.remove_from_new:
+            return decision
+        get = functools.partial(self._store.get, ids=decision.remove_from_new, vector=True)
+        held = {each.id: each for collection in reversed(task.new) for each in get(collection)}
+        known, copied = set[Id](), set[Id]()
+        for file in self._copies(task, batch):
+            if copied == held.keys():
+                return decision
+            for each in self._archive.found(file):
+                if each.made is not None and each.record.id in held:
+                    known.add(each.record.id)
+                    copied |= {each.record.id} if each.is_copied_to(held[each.record.id]) else set()
+        written = known - copied
+        return replace(
+            decision,
+            remove=[*decision.remove, *(id for id in decision.remove_from_new if id in written)],
+            remove_from_new=[id for id in decision.remove_from_new if id not in written],
+        )
+
+    def _copies(self, task: Task, batch: BatchRow) -> Iterator[ArchiveFile]:
+        """Yield the archive's files. Those of this batch and of the one that it descends from come first, and mostly suffice."""
+        yield from (ArchiveFile(**file) for file in (batch.archive or {}).values())
+        for begins in (f"{batch.id}-", f"{root_of(batch)}-", ""):
+            yield from self._archive.files(*task.archive_folders, begins=begins)
 
     def _doubt(self, task: Task, batch: BatchRow, read: int, decision: Decision) -> Decision:
         """Return the decision if few records are missing: they count as deleted.
@@ -249,7 +280,8 @@ class Retiring(BatchRecords):
         again = {record.id for name, records in held.items() for record in records if fate(name, record) is Fate.REQUEUE}
         self._forget_lost(task, {id: announced[key(id)] for id in again if id not in new and key(id) in announced})
         left = [id for id in decided.remove if id not in again]
-        return replace(decided, remove=left, requeue=[*decided.requeue, *(id for id in decided.remove if id in again)])
+        now = replace(decided, remove=left, requeue=[*decided.requeue, *(id for id in decided.remove if id in again)])
+        return self._spare(task, batch, now)
 
 
 def _decided(batch: BatchRow) -> Decision:

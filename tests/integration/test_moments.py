@@ -14,7 +14,9 @@ import pytest
 from rmvdb import errors
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.types import BatchState, Index, Phase, Record
+from tests.support.faults import remove
 from tests.support.inprocess import Crash, Gallery, drive, make, vector
+from tests.support.waiting import run_out
 
 
 @pytest.fixture
@@ -135,6 +137,49 @@ def copied(gallery: Gallery) -> None:
     forget(gallery)
     for path in gallery.archive.folder.rglob("*.left"):
         path.unlink()
+
+
+@pytest.mark.parametrize("when", ["before the decision", "after the decision"])
+def test_a_record_that_a_client_deleted_and_wrote_again_before_the_registry_went_back_is_kept(tmp_path: Path, when: str) -> None:
+    """It is in the new collection only, and looks as if another program had deleted it."""
+    gallery = make(tmp_path, records=10, batch=10)
+    copied(gallery)
+    if when == "after the decision":  # that another program deleted it
+        gallery.store.delete(gallery.task.old[0], [3])
+        decided(gallery)
+        assert unpack_ids(gallery.registry.batches(gallery.upgrade.id)[0].gone) == [3]
+    gallery.source.of[3] = "newer"
+    with gallery.client() as client:
+        client.delete([3])
+        client.upsert([{"id": 3, "item": "newer", "n": 7}])
+    with gallery.registry.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM intents")
+    run_out(gallery.registry)
+    drive(gallery)
+    assert gallery.held()["new"][3].fields == {"n": 7}
+    gallery.expect_moved()
+    gallery.registry.close()
+
+
+def test_a_record_that_another_program_deleted_leaves_the_new_collection_whichever_copy_that_holds(tmp_path: Path) -> None:
+    """A batch read it changed, was killed before it copied that, and then finds it deleted."""
+    gallery = make(tmp_path, records=10, batch=10)
+    copied(gallery)
+    gallery.store.upsert(gallery.task.old[0], [Record(id=3, vector=vector("v1", "newer"), fields={"n": 7})])
+
+    def stop(call: str, collection: str) -> None:
+        if (call, collection) == ("upsert", gallery.task.new[0]):
+            raise Crash
+
+    gallery.store.before = stop
+    with pytest.raises(Crash):
+        drive(gallery)
+    gallery.store.before = lambda call, collection: None
+    remove(gallery, 3)
+    run_out(gallery.registry)
+    drive(gallery)
+    gallery.expect_moved()
+    gallery.registry.close()
 
 
 def test_records_that_are_gone_in_numbers_are_not_taken_for_deletions(gallery: Gallery) -> None:

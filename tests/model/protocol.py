@@ -190,15 +190,14 @@ class Protocol:
             waits = s.batches[0].state == "copied" and all(each.at == "claim" for each in s.workers)
             if s.registry is None and s.faults and (waits or not self.writes):
                 intents = tuple(each.intent for each in s.writers)
-                yield Step("a copy of the registry is made", s._replace(registry=(s.batches, s.moved, intents), behind=False))
+                yield Step("a copy of the registry is made", s._replace(registry=(s.batches, s.moved, intents)))
             elif s.registry is not None:
                 batches, moved, intents = s.registry
                 writers = tuple(each._replace(intent=_forgotten(was)) for each, was in zip(s.writers, intents, strict=True))
                 then = s._replace(
                     batches=tuple(b._replace(token=-1, lease="over" if b.lease else "") for b in batches), moved=moved,
                     workers=(Worker(),) * self.workers, writers=writers, registry=None,
-                    behind=False, forgot=s.forgot or s.behind,
-                    conductors=(Conductor("work"),) * self.conductors if s.behind else s.conductors,
+                    forgot=bool(self.writes), conductors=(Conductor("work"),) * self.conductors,
                 )  # fmt: skip
                 quiet = not s.late and not any(each.call for each in s.workers)
                 if quiet and all(each.at in ("open", "end") for each in s.writers):
@@ -244,9 +243,9 @@ class Protocol:
 
     def _fault(self, then: State, name: str) -> Step:
         left = max(then.faults - 1, -1)
-        if not left and then.registry is not None:
-            then = then._replace(registry=None, behind=False)  # a copy is of no use any more
-        return Step(name, then._replace(faults=left), True)
+        return Step(
+            name, then._replace(faults=left, registry=then.registry if left else None), True
+        )  # a copy is of no use any more
 
     # --- a worker -----------------------------------------------------------------------------------------------------
 
@@ -274,9 +273,8 @@ class Protocol:
 
     def _leave_note(self, s: State, w: int, me: Worker) -> Iterator[State]:
         b = s.batches[me.batch]
-        behind = s.behind or bool(self.writes and s.registry is not None)
         left = max(b.again, s.left if s.noted_by == b.root else b.again)  # one that was suspended adds its note to the others
-        yield s._replace(left=left, noted_by=b.root, behind=behind).put("workers", w, at="remove")
+        yield s._replace(left=left, noted_by=b.root).put("workers", w, at="remove")
 
     def _read(self, s: State, w: int, me: Worker) -> Iterator[State]:
         was, early = s.held[me.upgrade], not self.has("a worker announces, then looks")
@@ -302,7 +300,7 @@ class Protocol:
             moved = moved.put("batches", me.batch, found=bool(me.was))
         moved = moved.put("workers", w, at="look", was=UNREAD)
         if self.registry_goes_back:
-            moved = moved._replace(archived=me.was, archived_by=b.root) if me.was else moved
+            moved = moved._replace(archived=me.was, archived_by=b.root, copies=s.copies | {me.was}) if me.was else moved
         yield self._if_mine(s, w, moved)
 
     def _look(self, s: State, w: int, me: Worker) -> Iterator[State]:
@@ -357,7 +355,11 @@ class Protocol:
         )
         if noted and self.has("what leaves is noted in the archive first"):
             return "remove"
-        return "again" if me.was else "gone"
+        if me.was:
+            return "again"
+        held = s.held[1 - me.upgrade]
+        spared = held and held not in s.copies and self.has("what no batch copied is not taken from new")
+        return "remove" if self.registry_goes_back and spared else "gone"
 
     def _removing(self, s: State, w: int, me: Worker) -> Iterator[State]:
         then = s
@@ -619,8 +621,7 @@ class Protocol:
             kept = s.writers[decides].intent != "done" or not s.writers[decides].value or held
         else:
             kept = held == archived or (s.upgrade and not archived)  # a roll back fills a collection that was not empty
-        # A registry that the mark is ahead of is made again from the collections (older_copy.py). It expects what they hold,
-        # whatever write it forgot.
+        # If the registry has forgotten a write, an administrator lets `verify --repair` keep the record as it is.
         if kept or s.forgot:
             yield s.put("conductors", c, at="serve")
 

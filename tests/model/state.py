@@ -137,8 +137,9 @@ class State(NamedTuple):
     noted_by: int = 0
     archived_by: int = 0
     behind: bool = False
-    #: Whether the mark beside the data is ahead of the registry, which went back beside a writer.
+    #: Whether the registry went back beside a writer, and may have forgotten a write; what batches copied, as the archive has it.
     forgot: bool = False
+    copies: frozenset[int] = frozenset()
     #: A record in a collection that is not searched yet may be so new that a search misses it.
     unseen: bool = False
 

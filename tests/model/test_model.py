@@ -190,6 +190,8 @@ WRITTEN = (
 
 #: Needed only once the registry has gone back beside a writer: see the test that leaves it out.
 FORGOTTEN = "what left before a batch came again has left for it, too"
+#: The same, of a write that the registry forgot.
+SPARED = "what no batch copied is not taken from new"
 
 CLOCK_STEPS = (
     "who has not compared the clocks counts a tick",
@@ -254,7 +256,7 @@ def test_without_any_one_step_a_clock_that_is_set_ends_a_wait_early(step: str) -
 
 def test_every_step_of_the_models_is_left_out_once() -> None:
     named = {name for module in MODELS for name in re.findall(r'\.has\("([^"]+)"\)', inspect.getsource(module))}
-    assert named == {*STEPS, *LEASE_STEPS, *CLOCK_STEPS, NOT_NEEDED, FORGOTTEN}
+    assert named == {*STEPS, *LEASE_STEPS, *CLOCK_STEPS, NOT_NEEDED, FORGOTTEN, SPARED}
 
 
 def test_the_tables_name_code_that_is_there() -> None:
@@ -283,6 +285,11 @@ def test_a_repeated_call_whose_first_try_arrives_last_is_not_guarded_against() -
 def test_a_record_that_left_before_the_registry_went_back_is_not_taken_for_deleted() -> None:
     """Beside a writer, whose intent the registry has forgotten, there are too many states to look at each one."""
     assert check(Protocol(registry_goes_back=True, searches=False, writes=(2,), faults=1).leaving_out(FORGOTTEN)).broken
+
+
+def test_a_write_that_the_registry_forgot_is_not_taken_from_the_new_collection() -> None:
+    """Of a client that deleted the record before: it is in the new collection only."""
+    assert check(Protocol(registry_goes_back=True, searches=False, writes=(ABSENT, 2), faults=1).leaving_out(SPARED)).broken
 
 
 def test_a_search_at_random_through_bigger_scenarios_finds_nothing() -> None:

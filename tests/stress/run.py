@@ -38,6 +38,8 @@ WORKERS, WRITERS, SEARCHERS = 3, 2, 2
 FOREIGN = 5_000_000
 #: Seconds after an engine or a database came back within which a command that had begun may still fail.
 RECOVERING = 5.0
+#: Seconds for which a worker is suspended now and then: longer than its lease.
+SUSPENDED = 10.0
 #: Seconds of a plain search after which one of rmvdb's is asked again: `search.longest_search` of the project.
 SLOW = 1.5
 #: Seconds without any progress after which something hangs: on an overloaded machine planning alone takes minutes.
@@ -398,7 +400,7 @@ class Run:
 
     def _suspend_long(self) -> None:
         """Suspend a process for longer than a lease."""
-        self._suspended(self._one("worker"), 10.0)
+        self._suspended(self._one("worker"), SUSPENDED)
 
     def _suspended(self, chosen: Process, seconds: float) -> None:
         process = chosen.process
@@ -508,11 +510,17 @@ class Run:
             self.registry_back += 1
             self.truth.may_come_back(kept, time.monotonic())
             self.say("the registry has gone back")
-            try:
-                Owner(self.app.registry, self.app.store).expect("things")
-            except NotOwner as exc:
-                self.say(str(exc)[:200])
-                self._rebuild()
+            # A worker that wrote a decision down just before may have been suspended, and writes its mark only now.
+            end = time.monotonic() + SUSPENDED + 2.0
+            while time.monotonic() < end:
+                try:
+                    Owner(self.app.registry, self.app.store).expect("things")
+                except NotOwner as exc:
+                    self.say(str(exc)[:200])
+                    self._rebuild()
+                    return
+                self._revive_workers()
+                time.sleep(0.2)
 
     def _rebuild(self) -> None:
         with self._away():
