@@ -201,7 +201,7 @@ class Protocol:
                 )  # fmt: skip
                 quiet = not s.late and not any(each.call for each in s.workers)
                 if quiet and all(each.at in ("open", "end") for each in s.writers):
-                    yield self._fault(then, "the registry goes back, and its workers are started again")
+                    yield self._fault(then, "the registry goes back, and all processes are started again")
         if self.engine_goes_back:
             if not s.engine:
                 yield Step("a copy of the engine is made", s._replace(engine=s.held))
