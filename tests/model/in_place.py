@@ -114,7 +114,8 @@ class InPlace(Mirrored):
 
     def _differ(self, s: State, i: int, me: Writer) -> Iterator[State]:
         found, at = s.held[ORIGINAL], s.conductors[0].at
-        equal = s.held[NEW] == lifted(found) if at in ("copying", "expired_writes") else not found or s.held[NEW]
+        copying = at in ("copying", "expired_writes")
+        equal = s.held[NEW] == lifted(found) if copying else not found or s.held[NEW] or self._deleted(s)
         since = (
             at == "expired_writes" and self._done_write(s) and self.has("what was written since the copy is served is left alone")
         )

@@ -115,12 +115,18 @@ class Mirrored(Protocol):
         searched, kept = s.held[COPY] or s.held[NEW], s.held[ORIGINAL]
         if not self._idle(s):
             return
-        if kept and not searched and self.has("what others inserted into the original is taken in"):
+        if kept and not searched and not self._deleted(s) and self.has("what others inserted into the original is taken in"):
             yield self._by_hand(s, UNREAD)
         elif searched and not kept and self.has("what others deleted from the original is taken out"):
             yield self._by_hand(s, ABSENT)
         else:
             yield s.put("conductors", c, at="found" if self._unmade(s) else "verify")
+
+    @staticmethod
+    def _deleted(s: State) -> bool:
+        """Registry.last_done: a client has deleted the record since, so whatever is in the original stays out."""
+        done = [each for each in s.writers[:-1] if each.upgrade == s.upgrade and each.intent == "done"]
+        return bool(done) and max(done, key=lambda each: each.number).value == ABSENT
 
     def _unmade(self, s: State) -> bool:
         """Something is left to be embedded."""
@@ -177,7 +183,7 @@ class Mirrored(Protocol):
 
     def _differ(self, s: State, i: int, _: Writer) -> Iterator[State]:
         found, copying = s.held[ORIGINAL], s.conductors[0].at in ("copying", "expired_writes")
-        done = s.held[COPY] == found if copying else not found or s.held[COPY] or s.held[NEW]
+        done = s.held[COPY] == found if copying else not found or s.held[COPY] or s.held[NEW] or self._deleted(s)
         yield s.put("writers", i, at="withdraw" if done else "repair", value=found)
 
     def _repair(self, s: State, i: int, me: Writer) -> Iterator[State]:
