@@ -29,6 +29,7 @@ RmvdbError                    something failed (exit code 1)
 │   └── SourceUnavailable     this machine cannot reach what a source reads
 ├── ItemError                 one item cannot be read or embedded (its record is quarantined)
 ├── ArtifactError             an artifact file is missing or altered
+│   └── HomeUnreachable       the bucket of home does not answer
 ├── DiskFull                  the disk has no room for a file
 ├── PlanRefused               the plan would lower the quality, or cannot be made
 ├── VerifyFailed              the new gallery differs from the re-embedded old one
@@ -278,6 +279,13 @@ class ArtifactError(RmvdbError):
     """An artifact file is missing or altered.
 
     Remedy: Restore the file from the backup of `home`, or repeat the step that wrote it.
+    """
+
+
+class HomeUnreachable(ArtifactError):
+    """The bucket of `home` does not answer. Searches go on. The backfill, and commands that change the registry, wait for it.
+
+    Remedy: When the bucket answers again, run the same command again.
     """
 
 

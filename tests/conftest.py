@@ -15,7 +15,7 @@ from tests.support.scratch import prefer_memory
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["tests.support.fixtures", "tests.support.postgres", "tests.support.data", "tests.support.no_skips"]
-pytest_plugins += ["tests.support.spread", "tests.support.long_tests"]
+pytest_plugins += ["tests.support.s3", "tests.support.spread", "tests.support.long_tests"]
 
 prefer_memory()
 

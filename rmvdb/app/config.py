@@ -39,7 +39,7 @@ def load(path: Path | None = None, *, trust: bool = False) -> ProjectSettings:
         raise ConfigError(f"Environment: {exc}; write JSON, or one variable for each key as in RMVDB_MILVUS__URI") from exc
     settings = _resolved(settings, base)
     if not trust:
-        for each in filter(None, (settings.home, settings.registry_file)):
+        for each in filter(None, (settings.folder, settings.registry_file)):
             _refuse_foreign(each)
     return settings
 
@@ -53,8 +53,12 @@ def _refuse_foreign(path: Path) -> None:
 
 def _resolved(settings: ProjectSettings, base: Path) -> ProjectSettings:
     """Return the settings with absolute paths and without empty addresses."""
-    home = _absolute(settings.home, base)
     uri, url = settings.milvus.uri, settings.registry.url.get_secret_value()
+    if settings.bucket:
+        for setting, value in (("milvus.uri", uri), ("registry.url", url)):
+            if not value:
+                raise ConfigError(f"home is in a bucket, {settings.bucket}, which cannot hold a database; set {setting}, too")
+    home = settings.home if settings.bucket else _absolute(settings.home, base)
     if not uri:
         uri = str(home / "milvus.db")
     elif "://" not in uri and not uri.startswith("unix:"):
@@ -66,6 +70,7 @@ def _resolved(settings: ProjectSettings, base: Path) -> ProjectSettings:
     flag = settings.throttle.flag
     changes = {
         "home": home,
+        "local": _absolute(settings.local, base),
         "throttle": settings.throttle.model_copy(update={"flag": flag and _absolute(flag, base)}),
         "milvus": settings.milvus.model_copy(update={"uri": uri}),
         "registry": settings.registry.model_copy(update={"url": DatabaseUrl(url)}),

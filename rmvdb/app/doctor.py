@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -88,7 +89,18 @@ def _registry(app: App) -> str:
 def _files(app: App) -> str:
     if readable := app.open_to_others:
         return f"other users may read {', '.join(map(str, readable))}: rmvdb db upgrade takes that right away"
-    return f"{app.settings.home} is closed to other users"
+    local = f"{app.settings.folder} is closed to other users"
+    return f"{local}; {_bucket(app, app.settings.bucket)}" if app.settings.bucket else local
+
+
+def _bucket(app: App, address: str) -> str:
+    """Write, list, read and remove a file there, since each is a right of its own."""
+    name, home = f"doctor-{uuid.uuid4().hex}", app.home(patience=0)
+    home.write(f"{name}/file", b"rmvdb")
+    if not home.has(name) or home.read(f"{name}/file") != b"rmvdb":
+        raise errors.ArtifactError(f"{address} does not give back what was just written; look whether it is one S3 server")
+    home.clear(name)
+    return f"{address} can be listed, read, written and cleared"
 
 
 def _model(app: App, row: VersionRow) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -271,7 +272,15 @@ class ProjectSettings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    home: Path = Field(default=Path(".rmvdb"), description="The folder for the manifest, artifacts, archive and cache.")
+    home: Path = Field(
+        default=Path(".rmvdb"),
+        description="The folder for the manifest, artifacts, archive and cache. Machines that share no disk share a folder in a "
+        "bucket: s3://bucket/rmvdb.",
+    )
+    local: Path = Field(
+        default=Path(".rmvdb"),
+        description="This machine's folder for copies of artifacts, plans and sorting, if home is in a bucket. It can be lost.",
+    )
     milvus: MilvusSection = MilvusSection()
     registry: RegistrySection = RegistrySection()
     index: IndexSection = IndexSection()
@@ -294,6 +303,14 @@ class ProjectSettings(BaseSettings):
         """Let the environment win over the file, whose content is given to the constructor."""
         return env_settings, init_settings
 
+    @field_validator("home")
+    @classmethod
+    def _folder_or_bucket(cls, home: Path) -> Path:
+        scheme, *inside = home.parts or ("",)
+        if re.fullmatch(r"[a-z][a-z0-9+.-]+:", scheme) and (scheme != "s3:" or not inside):
+            raise ValueError("must be a folder, or a folder in a bucket whose server speaks S3: s3://bucket/rmvdb")
+        return home
+
     @model_validator(mode="after")
     def _call_outlasts_the_engine(self) -> ProjectSettings:
         if self.milvus.timeout > self.backfill.longest_call:
@@ -304,9 +321,20 @@ class ProjectSettings(BaseSettings):
         return self
 
     @property
+    def bucket(self) -> str | None:
+        """The address of home if it is in a bucket."""
+        # A path has one of the two slashes of s3://.
+        return f"s3://{'/'.join(self.home.parts[1:])}" if self.home.parts[:1] == ("s3:",) else None
+
+    @property
+    def folder(self) -> Path:
+        """This machine's folder: home, or local if home is in a bucket."""
+        return self.local if self.bucket else self.home
+
+    @property
     def artifacts(self) -> Path:
         """The folder of transforms and calibrations."""
-        return self.home / "artifacts"
+        return self.folder / "artifacts"
 
     @property
     def registry_file(self) -> Path | None:
@@ -315,19 +343,9 @@ class ProjectSettings(BaseSettings):
         return Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:////") else None
 
     @property
-    def manifest(self) -> Path:
-        """The file that brings back a lost registry."""
-        return self.home / "manifest.json"
-
-    @property
-    def archive(self) -> Path:
-        """The folder of old vectors."""
-        return self.home / "archive"
-
-    @property
     def cache(self) -> Path:
-        """The folder of embeddings that are kept from the plan's sample."""
-        return self.home / "cache"
+        """This machine's folder for plans and for sorting."""
+        return self.folder / "cache"
 
     def index_for(self, gallery: str) -> types.Index:
         """Return the index of that gallery's new collections."""

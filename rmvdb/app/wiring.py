@@ -15,9 +15,10 @@ from rmvdb.app import config, config_file
 from rmvdb.app.settings import ProjectSettings
 from rmvdb.items import sources
 from rmvdb.items.objects import Allowed, look_in
-from rmvdb.registry.manifest import Manifest
+from rmvdb.registry import manifest
 from rmvdb.registry.registry import Registry
 from rmvdb.storage import files, ownership
+from rmvdb.storage.folders import Folder, LocalFolder
 from rmvdb.text import without_password
 from rmvdb.timing import WRITE_LASTS
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 #: The environment variable for `[models] allow` of rmvdb.toml.
 ALLOW = "RMVDB_MODELS__ALLOW"
+#: Seconds for which a transaction of the registry, or a client, waits for a bucket.
+BRIEFLY = 10.0
 
 
 class App:
@@ -78,7 +81,7 @@ class App:
 
     def refuse_nowhere(self) -> None:
         """Raise ConfigError if there is no project here. A question must not create an empty registry."""
-        home = self.settings.home
+        home = self.settings.folder
         if not home.exists() and self.settings.registry.url.get_secret_value() == f"sqlite:///{home / 'registry.sqlite'}":
             raise errors.ConfigError(
                 f"There is no registry in {str(home)!r}; go to the folder that has {config_file.NAME}, or make one: rmvdb init"
@@ -89,18 +92,20 @@ class App:
         """The files and folders that other users need not read."""
         database = self.settings.registry_file
         beside = [database.with_name(f"{database.name}{end}") for end in ("", "-wal", "-shm")] if database else []
-        return self.settings.home, self.settings.manifest, *beside
+        return self.settings.folder, self.settings.folder / manifest.NAME, *beside
 
     @property
     def open_to_others(self) -> list[Path]:
         """The private files that other users can read because an earlier rmvdb made them so. None if home is shared."""
         return (
-            [] if ownership.is_shared(self.settings.home) else [path for path in self._private if ownership.open_to_others(path)]
+            []
+            if ownership.is_shared(self.settings.folder)
+            else [path for path in self._private if ownership.open_to_others(path)]
         )
 
     def close_to_others(self) -> None:
         """Make home. Remove other users' rights to it, to the manifest and to the registry's files."""
-        files.make_folder(self.settings.home, "home, or registry.url,")
+        files.make_folder(self.settings.folder, "local" if self.settings.bucket else "home, or registry.url,")
         for path in self.open_to_others:
             ownership.close_to_others(path)
 
@@ -111,9 +116,17 @@ class App:
         return Registry(url, patience=self.settings.backfill.retry_for, keep=self.manifest.write)
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> manifest.Manifest:
         """The manifest, from which a lost registry is rebuilt."""
-        return Manifest(self.settings.manifest)
+        return manifest.Manifest(self.home(patience=BRIEFLY))
+
+    def home(self, *, patience: float | None = None) -> Folder:
+        """Return the folder of manifest, archive and kept embeddings. A bucket is asked again for `patience` seconds."""
+        from rmvdb.storage.bucket import Bucket
+
+        if self.settings.bucket is None:
+            return LocalFolder(self.settings.home)
+        return Bucket(self.settings.bucket, patience=self.settings.backfill.retry_for if patience is None else patience)
 
     @functools.cached_property
     def store(self) -> VectorStore:
@@ -132,7 +145,7 @@ class App:
         if "://" in milvus.uri or milvus.uri.startswith("unix:"):
             return make(lambda: milvus.uri)
         file = Path(milvus.uri)
-        if file.parent == self.settings.home:  # the user makes any other folder
+        if file.parent == self.settings.folder:  # the user makes any other folder
             files.make_folder(file.parent, "home")
         return make(functools.partial(lite.address, file), gate=functools.partial(lite.gate, file))
 
@@ -222,7 +235,7 @@ class App:
     @property
     def base(self) -> Path:
         """The folder of rmvdb.toml, where relative paths in sources start."""
-        return self.settings.home.parent
+        return self.file.absolute().parent if self.file else Path.cwd()
 
     def gallery_name(self, name: str | None, *, how: str = "--gallery") -> str:
         """Return the named gallery, or the only one. Raise UsageError if there are several. `how` says how to name one."""
@@ -252,7 +265,7 @@ class App:
         name = self.gallery_name(gallery, how="connect(gallery=…)")
         row, search = self.registry.gallery(name), self.settings.search
         cache = int(search.rescore_cache_mb * 1e6)
-        embeddings = functools.cache(functools.partial(self._embeddings, name))
+        embeddings = functools.cache(functools.partial(self._embeddings, name, patience=BRIEFLY))
         shared = SharedVectors(name, registry=self.registry, store=self.store, cache=embeddings, most=2 * cache)
         rescorer = Rescorer(
             loaded_models=self.loaded_models,
@@ -318,7 +331,7 @@ class App:
             store=self.store,
             loaded_models=self.loaded_models,
             artifacts=self.artifacts,
-            archive=Archive(self.settings.archive),
+            archive=Archive(self.home().folder("archive")),
             source=self.source(name),
             cache=functools.partial(self._embeddings, name),
             classifier=self.classifier,
@@ -333,13 +346,14 @@ class App:
         )
         return Conductor(name, services, say=say, report=report, stop=stop)
 
-    def _embeddings(self, gallery: str, version: str) -> EmbeddingCache:
+    def _embeddings(self, gallery: str, version: str, *, patience: float | None = None) -> EmbeddingCache:
         """Return the embeddings kept for a gallery and a version, but not those of an earlier version of the same name."""
         from rmvdb.storage.embedding_cache import EmbeddingCache
 
         row = self.registry.version(version)
         name = f"{gallery}-{version}-{row.digest[:12]}"
-        return EmbeddingCache(self.settings.cache / "embeddings", model=name, dim=row.dim)
+        folder = self.home(patience=patience).folder("cache").folder("embeddings")
+        return EmbeddingCache(folder, model=name, dim=row.dim)
 
     def collector(self) -> Collector:
         """Return the collector of leftover rows and files."""
@@ -348,9 +362,10 @@ class App:
         return Collector(
             registry=self.registry,
             manifest=self.manifest,
-            artifacts=self.artifacts.folder,
-            archive=self.settings.archive,
-            cache=self.settings.cache,
+            artifacts=LocalFolder(self.settings.artifacts),
+            archive=self.home().folder("archive"),
+            caches=[self.home().folder("cache"), *([LocalFolder(self.settings.cache)] if self.settings.bucket else [])],
+            plans=LocalFolder(self.settings.cache / "plans"),
             queries_days=self.settings.search.keep_queries_days,
         )
 
@@ -368,8 +383,9 @@ class App:
         return Rebuild(
             registry=self.registry,
             store=self.store,
-            archive=Archive(self.settings.archive),
+            archive=Archive(self.home().folder("archive")),
             manifest=self.manifest,
+            lock=self.settings.folder / f"{manifest.NAME}.rebuilding",
             quiet=self.quiet,
             search=lambda gallery: self.settings.index_for(gallery).search,
             say=say,

@@ -7,13 +7,15 @@ database. It is at most one change ahead, and the same command makes that change
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-from rmvdb.errors import ArtifactError, RegistryError, SchemaOutdated
+from rmvdb.errors import ArtifactError, HomeUnreachable, RegistryError, SchemaOutdated
 from rmvdb.registry.manifest_rows import Contents
 from rmvdb.storage import files
+from rmvdb.storage.folders import Folder
 
+#: The file's name in home.
+NAME = "manifest.json"
 #: Grows if an older rmvdb could not read this file.
 FORMAT = 1
 
@@ -21,8 +23,10 @@ FORMAT = 1
 class Manifest:
     """One file with its own SHA-256. It is whole, or it does not exist."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, home: Folder) -> None:
+        self._home = home
+        #: Where it is, for messages.
+        self.path = home.where(NAME)
 
     def write(self, contents: Contents) -> None:
         """Write these contents, unless the file has them already.
@@ -45,23 +49,18 @@ class Manifest:
                 "away"
             )
         whole = {"rmvdb": FORMAT, "sha256": _digest(contents), "tables": contents}
-        files.durable_write(self.path, json.dumps(whole, indent=1, ensure_ascii=False).encode())
+        self._home.write(NAME, json.dumps(whole, indent=1, ensure_ascii=False).encode())
 
     def read(self) -> Contents:
         """Return the contents.
 
         Raises:
-            ArtifactError: the file is missing or was altered.
+            ArtifactError: the file is missing, unreadable or was altered.
+            HomeUnreachable: the bucket does not answer.
             SchemaOutdated: a newer rmvdb wrote it.
         """
         try:
-            whole = json.loads(self.path.read_bytes())
-        except FileNotFoundError as exc:
-            raise ArtifactError(f"{self.path} is missing; put it back from a backup of that folder") from exc
-        except OSError as exc:
-            raise ArtifactError(
-                f"{self.path} cannot be read ({exc.strerror}); fix that, then run the same command again"
-            ) from exc
+            whole = json.loads(self._home.read(NAME))
         except ValueError:
             whole = None
         return self._checked(whole)
@@ -97,6 +96,8 @@ class Manifest:
         """Return the contents, or None if the file is missing or damaged. The next write repairs it."""
         try:
             return self.read()
+        except HomeUnreachable:
+            raise  # it may hold the galleries of another registry
         except ArtifactError:
             return None
 

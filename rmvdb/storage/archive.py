@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from rmvdb.errors import ArtifactError
+from rmvdb.errors import ArtifactError, HomeUnreachable
 from rmvdb.storage import files, parquet
+from rmvdb.storage.folders import Entry, Folder, parent
 from rmvdb.storage.parquet import pa
 from rmvdb.types import Id, Record
 
@@ -61,7 +62,7 @@ def same_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 class Archive:
     """A folder of batches of old records. A file never changes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Folder) -> None:
         self.folder = folder
 
     def write(self, *name: str, records: Sequence[Record], made: Sequence[Record] = ()) -> ArchiveFile:
@@ -77,7 +78,7 @@ class Archive:
         digest = files.sha256(data)
         *folders, last = (files.file_name(part) for part in name)
         path = "/".join([*folders, f"{last}-{digest}.parquet"])
-        files.durable_write(self.folder / path, data)
+        self.folder.write(path, data)
         return ArchiveFile(path=path, sha256=digest)
 
     def read(self, file: ArchiveFile) -> list[Record]:
@@ -99,9 +100,7 @@ class Archive:
             return self.readings(file)
         except ArtifactError as exc:
             # If even its folder is missing, another archive may be mounted, or none.
-            if not files.inside(self.folder, file.path).parent.is_dir() or not isinstance(
-                exc.__cause__, FileNotFoundError | None
-            ):
+            if not self.folder.has(parent(file.path)) or not isinstance(exc.__cause__, FileNotFoundError | None):
                 raise  # the archive is away, or this process may not read it; that can be repaired, and nothing is lost
             _log.warning("Left out: %s", exc, extra={"action": "archive-skip", "file": file.path})
             left_out(str(exc))
@@ -116,17 +115,19 @@ class Archive:
             return
         data = parquet.write(pa.table({"id": parquet.id_column(ids)}))
         *folders, last = (files.file_name(part) for part in name)
-        files.durable_write(self.folder.joinpath(*folders, f"{last}-{files.sha256(data)}.left"), data)
+        self.folder.write("/".join([*folders, f"{last}-{files.sha256(data)}.left"]), data)
 
     def left(self, *folders: str) -> dict[Id, int]:
         """Return the ids that `leave` noted under these folders, each with the last batch that noted it. Skip damaged notes."""
-        place, noted = self.folder.joinpath(*map(files.file_name, folders)), dict[Id, int]()
-        for path in place.glob("*.left"):
-            batch = int(path.name.partition("-")[0])
+        noted = dict[Id, int]()
+        for entry in self._entries(folders, ".left"):
+            batch = int(entry.name.partition("-")[0])
             try:
-                data = files.verified_read(path, path.stem.rpartition("-")[2])
+                data = self.folder.verified(entry.path, _digest_in(entry))
+            except HomeUnreachable:
+                raise
             except ArtifactError as exc:
-                _log.warning("Left out: %s", exc, extra={"action": "archive-skip", "file": str(path)})
+                _log.warning("Left out: %s", exc, extra={"action": "archive-skip", "file": entry.path})
                 continue
             noted |= {id: max(batch, noted.get(id, batch)) for id in parquet.read(data)["id"].to_pylist()}
         return noted
@@ -134,9 +135,8 @@ class Archive:
     def files(self, *folders: str, begins: str = "") -> list[ArchiveFile]:
         """List the files under these folders, such as gallery, upgrade, whose names begin so, the newest first, without opening
         them."""
-        place = self.folder.joinpath(*map(files.file_name, folders))
-        paths = sorted(place.rglob(f"{begins}*.parquet"), key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
-        return [ArchiveFile(path=path.relative_to(self.folder).as_posix(), sha256=path.stem.rpartition("-")[2]) for path in paths]
+        found = [entry for entry in self._entries(folders, ".parquet") if entry.name.startswith(begins)]
+        return [ArchiveFile(path=entry.path, sha256=_digest_in(entry)) for entry in sorted(found, key=_age, reverse=True)]
 
     def ids(self, file: ArchiveFile) -> list[Id]:
         """Return the ids of its records, in order. Raise ArtifactError if the file is missing or altered."""
@@ -145,15 +145,30 @@ class Archive:
 
     def remove(self, file: ArchiveFile) -> None:
         """Remove one file. Do nothing if it is gone already."""
-        files.remove(files.inside(self.folder, file.path))
+        self.folder.remove(file.path)
 
     def clear(self, folder: str, *more: str) -> None:
         """Remove every file under these folders, such as gallery, upgrade. Do nothing if there is none."""
-        files.remove(self.folder.joinpath(*map(files.file_name, (folder, *more))))
+        self.folder.clear("/".join(map(files.file_name, (folder, *more))))
+
+    def _entries(self, folders: Sequence[str], suffix: str) -> Iterator[Entry]:
+        """Yield the files below these folders that end so, whole ones only."""
+        below = self.folder.entries("/".join(map(files.file_name, folders)))
+        return (entry for entry in below if entry.name.endswith(suffix) and not entry.name.startswith("."))
 
     def _open(self, file: ArchiveFile, *, columns: list[str] | None = None) -> Any:
-        data = files.verified_read(files.inside(self.folder, file.path), file.sha256)
+        data = self.folder.verified(file.path, file.sha256)
         return parquet.read(data, columns=columns)
+
+
+def _digest_in(entry: Entry) -> str:
+    return PurePosixPath(entry.path).stem.rpartition("-")[2]
+
+
+def _age(entry: Entry) -> tuple[float, int, str]:
+    """Return what to sort files by, the oldest first. A bucket knows only the second, but later batches have higher numbers."""
+    number = entry.name.partition("-")[0]
+    return entry.written, int(number) if number.isdigit() else 0, entry.name
 
 
 def _table(records: Sequence[Record], made: Mapping[Id, bytes]) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
 from rmvdb.errors import ArtifactError
 from rmvdb.storage import files, parquet
+from rmvdb.storage.folders import Folder
 from rmvdb.storage.parquet import pa
 from rmvdb.types import Id, Vectors
 
@@ -32,9 +32,9 @@ class EmbeddingCache:
     warning, and its records are embedded again.
     """
 
-    def __init__(self, folder: Path, *, model: str, dim: int | None = None) -> None:
+    def __init__(self, folder: Folder, *, model: str, dim: int | None = None) -> None:
         """Keep the embeddings of one model, of dimension `dim`."""
-        self.folder, self._dim = folder / files.file_name(model), dim
+        self.folder, self._dim = folder.folder(files.file_name(model)), dim
         self._lock = threading.Lock()
         self._embeddings: dict[_Key, Vectors] | None = None
         #: The names of the files that it has read.
@@ -81,7 +81,7 @@ class EmbeddingCache:
     @property
     def size(self) -> int:
         """The bytes of its files. Reading that reads none of them."""
-        return sum(path.stat().st_size for path in self.folder.glob("*.parquet"))
+        return sum(entry.bytes for entry in self.folder.entries())
 
     @property
     def per_second(self) -> float | None:
@@ -92,7 +92,7 @@ class EmbeddingCache:
     def clear(self) -> None:
         """Forget every embedding of this model."""
         with self._lock:
-            files.remove(self.folder)
+            self.folder.clear()
             self._embeddings, self._timed, self._seconds = None, 0, 0.0
             self._read.clear()
 
@@ -104,29 +104,33 @@ class EmbeddingCache:
         if seconds is not None:
             table = table.replace_schema_metadata({_SECONDS: str(seconds)})
         data = parquet.write(table)
-        path = self.folder / f"{files.sha256(data)}.parquet"
-        files.durable_write(path, data)
+        digest = files.sha256(data)
+        self.folder.write(f"{digest}.parquet", data)
         with self._lock:
-            if self._embeddings is not None and path.stem not in self._read:
-                self._read.add(path.stem)
+            if self._embeddings is not None and digest not in self._read:
+                self._read.add(digest)
                 self._add(self._embeddings, data)
 
     def _load(self) -> dict[_Key, Vectors]:
         with self._lock:
-            files = sorted(path for path in self.folder.glob("*.parquet") if path.stem not in self._read)
-            if files or self._embeddings is None:
+            names = dict.fromkeys(entry.path.partition("/")[0] for entry in self.folder.entries())
+            digests = [name.removesuffix(".parquet") for name in names if name.endswith(".parquet")]
+            new = [digest for digest in digests if digest not in self._read]
+            if new or self._embeddings is None:
                 embeddings = dict(self._embeddings or {})  # another one: a thread may be reading this one
-                for path in files:
-                    self._read.add(path.stem)
-                    self._add_file(embeddings, path)
+                for digest in new:
+                    self._read.add(digest)
+                    self._add_file(embeddings, digest)
                 self._embeddings = embeddings
             return self._embeddings
 
-    def _add_file(self, embeddings: dict[_Key, Vectors], path: Path) -> None:
+    def _add_file(self, embeddings: dict[_Key, Vectors], digest: str) -> None:
+        path = f"{digest}.parquet"
         try:
-            self._add(embeddings, files.verified_read(path, path.stem))
+            self._add(embeddings, self.folder.verified(path, digest))
         except Exception as exc:  # noqa: BLE001 (a file of that name may hold anything, and Arrow raises as much)
-            _log.warning("Embeddings are computed again: %s", exc, extra={"action": "cache-skip", "file": str(path)})
+            where = self.folder.where(path)
+            _log.warning("Embeddings are computed again: %s", exc, extra={"action": "cache-skip", "file": where})
 
     def _add(self, embeddings: dict[_Key, Vectors], data: bytes) -> None:
         table = parquet.read(data)

@@ -56,21 +56,30 @@ def durable_write(path: Path, data: bytes | memoryview, *, mode: int | None = No
             pending.unlink(missing_ok=True)
 
 
-def verified_read(path: Path, digest: str) -> bytes:
-    """Return the file's bytes. Raise ArtifactError, with its name, if it is missing, unreadable or not of that SHA-256."""
+def read(path: Path) -> bytes:
+    """Return the file's bytes. Raise ArtifactError, with its name, if it is missing, unreadable or no regular file."""
     try:
         if path.exists() and not path.is_file():  # reading a pipe would block
             raise ArtifactError(f"{path} is not a regular file; put it back from a backup or repeat the step that wrote it")
-        data = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError as exc:
         raise ArtifactError(f"{path} is missing; put it back from a backup or repeat the step that wrote it") from exc
     except OSError as exc:
         raise ArtifactError(f"{path} cannot be read ({exc.strerror}); fix that and run the step again") from exc
+
+
+def verified(name: str, data: bytes, digest: str) -> bytes:
+    """Return the bytes of the file of this name. Raise ArtifactError if they are not of that SHA-256."""
     if sha256(data) != digest:
         raise ArtifactError(
-            f"{path} was altered: its SHA-256 is not {digest[:12]}…; put it back from a backup or repeat the step that wrote it"
+            f"{name} was altered: its SHA-256 is not {digest[:12]}…; put it back from a backup or repeat the step that wrote it"
         )
     return data
+
+
+def verified_read(path: Path, digest: str) -> bytes:
+    """Return the file's bytes. Raise ArtifactError, with its name, if it is missing, unreadable or not of that SHA-256."""
+    return verified(str(path), read(path), digest)
 
 
 def remove(path: Path) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from itertools import groupby
+from pathlib import PurePosixPath
+from typing import Any, TypeAlias
 
 from rmvdb import errors
 from rmvdb.registry.garbage import SHA256
 from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.registry import Registry
+from rmvdb.storage.folders import Entry, Folder
 from rmvdb.types import Phase
 
 #: Seconds that an unneeded row stays, and an unneeded file. Rows and files of a command under way are younger.
 ROWS, FILES = 3600.0, 86400.0
+_Place: TypeAlias = tuple[Folder, Entry]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,9 +48,11 @@ class Collector:
 
     registry: Registry
     manifest: Manifest
-    artifacts: Path
-    archive: Path
-    cache: Path
+    artifacts: Folder
+    archive: Folder
+    #: The folders of kept embeddings and of plans.
+    caches: Sequence[Folder]
+    plans: Folder
     #: The days for which queries are kept.
     queries_days: float = 30.0
 
@@ -65,52 +70,59 @@ class Collector:
         spared = self._planned()
         garbage = Found(rows={})
         # Files first: a file whose row is gone would never be found again.
-        for path in [*self._old_archives(garbage), *self._old_cache(garbage), *self._old_artifacts(spared)]:
-            garbage.files, garbage.bytes = garbage.files + 1, garbage.bytes + path.stat().st_size
+        for folder, entry in [*self._old_archives(garbage), *self._old_cache(garbage), *self._old_artifacts(spared)]:
+            garbage.files, garbage.bytes = garbage.files + 1, garbage.bytes + entry.bytes
             if remove:
-                path.unlink(missing_ok=True)
+                folder.remove(entry.path)
         garbage.rows = self.registry.collect(older=ROWS, spared=spared, queries_days=self.queries_days, remove=remove)
         return garbage
 
     def _planned(self) -> set[str]:
         """Return the artifacts of plans that no upgrade has begun. A plan's pointer names a file that names the others."""
-        pointers = _files(self.cache / "plans")
-        named = {sha for path in pointers if path.stat().st_size < 1_000_000 for sha in _names(path)}
-        return named | {sha for each in named for path in self.artifacts.glob(f"{each}.json") for sha in _names(path)}
+        named = {sha for entry in self.plans.entries() if entry.bytes < 1_000_000 for sha in _names(self.plans, entry)}
+        own = [entry for entry in self.artifacts.entries() if PurePosixPath(entry.path).suffix == ".json"]
+        plans = [entry for entry in own if PurePosixPath(entry.path).stem in named]
+        return named | {sha for entry in plans for sha in _names(self.artifacts, entry)}
 
-    def _old_artifacts(self, spared: set[str]) -> Iterator[Path]:
+    def _old_artifacts(self, spared: set[str]) -> Iterator[_Place]:
         used = self.registry.artifacts_in_use() | spared
-        yield from (path for path in _old(self.artifacts) if SHA256.fullmatch(path.stem) and path.stem not in used)
+        for folder, entry in _old(self.artifacts):
+            stem = PurePosixPath(entry.path).stem
+            if SHA256.fullmatch(stem) and stem not in used:
+                yield folder, entry
 
-    def _old_archives(self, garbage: Found) -> Iterator[Path]:
+    def _old_archives(self, garbage: Found) -> Iterator[_Place]:
         """Find archives of upgrades that ended for good. A folder that this registry does not know stays."""
         needed, known = self.registry.needed_upgrades(), {row.name: row.id for row in self.registry.galleries()}
-        for folder in sorted(self.archive.glob("*/*")):
-            gallery = known.get(folder.parent.name)
+        for (name, number), entries in groupby(self.archive.entries(), key=_upgrade_of):
+            gallery = known.get(name)
             upgrades = {str(row.id): row for row in self.registry.upgrades(gallery)} if gallery is not None else {}
-            row = upgrades.get(folder.name)
+            row = upgrades.get(number)
             if row is None:
-                garbage.kept.append(
-                    f"{folder}: this registry knows no such upgrade; if no other registry does, remove it by hand"
-                )
+                where = self.archive.where(f"{name}/{number}")
+                garbage.kept.append(f"{where}: this registry knows no such upgrade; if no other registry does, remove it by hand")
             elif row.phase == Phase.ENDED and row.id not in needed:
-                yield from _old(folder)
+                yield from _old(self.archive, entries)
 
-    def _old_cache(self, garbage: Found) -> Iterator[Path]:
+    def _old_cache(self, garbage: Found) -> Iterator[_Place]:
         if any(self.registry.active_upgrade(row.id) for row in self.registry.galleries()):
-            garbage.kept.append(f"{self.cache}: a running upgrade reads it")
+            garbage.kept.append(f"{self.caches[0].where('embeddings')}: a running upgrade reads it")
             return
-        yield from _old(self.cache)
+        for folder in self.caches:
+            yield from _old(folder)
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
+def _upgrade_of(entry: Entry) -> tuple[str, str]:
+    """Return the folders of a gallery and of an upgrade that a file of the archive is in."""
+    parts = PurePosixPath(entry.path).parts
+    return parts[0], parts[1] if len(parts) > 2 else ""
 
 
-def _old(folder: Path) -> Iterator[Path]:
+def _old(folder: Folder, entries: Iterable[Entry] | None = None) -> Iterator[_Place]:
+    """Yield the files that were written long ago, of these or of all."""
     before = time.time() - FILES
-    return (path for path in _files(folder) if path.stat().st_mtime < before)
+    return ((folder, entry) for entry in (folder.entries() if entries is None else entries) if entry.written < before)
 
 
-def _names(path: Path) -> list[str]:
-    return SHA256.findall(path.read_text(encoding="utf-8", errors="replace"))
+def _names(folder: Folder, entry: Entry) -> list[str]:
+    return SHA256.findall(folder.read(entry.path).decode(errors="replace"))

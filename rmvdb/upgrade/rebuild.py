@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -49,13 +49,15 @@ class Rebuild:
         store: VectorStore,
         archive: Archive,
         manifest: Manifest,
+        lock: Path,
         quiet: float,
         search: Callable[[str], Mapping[str, Any]] = lambda _: {},
         say: Callable[[str], None] = lambda _: None,
         report: ReportProgress = lambda *_: None,
         stop: threading.Event | None = None,
     ) -> None:
-        self._search = search
+        """`lock` is a file in this machine's folder, which only one rebuild holds at a time."""
+        self._search, self._lock = search, lock
         self._registry, self._store, self._archive, self._manifest = registry, store, archive, manifest
         self._quiet, self._say, self._report = quiet, say, report
         self._stop = stop or threading.Event()
@@ -131,10 +133,10 @@ class Rebuild:
     def _alone(self) -> Iterator[None]:
         """Lock out another rebuild: it would forget this one's notes, and let work begin before this one is done."""
         path = self._manifest.path
-        if not path.exists():
+        if not self._lock.parent.is_dir():
             yield
             return
-        with path.with_name(f"{path.name}.rebuilding").open("ab") as file:  # the lock ends with its process
+        with self._lock.open("ab") as file:  # the lock ends with its process
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:

@@ -11,6 +11,7 @@ import pytest
 from rmvdb.learning.method import Method
 from rmvdb.planning.question import Question
 from rmvdb.registry.manifest import Manifest
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import Phase
 from rmvdb.upgrade import garbage
 from rmvdb.upgrade.garbage import Collector
@@ -30,10 +31,11 @@ def collector(gallery: Gallery) -> Collector:
     folder = gallery.folder
     return Collector(
         registry=gallery.registry,
-        manifest=Manifest(folder / "manifest.json"),
-        artifacts=folder / "artifacts",
-        archive=folder / "archive",
-        cache=folder / "cache",
+        manifest=Manifest(LocalFolder(folder)),
+        artifacts=LocalFolder(folder / "artifacts"),
+        archive=LocalFolder(folder / "archive"),
+        caches=[LocalFolder(folder / "cache")],
+        plans=LocalFolder(folder / "cache" / "plans"),
     )
 
 

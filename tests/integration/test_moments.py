@@ -135,7 +135,7 @@ def copied(gallery: Gallery) -> None:
     """Copy every batch, and retire none."""
     decided(gallery)
     forget(gallery)
-    for path in gallery.archive.folder.rglob("*.left"):
+    for path in gallery.archive.folder.path.rglob("*.left"):
         path.unlink()
 
 
@@ -287,7 +287,7 @@ def test_the_archive_goes_only_once_the_new_collection_was_asked_for_all_that_wa
         ):
             conductor.clean_up(row)
         assert conductor.registry.upgrade(row.id).phase == Phase.CUT_OVER
-        assert list(gallery.archive.folder.rglob("*.parquet"))
+        assert list(gallery.archive.folder.path.rglob("*.parquet"))
         conductor.repair(row, conductor.lost(row), gallery.worker())
     conductor.clean_up(conductor.registry.upgrade(row.id))
     assert set(gallery.records("texts_v2")) == set(gallery.source.of)
@@ -384,5 +384,5 @@ def test_no_archive_goes_that_alone_holds_records_which_an_earlier_upgrade_had_m
     assert row.phase == Phase.CUT_OVER
     with pytest.raises(errors.VerifyFailed, match="has lost 3 records that moved or were written, such as 1;"):
         conductor.clean_up(row)
-    kept = {file.name.partition("-")[0] for file in (gallery.archive.folder / "texts" / "1").rglob("*.parquet")}
+    kept = {file.name.partition("-")[0] for file in (gallery.archive.folder.path / "texts" / "1").rglob("*.parquet")}
     assert kept == {"1", "2", "3", "4"}

@@ -12,6 +12,7 @@ from rmvdb.errors import ItemError, ModelError
 from rmvdb.planning.sample import Sample, Sampler
 from rmvdb.serving.loaded_models import Chain
 from rmvdb.storage.embedding_cache import EmbeddingCache
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import Item, Leg, Metric, Query, Vectors
 from tests.integration.test_blends import begin, blend, both, by_hand, expect_hits, go_on
 from tests.support.inprocess import DIMS, Gallery, TextEmbedder, make, vector
@@ -95,7 +96,7 @@ def test_both_parts_of_a_blend_embed_the_question_and_the_backfill_embeds_record
 def sample(gallery: Gallery, **options: Sequence[object]) -> Sample:
     sampler = Sampler(
         store=gallery.store, loaded_models=gallery.loaded_models, source=gallery.source,
-        cache=lambda version: EmbeddingCache(gallery.folder / "embeddings", model=version),
+        cache=lambda version: EmbeddingCache(LocalFolder(gallery.folder / "embeddings"), model=version),
     )  # fmt: skip
     leg = Leg(collection="texts_v1", model="v1", metric=Metric.COSINE, embedder="v1")
     return sampler.sample("v2", [leg], [1000], frozenset(), lambda *_: None, seed=0, **options)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.mark import Owner, is_mark, mark_of
 from rmvdb.registry.registry import Registry
 from rmvdb.serving.client import Client
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import BatchState, Id, Index, Phase, Record
 from rmvdb.upgrade.rebuild import Rebuild
 from rmvdb.upgrade.status import status
@@ -55,7 +56,7 @@ def another(folder: Path) -> Registry:
     folder.mkdir()
     url = f"sqlite:///{folder}/{FILE}"
     schema.upgrade(url)
-    registry = Registry(url, keep=Manifest(folder / "manifest.json").write)
+    registry = Registry(url, keep=Manifest(LocalFolder(folder)).write)
     for name, dim in DIMS.items():
         registry.add_version(
             name=name, embedder=f"tests:{name}", options={}, classifier=None, dim=dim, metric="COSINE", fingerprint=None,
@@ -69,8 +70,16 @@ def take(
 ) -> list[str]:
     """As `rmvdb gallery take NAME --from-lost-registry`; nothing of the lost registry is under way, so nothing is waited for."""
     registry = registry or gallery.registry
-    manifest = Manifest(Path(str(registry.url.database)).with_name("manifest.json"))
-    rebuild = Rebuild(registry=registry, store=gallery.store, archive=gallery.archive, manifest=manifest, quiet=0.0, say=say)
+    manifest = Manifest(LocalFolder(Path(str(registry.url.database)).parent))
+    rebuild = Rebuild(
+        registry=registry,
+        store=gallery.store,
+        archive=gallery.archive,
+        manifest=manifest,
+        lock=gallery.folder / "lock",
+        quiet=0.0,
+        say=say,
+    )
     return rebuild.take(name)
 
 
@@ -308,7 +317,12 @@ def test_a_gallery_is_taken_from_a_registry_that_is_lost_and_not_from_one_that_l
     other = another(tmp_path / "other")
     with pytest.raises(UnknownName):
         Rebuild(
-            registry=other, store=gallery.store, archive=gallery.archive, manifest=Manifest(tmp_path / "none.json"), quiet=0.0
+            registry=other,
+            store=gallery.store,
+            archive=gallery.archive,
+            manifest=Manifest(LocalFolder(tmp_path / "none")),
+            lock=tmp_path / "lock",
+            quiet=0.0,
         ).take("nothing")
     with pytest.raises(UsageError, match="is not lost"):
         take(

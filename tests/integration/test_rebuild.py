@@ -16,6 +16,7 @@ from rmvdb import errors
 from rmvdb.registry.manifest import Manifest
 from rmvdb.serving.client import Client
 from rmvdb.storage.archive import Archive
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import BatchState, Id, Phase, Record, Vectors
 from rmvdb.upgrade import leadership
 from rmvdb.upgrade.rebuild import Rebuild
@@ -41,8 +42,9 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
 
 def rebuilding(gallery: Gallery, **options: Any) -> Rebuild:
     """Return the rebuild. Nothing of the lost registry is under way, so it waits for nothing."""
-    manifest, archive = Manifest(gallery.folder / "manifest.json"), Archive(gallery.folder / "archive")
-    return Rebuild(registry=gallery.registry, store=gallery.store, archive=archive, manifest=manifest, **{"quiet": 0.0} | options)
+    manifest, archive = Manifest(LocalFolder(gallery.folder)), Archive(LocalFolder(gallery.folder / "archive"))
+    whatever = {"quiet": 0.0, "lock": gallery.folder / "lock"} | options
+    return Rebuild(registry=gallery.registry, store=gallery.store, archive=archive, manifest=manifest, **whatever)
 
 
 def lose(gallery: Gallery) -> None:

@@ -36,7 +36,7 @@ def row(gallery: Gallery) -> UpgradeRow:
 
 def lose_the_archive(gallery: Gallery) -> None:
     """Alter the files of the archive."""
-    for path in gallery.archive.folder.rglob("*.parquet"):
+    for path in gallery.archive.folder.path.rglob("*.parquet"):
         path.write_bytes(b"damaged")
 
 

@@ -76,7 +76,7 @@ def test_records_that_nothing_holds_any_more_are_named_before_a_roll_back_ends(t
     gallery = make(tmp_path, records=30)
     drive(gallery)
     gallery.store.delete("texts_v2", list(gallery.records("texts_v2")))
-    for file in list(gallery.archive.folder.rglob("*.parquet"))[:1]:
+    for file in list(gallery.archive.folder.path.rglob("*.parquet"))[:1]:
         file.write_bytes(b"")
     conductor = gallery.conductor()
     back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
@@ -137,7 +137,7 @@ def test_a_copied_batch_goes_back_though_its_archive_was_altered(tmp_path: Path)
     copied(gallery)
     gallery.store.upsert("texts_v1", [Record(id=4, vector=vector("v1", "t4"), fields={"n": 77})])
     before = gallery.records("texts_v1")
-    for file in gallery.archive.folder.rglob("*.parquet"):
+    for file in gallery.archive.folder.path.rglob("*.parquet"):
         file.write_bytes(file.read_bytes()[:-1] + b"x")
     conductor = gallery.conductor()
     back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
@@ -247,7 +247,7 @@ def test_psi_stands_in_for_nothing_that_only_an_archive_could_give_back(tmp_path
     assert conductor.roll_back(gallery.upgrade) is None
     question = conductor.resolve(Question(gallery="texts", from_version="v1", to_version="v2", method=Method.RQT, order="random"))
     row = go_on(gallery, conductor.begin(question, conductor.plan(question), gallery.worker()))
-    for file in gallery.archive.folder.rglob("*.parquet"):
+    for file in gallery.archive.folder.path.rglob("*.parquet"):
         file.write_bytes(file.read_bytes()[:-1] + b"x")
     gallery.loaded_models._load_embedder = without_v1
     gallery.loaded_models._loaded.clear()

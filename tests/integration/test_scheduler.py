@@ -23,6 +23,7 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.storage.embedding_cache import EmbeddingCache
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import BatchState, IdType, Index, Leg, Metric, Phase, Record, Schema
 from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.run import Conductor
@@ -105,7 +106,7 @@ def at_work(
         services = Services(
             registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models, archive=gallery.archive,
             artifacts=Artifacts(gallery.folder / "artifacts"), source=gallery.source,
-            cache=lambda version: EmbeddingCache(gallery.folder, model=version), classifier=lambda row: None,
+            cache=lambda version: EmbeddingCache(LocalFolder(gallery.folder), model=version), classifier=lambda row: None,
             index=Index(type="FLAT"), times=gallery.times, batch=10, engine_timeout=1.0, folder=gallery.folder / "cache",
         )  # fmt: skip
         return Conductor(name, services, **options)  # type: ignore[arg-type]

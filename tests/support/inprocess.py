@@ -29,6 +29,7 @@ from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.storage.archive import Archive
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.storage.embedding_cache import EmbeddingCache
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import Hit, Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
 from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.report import VerifyReport
@@ -140,7 +141,7 @@ class Gallery:
         services = Services(
             registry=self.registry, store=self.store, loaded_models=self.loaded_models,
             artifacts=Artifacts(self.folder / "artifacts"), archive=self.archive, source=self.source,
-            cache=lambda version: EmbeddingCache(self.folder, model=version),
+            cache=lambda version: EmbeddingCache(LocalFolder(self.folder), model=version),
             classifier=lambda row: None, index=Index(type="FLAT"), times=self.times, batch=10, engine_timeout=1.0,
             folder=self.folder / "cache",
         )  # fmt: skip
@@ -185,7 +186,7 @@ def make(
     """Return a gallery of texts t1 … at v1, its upgrade to v2 deployed, unless told otherwise, and its work list made."""
     url = f"sqlite:///{folder}/registry.sqlite"
     migrate(url)
-    registry = Registry(url, patience=60.0, keep=Manifest(folder / "manifest.json").write)
+    registry = Registry(url, patience=60.0, keep=Manifest(LocalFolder(folder)).write)
     store, source = FaultyStore(), Texts()
     source.of = {id: f"t{id}" for id in range(1, records + 1)}
     for name, dim in DIMS.items():
@@ -221,7 +222,7 @@ def make(
         load_chain=lambda version: Chain(embedder=version, dim=DIMS[version]),
         load_artifact=artifacts.get,
     )
-    archive = Archive(folder / "archive")
+    archive = Archive(LocalFolder(folder / "archive"))
     backfill = Backfill(registry=registry, store=store, loaded_models=loaded_models, source=source, archive=archive, cache=None)
     task = Task(
         upgrade=upgrade.id, gallery="texts", old=("texts_v1",), new=("texts_v2",), version="v2", grace=sum(times.values())

@@ -28,6 +28,7 @@ from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.storage.archive import Archive
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.storage.embedding_cache import EmbeddingCache
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import BatchState, Index
 from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.run import Conductor
@@ -143,7 +144,7 @@ class Process:
         self.world, self.life = world, life
         self.registry: Any = Mortal("registry", Registry(world.url, patience=60.0), life, filled=filled)
         self.store: Any = Mortal("store", world.store, life, filled=filled)
-        self.archive: Any = Mortal("archive", Archive(world.folder / "archive"), life, filled=filled)
+        self.archive: Any = Mortal("archive", Archive(LocalFolder(world.folder / "archive")), life, filled=filled)
         artifacts = Artifacts(world.folder / "artifacts")
         self.loaded_models = LoadedModels(
             load_embedder=TextEmbedder,
@@ -152,7 +153,7 @@ class Process:
         )
         self._services = Services(
             registry=self.registry, store=self.store, loaded_models=self.loaded_models, artifacts=artifacts, archive=self.archive,
-            source=world.source, cache=lambda version: EmbeddingCache(world.folder / "cache", model=version),
+            source=world.source, cache=lambda version: EmbeddingCache(LocalFolder(world.folder / "cache"), model=version),
             classifier=lambda row: None, index=Index(type="FLAT"), times=TIMES, batch=5, engine_timeout=1.0,
             folder=world.folder / "work",
         )  # fmt: skip

@@ -16,6 +16,7 @@ from rmvdb.protocols import Permit, Source
 from rmvdb.registry.tables import BatchRow
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage.archive import Archive
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import Id, Item, Phase, Record, Vectors
 from tests.bench.speed.world import COLLECTIONS, World
 
@@ -84,7 +85,7 @@ class Moving:
         self.task = Task(
             upgrade=row.id, gallery="bench", old=(COLLECTIONS[1],), new=(COLLECTIONS[0],), version="v2", grace=sum(times.values())
         )
-        self.archive = Archive(folder)
+        self.archive = Archive(LocalFolder(folder))
         self.backfill = Timed(
             registry=self.registry, store=self.store, loaded_models=loaded_models, source=source, archive=self.archive
         )

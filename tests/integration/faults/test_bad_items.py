@@ -14,6 +14,7 @@ from rmvdb.items.digest import item_digest
 from rmvdb.items.field import FieldSource
 from rmvdb.planning.sample import Sample, Sampler, vectors_of
 from rmvdb.storage.embedding_cache import EmbeddingCache
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import Id, Leg, Metric, Phase, Record
 from tests.support import inprocess
 from tests.support.faults import drive
@@ -43,7 +44,7 @@ def test_bad_items_that_come_first_in_the_order_are_set_aside_by_what_the_plan_e
     for id in range(1, 21):
         _spoil(gallery, id, kind)
     old, ids = gallery.held()["old"], list(range(31, 41))
-    cache = EmbeddingCache(tmp_path / "embeddings", model="v2")
+    cache = EmbeddingCache(LocalFolder(tmp_path / "embeddings"), model="v2")
     items = [f"t{id}" for id in ids]
     cache.put(
         ids,
@@ -72,7 +73,7 @@ def test_an_item_that_changed_since_the_plan_is_embedded_again_though_the_old_mo
         for id in (3, 4):
             gallery.source.of[id] += " and more"
             client.upsert([{"id": id, "item": gallery.source.of[id], "n": 1}])
-    made = EmbeddingCache(gallery.folder / "embeddings", model="v2")
+    made = EmbeddingCache(LocalFolder(gallery.folder / "embeddings"), model="v2")
     old = gallery.records("texts_v1")
     items = [gallery.source.of[id] for id in old]
     assert made.knows(old) == set(old)
@@ -102,7 +103,7 @@ def test_an_item_that_broke_after_the_plan_is_set_aside_and_the_next_plan_leaves
     assert _sample(gallery).skipped == len(bad)
     backfill = Backfill(
         registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models, source=gallery.source,
-        archive=gallery.archive, cache=EmbeddingCache(gallery.folder / "embeddings", model="v2"),
+        archive=gallery.archive, cache=EmbeddingCache(LocalFolder(gallery.folder / "embeddings"), model="v2"),
     )  # fmt: skip
     gallery.worker(width=1).run(gallery.task, backfill)
     assert {row.record for row in gallery.registry.quarantined(gallery.upgrade.id)} == set(map(str, bad))
@@ -145,7 +146,7 @@ def _spoil(gallery: Gallery, id: Id, kind: str) -> None:
 def _sample(gallery: Gallery) -> Sample:
     sampler = Sampler(
         store=gallery.store, loaded_models=gallery.loaded_models, source=gallery.source,
-        cache=lambda version: EmbeddingCache(gallery.folder / "embeddings", model=version),
+        cache=lambda version: EmbeddingCache(LocalFolder(gallery.folder / "embeddings"), model=version),
     )  # fmt: skip
     leg = Leg(collection=gallery.task.old[0], model="v1", metric=Metric.COSINE, embedder="v1")
     return sampler.sample("v2", [leg], [1000], frozenset(), lambda *_: None, seed=0)

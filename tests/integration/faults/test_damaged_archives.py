@@ -21,7 +21,7 @@ from tests.support.inprocess import Gallery, make, vector
 
 
 def _damage(gallery: Gallery, kind: str) -> Path:
-    file = next(gallery.archive.folder.rglob("*.parquet"))
+    file = next(gallery.archive.folder.path.rglob("*.parquet"))
     if kind == "missing":
         file.unlink()
     else:
@@ -76,10 +76,10 @@ def test_a_roll_back_has_the_old_model_embed_what_a_damaged_archive_held(gallery
 
 def test_an_archive_that_is_away_stops_what_needs_it(gallery: Gallery) -> None:
     copied(gallery)
-    gallery.archive.folder.rename(gallery.folder / "elsewhere")
+    gallery.archive.folder.path.rename(gallery.folder / "elsewhere")
     with pytest.raises(errors.ArtifactError, match="is missing; put it back"):
         drive(gallery)
-    (gallery.folder / "elsewhere").rename(gallery.archive.folder)
+    (gallery.folder / "elsewhere").rename(gallery.archive.folder.path)
     drive(gallery)
     gallery.expect_moved()
 

@@ -17,6 +17,7 @@ from rmvdb.protocols import Source
 from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.serving.shared_vectors import SharedVectors
 from rmvdb.storage.embedding_cache import EmbeddingCache
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import Id, Item, Record
 from rmvdb.upgrade.status import status
 from tests.support.inprocess import DIMS, Gallery, drive, vector
@@ -287,7 +288,7 @@ def test_a_client_that_is_closed_while_it_embeds_ends_at_once(gallery: Gallery) 
 
 def cached(gallery: Gallery) -> EmbeddingCache:
     """Return the embeddings that clients and workers of this gallery share, as one more process reads them."""
-    return EmbeddingCache(gallery.folder / "shared", model="v2", dim=DIMS["v2"])
+    return EmbeddingCache(LocalFolder(gallery.folder / "shared"), model="v2", dim=DIMS["v2"])
 
 
 def sharing(gallery: Gallery, most: int = 1_000_000) -> SharedVectors:

@@ -62,7 +62,7 @@ def test_at_the_end_one_collection_is_left(gallery: Gallery) -> None:
     assert held.keys() == gallery.source.of.keys()
     assert gallery.registry.active_upgrade(row.gallery_id) is None
     assert [len(gallery.registry.batches(each.id)) for each in gallery.registry.upgrades()] == [0, 0]
-    assert not list(gallery.archive.folder.rglob("*.parquet"))
+    assert not list(gallery.archive.folder.path.rglob("*.parquet"))
 
 
 def test_records_that_come_into_any_old_collection_late_are_moved(gallery: Gallery) -> None:

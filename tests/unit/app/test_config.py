@@ -46,9 +46,8 @@ def test_without_a_file_the_defaults_live_in_the_current_folder(folder: Path) ->
     assert settings.home == folder / ".rmvdb"
     assert settings.milvus.uri == str(folder / ".rmvdb" / "milvus.db")
     assert settings.registry.url.get_secret_value() == f"sqlite:///{folder}/.rmvdb/registry.sqlite"
-    assert (settings.artifacts, settings.archive, settings.cache) == tuple(
-        folder / ".rmvdb" / name for name in ("artifacts", "archive", "cache")
-    )
+    assert (settings.artifacts, settings.cache) == tuple(folder / ".rmvdb" / name for name in ("artifacts", "cache"))
+    assert (settings.folder, settings.bucket) == (settings.home, None)
     assert list(folder.iterdir()) == []
 
 
@@ -150,7 +149,7 @@ def test_addresses_with_a_scheme_are_left_as_they_are(folder: Path) -> None:
         (
             "[zzz]\nq = 1",
             "there is no setting 'zzz'; there are: "
-            "'home', 'milvus', 'registry', 'index', 'indexes', 'search', 'backfill', 'items', 'models', 'throttle'",
+            "'home', 'local', 'milvus', 'registry', 'index', 'indexes', 'search', 'backfill', 'items', 'models', 'throttle'",
         ),
         ("milvus = 3", "milvus must be a section; write [milvus] and its keys below"),
         ("home = 3", 'home = 3 must be a path, such as ".rmvdb": the folder for the manifest, artifacts, archive and cache'),

@@ -12,6 +12,7 @@ from rmvdb.errors import ArtifactError, RegistryError, SchemaOutdated
 from rmvdb.registry import manifest as room
 from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.manifest_rows import Contents
+from rmvdb.storage.folders import LocalFolder
 
 
 def contents(*galleries: str, version: str = "v1", at: float = 1.25) -> Contents:
@@ -23,21 +24,21 @@ def contents(*galleries: str, version: str = "v1", at: float = 1.25) -> Contents
 @pytest.fixture
 def manifest(tmp_path: Path) -> Manifest:
     """A manifest in a folder that is not there yet."""
-    return Manifest(tmp_path / "home" / "manifest.json")
+    return Manifest(LocalFolder(tmp_path / "home"))
 
 
 def test_written_contents_are_read(manifest: Manifest) -> None:
     manifest.write(contents())
     manifest.write(contents("photos"))
     assert manifest.read() == contents("photos")
-    assert [path.name for path in manifest.path.parent.iterdir()] == ["manifest.json"]
+    assert [path.name for path in Path(manifest.path).parent.iterdir()] == ["manifest.json"]
 
 
 def test_the_same_again_writes_nothing(manifest: Manifest) -> None:
     manifest.write(contents("photos"))
-    before = manifest.path.stat()
+    before = Path(manifest.path).stat()
     manifest.write(contents("photos"))
-    assert manifest.path.stat() == before
+    assert Path(manifest.path).stat() == before
 
 
 def test_a_manifest_that_cannot_be_written_leaves_the_one_before(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,12 +52,12 @@ def test_a_manifest_that_cannot_be_written_leaves_the_one_before(manifest: Manif
         manifest.write(contents("photos", "texts"))
     monkeypatch.undo()
     assert manifest.read() == contents("photos")
-    assert [path.name for path in manifest.path.parent.iterdir()] == ["manifest.json"]
+    assert [path.name for path in Path(manifest.path).parent.iterdir()] == ["manifest.json"]
 
 
 def test_every_altered_byte_is_found(manifest: Manifest) -> None:
     manifest.write(contents("photos"))
-    whole = manifest.path.read_text()
+    whole = Path(manifest.path).read_text()
     for before, after in (
         ("photos", "pictures"),
         ("2.5", "2.75"),
@@ -65,15 +66,15 @@ def test_every_altered_byte_is_found(manifest: Manifest) -> None:
         ('"sha256": "', '"sha256": "0'),
     ):
         assert before in whole
-        manifest.path.write_text(whole.replace(before, after))
+        Path(manifest.path).write_text(whole.replace(before, after))
         with pytest.raises(ArtifactError, match="was altered: its SHA-256 does not match; put it back from a backup"):
             manifest.read()
 
 
 @pytest.mark.parametrize("text", ["", "half a", "[]", "{}", '{"rmvdb": 1}', '{"rmvdb": 1, "sha256": "0", "tables": {}}', "\xff"])
 def test_a_file_that_is_not_a_manifest_is_refused_by_name(manifest: Manifest, text: str) -> None:
-    manifest.path.parent.mkdir()
-    manifest.path.write_bytes(text.encode("latin-1"))
+    Path(manifest.path).parent.mkdir()
+    Path(manifest.path).write_bytes(text.encode("latin-1"))
     with pytest.raises(ArtifactError, match=r"manifest\.json was altered"):
         manifest.read()
 
@@ -90,12 +91,12 @@ def test_one_of_a_newer_format_is_neither_read_nor_overwritten(manifest: Manifes
     for use in (manifest.read, lambda: manifest.write(contents("photos", "texts"))):
         with pytest.raises(SchemaOutdated, match="is of format 2, this rmvdb knows 1; install the newer release"):
             use()
-    assert json.loads(manifest.path.read_text())["tables"] == contents("photos")
+    assert json.loads(Path(manifest.path).read_text())["tables"] == contents("photos")
 
 
 def test_the_next_change_repairs_a_damaged_manifest(manifest: Manifest) -> None:
-    manifest.path.parent.mkdir()
-    manifest.path.write_text("damaged")
+    Path(manifest.path).parent.mkdir()
+    Path(manifest.path).write_text("damaged")
     manifest.write(contents("photos"))
     assert manifest.read() == contents("photos")
 

@@ -27,6 +27,7 @@ from rmvdb.items.digest import item_digest
 from rmvdb.storage import files
 from rmvdb.storage.archive import Archive, ArchiveFile
 from rmvdb.storage.embedding_cache import EmbeddingCache
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import Id, Record, Vectors
 from tests.support.small_disk import REPOSITORY, on_small_disk
 
@@ -68,7 +69,7 @@ def bits(vector: Vectors | None) -> bytes | None:
 @given(records=batches())
 @_IN_ONE_FOLDER
 def test_records_come_back_bit_for_bit(tmp_path: Path, records: list[Record]) -> None:
-    archive = Archive(tmp_path)
+    archive = Archive(LocalFolder(tmp_path))
     file = archive.write("photos", "1", "7", records=records)
     found = archive.read(file)
     assert [record.id for record in found] == [record.id for record in records]
@@ -79,15 +80,15 @@ def test_records_come_back_bit_for_bit(tmp_path: Path, records: list[Record]) ->
 
 def test_values_of_engines_become_plain_values(tmp_path: Path) -> None:
     fields = {"f": np.float32(0.1), "i": np.int64(7), "b": np.bool_(True), "a": np.array([1.5, 2.5], np.float32), "t": (1, 2)}
-    file = Archive(tmp_path).write("g", records=[Record(id=1, fields=fields)])
-    found = Archive(tmp_path).read(file)[0].fields
+    file = Archive(LocalFolder(tmp_path)).write("g", records=[Record(id=1, fields=fields)])
+    found = Archive(LocalFolder(tmp_path)).read(file)[0].fields
     assert found == {"f": float(np.float32(0.1)), "i": 7, "b": True, "a": [1.5, 2.5], "t": [1, 2]}
     assert np.float32(found["f"]) == np.float32(0.1)
 
 
 def test_any_program_can_read_the_file(tmp_path: Path) -> None:
     vector = np.array([1, 2, 3], np.float32)
-    file = Archive(tmp_path).write("g", records=[Record(id="a", vector=vector, fields={"label": 3})])
+    file = Archive(LocalFolder(tmp_path)).write("g", records=[Record(id="a", vector=vector, fields={"label": 3})])
     assert pq.read_table(tmp_path / file.path, columns=["id", "vector", "fields"]).to_pylist() == [
         {"id": "a", "vector": [1.0, 2.0, 3.0], "fields": '{"label": 3}'}
     ]
@@ -96,12 +97,12 @@ def test_any_program_can_read_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [b"bytes", object(), {1: "a number as key"}, 1j])
 def test_a_value_that_cannot_be_kept_is_named_with_its_record(tmp_path: Path, value: object) -> None:
     with pytest.raises(ArtifactError, match="fields of record 7 cannot be kept"):
-        Archive(tmp_path).write("g", records=[Record(id=7, fields={"x": [value]})])
+        Archive(LocalFolder(tmp_path)).write("g", records=[Record(id=7, fields={"x": [value]})])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_ids_of_two_kinds_and_vectors_of_two_dimensions_are_refused(tmp_path: Path) -> None:
-    archive = Archive(tmp_path)
+    archive = Archive(LocalFolder(tmp_path))
     with pytest.raises(ArtifactError, match="neither all INT64 nor all VARCHAR"):
         archive.write("g", records=[Record(id=1), Record(id="1")])
     with pytest.raises(ArtifactError, match="neither all INT64"):
@@ -111,7 +112,7 @@ def test_ids_of_two_kinds_and_vectors_of_two_dimensions_are_refused(tmp_path: Pa
 
 
 def test_another_content_under_the_same_name_leaves_the_first_file_as_it_is(tmp_path: Path) -> None:
-    archive = Archive(tmp_path)
+    archive = Archive(LocalFolder(tmp_path))
     first = archive.write("g", "u", "1", records=[Record(id=1)])
     second = archive.write("g", "u", "1", records=[Record(id=2)])
     again = archive.write("g", "u", "1", records=[Record(id=1)])
@@ -120,7 +121,7 @@ def test_another_content_under_the_same_name_leaves_the_first_file_as_it_is(tmp_
 
 
 def test_an_altered_or_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    archive = Archive(tmp_path)
+    archive = Archive(LocalFolder(tmp_path))
     file = archive.write("g", "1", records=[Record(id=1, vector=np.ones(8, np.float32))])
     path = tmp_path / file.path
     data = bytearray(path.read_bytes())
@@ -135,7 +136,7 @@ def test_an_altered_or_missing_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_names_and_paths_cannot_leave_the_folder(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "archive")
+    archive = Archive(LocalFolder(tmp_path / "archive"))
     for name in ["../../escape", "/etc", "..", ".", "", "a/b", "ä" * 200]:
         archive.write(name, name, records=[Record(id=1)])
     assert [path.name for path in tmp_path.iterdir()] == ["archive"]
@@ -146,7 +147,7 @@ def test_names_and_paths_cannot_leave_the_folder(tmp_path: Path) -> None:
 
 
 def test_clearing_removes_one_upgrade_and_can_be_repeated(tmp_path: Path) -> None:
-    archive = Archive(tmp_path)
+    archive = Archive(LocalFolder(tmp_path))
     gone = archive.write("photos", "1", "7", records=[Record(id=1)])
     kept = archive.write("photos", "2", "7", records=[Record(id=1)])
     for _ in range(2):
@@ -158,7 +159,7 @@ def test_clearing_removes_one_upgrade_and_can_be_repeated(tmp_path: Path) -> Non
 
 def test_vectors_do_not_keep_the_batch_in_memory(tmp_path: Path) -> None:
     records = [Record(id=n, vector=np.full(4, n, np.float32)) for n in range(3)]
-    found = Archive(tmp_path).read(Archive(tmp_path).write("g", records=records))
+    found = Archive(LocalFolder(tmp_path)).read(Archive(LocalFolder(tmp_path)).write("g", records=records))
     assert all(record.vector is not None and record.vector.base is None for record in found)
 
 
@@ -167,29 +168,29 @@ NEW = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 
 def test_how_long_embeddings_took_is_known_to_this_process_and_the_next(tmp_path: Path) -> None:
-    cache = EmbeddingCache(tmp_path, model="v2")
+    cache = EmbeddingCache(LocalFolder(tmp_path), model="v2")
     cache.put([1], OLD[:1], [b"a"], NEW[:1])  # unknown
     assert cache.per_second is None
     cache.put([1, 2, 3], OLD, [b"a"] * 3, NEW, seconds=0.5)
     cache.put([4], OLD[:1], [b"a"], NEW[:1], seconds=1.5)
-    assert cache.per_second == EmbeddingCache(tmp_path, model="v2").per_second == 2.0
+    assert cache.per_second == EmbeddingCache(LocalFolder(tmp_path), model="v2").per_second == 2.0
     cache.clear()
     assert cache.per_second is None
 
 
 @pytest.mark.parametrize("ids", [[1, 2, 3], ["a", "b", "c"]])
 def test_a_kept_embedding_is_found_by_this_process_and_the_next(tmp_path: Path, ids: list[Id]) -> None:
-    cache = EmbeddingCache(tmp_path, model="v2")
+    cache = EmbeddingCache(LocalFolder(tmp_path), model="v2")
     assert cache.get(ids, OLD, [b"a"] * 3) == {}
     cache.put(ids, OLD, [b"a"] * 3, NEW)
-    for each in (cache, EmbeddingCache(tmp_path, model="v2")):
+    for each in (cache, EmbeddingCache(LocalFolder(tmp_path), model="v2")):
         found = each.get([ids[2], ids[0], "unknown"], OLD[[2, 0, 1]], [b"a"] * 3)
         assert list(found) == [ids[2], ids[0]]
         np.testing.assert_array_equal(np.stack(list(found.values())), NEW[[2, 0]])
 
 
 def test_a_record_that_changed_since_is_embedded_again(tmp_path: Path) -> None:
-    cache = EmbeddingCache(tmp_path, model="v2")
+    cache = EmbeddingCache(LocalFolder(tmp_path), model="v2")
     cache.put([1, 2, 3], OLD, [b"a"] * 3, NEW)
     changed = OLD.copy()
     changed[1, 0] = np.nextafter(changed[1, 0], np.float32(9))
@@ -219,7 +220,7 @@ def _painted(*, red: int) -> Image.Image:
     ],
 )
 def test_a_record_whose_item_is_another_one_now_is_embedded_again(tmp_path: Path, one: Any, other: Any) -> None:
-    cache = EmbeddingCache(tmp_path, model="v2")
+    cache = EmbeddingCache(LocalFolder(tmp_path), model="v2")
     cache.put([1], OLD[:1], [item_digest(one)], NEW[:1])
     assert list(cache.get([1], OLD[:1], [item_digest(copy.copy(one))])) == [1]
     assert cache.get([1], OLD[:1], [item_digest(other)]) == {}
@@ -227,7 +228,7 @@ def test_a_record_whose_item_is_another_one_now_is_embedded_again(tmp_path: Path
 
 
 def test_a_file_that_was_written_since_is_another_item_and_an_item_without_a_digest_always_is(tmp_path: Path) -> None:
-    file, cache = tmp_path / "item.txt", EmbeddingCache(tmp_path / "kept", model="v2")
+    file, cache = tmp_path / "item.txt", EmbeddingCache(LocalFolder(tmp_path / "kept"), model="v2")
     file.write_text("a")
     first = item_digest(file)
     assert item_digest(file) == first
@@ -246,24 +247,24 @@ def test_a_file_that_was_written_since_is_another_item_and_an_item_without_a_dig
 
 
 def test_models_do_not_see_each_others_embeddings(tmp_path: Path) -> None:
-    EmbeddingCache(tmp_path, model="v2").put([1, 2, 3], OLD, [b"a"] * 3, NEW)
-    assert EmbeddingCache(tmp_path, model="v3").get([1, 2, 3], OLD, [b"a"] * 3) == {}
+    EmbeddingCache(LocalFolder(tmp_path), model="v2").put([1, 2, 3], OLD, [b"a"] * 3, NEW)
+    assert EmbeddingCache(LocalFolder(tmp_path), model="v3").get([1, 2, 3], OLD, [b"a"] * 3) == {}
 
 
 def test_an_altered_cache_file_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cache = EmbeddingCache(tmp_path, model="v2")
+    cache = EmbeddingCache(LocalFolder(tmp_path), model="v2")
     cache.put([1], OLD[:1], [b"a"], NEW[:1])
     cache.put([2], OLD[1:2], [b"a"], NEW[1:2])
-    broken = sorted(cache.folder.iterdir())[0]
+    broken = sorted(cache.folder.path.iterdir())[0]
     broken.write_bytes(broken.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):
-        assert len(EmbeddingCache(tmp_path, model="v2").get([1, 2], OLD[:2], [b"a"] * 2)) == 1
+        assert len(EmbeddingCache(LocalFolder(tmp_path), model="v2").get([1, 2], OLD[:2], [b"a"] * 2)) == 1
     assert "Embeddings are computed again" in caplog.text
     assert [record.__dict__["action"] for record in caplog.records] == ["cache-skip"]
 
 
 def test_the_cache_forgets_on_request(tmp_path: Path) -> None:
-    cache = EmbeddingCache(tmp_path, model="v2")
+    cache = EmbeddingCache(LocalFolder(tmp_path), model="v2")
     cache.put([1, 2, 3], OLD, [b"a"] * 3, NEW)
     cache.clear()
     assert cache.get([1, 2, 3], OLD, [b"a"] * 3) == {}
@@ -273,10 +274,10 @@ def test_the_cache_forgets_on_request(tmp_path: Path) -> None:
 def test_a_sample_of_more_than_one_file_is_whole(tmp_path: Path) -> None:
     n = 20_000
     old, new = np.random.default_rng(0).normal(size=(2, n, 2)).astype(np.float32)
-    cache = EmbeddingCache(tmp_path, model="v2")
+    cache = EmbeddingCache(LocalFolder(tmp_path), model="v2")
     cache.put(list(range(n)), old, [b"a"] * n, new)
-    assert len(list(cache.folder.iterdir())) == 3
-    found = EmbeddingCache(tmp_path, model="v2").get(list(range(n)), old, [b"a"] * n)
+    assert len(list(cache.folder.path.iterdir())) == 3
+    found = EmbeddingCache(LocalFolder(tmp_path), model="v2").get(list(range(n)), old, [b"a"] * n)
     np.testing.assert_array_equal(np.stack([found[id] for id in range(n)]), new)
 
 
@@ -287,14 +288,15 @@ import numpy as np
 from rmvdb.storage import files
 from rmvdb.storage.archive import Archive
 from rmvdb.storage.embedding_cache import EmbeddingCache
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import Record
 
 folder, vectors = Path(sys.argv[1]), np.ones((500, 512), np.float32)
-file = Archive(folder).write("g", "1", records=[Record(id=n, vector=vectors[n]) for n in range(500)])
-EmbeddingCache(folder, model="v2").put(list(range(500)), vectors, [b"a"] * 500, vectors)
+file = Archive(LocalFolder(folder)).write("g", "1", records=[Record(id=n, vector=vectors[n]) for n in range(500)])
+EmbeddingCache(LocalFolder(folder), model="v2").put(list(range(500)), vectors, [b"a"] * 500, vectors)
 before = len(os.listdir("/proc/self/task"))
-assert len(Archive(folder).read(file)) == 500
-assert len(EmbeddingCache(folder, model="v2").get(list(range(500)), vectors, [b"a"] * 500)) == 500
+assert len(Archive(LocalFolder(folder)).read(file)) == 500
+assert len(EmbeddingCache(LocalFolder(folder), model="v2").get(list(range(500)), vectors, [b"a"] * 500)) == 500
 print(len(os.listdir("/proc/self/task")) - before)
 """
 
@@ -312,13 +314,15 @@ from rmvdb.storage import files
 from rmvdb.storage.archive import Archive
 from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.storage.artifacts import Artifacts
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.errors import DiskFull
 from rmvdb.types import Record
 
 disk = Path(sys.argv[1])
 noise = np.random.default_rng(0).normal(size=(500, 512)).astype(np.float32)  # 1 MB on a disk of 512 kB
 big = [Record(id=n, vector=noise[n]) for n in range(500)]
-archive, artifacts, cache = Archive(disk / "archive"), Artifacts(disk / "artifacts"), EmbeddingCache(disk / "cache", model="v2")
+archive, artifacts = Archive(LocalFolder(disk / "archive")), Artifacts(disk / "artifacts")
+cache = EmbeddingCache(LocalFolder(disk / "cache"), model="v2")
 kept, digest = archive.write("g", "1", records=big[:20]), artifacts.put(b"psi", suffix="json")
 cache.put([1], noise[:1], [b"a"], noise[:1])
 before = sorted(str(path) for path in disk.rglob("*"))
@@ -355,13 +359,13 @@ def test_a_kept_embedding_that_is_not_what_it_says_is_made_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     """Though its name is its SHA-256."""
-    cache = EmbeddingCache(tmp_path, model="v2", dim=3)
+    cache = EmbeddingCache(LocalFolder(tmp_path), model="v2", dim=3)
     cache.put([1], np.ones((1, 2), np.float32), [b"x"], np.ones((1, 3), np.float32))
-    other = EmbeddingCache(tmp_path / "other", model="v2")
+    other = EmbeddingCache(LocalFolder(tmp_path / "other"), model="v2")
     if what in ("another dimension", "NaN"):
         row = np.full((1, 3), np.nan, np.float32) if what == "NaN" else np.ones((1, 4), np.float32)
         other.put([1], np.ones((1, 2), np.float32), [b"x"], row)
-        data = next(other.folder.glob("*.parquet")).read_bytes()
+        data = next(other.folder.path.glob("*.parquet")).read_bytes()
     elif what in ("another table", "texts"):
         columns = {"id": [1], "of": [b"0" * 16], "vector": ["three"]} if what == "texts" else {"of": [1]}
         sink = io.BytesIO()
@@ -369,15 +373,16 @@ def test_a_kept_embedding_that_is_not_what_it_says_is_made_again(
         data = sink.getvalue()
     else:
         data = b"" if what == "empty" else b"PAR1 and no more"
-    path = cache.folder / f"{files.sha256(data)}.parquet"
+    path = cache.folder.path / f"{files.sha256(data)}.parquet"
     if what == "a folder":
         path.mkdir()
+        (path / "file").touch()
     elif what == "a pipe":
         os.mkfifo(path)
     else:
         path.write_bytes(data)
 
-    again = EmbeddingCache(tmp_path, model="v2", dim=3)
+    again = EmbeddingCache(LocalFolder(tmp_path), model="v2", dim=3)
 
     assert again.get([1], np.ones((1, 2), np.float32), [b"x"])[1].tolist() == [1, 1, 1]
     assert [record.__dict__["action"] for record in caplog.records] == ["cache-skip"]
