@@ -28,7 +28,7 @@ from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.storage.archive import Archive
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.storage.embedding_cache import EmbeddingCache
-from rmvdb.storage.folders import LocalFolder
+from rmvdb.storage.folders import Folder, LocalFolder
 from rmvdb.types import BatchState, Index
 from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.run import Conductor
@@ -126,8 +126,8 @@ class Mortal:
 class World:
     """The parts that survive a death: the engine, the database, the files, the source."""
 
-    def __init__(self, folder: Path, url: str, texts: dict[int, str]) -> None:
-        self.folder, self.url, self.store, self.source = folder, url, FaissStore(), Texts()
+    def __init__(self, folder: Path, url: str, texts: dict[int, str], archive: Folder) -> None:
+        self.folder, self.url, self.store, self.source, self.archive = folder, url, FaissStore(), Texts(), archive
         self.source.of = dict(texts)
         #: Seconds of a worker's lease: short, since the heirs of the dead wait for it.
         self.lease = 1.9
@@ -144,7 +144,7 @@ class Process:
         self.world, self.life = world, life
         self.registry: Any = Mortal("registry", Registry(world.url, patience=60.0), life, filled=filled)
         self.store: Any = Mortal("store", world.store, life, filled=filled)
-        self.archive: Any = Mortal("archive", Archive(LocalFolder(world.folder / "archive")), life, filled=filled)
+        self.archive: Any = Mortal("archive", Archive(world.archive), life, filled=filled)
         artifacts = Artifacts(world.folder / "artifacts")
         self.loaded_models = LoadedModels(
             load_embedder=TextEmbedder,

@@ -16,6 +16,7 @@ from rmvdb.backfill.batches import Backfill
 from rmvdb.registry.mark import Owner, is_mark, mark_of
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.upgrade_plan import EpochName
+from rmvdb.storage.folders import Folder, LocalFolder
 from rmvdb.types import Id, IdType, Index, Metric, Phase, Record, Schema
 from rmvdb.upgrade import backfill_step
 from rmvdb.upgrade.run import Conductor
@@ -300,7 +301,7 @@ def expect_clean(world: World) -> None:
     expect(world, "v2", "v1")
     assert world.process().active() is None
     assert [name for name in world.store._collections if version_of(name) == "v1"] == []
-    assert not list((world.folder / "archive").rglob("*.parquet"))
+    assert not [entry for entry in world.archive.entries() if entry.path.endswith(".parquet")]
 
 
 def expect_back(world: World) -> None:
@@ -388,11 +389,11 @@ RETIRED = ("registry.claim", "registry.advance removing", "store.delete old", "r
 IN_PLACE = tuple(call for call in Backfill.CALLS if call not in ("store.delete old", "archive.leave"))
 
 
-def world(template: Path, folder: Path) -> World:
-    """Fifteen texts at v1."""
+def world(template: Path, folder: Path, archive: Folder | None = None) -> World:
+    """Fifteen texts at v1. The archive lies in `folder`, or elsewhere."""
     folder.mkdir(parents=True)
     file = shutil.copy(template, folder / "registry.sqlite")
-    made = World(folder, f"sqlite:///{file}", TEXTS)
+    made = World(folder, f"sqlite:///{file}", TEXTS, archive or LocalFolder(folder / "archive"))
     made.store.create(Schema(collection="texts_v1", dim=DIMS["v1"], metric=Metric.COSINE, id_type=IdType.INT64), Index())
     made.store.upsert("texts_v1", [Record(id=id, vector=vector("v1", text), fields={"n": 0}) for id, text in TEXTS.items()])
     Owner(Registry(made.url), made.store).take("texts", "texts_v1")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ import pytest
 from rmvdb.registry import plans, schema
 from rmvdb.registry.registry import Registry
 from rmvdb.serving import announced_writes as writing_room
+from rmvdb.storage.bucket import Bucket
 from rmvdb.types import IdType, Metric, Schema
 from rmvdb.upgrade import leadership
 from tests.support.inprocess import DIMS, TIMES
+from tests.support.s3 import S3Server
 from tests.support.stories import Outcomes, cases, die_and_do_it_again, world
 
 
@@ -50,14 +53,20 @@ def _impatient() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(template: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Outcomes]:
-    """Every death of this file that is asked for, all under way."""
+def outcomes(
+    template: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, s3_server: S3Server
+) -> Iterator[Outcomes]:
+    """Every death of this file that is asked for, all under way. Every other world keeps its archive in a bucket."""
     folder, stories = tmp_path_factory.mktemp("worlds"), request.module.STORIES
     items = (getattr(item, "callspec", None) for item in request.session.items)
     asked = [item.params.get("case") for item in items if item]
-    with ThreadPoolExecutor(max_workers=8) as pool:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(max_workers=8) as pool:
+        for name, value in s3_server.environment.items():
+            patch.setenv(name, value)
+        bucket = Bucket(f"s3://{s3_server.make_bucket()}", patience=20.0)
+        archives = (bucket.folder(str(at)) if at % 2 else None for at in count())
         yield {
-            case: pool.submit(die_and_do_it_again, world(template, folder / str(at)), stories[case[0]], case[1:])
+            case: pool.submit(die_and_do_it_again, world(template, folder / str(at), next(archives)), stories[case[0]], case[1:])
             for at, case in enumerate(cases(stories))
             if case in asked
         }
