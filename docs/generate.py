@@ -100,7 +100,7 @@ def _cell(text: str) -> str:
 def settings() -> str:
     """Every setting with its variable, its type and its default."""
     lines = ["# Settings", "", "[Configuration](../configuration.md) says where rmvdb finds them, and which files it trusts.", ""]
-    lines += ["## Top level", "", *_table({"home": app_settings.ProjectSettings.model_fields["home"]}, ())]
+    lines += ["## Top level", "", *_table(_at_the_top(), ())]
     for name, field in app_settings.ProjectSettings.model_fields.items():
         section: Any = app_settings.IndexSection if name == "indexes" else field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
@@ -109,6 +109,11 @@ def settings() -> str:
             lines += ["", f"## [{'.'.join(keys)}]", "", f"{about[0].upper()}{about[1:].rstrip('.')}.", ""]
             lines += _table(section.model_fields, keys)
     return "\n".join([*lines, ""])
+
+
+def _at_the_top() -> dict[str, Any]:
+    fields = app_settings.ProjectSettings.model_fields
+    return {name: field for name, field in fields.items() if field.annotation is Path}
 
 
 def _table(fields: dict[str, Any], keys: tuple[str, ...]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import click
 import pytest
@@ -18,7 +19,7 @@ COMMANDS = dict(generate.leaves(cli.main))
 SECTIONS = {
     name: {"indexes": settings.IndexSection}.get(name, field.annotation)
     for name, field in settings.ProjectSettings.model_fields.items()
-    if name != "home"
+    if field.annotation is not Path
 }
 
 
@@ -41,7 +42,7 @@ def test_every_setting_is_in_the_reference_and_explained(section: str) -> None:
         assert row, name
         assert field.description
         assert field.description in row[0]
-    assert "| `home` |" in PAGES["reference/settings.md"]
+    assert {"| `home` |", "| `local` |"} <= set(re.findall(r"^\| `\w+` \|", PAGES["reference/settings.md"], re.MULTILINE))
 
 
 @pytest.mark.parametrize("error", generate.error_classes(), ids=lambda error: error.__name__)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rmvdb import types
-from rmvdb.app import config, config_file, wrong_settings
+from rmvdb.app import config, config_file, wiring, wrong_settings
 from rmvdb.errors import ConfigError
 
 REPOSITORY = Path(__file__).parents[3]
@@ -49,6 +49,36 @@ def test_without_a_file_the_defaults_live_in_the_current_folder(folder: Path) ->
     assert (settings.artifacts, settings.cache) == tuple(folder / ".rmvdb" / name for name in ("artifacts", "cache"))
     assert (settings.folder, settings.bucket) == (settings.home, None)
     assert list(folder.iterdir()) == []
+
+
+def test_a_source_starts_at_the_file_wherever_home_is(folder: Path) -> None:
+    app = wiring.load(written(folder, f'home = "{folder.parent}/elsewhere/.rmvdb"'))
+    assert app.base == folder
+
+
+BUCKET = 'home = "s3://search/team/rmvdb"\n[milvus]\nuri = "http://milvus:19530"\n'
+
+
+def test_a_home_in_a_bucket_leaves_a_local_folder_on_each_machine(folder: Path) -> None:
+    settings = config.load(written(folder, f'{BUCKET}[registry]\nurl = "postgresql://db/rmvdb"'))
+    assert settings.bucket == "s3://search/team/rmvdb"
+    assert settings.folder == folder / ".rmvdb"
+    assert settings.artifacts == folder / ".rmvdb" / "artifacts"
+    settings = config.load(written(folder, f'local = "/var/tmp/rmvdb"\n{BUCKET}[registry]\nurl = "postgresql://db/rmvdb"'))
+    assert settings.folder == Path("/var/tmp/rmvdb")
+
+
+def test_a_bucket_cannot_hold_a_database(folder: Path) -> None:
+    written(folder, BUCKET)
+    assert "home is in a bucket, s3://search/team/rmvdb, which cannot hold a database; set registry.url, too" in sentence()
+    written(folder, 'home = "s3://search/rmvdb"')
+    assert "set milvus.uri, too" in sentence()
+
+
+@pytest.mark.parametrize("home", ["gs://search/rmvdb", "http://x/y", "s3://"])
+def test_another_address_is_no_home(folder: Path, home: str) -> None:
+    written(folder, f'home = "{home}"')
+    assert "must be a folder, or a folder in a bucket whose server speaks S3: s3://bucket/rmvdb" in sentence()
 
 
 def test_the_file_is_found_from_a_folder_below(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
