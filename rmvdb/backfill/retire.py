@@ -156,8 +156,7 @@ class Retiring(BatchRecords):
         # Read last of all: nothing leaves old before new has been asked for it. Records left as they are there are an exception.
         new = seen.in_old if task.in_place else self._in_new(task, ids, after=moment) | set(unpack_ids(batch.left))
         left = self._left_before(task, batch, seen)
-        done = any(intent.done for intent in announced.values())
-        settled = self._registry.now() - grace(self._registry, task) if done else 0.0
+        settled = self._settled(task, announced)
         uncopied = {*unpack_ids(batch.again), *lost}
         fates: dict[Fate, list[Id]] = {each: [] for each in Fate}
         for id in ids:
@@ -166,7 +165,7 @@ class Retiring(BatchRecords):
                 in_old=id in seen.in_old, same=id in seen.same, in_new=id in new, left=id in left,
             )  # fmt: skip
             fates[record_fate(evidence)].append(id)
-        self._forget_lost(task, {id: announced[key(id)] for id in fates[Fate.REQUEUE] if id not in new and key(id) in announced})
+        self._forget_lost(task, [id for id in fates[Fate.REQUEUE] if id not in new], announced, settled)
         decision = Decision(remove=fates[Fate.REMOVE], remove_from_new=fates[Fate.REMOVE_FROM_NEW], requeue=fates[Fate.REQUEUE])
         return decision if task.in_place else self._doubt(task, batch, len(seen.read), self._spare(task, batch, decision))
 
@@ -195,10 +194,20 @@ class Retiring(BatchRecords):
         noted = self._archive.left(*task.archive_folders, str(root_of(batch)))
         return {id for id in gone if id in noted and (noted[id] >= batch.id or id not in seen.made)}
 
-    def _forget_lost(self, task: Task, lost: Mapping[Id, IntentRow]) -> None:
-        """Forget done intents whose writes the engine lost when it went back: their records are copied like others again."""
-        if done := {id: intent.id for id, intent in lost.items() if intent.done}:
-            self._registry.forget_done(task.upgrade, list(done), upto=max(done.values()))
+    def _settled(self, task: Task, announced: Mapping[str, IntentRow]) -> float:
+        """Return the time, by the registry's clock, before which a write was done a grace ago."""
+        done = any(intent.done for intent in announced.values())
+        return self._registry.now() - grace(self._registry, task) if done else 0.0
+
+    def _forget_lost(self, task: Task, absent: Sequence[Id], announced: Mapping[str, IntentRow], settled: float) -> None:
+        """Forget upserts that the engine lost when it went back: their records are copied like others again.
+
+        `absent` are records that the new collection does not hold. A deletion is never forgotten: the record is absent because of
+        it. Nor is an upsert of a moment ago: new may have been read before it.
+        """
+        intents = {id: announced[key(id)] for id in absent if _how_written(announced.get(key(id)), settled) == "upsert"}
+        if intents:
+            self._registry.forget_done(task.upgrade, list(intents), upto=max(intent.id for intent in intents.values()))
 
     def _spare(self, task: Task, batch: BatchRow, decision: Decision) -> Decision:
         """Return the decision without taking from the new collection what a client wrote there and the registry has forgotten.
@@ -278,7 +287,7 @@ class Retiring(BatchRecords):
             return later_fate(evidence)
 
         again = {record.id for name, records in held.items() for record in records if fate(name, record) is Fate.REQUEUE}
-        self._forget_lost(task, {id: announced[key(id)] for id in again if id not in new and key(id) in announced})
+        self._forget_lost(task, [id for id in again if id not in new], announced, self._settled(task, announced))
         left = [id for id in decided.remove if id not in again]
         now = replace(decided, remove=left, requeue=[*decided.requeue, *(id for id in decided.remove if id in again)])
         return self._spare(task, batch, now)

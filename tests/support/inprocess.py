@@ -19,6 +19,7 @@ from rmvdb.engines.faiss import FaissStore
 from rmvdb.learning.method import Method
 from rmvdb.planning.question import Question
 from rmvdb.protocols import Permit, always
+from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.mark import is_mark
 from rmvdb.registry.registry import Registry
@@ -30,7 +31,7 @@ from rmvdb.storage.archive import Archive
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.storage.folders import LocalFolder
-from rmvdb.types import Hit, Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
+from rmvdb.types import BatchState, Hit, Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
 from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.report import VerifyReport
 from rmvdb.upgrade.run import Conductor
@@ -159,6 +160,10 @@ class Gallery:
         """Return the records of these collections."""
         pages = (page for each in collections for page in self.store.scan(each, fields=None, vector=True))
         return {record.id: record for page in pages for record in page}
+
+    def in_state(self, state: BatchState) -> set[Id]:
+        """Return the ids of the batches in that state."""
+        return {id for row in self.registry.batches(self.upgrade.id, state=state) for id in unpack_ids(row.ids)}
 
     def expect_moved(self) -> None:
         """Expect every text, and nothing else, in the new collection as its version embeds it, and no record in an old one."""

@@ -17,7 +17,7 @@ from rmvdb import errors
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.timing import uptime
-from rmvdb.types import BatchState, Id, Item, Vectors
+from rmvdb.types import BatchState, Item, Vectors
 from tests.support.inprocess import DIMS, Crash, Gallery, TextEmbedder, die_and_drive_again, drive, make, vector
 from tests.support.waiting import run_out
 
@@ -56,7 +56,7 @@ def test_a_write_between_read_and_copy_is_not_overwritten(gallery: Gallery) -> N
     with gallery.client() as client:
 
         def before(call: str, collection: str) -> None:
-            if collection in gallery.task.new and 3 in in_state(gallery, BatchState.WRITING):  # the client must wait
+            if collection in gallery.task.new and 3 in gallery.in_state(BatchState.WRITING):  # the client must wait
                 gallery.store.before = lambda call, collection: None
                 writer.start()
                 assert waited.wait(0.3) is False
@@ -107,7 +107,7 @@ def test_a_written_record_leaves_the_old_collection_one_grace_after_the_write(ga
 
         def looked(call: str, collection: str) -> None:
             # Its batch is being compared with what was read, one grace after it was copied.
-            if collection in gallery.task.old and 12 in in_state(gallery, BatchState.COPIED):
+            if collection in gallery.task.old and 12 in gallery.in_state(BatchState.COPIED):
                 gallery.store.looked = lambda call, collection: None
                 written.append(time.monotonic())
                 write(gallery, client, 12, "newer")
@@ -217,11 +217,6 @@ def test_two_workers_move_every_record_once(gallery: Gallery) -> None:
 def write(gallery: Gallery, client: object, id: int, text: str) -> None:
     gallery.source.of[id] = text
     client.upsert([{"id": id, "item": text, "n": 1}])  # type: ignore[attr-defined]
-
-
-def in_state(gallery: Gallery, state: BatchState) -> set[Id]:
-    """Return the ids of the batches in that state."""
-    return {id for row in gallery.registry.batches(gallery.upgrade.id, state=state) for id in unpack_ids(row.ids)}
 
 
 def test_a_share_is_not_overrun_by_what_a_lost_worker_had_begun(gallery: Gallery) -> None:
