@@ -8,6 +8,7 @@ hits = client.search(Path("query.jpg"), limit=10)  # a str is a text
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,11 +47,21 @@ def connect(config: str | Path | None = None, *, gallery: str | None = None, tru
         RegistryUnavailable: the database cannot be reached.
         EngineUnavailable: the vector engine cannot be reached.
     """
+    for name, value, kind in (("config", config, (str, Path)), ("gallery", gallery, (str,))):
+        if value is not None and not isinstance(value, kind):
+            raise errors.UsageError(f"{name} is a text{' or a Path' if Path in kind else ''}, not {value!r:.80}")
     from rmvdb.app import wiring
 
     opened = wiring.load(Path(config) if config else None, trust=trust)
     try:
         return opened.client(gallery, closing=opened.close)
+    except OSError as exc:
+        opened.close()
+        if exc.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise errors.EngineUnavailable(
+            "This process has no free file descriptor to connect; close what it has open, or raise its limit (ulimit -n)"
+        ) from exc
     except BaseException:
         opened.close()
         raise

@@ -32,7 +32,10 @@ def find(path: Path | None) -> Path | None:
     chosen = path or (Path(os.environ["RMVDB_CONFIG"]) if os.environ.get("RMVDB_CONFIG") else None)
     if chosen is None:
         here = Path.cwd()
-        return next((folder / NAME for folder in (here, *here.parents) if (folder / NAME).is_file()), None)
+        found = next((folder / NAME for folder in (here, *here.parents) if os.path.lexists(folder / NAME)), None)
+        if found is not None and not found.is_file():
+            raise ConfigError(f"{found} is not a file that can be read: a folder, or a link to nothing; mount it, or remove it")
+        return found
     chosen = chosen.expanduser().absolute()
     file = chosen / NAME if chosen.is_dir() else chosen
     if not file.is_file():

@@ -71,6 +71,8 @@ class Scheduler:
         #: Locked while the worker reports its upgrade: the registry has one row for each worker.
         self._telling = threading.Lock()
         self._waits: dict[str, _Wait] = {}
+        #: Why this worker cannot go on and must end.
+        self._unfit: errors.SchemaOutdated | None = None
         #: When it last read the marks of galleries without work.
         self._marks_read = float("-inf")
         #: Upgrades that it has advanced once. It advances each upgrade at least once, because the settings may have longer times
@@ -78,19 +80,27 @@ class Scheduler:
         self._stepped: set[int] = set()
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set, then finish the batches in hand."""
+        """Work until `stop` is set, then finish the batches in hand.
+
+        Raises:
+            SchemaOutdated: another release has changed the registry's schema.
+        """
         self._worker.patient = False
         scheduler = BackgroundScheduler()
         scheduler.add_job(self._step, "interval", seconds=STEP, max_instances=1, coalesce=True, misfire_grace_time=None)
         scheduler.add_job(self._look, "interval", seconds=LOOK, next_run_time=dt.datetime.now(dt.UTC))
         scheduler.start()
         try:
-            stop.wait()
+            while not (stop.wait(0.2) or self._unfit):
+                pass
         finally:
             self._stop.set()
             self._rest.set()
             scheduler.shutdown(wait=True)
-            self._app.registry.retire_worker(self._worker.name)
+            if self._unfit is None:
+                self._app.registry.retire_worker(self._worker.name)
+        if self._unfit is not None:
+            raise self._unfit
 
     def _look(self) -> None:
         """Open or close the window, and send a heartbeat."""
@@ -156,6 +166,8 @@ class Scheduler:
             if not self._rest.is_set() and time.monotonic() - self._marks_read > mark.COMPARE_EVERY:
                 self._marks_read = time.monotonic()
                 self._expect_owned([name for name in self._watched() if name not in with_work])
+        except errors.SchemaOutdated as exc:  # this process cannot serve the registry any more, and another release must
+            self._unfit = exc
         except errors.RmvdbError as exc:
             self._complain(exc)
             self._stop.wait(LOOK)
@@ -182,6 +194,8 @@ class Scheduler:
             self._work(gallery, upgrade)
         except (errors.Stopped, errors.Paused):
             pass
+        except errors.SchemaOutdated:
+            raise
         except Exception as exc:  # noqa: BLE001 (any other failure, too: its traceback is in the log)
             self._complain(exc, gallery)
             self._put_off(gallery, upgrade, exc)

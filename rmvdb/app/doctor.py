@@ -46,6 +46,9 @@ class Finding:
 
 def examine(app: App) -> Iterator[Finding]:
     """Check the configuration, the registry, the engine, every model version and every gallery. Yield one finding at a time."""
+    if (nowhere := _look("project", lambda: _project(app))) and not nowhere.ok:
+        yield nowhere  # looking further would make the folder of a project that is not there
+        return
     registry = _look("registry", lambda: _registry(app))
     yield registry
     yield _look("files", lambda: _files(app))
@@ -77,6 +80,11 @@ def _look(part: str, examine_it: Callable[[], str]) -> Finding:
         return Finding(part=part, ok=False, detail=str(exc))
     except Exception as exc:  # noqa: BLE001 (user code may raise anything, and a doctor does not die of it)
         return Finding(part=part, ok=False, detail=f"{type(exc).__name__}: {exc}")
+
+
+def _project(app: App) -> str:
+    app.refuse_nowhere()
+    return str(app.settings.folder)
 
 
 def _registry(app: App) -> str:

@@ -114,6 +114,8 @@ class RegistrySection(Section):
         normal = database_url(url.get_secret_value())
         if normal and not normal.startswith(("sqlite:///", "postgresql+psycopg://")):
             raise ValueError("must begin with sqlite:/// or postgresql://")
+        if re.fullmatch(r"sqlite:///+", normal):
+            raise ValueError("must name a file, as in sqlite:///registry.sqlite")
         return DatabaseUrl(normal)
 
 
@@ -302,6 +304,13 @@ class ProjectSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Let the environment win over the file, whose content is given to the constructor."""
         return env_settings, init_settings
+
+    @field_validator("home", "local", mode="before")
+    @classmethod
+    def _not_empty(cls, folder: object) -> object:
+        if folder == "":  # as a variable of the shell that is not set; it would be the folder of rmvdb.toml
+            raise ValueError("must name a folder; leave it out for .rmvdb beside rmvdb.toml")
+        return folder
 
     @field_validator("home")
     @classmethod

@@ -54,7 +54,7 @@ def refuse_unknown_variables() -> None:
 def sentence(exc: ValidationError, file: Path | None) -> str:
     """Return the first of pydantic's errors as one sentence. The others show once it is corrected."""
     error = exc.errors(include_url=False)[0]
-    keys = tuple(str(part) for part in error["loc"])
+    keys = tuple(str(part) for part in error["loc"] if not isinstance(part, int))  # not the place in a list
     where, dotted = _origin(keys, file), ".".join(keys)
     match error["type"]:
         case "extra_forbidden":
@@ -62,7 +62,7 @@ def sentence(exc: ValidationError, file: Path | None) -> str:
         case "model_type":
             return f"{where}: {dotted} must be a section; write [{dotted}] and its keys below"
     problem = re.sub(r"^(Input|String) should", "must", error["msg"].removeprefix("Value error, "))
-    problem = problem.replace("dictionary", "table")
+    problem = problem.replace("dictionary", "table").replace("valid tuple", "list")
     problem = problem.replace("Input is not a valid path for <class 'pathlib.Path'>", "must be a path").split(", unable")[0]
     field = _field(keys)
     if field is None or not field.description:

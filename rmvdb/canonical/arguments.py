@@ -17,7 +17,7 @@ def names_of(fields: object) -> tuple[str, ...] | None:
         UsageError: it is something else.
     """
     names = (fields,) if isinstance(fields, str) else fields
-    if not isinstance(names, Iterable) or isinstance(names, Mapping):
+    if not isinstance(names, Iterable) or isinstance(names, Mapping | bytes | bytearray):
         raise UsageError(f'output_fields is a list of names, or ["*"] for all, not {SHORT.repr(fields)}')
     checked = tuple(names)
     if bad := [name for name in checked if not isinstance(name, str)]:

@@ -10,7 +10,7 @@ database's clock showed at that moment.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -122,13 +122,14 @@ class Timekeeper:
         #: How often the database's clock was far ahead, because it was set or this process stood still.
         self.gaps = 0
 
-    def begin(self, s: Session) -> Sequence[Any]:
-        """Read the time at the beginning of a transaction. Return the values of the others."""
+    def begin(self, s: Session, expect: Callable[..., None] = lambda *_: None) -> None:
+        """Read the time at the beginning of a transaction. `expect` gets the values of the others, before anything is changed."""
         anchored = False
         while True:
             # Taken before the query: if another thread replaces it meanwhile, the query reads a newer anchor, too.
             last = self._last
             reading, values = _read(s, self._statement)
+            expect(*values)
             ahead = _ahead(reading, last)
             # Once a transaction is enough: if a commit takes longer than a tick, an anchor is old as soon as it is set.
             fresh = reading.since >= 0 and (anchored or reading.since <= TICK)
@@ -137,7 +138,6 @@ class Timekeeper:
             self._anchor(s, last)
             anchored = True
         _BEGAN.set(self._count_from(reading, _passed(reading, last, ahead)))
-        return values
 
     def counting(self) -> float | None:
         """Return the time as this process has counted it since its last reading. None before the first."""

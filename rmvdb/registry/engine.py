@@ -7,6 +7,7 @@ import errno
 import functools
 import math
 import os
+import shutil
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,8 @@ _LOCKED, _RUNS = 5_000, 30_000
 _RESTED = 1.0
 #: The file descriptors that one connection needs.
 _OPENED = 4
+#: The least free bytes of a disk with which SQLite can open a database: its processes share a file of 32 KiB.
+_LEAST_ROOM = 1 << 16
 #: Milliseconds for which a statement waits for the one lock of SQLite.
 _BUSY = 2_000
 #: The error codes of SQLite for a file that it cannot lock, read or open right now.
@@ -201,6 +204,8 @@ def _translate(facts: Mapping[str, str], context: Any) -> Exception | None:
         context.is_disconnect = True  # so that the pool looks for the server that took over
     if isinstance(failure, sqlite3.Error) and context.engine is not None and (refusal := unwritable(context.engine.url)):
         return refusal
+    if isinstance(failure, sqlite3.OperationalError) and context.engine is not None and _is_full(context.engine.url):
+        return errors.DiskFull("The disk that holds the registry is full; free some space, then run the same command again")
     if _is_away(context, words):
         full = any(word in words for word in _FULL)
         away = Full(words, _number(facts)) if full else Starved(words) if _starved() else Away(words)
@@ -216,6 +221,12 @@ def _translate(facts: Mapping[str, str], context: Any) -> Exception | None:
     if type(failure) is sqlite3.DatabaseError or refused:
         return errors.RegistryError(f"The registry refused: {words}; correct registry.url or the database it names")
     return None
+
+
+def _is_full(url: URL) -> bool:
+    """Return whether the disk of a database of SQLite has no room for the file that its processes share: "disk I/O error"."""
+    folder = Path(url.database or "").parent
+    return folder.is_dir() and shutil.disk_usage(folder).free < _LEAST_ROOM
 
 
 def _starved() -> bool:

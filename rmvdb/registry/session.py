@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, column, func, select, table
+from sqlalchemy import ColumnElement, Connection, Select, column, func, select, table
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
@@ -31,7 +31,8 @@ D = TypeVar("D", bound="Database")
 KEEPING = 0x726D766463
 #: Seconds for which rmvdb reports that the database's clock was set.
 LATELY = 3600.0
-_REVISION = select(column("version_num")).select_from(table(REVISION_TABLE)).scalar_subquery()
+_ONLY_REVISION: Select[Any] = select(column("version_num")).select_from(table(REVISION_TABLE))
+_REVISION = _ONLY_REVISION.scalar_subquery()
 
 
 def transaction(method: Callable[Concatenate[D, Session, P], R]) -> Callable[Concatenate[D, P], R]:
@@ -149,7 +150,13 @@ class Database:
 
     def _begin(self, s: Session) -> None:
         """Begin a transaction that the protocol can rely on: with this code's schema, durable, and at a known time."""
-        self._expect(*self._time.begin(s))
+        try:
+            self._time.begin(s, self._expect)
+        except errors.SchemaOutdated:
+            s.rollback()
+            if (revision := s.scalar(_ONLY_REVISION)) != REVISION:  # a newer schema may lack a column that was just read
+                raise errors.SchemaOutdated(outdated(self.shown_url, revision)) from None
+            raise
 
     def _expect(self, revision: str | None, *server: Any) -> None:
         """Raise an error unless the values of `_columns` are those that the protocol needs."""

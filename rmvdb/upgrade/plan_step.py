@@ -38,7 +38,7 @@ def resolve(context: UpgradeContext, question: Question) -> Question:
     if context.registry.version(question.from_version).name == context.registry.version(question.to_version).name:
         raise errors.UsageError(f"An upgrade leads to another version; --from and --to both say {question.to_version!r}")
     legs = context.registry.plan(context.gallery.name).legs
-    superseded(context, legs)
+    superseded(context, legs, question.to_version)
     lifts = question.method is Method.FCT  # it lifts a copy, and keeps the original whole beside it
     if (lifts or question.instant_rollback) and len(legs) > 1:
         raise errors.UsageError(
@@ -160,8 +160,8 @@ def _trained_on(context: UpgradeContext) -> set[Id]:
     return {id for file in files for id in unpack_ids(context.services.artifacts.get(file))}
 
 
-def superseded(context: UpgradeContext, legs: Sequence[Leg]) -> UpgradeRow | None:
-    """Return the unfinished upgrade whose place another may take, or None.
+def superseded(context: UpgradeContext, legs: Sequence[Leg], to_version: str) -> UpgradeRow | None:
+    """Return the unfinished upgrade whose place another, to `to_version`, may take, or None.
 
     Raises:
         UpgradeRunning: no other upgrade may take its place.
@@ -172,6 +172,12 @@ def superseded(context: UpgradeContext, legs: Sequence[Leg]) -> UpgradeRow | Non
         if row is not None and not row.makes_way:
             refuse_paused(row)
         return row
+    to = context.registry.version(row.to_version)
+    if row.undoes is None and to_version in (to.name, to.base):
+        raise errors.UpgradeRunning(
+            f"Another command has just begun the upgrade of gallery {context.gallery.name!r} to {to_version} ({row.phase}); run "
+            "the same command again to work on it, too"
+        )
     what = "a roll back" if row.undoes else "an upgrade"
     whole = " that keeps the original, so that no other can take its place" if row.original and not row.undoes else ""
     raise errors.UpgradeRunning(

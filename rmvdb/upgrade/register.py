@@ -76,7 +76,7 @@ def begin(
         "method": plan.method,
         "order": plan.order,
     }
-    before = plan_step.superseded(context, legs)
+    before = plan_step.superseded(context, legs, question.to_version)
     if before is None:
         return context.registry.add_upgrade(details, **values)
     with _making_way(context, before, worker, version.name):

@@ -231,3 +231,21 @@ def test_a_record_that_has_an_item_and_no_field_for_it_keeps_the_item_for_the_ba
 def test_a_version_of_the_wrong_metric_says_how_to_register_it_anew(texts: Project) -> None:
     said = texts.ask("model", "add", "v1", "--embedder", "texts:letters", "--metric", "IP", code=2).stderr
     assert "another metric; choose another name, or forget the registered one first: rmvdb model remove v1" in said
+
+
+def test_doctor_in_a_folder_without_a_project_says_so_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["doctor"])
+    assert ended.value.code == 1
+    assert "or make one: rmvdb init" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gallery_that_is_no_text_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match="gallery is a text, not 5"):
+        rmvdb.connect(gallery=5)  # type: ignore[arg-type]
+    with pytest.raises(errors.UsageError, match="config is a text or a Path, not 5"):
+        rmvdb.connect(5)  # type: ignore[arg-type]

@@ -174,6 +174,8 @@ def test_one_name_is_one_field() -> None:
     assert names_of("label") == ("label",)
     assert names_of(["a", "b"]) == ("a", "b")
     assert names_of({"a"}) == ("a",)
+    with pytest.raises(UsageError, match=r"output_fields is a list of names.* not b'text'"):
+        names_of(b"text")
     assert names_of(()) == ()
     assert names_of("*") is None
     assert names_of(["a", "*"]) is None

@@ -47,6 +47,8 @@ _TOKEN = re.compile(
 _KEYS = {"and", "or", "not", "in", "like", "true", "false"}
 _CONTAINS = {f"{kind}_contains{which}": which[1:] or "one" for kind in ("array", "json") for which in ("", "_all", "_any")}
 _PARTS = (Compare, In, Contains, Like, IsNull, Not, All, Any)
+#: The most characters of a reason, which may quote a word of the filter.
+LONGEST_REASON = 500
 _META = "$meta"
 
 _Operand: TypeAlias = Literal | Name | Length | Arithmetic
@@ -68,7 +70,8 @@ def parse(text: str) -> Tree:
 
 def refuse(text: str, position: int, reason: str) -> NoReturn:
     """Raise the FilterError of a text with an error at a position."""
-    raise FilterError(f"The filter {shown(text)} cannot be understood at position {position}: {reason}")
+    why = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}…"
+    raise FilterError(f"The filter {shown(text)} cannot be understood at position {position}: {why}")
 
 
 def shown(text: str) -> str:

@@ -17,6 +17,8 @@ from sqlalchemy import text as statement
 from rmvdb import errors
 from rmvdb.app import daemon
 from rmvdb.app.window import Window
+from rmvdb.learning.method import Method
+from rmvdb.planning.question import Question
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName
@@ -372,3 +374,14 @@ def test_a_record_that_is_released_at_the_last_look_is_moved_before_the_cut_over
     row = gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
     assert row.phase == Phase.CUT_OVER
     gallery.expect_moved()
+
+
+def test_who_begins_the_same_upgrade_a_moment_later_is_told_to_run_the_command_again(tmp_path: Path) -> None:
+    """Not to roll back: that would undo what a colleague has just begun."""
+    gallery = make(tmp_path, deployed=False)
+    question = Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE, order="random")
+    with pytest.raises(
+        errors.UpgradeRunning, match=r"has just begun the upgrade .* to v2 \(planned\); run the same command again"
+    ):
+        gallery.conductor().resolve(question)
+    gallery.registry.close()

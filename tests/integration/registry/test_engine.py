@@ -13,6 +13,7 @@ from rmvdb.registry import schema
 from rmvdb.registry.registry import Registry
 from tests.support.descriptors import few_descriptors
 from tests.support.photos import add_gallery, opened
+from tests.support.small_disk import on_small_disk
 
 
 def test_the_clock_is_the_databases_and_counts_seconds_since_1970(registry: Registry) -> None:
@@ -107,3 +108,34 @@ def test_a_full_disk_says_so(sqlite_url: str) -> None:
         opened(registry, list(range(5000)))
 
     registry.close()
+
+
+FULL = """
+import sys
+from pathlib import Path
+from rmvdb.errors import DiskFull
+from rmvdb.registry import schema
+from rmvdb.registry.registry import Registry
+
+home = Path(sys.argv[1])
+url = f"sqlite:///{home}/registry.sqlite"
+schema.upgrade(url)
+try:
+    with (home / "filler").open("wb") as filler:
+        while True:
+            filler.write(b"0" * 4096)
+            filler.flush()
+except OSError:
+    pass
+try:
+    Registry(url, patience=60.0).galleries()
+except DiskFull as exc:
+    print(exc)
+"""
+
+
+def test_a_full_disk_is_not_a_registry_that_does_not_answer(tmp_path: Path) -> None:
+    """SQLite says "disk I/O error": it cannot make the file that its processes share."""
+    since = time.monotonic()
+    assert on_small_disk(tmp_path, "3m", FULL).startswith("The disk that holds the registry is full; free some space")
+    assert time.monotonic() - since < 40

@@ -381,3 +381,31 @@ def test_a_file_that_is_written_otherwise_is_left_and_the_line_is_named(folder: 
     with pytest.raises(ConfigError, match=r'could not be changed .*; write allow = \["a"\] there, below \[models\]'):
         config_file.allow(file, ["a"])
     assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('home = ""', "home = '' must name a folder; leave it out for .rmvdb beside rmvdb.toml"),
+        ('[registry]\nurl = "sqlite:///"', "must name a file, as in sqlite:///registry.sqlite"),
+        ("[models]\nallow = [5]", "models.allow = 5 must be a valid string"),
+        ('[models]\nallow = "models"', "models.allow = 'models' must be a list"),
+    ],
+)
+def test_an_empty_place_and_a_wrong_list_are_named(folder: Path, text: str, problem: str) -> None:
+    assert problem in sentence(written(folder, text))
+
+
+def test_a_variable_of_the_shell_that_is_empty_is_no_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMVDB_HOME", "")
+    assert "RMVDB_HOME: home = '' must name a folder" in sentence()
+
+
+@pytest.mark.parametrize("what", ["a folder", "a link to nothing"])
+def test_an_rmvdb_toml_that_cannot_be_read_is_not_passed_over(folder: Path, what: str) -> None:
+    """As if a volume were not mounted: with the defaults rmvdb would make another, empty registry."""
+    if what == "a folder":
+        (folder / "rmvdb.toml").mkdir()
+    else:
+        (folder / "rmvdb.toml").symlink_to(folder / "none")
+    assert f"{folder}/rmvdb.toml is not a file that can be read" in sentence()

@@ -379,3 +379,9 @@ def same(one: Any, other: Any) -> bool:
 )
 def test_a_pattern_is_taken_apart(pattern: str, found: list[str]) -> None:
     assert pieces(pattern) == found
+
+
+def test_a_word_without_end_is_not_repeated_whole() -> None:
+    with pytest.raises(FilterError) as caught:
+        parse("x" * 100_000 + " = 1")
+    assert len(str(caught.value)) < 1_200
