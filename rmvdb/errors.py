@@ -24,6 +24,7 @@ RmvdbError                    something failed (exit code 1)
 ├── RegistryError             the SQL registry refused a call
 │   ├── RegistryUnavailable   the database cannot be reached
 │   └── SchemaOutdated        the database is at another schema revision
+├── RayUnavailable            Ray cannot be reached, or its head has ended
 ├── ModelError                an embedder cannot be loaded, or fails for every item
 ├── SourceError               a source cannot be loaded, or gives no item
 │   └── SourceUnavailable     this machine cannot reach what a source reads
@@ -244,6 +245,13 @@ class SchemaOutdated(RegistryError):
     """The database is at another schema revision.
 
     Remedy: Run `rmvdb db upgrade`, or install the rmvdb that made the schema.
+    """
+
+
+class RayUnavailable(RmvdbError):
+    """Ray cannot be reached, or its head has ended. Nothing is lost.
+
+    Remedy: Start Ray and run the same command again, or start plain workers: `rmvdb worker`.
     """
 
 

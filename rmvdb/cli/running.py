@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,14 @@ from rmvdb import errors
 from rmvdb.cli import output, progress, show_status
 from rmvdb.cli.context import active_upgrade, open_app
 from rmvdb.cli.options import gallery_option, json_option
+from rmvdb.text import counted
 
 if TYPE_CHECKING:
     from rmvdb.app.wiring import App
     from rmvdb.registry.tables import UpgradeRow
+
+#: Where `rmvdb worker` works.
+PROCESS, RAY = "process", "ray"
 
 
 @click.command()
@@ -50,14 +55,41 @@ def resume(gallery: str | None) -> None:
 class AtLeastZero(click.FloatRange):
     """A finite number: infinity and nan are neither a limit nor a share."""
 
+    refusal = "is no number to limit by; 0 lifts the limit"
+
     def __init__(self, *, max: float | None = None) -> None:
         super().__init__(min=0, max=max)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value!r} is no number to limit by; 0 lifts the limit", param, ctx)
+            self.fail(f"{value!r} {self.refusal}", param, ctx)
         return number
+
+
+class Processors(AtLeastZero):
+    """A number of processors for each actor. Ray counts ten-thousandths."""
+
+    refusal = "is no number of processors; give one with at most four digits after the point, such as 0.5"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        if not self.is_possible(number):
+            self.fail(f"{value!r} {self.refusal}", param, ctx)
+        return number
+
+    def is_possible(self, number: float) -> bool:
+        """Return whether Ray takes the number."""
+        return round(number, 4) == number
+
+
+class Gpus(Processors):
+    """A number of GPUs for each actor: a share of one, or whole ones."""
+
+    refusal = "is no number of GPUs; give a share of one, such as 0.5, or a whole number"
+
+    def is_possible(self, number: float) -> bool:
+        return super().is_possible(number) and (number < 1 or number.is_integer())
 
 
 @click.command()
@@ -169,22 +201,58 @@ def history(gallery: str | None, as_json: bool) -> None:
 @click.command()
 @click.option("--gallery", "-g", "galleries", multiple=True, help="Which galleries [default: all].")
 @click.option("--window", metavar="CRON", help="Work for one hour after each firing: '0 1-6 * * *' is 01:00 to 07:00.")
-def worker(galleries: tuple[str, ...], window: str | None) -> None:
+@click.option(
+    "--engine",
+    type=click.Choice((PROCESS, RAY)),
+    default=PROCESS,
+    show_default=True,
+    help="Work in this process, or in actors on Ray.",
+)
+@click.option("--actors", type=click.IntRange(min=1), help="With ray: how many actors, each a worker [default: 1].")
+@click.option("--num-cpus", type=Processors(), help="With ray: the processors that Ray keeps for each actor [default: 1].")
+@click.option("--num-gpus", type=Gpus(), help="With ray: the GPUs that Ray keeps for each actor, such as 0.5 [default: 0].")
+@click.option(
+    "--address",
+    metavar="HOST:PORT|auto",
+    help="With ray: the Ray to work on [default: that of RAY_ADDRESS, else one that starts here and ends with the command].",
+)
+def worker(galleries: tuple[str, ...], window: str | None, engine: str, **on_ray: Any) -> None:
     """Work on every upgrade until you stop it: backfill, complete, verify, cut over. Ctrl-C ends it after the begun batches.
 
     \b
     Example:
       rmvdb worker --window "0 1-6 * * *"
+      rmvdb worker --engine ray --actors 4 --num-gpus 0.5
     """
     from rmvdb.app.daemon import Scheduler
     from rmvdb.app.window import Window
 
+    given = {name: value for name, value in on_ray.items() if value is not None}
+    if given and engine != RAY:
+        raise errors.UsageError(f"--{next(iter(given)).replace('_', '-')} needs --engine {RAY}")
     app = open_app()
     for name in galleries:
         app.registry.gallery(name)
+    hours = Window(window)
     log = progress.log_to_stdout()
-    scheduler = Scheduler(app, galleries=galleries, window=Window(window), say=log.info, warn=log.error)
-    with progress.stoppable() as stop:
-        log.info("worker started; Ctrl-C ends it")
-        scheduler.run(stop)
+    if engine == RAY:
+        _work_on_ray(app, galleries, window, log, **given)
+    else:
+        scheduler = Scheduler(app, galleries=galleries, window=hours, say=log.info, warn=log.error)
+        with progress.stoppable() as stop:
+            log.info("worker started; Ctrl-C ends it")
+            scheduler.run(stop)
     log.info("worker ended")
+
+
+def _work_on_ray(
+    app: App, galleries: tuple[str, ...], window: str | None, log: logging.Logger, *, address: str | None = None, **places: Any
+) -> None:
+    from rmvdb.app.ray_workers import Job, Places, RayWorkers, connected
+
+    job = Job(settings=app.settings, file=app.file, galleries=galleries, window=window, make_log=progress.log_to_stdout)
+    # Ray sets a handler for SIGTERM, so ours comes after.
+    with connected(address, app.settings), progress.stoppable() as stop:
+        workers = RayWorkers(job, wanted := Places(**places), log=log)
+        log.info("%s started on Ray; Ctrl-C ends it", counted(wanted.actors, "worker"))
+        workers.run(stop)
