@@ -153,14 +153,10 @@ class RayWorkers:
 
     def _expect_head(self) -> None:
         """Raise RayUnavailable if nothing has answered at the address of Ray's head for a while."""
-        host, _, port = self._head.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=2 * LOOK).close()
-        except OSError as exc:
-            if time.monotonic() - self._heard > HEADLESS:
-                raise self._lost(f"Ray's head at {self._head} has not answered for {HEADLESS:g} s") from exc
-        else:
+        if _answers(self._head):
             self._heard = time.monotonic()
+        elif time.monotonic() - self._heard > HEADLESS:
+            raise self._lost(f"Ray's head at {self._head} has not answered for {HEADLESS:g} s")
 
     def _lost(self, why: str) -> errors.RayUnavailable:
         return errors.RayUnavailable(
@@ -215,6 +211,8 @@ def connected(address: str | None, settings: ProjectSettings) -> Iterator[None]:
         os.environ.update(LOOPBACK)  # before the import, which reads it
         here = {"include_dashboard": False, "object_store_memory": OBJECTS}
     ray = _ray()
+    if ":" in address and not _answers(address):  # Ray would try for minutes
+        raise errors.RayUnavailable(f"No Ray answers at {address!r}; start it there, or name another with --address")
     try:
         ray.init(address=address, logging_level=logging.ERROR, **here)
     except (ConnectionError, RuntimeError, ValueError) as exc:
@@ -225,6 +223,16 @@ def connected(address: str | None, settings: ProjectSettings) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _answers(address: str) -> bool:
+    """Return whether a program listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5 * LOOK).close()
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _last_words(exc: Exception) -> str:

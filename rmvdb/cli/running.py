@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import sys
 from typing import TYPE_CHECKING, Any
@@ -234,25 +233,25 @@ def worker(galleries: tuple[str, ...], window: str | None, engine: str, **on_ray
     for name in galleries:
         app.registry.gallery(name)
     hours = Window(window)
-    log = progress.log_to_stdout()
     if engine == RAY:
-        _work_on_ray(app, galleries, window, log, **given)
-    else:
-        scheduler = Scheduler(app, galleries=galleries, window=hours, say=log.info, warn=log.error)
-        with progress.stoppable() as stop:
-            log.info("worker started; Ctrl-C ends it")
-            scheduler.run(stop)
+        _work_on_ray(app, galleries, window, **given)
+        return
+    log = progress.log_to_stdout()
+    scheduler = Scheduler(app, galleries=galleries, window=hours, say=log.info, warn=log.error)
+    with progress.stoppable() as stop:
+        log.info("worker started; Ctrl-C ends it")
+        scheduler.run(stop)
     log.info("worker ended")
 
 
-def _work_on_ray(
-    app: App, galleries: tuple[str, ...], window: str | None, log: logging.Logger, *, address: str | None = None, **places: Any
-) -> None:
+def _work_on_ray(app: App, galleries: tuple[str, ...], window: str | None, *, address: str | None = None, **places: Any) -> None:
     from rmvdb.app.ray_workers import Job, Places, RayWorkers, connected
 
     job = Job(settings=app.settings, file=app.file, galleries=galleries, window=window, make_log=progress.log_to_stdout)
     # Ray sets a handler for SIGTERM, so ours comes after.
     with connected(address, app.settings), progress.stoppable() as stop:
-        workers = RayWorkers(job, wanted := Places(**places), log=log)
-        log.info("%s started on Ray; Ctrl-C ends it", counted(wanted.actors, "worker"))
+        log, wanted = progress.log_to_stdout(), Places(**places)
+        workers = RayWorkers(job, wanted, log=log)
+        log.info("%s started on Ray; Ctrl-C ends %s", counted(wanted.actors, "worker"), "it" if wanted.actors == 1 else "them")
         workers.run(stop)
+        log.info("%s ended", counted(wanted.actors, "worker"))

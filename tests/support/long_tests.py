@@ -20,6 +20,7 @@ LONG = {
     "tests/acceptance/test_outages.py": "a server or a database stops in each phase of an upgrade",
     "tests/acceptance/test_own_writes.py": "a server whose clock is waited for",
     "tests/acceptance/test_query_log.py": "plans that train",
+    "tests/acceptance/test_ray.py": "nodes of Ray start, and die in the middle of an upgrade",
     "tests/acceptance/test_rebuild.py": "a registry is lost in each phase of an upgrade",
     "tests/acceptance/test_schedule.py": "whole upgrades",
     "tests/acceptance/test_secrets.py": "each command on servers",
