@@ -1,4 +1,4 @@
-"""Settings in, wired objects out: `config` reads `settings`, `wiring` alone chooses classes. `doctor` and `daemon` use them."""
+"""Settings in, wired objects out: `config` reads `settings`, `wiring` alone chooses classes. `doctor` and workers use them."""
 
 from __future__ import annotations
 

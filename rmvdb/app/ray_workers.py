@@ -37,7 +37,7 @@ HEADLESS = 20.0
 OBJECTS = 80 * 2**20
 #: The folder in which Ray unpacks what `ray job submit --working-dir` sends. Ray removes it after the job.
 UNPACKED = "working_dir_files"
-#: The environment in which Ray begins on this machine. Each name may be set otherwise, but for the first.
+#: The environment in which Ray begins, unless the user has set a name otherwise.
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_COLOR_PREFIX": "0",
@@ -118,7 +118,6 @@ class RayWorkers:
         self._unplaced = [each.ready.remote() for each in actors]
         #: The unanswered calls of `stop`, by the same, and when they were made.
         self._asked: dict[Any, tuple[Any, float]] = {}
-        self._has = self._ray.cluster_resources()
 
     def run(self, stop: threading.Event) -> None:
         """Let the actors work until `stop` is set, then finish the batches in hand.
@@ -180,14 +179,14 @@ class RayWorkers:
     def _name_unplaced(self) -> None:
         waiting = len(self._ray.wait(self._unplaced, num_returns=len(self._unplaced), timeout=0)[1])
         if waiting:
-            cpus, gpus = (self._has.get(name, 0.0) for name in ("CPU", "GPU"))
+            has = self._ray.cluster_resources()
             self._log.warning(
                 "%d of %d actors wait for a place: each needs %s, and Ray has %g CPU and %g GPU",
                 waiting,
                 len(self._unplaced),
                 self._places,
-                cpus,
-                gpus,
+                has.get("CPU", 0.0),
+                has.get("GPU", 0.0),
             )
 
 
@@ -215,7 +214,7 @@ def connected(address: str | None, settings: ProjectSettings) -> Iterator[None]:
         raise errors.RayUnavailable(f"No Ray answers at {address!r}; start it there, or name another with --address")
     try:
         ray.init(address=address, logging_level=logging.ERROR, **here)
-    except (ConnectionError, RuntimeError, ValueError) as exc:
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as exc:
         why = str(exc).strip().partition("\n")[0]
         raise errors.RayUnavailable(f"No Ray that this command can use is at {address!r}: {why}") from exc
     try:

@@ -10,6 +10,7 @@ from tests.bench.speed import (
     importing,
     listing,
     memory,
+    on_ray,
     own_time,
     search,
     statements,
@@ -34,4 +35,5 @@ FAMILIES: Mapping[str, Callable[[Options], Iterator[Row]]] = {
     "claims": claims.measure,
     "memory": memory.measure,
     "statements_per_batch": statements_per_batch.measure,
+    "on_ray": on_ray.measure,
 }
