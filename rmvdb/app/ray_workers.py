@@ -52,9 +52,9 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 class Places:
     """How many actors work, and what Ray keeps free for each."""
 
-    actors: int = 1
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
+    actors: int
+    num_cpus: float
+    num_gpus: float
 
     def __str__(self) -> str:
         return f"{self.num_cpus:g} CPU and {self.num_gpus:g} GPU"
@@ -68,8 +68,10 @@ class Job:
     """
 
     settings: ProjectSettings
+    #: rmvdb.toml, whose folder has the modules of the models.
     file: Path | None
     galleries: Sequence[str]
+    #: A cron expression.
     window: str | None
     #: Makes the log of the actor's process. Ray shows its lines where the command runs.
     make_log: Callable[[], logging.Logger]

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from rmvdb import errors
 from rmvdb.cli import output, progress, show_status
@@ -16,6 +17,7 @@ from rmvdb.cli.options import gallery_option, json_option
 from rmvdb.text import counted
 
 if TYPE_CHECKING:
+    from rmvdb.app.ray_workers import Job, Places
     from rmvdb.app.wiring import App
     from rmvdb.registry.tables import UpgradeRow
 
@@ -207,15 +209,39 @@ def history(gallery: str | None, as_json: bool) -> None:
     show_default=True,
     help="Work in this process, or in actors on Ray.",
 )
-@click.option("--actors", type=click.IntRange(min=1), help="With ray: how many actors, each a worker [default: 1].")
-@click.option("--num-cpus", type=Processors(), help="With ray: the processors that Ray keeps for each actor [default: 1].")
-@click.option("--num-gpus", type=Gpus(), help="With ray: the GPUs that Ray keeps for each actor, such as 0.5 [default: 0].")
+@click.option(
+    "--actors", type=click.IntRange(min=1), default=1, show_default=True, help="With ray: how many actors, each a worker."
+)
+@click.option(
+    "--num-cpus",
+    type=Processors(),
+    default=1.0,
+    show_default=True,
+    help="With ray: the processors that Ray keeps for each actor.",
+)
+@click.option(
+    "--num-gpus",
+    type=Gpus(),
+    default=0.0,
+    show_default=True,
+    help="With ray: the GPUs that Ray keeps for each actor, such as 0.5.",
+)
 @click.option(
     "--address",
     metavar="HOST:PORT|auto",
     help="With ray: the Ray to work on [default: that of RAY_ADDRESS, else one that starts here and ends with the command].",
 )
-def worker(galleries: tuple[str, ...], window: str | None, engine: str, **on_ray: Any) -> None:
+@click.pass_context
+def worker(
+    ctx: click.Context,
+    galleries: tuple[str, ...],
+    window: str | None,
+    engine: str,
+    actors: int,
+    num_cpus: float,
+    num_gpus: float,
+    address: str | None,
+) -> None:
     """Work on every upgrade until you stop it: backfill, complete, verify, cut over. Ctrl-C ends it after the begun batches.
 
     \b
@@ -226,15 +252,18 @@ def worker(galleries: tuple[str, ...], window: str | None, engine: str, **on_ray
     from rmvdb.app.daemon import Scheduler
     from rmvdb.app.window import Window
 
-    given = {name: value for name, value in on_ray.items() if value is not None}
-    if given and engine != RAY:
-        raise errors.UsageError(f"--{next(iter(given)).replace('_', '-')} needs --engine {RAY}")
+    for name in ("actors", "num_cpus", "num_gpus", "address"):
+        if engine != RAY and ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise errors.UsageError(f"--{name.replace('_', '-')} needs --engine {RAY}")
     app = open_app()
     for name in galleries:
         app.registry.gallery(name)
     hours = Window(window)
     if engine == RAY:
-        _work_on_ray(app, galleries, window, **given)
+        from rmvdb.app.ray_workers import Job, Places
+
+        job = Job(settings=app.settings, file=app.file, galleries=galleries, window=window, make_log=progress.log_to_stdout)
+        _work_on_ray(job, Places(actors=actors, num_cpus=num_cpus, num_gpus=num_gpus), address)
         return
     log = progress.log_to_stdout()
     scheduler = Scheduler(app, galleries=galleries, window=hours, say=log.info, warn=log.error)
@@ -244,14 +273,13 @@ def worker(galleries: tuple[str, ...], window: str | None, engine: str, **on_ray
     log.info("worker ended")
 
 
-def _work_on_ray(app: App, galleries: tuple[str, ...], window: str | None, *, address: str | None = None, **places: Any) -> None:
-    from rmvdb.app.ray_workers import Job, Places, RayWorkers, connected
+def _work_on_ray(job: Job, places: Places, address: str | None) -> None:
+    from rmvdb.app.ray_workers import RayWorkers, connected
 
-    job = Job(settings=app.settings, file=app.file, galleries=galleries, window=window, make_log=progress.log_to_stdout)
     # Ray sets a handler for SIGTERM, so ours comes after.
-    with connected(address, app.settings), progress.stoppable() as stop:
-        log, wanted = progress.log_to_stdout(), Places(**places)
-        workers = RayWorkers(job, wanted, log=log)
-        log.info("%s started on Ray; Ctrl-C ends %s", counted(wanted.actors, "worker"), "it" if wanted.actors == 1 else "them")
-        workers.run(stop)
-        log.info("%s ended", counted(wanted.actors, "worker"))
+    with connected(address, job.settings), progress.stoppable() as stop:
+        log, workers = progress.log_to_stdout(), counted(places.actors, "worker")
+        running = RayWorkers(job, places, log=log)
+        log.info("%s started on Ray; Ctrl-C ends %s", workers, "it" if places.actors == 1 else "them")
+        running.run(stop)
+        log.info("%s ended", workers)
