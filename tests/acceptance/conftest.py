@@ -72,3 +72,10 @@ def copy(template: Path, folder: Path) -> Project:
     """Return a copy of this project, in which nothing runs."""
     shutil.copytree(template, folder, ignore=shutil.ignore_patterns(".milvus.db.*", "calls-*"))
     return Project(folder)
+
+
+def everything_is_found(project: Project, *, missing: int = 0) -> None:
+    """Expect that one search finds each of IDS once, but for so many."""
+    with project.client() as client:
+        hits = client.search(project.models().item(1), limit=len(IDS) + 10)
+    assert len({hit.id for hit in hits}) == len(hits) == len(IDS) - missing

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.acceptance.test_upgrade import collections, searching
+from tests.support.application import searching
 from tests.support.project import Project
 
 IDS = list(range(1, 401))
@@ -67,7 +67,7 @@ def test_a_lifted_gallery_is_searched_by_the_new_model_from_the_start(project: P
     # The backfill embeds no record that the plan embedded. The verification embeds half of the records again.
     assert len(records_embedded(project)) - embedded < watch.searches + len(IDS) / 2 + 50
     project.ask("cleanup", "--yes")
-    assert collections(project) == {"v2": 400}
+    assert project.collections() == {"v2": 400}
     project.stop_engine()
 
 

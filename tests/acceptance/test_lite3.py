@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import NAIVE
-from tests.acceptance.test_upgrade import searching
 from tests.support import lite3
+from tests.support.application import searching
 from tests.support.project import Project
 
 IDS = list(range(1, 301))

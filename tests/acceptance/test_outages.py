@@ -20,11 +20,11 @@ from rmvdb.registry.registry import Registry
 from rmvdb.serving.client import Client
 from rmvdb.upgrade.compare import Verify
 from tests.acceptance.conftest import NAIVE
-from tests.acceptance.test_servers import IDS, make
-from tests.acceptance.test_upgrade import _until
 from tests.support.milvus_server import MilvusServer
+from tests.support.on_servers import IDS, make
 from tests.support.postgres import Postgres
 from tests.support.project import Project
+from tests.support.waiting import wait_for_processes
 
 pytestmark = [pytest.mark.server, pytest.mark.postgres]
 
@@ -129,7 +129,7 @@ class Outage:
             patch.setattr(phase.owner, phase.call, call)
             yield
         assert self.began, f"{phase.call} was not called"
-        _until(lambda: self.ended)
+        wait_for_processes(lambda: self.ended)
 
     def over(self) -> None:
         """Let its thread end."""
@@ -151,9 +151,9 @@ def test_work_goes_on_by_itself_when_what_was_away_is_back(
     with searching(project, outage) as seen:
         with outage.at(phase):
             project.ask(*phase.command)
-        _until(lambda: seen.again > 0)
+        wait_for_processes(lambda: seen.again > 0)
         before = seen.made
-        _until(lambda: seen.made >= before + 10)
+        wait_for_processes(lambda: seen.made >= before + 10)
     # From the first search that is answered again none fails: a server that has just started answers nothing at first.
     wrong = [words for began, words in seen.failed if not outage.began - 10 < began < seen.again]
     assert (seen.wrong, wrong) == ([], [])

@@ -15,9 +15,10 @@ import rmvdb
 from rmvdb import errors
 from rmvdb.types import BatchState, Id, Record
 from tests.acceptance.conftest import IDS, TRAINED
-from tests.acceptance.test_upgrade import _app, _until, searching
+from tests.support.application import searching
 from tests.support.postgres import Postgres
 from tests.support.project import Project
+from tests.support.waiting import wait_for_processes
 
 #: The label of everything that a client wrote.
 WRITTEN = 77
@@ -67,14 +68,14 @@ class Middle:
 
 def middle(project: Project, ids: list[int]) -> Middle:
     """Moved by a throttled upgrade that is killed: records of each kind."""
-    app = _app(project)
+    app = project.app()
     old = app.registry.plan("things").legs[0].collection
     before = {record.id: record for record in app.store.get(old, ids, vector=True)}
     project.ask(*TRAINED, "--until", "0", "--no-cutover")
     project.ask("throttle", "--rate", "15")
     upgrade = project.start(*TRAINED)
     running = app.registry.upgrades()[-1].id
-    _until(lambda: {BatchState.RETIRED, BatchState.COPIED, BatchState.PENDING} <= app.registry.counts(running).keys())
+    wait_for_processes(lambda: {BatchState.RETIRED, BatchState.COPIED, BatchState.PENDING} <= app.registry.counts(running).keys())
     upgrade.kill()
     upgrade.communicate()
     project.ask("throttle", "--rate", "0")

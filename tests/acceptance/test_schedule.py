@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.test_upgrade import searching
+from tests.support.application import searching
 from tests.support.project import Project
 
 IDS = list(range(1, 901))

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -18,49 +18,15 @@ import rmvdb.app
 from rmvdb import errors
 from rmvdb.engines.milvus import MilvusStore
 from tests.acceptance.conftest import NAIVE
-from tests.acceptance.test_upgrade import _until, searching
+from tests.support.application import searching
 from tests.support.milvus_server import MilvusServer
+from tests.support.on_servers import IDS, PATIENT, clear, make
 from tests.support.postgres import PASSWORD, Postgres
 from tests.support.project import Project
 from tests.support.records import HOSTILE
+from tests.support.waiting import wait_for_processes
 
-IDS = list(range(1, 201))
 pytestmark = [pytest.mark.server, pytest.mark.postgres]
-
-
-#: No call is given up on a busy machine, or by a server that has just come back.
-LONGER = {"timeout = 3.0": "timeout = 10.0", "longest_call = 3.0": "longest_call = 10.0", "lease = 9.0": "lease = 30.0"}
-#: For fifty threads on one machine: nor is any search so long that it is asked again.
-PATIENT = LONGER | {"plan_max_age = 0.6": "plan_max_age = 1.0", "longest_search = 1.5": "longest_search = 4.0"}
-
-
-def make(
-    folder: Path,
-    server: MilvusServer,
-    database: str,
-    *,
-    ids: Sequence[int | str] = IDS,
-    retry_for: float = 30.0,
-    changed: Mapping[str, str] = LONGER,
-) -> Project:
-    """Return a filled gallery on a server and PostgreSQL; `changed`: lines of its settings, and what stands there."""
-    project = Project(folder, milvus=server.address, registry=database, retry_for=retry_for)
-    settings = folder / "rmvdb.toml"
-    text = settings.read_text()
-    for before, after in changed.items():
-        assert before in text
-        text = text.replace(before, after)
-    settings.write_text(text)
-    return project.prepare(ids)
-
-
-def clear(project: Project) -> None:
-    """Remove everything from the session's server."""
-    app = rmvdb.app.load(project.folder)
-    for gallery in app.registry.galleries():
-        for row in app.registry.collections(gallery.id):
-            app.store.drop(row.name)
-    app.close()
 
 
 def test_a_gallery_on_a_server_is_upgraded_and_rolled_back(
@@ -114,11 +80,11 @@ def test_fifty_threads_search_on_through_cut_over_and_clean_up(
     for thread in threads:
         thread.start()
     try:
-        _until(lambda: answers[1] >= 50)
+        wait_for_processes(lambda: answers[1] >= 50)
         assert "cut over: 200 records verified" in project.run(*NAIVE, timeout=200).stdout
         project.run("cleanup", "--yes")
         before = answers.total()
-        _until(lambda: answers.total() >= before + 100)
+        wait_for_processes(lambda: answers.total() >= before + 100)
     finally:
         stop.set()
         for thread in threads:
@@ -198,7 +164,7 @@ def test_work_goes_on_by_itself_when_the_server_comes_back(
     project = make(tmp_path, own_milvus_server, postgres_url, retry_for=90.0)
     project.fault(v2={"slow": 0.02})
     upgrade = project.start(*NAIVE, "--sample", "70")
-    _until(lambda: project.json("status")["done"] > 0)
+    wait_for_processes(lambda: project.json("status")["done"] > 0)
     own_milvus_server.stop(kill=True)
     time.sleep(1)
     own_milvus_server.start()
@@ -220,14 +186,14 @@ def test_a_server_that_stays_away_stops_the_upgrade_which_can_be_continued(
     assert done.stderr.count("Error: ") == 1
     assert "Traceback" not in done.stderr
     own_milvus_server.start()
-    _until(lambda: project.run(*NAIVE, code=None, timeout=300).returncode == 0, seconds=200)
+    wait_for_processes(lambda: project.run(*NAIVE, code=None, timeout=300).returncode == 0, seconds=200)
 
 
 def test_the_database_may_stop_and_start(tmp_path: Path, milvus_server: MilvusServer, stoppable_postgres: Postgres) -> None:
     project = make(tmp_path, milvus_server, stoppable_postgres.database(), retry_for=90.0)
     project.fault(v2={"slow": 0.02})
     upgrade = project.start(*NAIVE, "--sample", "70")
-    _until(lambda: project.json("status")["done"] > 0)
+    wait_for_processes(lambda: project.json("status")["done"] > 0)
     stoppable_postgres.stop()
     time.sleep(2)
     stoppable_postgres.start()

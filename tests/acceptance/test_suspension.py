@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import NAIVE
-from tests.acceptance.test_upgrade import _until
 from tests.support.project import Project
+from tests.support.waiting import wait_for_processes
 
 #: Writes record 3, and is suspended by itself once that is announced; a write lasts eight seconds here. It is not suspended while
 #: its thread that asks for plans is amid a transaction: SQLite's only lock would stay with it.
@@ -72,7 +72,7 @@ def test_a_late_write_is_not_made_and_the_client_hears_so(project: Project, writ
     project.started.append(process)
     assert process.stdout is not None
     assert process.stdout.readline() == "announced\n"
-    _until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
+    wait_for_processes(lambda: Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
     models = project.models()
     with project.client() as client:  # waits until the other's deadline is over
         client.upsert([{"id": 3, "item": models.item(3), "label": 42}])

@@ -13,8 +13,9 @@ import pytest
 
 from rmvdb.types import Id
 from tests.acceptance.conftest import IDS, UPGRADE, copy
-from tests.acceptance.test_upgrade import _app, _until, collections, searching
+from tests.support.application import searching
 from tests.support.project import Project
+from tests.support.waiting import wait_for_processes
 
 THIRD = ("upgrade", "--from", "v2", "--to", "v3", "--labels", "label", "--sample", "160")
 #: Records that are written and deleted before v3, and while v3 comes; those that stay as they are all the while.
@@ -62,7 +63,7 @@ def write(project: Project, ids: tuple[int, ...], deleted: tuple[int, ...]) -> N
 
 def vectors(project: Project, *which: str) -> dict[str, dict[Id, Any]]:
     """Return the vectors of each collection in service, by model version."""
-    app = _app(project)
+    app = project.app()
     legs = [leg for leg in app.registry.plan("things").legs if not which or leg.model in which]
     pages = {leg.model: app.store.scan(leg.collection, vector=True) for leg in legs}
     return {model: {record.id: record.vector for page in some for record in page} for model, some in pages.items()}
@@ -80,7 +81,7 @@ def test_a_third_version_takes_over_from_an_unfinished_upgrade(halfway: Project,
             seen.append(project.json("status"))
             return seen[-1]["upgrade"] == 2 and seen[-1]["t"] > 0.2
 
-        _until(under_way)
+        wait_for_processes(under_way)
         assert [leg["model"][:2] for leg in seen[-1]["legs"]] == ["v3", "v2", "v1"]
         first.kill()
         first.communicate()
@@ -92,8 +93,8 @@ def test_a_third_version_takes_over_from_an_unfinished_upgrade(halfway: Project,
     left = {*ALWAYS, 1001, 1002}
     assert f"cut over: {len(left)} records verified" in out
     project.ask("cleanup", "--yes")
-    assert list(collections(project).values()) == [len(left)]
-    app, models = _app(project), project.models()
+    assert list(project.collections().values()) == [len(left)]
+    app, models = project.app(), project.models()
     leg = app.registry.plan("things").legs[0]
     records = app.store.get(leg.collection, sorted(left), vector=True)
     expected = app.loaded_models.apply_head(leg.model, app.loaded_models.embed("v3", [models.item(id) for id in sorted(left)]))
@@ -148,7 +149,7 @@ def test_a_roll_back_of_a_third_version_lets_the_upgrade_before_it_go_on(halfway
         project.run(*UPGRADE, "--method", method)
     assert watch.trouble == []
     project.ask("cleanup", "--yes")
-    assert list(collections(project).values()) == [len(ALWAYS) + 2]
+    assert list(project.collections().values()) == [len(ALWAYS) + 2]
     with project.client() as client:
         found = {record.id: record.fields["label"] for record in client.get([7, 10, 1001, 1002, *GONE])}
     assert found == dict.fromkeys([7, 10, 1001, 1002], 50)
@@ -161,17 +162,17 @@ def test_workers_go_on_with_the_upgrade_that_takes_the_place(halfway: Project, m
     project.ask(*UPGRADE, "--method", method, "--until", "0.4", "--detach")
     worker = project.start("worker")
     try:
-        _until(lambda: project.json("status")["workers"])
+        wait_for_processes(lambda: project.json("status")["workers"])
         with searching(project, ALWAYS) as watch:
             project.run(*THIRD, "--method", method, "--detach")
-            _until(lambda: (now := project.json("status"))["upgrade"] == 2 and now["phase"] == "cut over")
+            wait_for_processes(lambda: (now := project.json("status"))["upgrade"] == 2 and now["phase"] == "cut over")
         assert watch.trouble == []
     finally:
         worker.send_signal(signal.SIGTERM)
         out, err = worker.communicate(timeout=120)
     assert worker.returncode == 0, out + err
     project.ask("cleanup", "--yes")
-    assert collections(project) == {"v3": len(IDS) - len(DELETED) + 1}
+    assert project.collections() == {"v3": len(IDS) - len(DELETED) + 1}
 
 
 @pytest.mark.parametrize("method", ["naive"])
@@ -179,7 +180,7 @@ def test_a_command_whose_upgrade_is_superseded_ends_and_says_so(halfway: Project
     project = halfway
     project.fault(v2={"slow": 0.08})
     first = project.start(*UPGRADE, "--method", method)
-    _until(lambda: project.json("status")["workers"])
+    wait_for_processes(lambda: project.json("status")["workers"])
     project.ask(*THIRD, "--method", method, "--until", "0.3", "--no-cutover")
     _, err = first.communicate(timeout=60)
     assert (first.returncode, err.count("Error: ")) == (2, 1), err

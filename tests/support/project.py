@@ -310,9 +310,23 @@ class Project:
     @contextlib.contextmanager
     def opened(self) -> Iterator[App]:
         """Give the services that every command and application works with, in this process."""
-        self._forget_models()
-        with contextlib.closing(wiring.load(self.folder)) as opened:
+        with contextlib.closing(self.app()) as opened:
             yield opened
+
+    def app(self) -> App:
+        """Return the same services, for as long as the test runs."""
+        self._forget_models()
+        return wiring.load(self.folder)
+
+    def another(self) -> Project:
+        """Return another project on the same Milvus Lite file, with a registry of its own."""
+        other = Project(self.folder / "other", milvus=str(self.folder / ".rmvdb" / "milvus.db"))
+        other.ask("init")
+        return other
+
+    def collections(self) -> dict[str, int]:
+        """Return the records of each existing collection of the gallery `things`, by model version."""
+        return {each["model"]: each["records"] for each in self.json("gallery", "show", "things")["collections"]}
 
     def copied(self, name: str) -> str:
         """Return a collection that no registry owns yet, with the records of the project's own."""

@@ -12,8 +12,11 @@ from xdist.scheduler import LoadFileScheduling
 
 #: Files, and folders of them, whose tests share nothing that takes long to make.
 BY_TEST = {
+    "tests/acceptance/test_interruptions.py",  # a copy of the session's gallery for each
     "tests/acceptance/test_outages.py",  # a server, or a database, of its own for each
+    "tests/acceptance/test_roll_back.py",  # a copy of the session's gallery for each
     "tests/acceptance/test_upgrade.py",  # a copy of the session's gallery for each
+    "tests/acceptance/test_workers.py",  # a copy of the session's gallery for each
     "tests/integration/faults",  # a gallery in the test's own process for each
     "tests/integration/test_hangs.py",  # a database of its own for each
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -32,12 +33,26 @@ def seconds_of(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def wait_until(true: Callable[[], bool], *, seconds: float = 120.0) -> None:
+def wait_until(true: Callable[[], object], *, seconds: float = 120.0, every: float = 0.05) -> None:
     """Look again and again. Raise AssertionError if it is not so within so many seconds."""
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, "it never came so far"
-        time.sleep(0.05)
+        assert time.monotonic() < end, f"that was not so within {seconds:g} s"
+        time.sleep(every)
+
+
+def wait_for_processes(true: Callable[[], object], *, seconds: float = 240.0) -> None:
+    """Wait until commands in processes of their own have come so far. Each look takes a share of their machine."""
+    wait_until(true, seconds=seconds, every=0.2)
+
+
+def wait_for_words(process: subprocess.Popen[str], words: str) -> None:
+    """Read what a command says of its progress until it says these words."""
+    assert process.stderr is not None  # where progress goes
+    for line in process.stderr:
+        if words in line:
+            return
+    raise AssertionError(f"it ended before it said {words!r}")
 
 
 def run_out(registry: Registry, *, seconds: float = 86400) -> None:
