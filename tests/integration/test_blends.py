@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from rmvdb.errors import Mismatch
-from rmvdb.learning.method import Method
-from rmvdb.learning.network import Network
-from rmvdb.learning.transforms import Config, Transform
-from rmvdb.planning.plan import Plan, Stage
-from rmvdb.planning.question import Question
-from rmvdb.registry.tables import UpgradeRow
-from rmvdb.types import Blend, Hit, Id, Phase, Vectors
+from rmvdb.planning.plan import Stage
+from rmvdb.types import Blend, Phase
 from rmvdb.upgrade import epoch_legs
-from tests.support.inprocess import DIMS, Gallery, make, vector
+from tests.support.blends import WEIGHT, begin, blend, both, by_hand, expect_hits, go_on
+from tests.support.inprocess import Gallery, make, vector
 from tests.support.kept_original import put, without_v1
-
-WEIGHT = 0.4
 
 
 @pytest.fixture
@@ -33,67 +25,6 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
     made.registry.abandon(made.upgrade.id, note="another one is planned by the tests")
     yield made
     made.registry.close()
-
-
-def transform(gallery: Gallery, start: str, end: str) -> str:
-    """Keep some ψ from one version's space to another's; return its SHA-256."""
-    torch.manual_seed(7)
-    made = Transform(Network(Config(d_in=DIMS[start], d_out=DIMS[end], hidden=9)))
-    return gallery.conductor().services.artifacts.put(made.to_bytes(), suffix="safetensors")
-
-
-def begin(gallery: Gallery, *stages: Stage, to: str = "v2", switch: float | None = None, **options: Any) -> UpgradeRow:
-    """Begin an upgrade whose old collections are searched as these stages say."""
-    conductor = gallery.conductor()
-    copies = bool(options.pop("instant_rollback", False))
-    question = conductor.resolve(
-        Question(gallery="texts", from_version="v1", to_version=to, method=Method.RQT, order="random", instant_rollback=copies)
-    )
-    plan = Plan(
-        question=asdict(question), method="rqt", order="random", head=None, stages=stages, trained_on=None, prediction=None,
-        cost={}, skipped=0, made_at=0.0, switch=switch,
-    )  # fmt: skip
-    return conductor.begin(question, plan, gallery.worker(), **options)
-
-
-def go_on(gallery: Gallery, row: UpgradeRow, **values: Any) -> UpgradeRow:
-    if values:
-        now = gallery.registry.upgrade(row.id)
-        gallery.registry.set_upgrade(row.id, plan=replace(now.plan, **values))
-    return gallery.conductor().advance(gallery.registry.upgrade(row.id), gallery.worker())
-
-
-def blend(gallery: Gallery, *, start: str = "v2", end: str = "v1", legs: int = 2) -> Stage:
-    return Stage(reverse=transform(gallery, start, end), blend=WEIGHT, calibrations=(None,) * legs)
-
-
-def unit(vectors: Vectors) -> Vectors:
-    return vectors / np.linalg.norm(vectors)  # type: ignore[no-any-return]
-
-
-def cosine(query: Vectors, stored: Vectors | None) -> float:
-    assert stored is not None
-    return 1 - float(unit(query) @ unit(stored))
-
-
-def by_hand(gallery: Gallery, queries: Mapping[str, Vectors]) -> list[tuple[Id, float]]:
-    """Return every record with its smallest distance from these queries, nearest first; the queries by collection."""
-    found: dict[Id, float] = {}
-    for collection, query in queries.items():
-        for id, record in gallery.records(collection).items():
-            found[id] = min(found.get(id, 9.0), cosine(query, record.vector))
-    return sorted(found.items(), key=lambda each: each[1])
-
-
-def both(gallery: Gallery, item: str, psi: str, *, weight: float = WEIGHT) -> Vectors:
-    """Return the query of v1's collection, written out."""
-    reached = gallery.loaded_models.apply([psi], vector("v2", item)[None])[0]
-    return (1 - weight) * unit(reached) + weight * unit(vector("v1", item))
-
-
-def expect_hits(hits: Sequence[Hit], expected: Sequence[tuple[Id, float]]) -> None:
-    assert [hit.id for hit in hits] == [id for id, _ in expected]
-    np.testing.assert_allclose([hit.distance for hit in hits], [distance for _, distance in expected], atol=1e-5)
 
 
 @pytest.mark.parametrize("until", [0.0, 0.5])

@@ -21,7 +21,7 @@ from rmvdb.engines.milvus import MilvusStore, writing
 from rmvdb.errors import EngineKilled
 from rmvdb.protocols import always
 from rmvdb.types import Field, Id, IdType, Index, Metric, Record, Schema
-from tests.integration.test_lite import processes
+from tests.support.lite_processes import processes
 
 CAPTION = Field(name="caption", type="VARCHAR", params={"max_length": 20})
 SCHEMA = Schema(collection="c", dim=4, metric=Metric.COSINE, id_type=IdType.INT64, fields=(CAPTION,), dynamic=True)

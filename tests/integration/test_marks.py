@@ -12,8 +12,8 @@ from rmvdb.registry.mark import Owner
 from rmvdb.registry.tables import BatchRow
 from rmvdb.types import Id
 from rmvdb.upgrade.leadership import recording_failure
-from tests.integration.test_owner import another
 from tests.support.inprocess import Gallery, make
+from tests.support.registries import another
 
 
 def claimed(gallery: Gallery) -> BatchRow:

@@ -14,7 +14,7 @@ from rmvdb.serving.loaded_models import Chain
 from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import Item, Leg, Metric, Query, Vectors
-from tests.integration.test_blends import begin, blend, both, by_hand, expect_hits, go_on
+from tests.support.blends import begin, blend, both, by_hand, expect_hits, go_on
 from tests.support.inprocess import DIMS, Gallery, TextEmbedder, make, vector
 
 ASKING = "where is "

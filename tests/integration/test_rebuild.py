@@ -6,22 +6,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from sqlalchemy import text as statement
 
 from rmvdb import errors
-from rmvdb.registry.manifest import Manifest
 from rmvdb.serving.client import Client
-from rmvdb.storage.archive import Archive
-from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import BatchState, Id, Phase, Record, Vectors
 from rmvdb.upgrade import leadership
-from rmvdb.upgrade.rebuild import Rebuild
 from rmvdb.upgrade.status import status
 from tests.support.inprocess import Crash, Gallery, crash_at, drive, make, vector
+from tests.support.lost import lose, rebuilding
 from tests.support.waiting import wait_until
 
 #: Text and field `n` of every record that the gallery should hold.
@@ -38,19 +34,6 @@ def gallery(tmp_path: Path) -> Iterator[Gallery]:
     made.store.upsert(made.task.old[0], [Record(id=id, vector=odd, fields={"n": 0}) for id, odd in ODD.items()])
     yield made
     made.registry.close()
-
-
-def rebuilding(gallery: Gallery, **options: Any) -> Rebuild:
-    """Return the rebuild. Nothing of the lost registry is under way, so it waits for nothing."""
-    manifest, archive = Manifest(LocalFolder(gallery.folder)), Archive(LocalFolder(gallery.folder / "archive"))
-    whatever = {"quiet": 0.0, "lock": gallery.folder / "lock"} | options
-    return Rebuild(registry=gallery.registry, store=gallery.store, archive=archive, manifest=manifest, **whatever)
-
-
-def lose(gallery: Gallery) -> None:
-    """Remove the database under everybody's feet."""
-    for path in gallery.folder.glob("registry.sqlite*"):
-        path.unlink()
 
 
 def crash(gallery: Gallery, number: int, work: Callable[[Gallery], None] = drive) -> None:

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rmvdb import errors
-from rmvdb.app.daemon import Scheduler
-from rmvdb.app.window import Window
 from rmvdb.backfill.throttle import Limits
 from rmvdb.learning.method import Method
 from rmvdb.planning.question import Question
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
-from rmvdb.storage.artifacts import Artifacts
-from rmvdb.storage.embedding_cache import EmbeddingCache
-from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import BatchState, IdType, Index, Leg, Metric, Phase, Record, Schema
-from rmvdb.upgrade.context import Services
-from rmvdb.upgrade.run import Conductor
 from rmvdb.upgrade.status import status
-from tests.support.inprocess import DIMS, UNLIMITED, Gallery, make, vector
+from tests.support.at_work import at_work
+from tests.support.inprocess import DIMS, Gallery, make, vector
 from tests.support.waiting import wait_until
 
 
@@ -92,38 +84,6 @@ def another(gallery: Gallery, name: str, *, records: int = 20) -> UpgradeRow:
     registry.add_batches(upgrade.id, [(ids[at : at + 5], None) for at in range(0, records, 5)], first=1)
     registry.set_upgrade(upgrade.id, listed=True)
     return upgrade
-
-
-@contextmanager
-def at_work(
-    gallery: Gallery, *, limits: Limits = UNLIMITED, lease: float = 1.6, galleries: Sequence[str] = ()
-) -> Iterator[list[str]]:
-    """Run a worker that stays, at these galleries or all. Give its lines."""
-    said, stop = list[str](), threading.Event()
-    worker = gallery.worker(limits=limits, lease=lease)
-
-    def conductor(name: str, **options: object) -> Conductor:
-        services = Services(
-            registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models, archive=gallery.archive,
-            artifacts=Artifacts(gallery.folder / "artifacts"), source=gallery.source,
-            cache=lambda version: EmbeddingCache(LocalFolder(gallery.folder), model=version), classifier=lambda row: None,
-            index=Index(type="FLAT"), times=gallery.times, batch=10, engine_timeout=1.0, folder=gallery.folder / "cache",
-        )  # fmt: skip
-        return Conductor(name, services, **options)  # type: ignore[arg-type]
-
-    settings = SimpleNamespace(backfill=SimpleNamespace(lease=lease))
-    app = SimpleNamespace(
-        registry=gallery.registry, store=gallery.store, conductor=conductor, worker=lambda: worker, settings=settings
-    )
-    scheduler = Scheduler(app, galleries=galleries, window=Window(None), say=said.append)  # type: ignore[arg-type]
-    thread = threading.Thread(target=scheduler.run, args=(stop,))
-    thread.start()
-    try:
-        yield said
-    finally:
-        stop.set()
-        thread.join(30.0)
-    assert not thread.is_alive()
 
 
 def phase(gallery: Gallery, upgrade: UpgradeRow) -> str:

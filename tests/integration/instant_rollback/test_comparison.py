@@ -13,9 +13,9 @@ from rmvdb.serving.announced_writes import Writes
 from rmvdb.timing import WRITE_LASTS
 from rmvdb.types import Phase, Record
 from rmvdb.upgrade import keep_original
-from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import Crash, Gallery, vector
 from tests.support.kept_original import ORIGINAL, back, begin, expect_holds, expect_original, foreign, go_on, put
+from tests.support.lost import lose, rebuilding
 from tests.support.waiting import grow_old
 
 

@@ -16,7 +16,6 @@ from rmvdb.planning.question import Question
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.types import Phase
 from rmvdb.upgrade import verify
-from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import Gallery, make
 from tests.support.kept_original import (
     ORIGINAL,
@@ -30,6 +29,7 @@ from tests.support.kept_original import (
     put,
     scheduled,
 )
+from tests.support.lost import lose, rebuilding
 
 
 @pytest.mark.parametrize("until", [0.0, 0.5, 1.0])

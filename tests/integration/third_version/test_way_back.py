@@ -10,8 +10,8 @@ from rmvdb.learning.method import Method
 from rmvdb.planning.question import Question
 from rmvdb.types import Id, Phase, Record
 from rmvdb.upgrade import change_epoch
-from tests.integration.test_rebuild import lose, rebuilding
 from tests.support.inprocess import Crash, Gallery, drive, vector
+from tests.support.lost import lose, rebuilding
 from tests.support.third_version import V1, V2, listed, searching, write
 
 

@@ -8,7 +8,7 @@ import torch
 
 from rmvdb.learning.losses import advbct, bct, hbct, hoc, l2, lorentz, ract
 from rmvdb.learning.losses.classes import class_means
-from tests.unit.learning.test_lorentz import distance, exterior, inner, length, lifted
+from tests.support.hyperbolic import distance, exterior, inner, length, lifted
 
 CURVATURES = [0.5, 1.0, 2.0]
 

@@ -7,22 +7,9 @@ from rmvdb.errors import ArtifactError, PlanRefused
 from rmvdb.learning import calibration, geometry, references
 from rmvdb.learning.references import References
 from rmvdb.types import Metric
+from tests.support.two_spaces import spaces
 
 COSINE = (Metric.COSINE, Metric.COSINE)
-
-
-def spaces(queries=40, records=1200, seed=0):
-    """Queries and records in two spaces of unlike clusters: how near a query's nearest are differs from query to query."""
-    rng = np.random.default_rng(seed)
-
-    def of(dim, widths):
-        centres = rng.normal(size=(8, dim))
-        groups = np.arange(queries + records) % 8
-        vectors = centres[groups] + np.array(widths)[groups][:, None] * rng.normal(size=(queries + records, dim))
-        unit = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-        return unit[:queries], unit[queries:]
-
-    return of(24, np.linspace(0.2, 1.2, 8)), of(32, np.linspace(1.2, 0.2, 8))
 
 
 def both(old, new, metric=Metric.COSINE):

@@ -20,7 +20,7 @@ from rmvdb.planning.part import Queries
 from rmvdb.planning.prediction import predict
 from rmvdb.planning.trial import Candidate, Measured, Trial
 from rmvdb.types import Metric
-from tests.unit.planning.test_simulate import COSINE, QUICK, pairs, strangers
+from tests.support.two_spaces import COSINE, QUICK, pairs, strangers
 
 #: The methods that can be compared for two models whose spaces differ.
 TRAINED = tuple(method for method in CANDIDATES if method is not Method.IDENTITY)

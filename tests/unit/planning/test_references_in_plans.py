@@ -10,8 +10,7 @@ from rmvdb.learning.references import References
 from rmvdb.planning.candidates import Choice, candidates, sure_to_start
 from rmvdb.planning.trial import Trial
 from rmvdb.types import Metric
-from tests.unit.learning.test_references import spaces
-from tests.unit.planning.test_simulate import COSINE, QUICK
+from tests.support.two_spaces import COSINE, QUICK, spaces
 
 
 def uneven(n=600, labels=None):

@@ -8,7 +8,7 @@ import pytest
 
 from rmvdb.errors import PlanRefused
 from rmvdb.learning import calibration, geometry
-from rmvdb.learning.method import Fitted, Method, Pairs, TrainingSettings
+from rmvdb.learning.method import Fitted, Method, Pairs
 from rmvdb.planning import prediction as predictions
 from rmvdb.planning import quality
 from rmvdb.planning import split as splits
@@ -20,28 +20,7 @@ from rmvdb.planning.split import split
 from rmvdb.planning.trial import Candidate, Measured, Trial
 from rmvdb.planning.verdict import verdict_of
 from rmvdb.types import Metric
-
-QUICK = TrainingSettings(epochs=1, least_steps=120, batch=128, lr=3e-3, pull=0.0)
-COSINE = {"old_metric": Metric.COSINE, "new_metric": Metric.COSINE}
-
-
-def pairs(n=600, classes=6, seed=0, *, labels=True, noise=4.0):
-    """Return a new space that separates the classes, and an old one that is a poorer view of it."""
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, classes, n)
-    centres, view = np.random.default_rng(99).normal(size=(classes, 12)), np.random.default_rng(98).normal(size=(12, 8))
-    new = centres[y] + 0.7 * rng.normal(size=(n, 12))
-    old = new @ view + noise * rng.normal(size=(n, 8))
-    return Pairs(old=old.astype(np.float32), new=new.astype(np.float32), labels=y if labels else None)
-
-
-def strangers(n=400):
-    """Two spaces that have nothing to do with each other: no ψ can help."""
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 4, n)
-    spaces = [rng.normal(size=(n, 40)).astype(np.float32) for _ in range(2)]
-    spaces[0][np.arange(n), y] += 4
-    return Pairs(old=spaces[0], new=spaces[1], labels=y)
+from tests.support.two_spaces import COSINE, QUICK, pairs, strangers
 
 
 def predict(sample: Pairs, *, method: Method, confidence=None, **options) -> Prediction:
