@@ -15,6 +15,7 @@ import time
 from tests.model.checker import check
 from tests.model.explore import Explored, explore
 from tests.model.protocol import Protocol
+from tests.model.scenarios import SCENARIOS
 
 #: Seconds between two lines of progress.
 EVERY = 10.0
@@ -28,8 +29,6 @@ def main(*args: str) -> int:
     parser.add_argument("--without", action="append", default=[], metavar="STEP", help="Leave out a step: something must break.")
     asked = parser.parse_args(args)
     if asked.seconds is None:
-        from tests.model.test_model import SCENARIOS  # which tests this command, too
-
         for name, scenario in SCENARIOS.items():
             print(f"{check(scenario).states:9,}  {name}", flush=True)
         return 0

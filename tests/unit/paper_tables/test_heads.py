@@ -22,7 +22,7 @@ from rmvdb.errors import UsageError
 from rmvdb.learning.training import TrainingSettings
 
 CLASSES, EACH = 6, 40
-#: Pictures that differ by their colours, as `tests/unit/test_paper_tables.py` has them, too.
+#: Pictures that differ by their colours, as `tests/support/paper_pictures.py` has them, too.
 READER = f"""
 import numpy as np
 

@@ -1,0 +1,68 @@
+"""The scenarios that are looked at by exhaustion."""
+
+from __future__ import annotations
+
+from tests.model.in_place import InPlace
+from tests.model.mirror import Mirrored
+from tests.model.older_copy import OlderCopy
+from tests.model.protocol import ABSENT, Protocol
+
+#: Two clients' writes, 0 is a deletion; a record that other programs insert has the value 4, one that they change 4, then 0.
+SCENARIOS = {
+    "two workers": Protocol(workers=2),
+    "an upsert": Protocol(writes=(2,)),
+    "a deletion": Protocol(writes=(0,)),
+    "an upsert and two workers": Protocol(writes=(2,), workers=2, faults=2),
+    "a deletion and two workers": Protocol(writes=(0,), workers=2, faults=2),
+    "two upserts": Protocol(writes=(2, 3), faults=1),
+    "an upsert and a deletion": Protocol(writes=(2, 0), faults=2),
+    "an upsert, a deletion and two workers": Protocol(writes=(2, 0), workers=2, faults=1),
+    "two upserts and two workers": Protocol(writes=(2, 3), workers=2, faults=0),
+    "others change it": Protocol(workers=2, others=(4,)),
+    "others delete it": Protocol(workers=2, others=(0,)),
+    "others change and delete it": Protocol(others=(4, 0)),
+    "others insert it": Protocol(workers=2, others=(4,), first=ABSENT),
+    "others delete what is upserted": Protocol(others=(0,), writes=(2,)),
+    "others change what is upserted": Protocol(others=(4,), writes=(2,)),
+    "others change what is deleted": Protocol(others=(4,), writes=(0,)),
+    "to the cut-over": Protocol(writes=(2,), deploy=True, cut_over=True),
+    "a deletion to the cut-over": Protocol(writes=(0,), deploy=True, cut_over=True),
+    "an insertion to the cut-over": Protocol(writes=(2,), first=ABSENT, deploy=True, cut_over=True),
+    "an upsert to the clean-up": Protocol(writes=(2,), deploy=True, cut_over=True, clean_up=True),
+    "an upsert and a schedule": Protocol(writes=(2,), deploy=True, cut_over=True, schedule=True),
+    "a deletion and a schedule": Protocol(writes=(0,), deploy=True, cut_over=True, schedule=True),
+    "an upsert, a schedule and a roll back": Protocol(writes=(2,), roll_back=True, cut_over=True, schedule=True, faults=1),
+    "a roll back": Protocol(workers=2, roll_back=True, rows=2, faults=1),
+    "an upsert and a roll back": Protocol(writes=(2,), roll_back=True, cut_over=True, faults=2),
+    "a deletion and a roll back": Protocol(writes=(0,), roll_back=True, cut_over=True),
+    "an insertion and a roll back": Protocol(writes=(2,), first=ABSENT, roll_back=True, cut_over=True),
+    "others change it, and a roll back": Protocol(others=(4,), roll_back=True, cut_over=True, faults=1),
+    "others delete it, and a roll back": Protocol(others=(0,), roll_back=True, cut_over=True, faults=1),
+    "a quarantined record": Protocol(workers=2, sick=True, rows=2, faults=1),
+    "a search asks for it": Protocol(workers=2, asked=True, rows=2),
+    "a search asks for what is upserted": Protocol(writes=(2,), asked=True, rows=2, faults=2),
+    "a search asks for what is deleted": Protocol(writes=(0,), asked=True, rows=2, faults=2),
+    "a search asks for what others change": Protocol(others=(4,), asked=True, rows=2, faults=1),
+    "a search asks for it, and a roll back": Protocol(asked=True, rows=2, roll_back=True, cut_over=True, faults=1),
+    "the original kept": Mirrored(workers=2, faults=1),
+    "an upsert, the original kept": Mirrored(writes=(2,), faults=1),
+    "a deletion, the original kept": Mirrored(writes=(0,), faults=1),
+    "an insertion, the original kept": Mirrored(writes=(2,), first=ABSENT, faults=1),
+    "an upsert and a deletion, the original kept": Mirrored(writes=(2, 0), faults=0),
+    "others insert into the original": Mirrored(others=(4,), first=ABSENT, faults=1),
+    "others delete from the original": Mirrored(others=(0,), writes=(2,), faults=0),
+    "lifted": InPlace(workers=2, faults=1),
+    "an upsert, lifted": InPlace(writes=(2,), faults=1),
+    "a deletion, lifted": InPlace(writes=(0,), faults=1),
+    "an insertion, lifted": InPlace(writes=(2,), first=ABSENT, faults=1),
+    "an upsert and a deletion, lifted": InPlace(writes=(2, 0), faults=0),
+    "others insert into the original, lifted": InPlace(others=(4,), first=ABSENT, faults=1),
+    "others delete from the original, lifted": InPlace(others=(0,), writes=(2,), faults=0),
+    "the registry goes back": Protocol(registry_goes_back=True, cut_over=True, faults=2),
+    "the registry goes back, and others delete it": Protocol(registry_goes_back=True, others=(0,), faults=0),
+    "the registry goes back across a batch taken apart": OlderCopy(asked=True, cut_over=True, faults=1),
+    "the registry goes back across a quarantine": OlderCopy(sick=True, faults=1),
+    "the registry goes back across epochs": OlderCopy(deploy=True, cut_over=True, faults=2),
+    "the engine goes back": Protocol(workers=2, engine_goes_back=True, rows=2, faults=2),
+    "two conductors": Protocol(workers=2, conductors=2, rows=2, others=(4,), first=ABSENT, faults=0),
+}
