@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.stress import engines
-from tests.stress.run import Broken, Run
+from tests.stress.parts import Broken
+from tests.stress.run import Run
 from tests.support.milvus_server import unavailable
 from tests.support.project import Project
 from tests.support.scratch import prefer_memory

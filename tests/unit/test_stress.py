@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -15,18 +16,19 @@ import pytest
 
 from rmvdb.types import Phase
 from tests.stress import __main__ as command
-from tests.stress import run as stress
 from tests.stress import sqlite_clock
 from tests.stress.engines import Breakable, File, LiteFile
+from tests.stress.parts import PATIENCE, Broken
+from tests.stress.run import Run
 from tests.support.inprocess import make
 from tests.support.project import Project
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> stress.Run:
+def run(tmp_path: Path) -> Run:
     """A run that has not begun, on a gallery in this process whose upgrade serves both."""
     gallery = make(tmp_path / "gallery")
-    made = stress.Run(
+    made = Run(
         project=Project(tmp_path / "project"),
         engine=LiteFile(tmp_path),
         registry=File(tmp_path),
@@ -44,24 +46,24 @@ def run(tmp_path: Path) -> stress.Run:
     return made
 
 
-def test_only_what_has_processes_is_restarted_and_stalled(run: stress.Run) -> None:
+def test_only_what_has_processes_is_restarted_and_stalled(run: Run) -> None:
     assert run.breakable == [run.engine]
     assert not isinstance(run.registry, Breakable)
 
 
 def test_a_verification_that_advances_is_progress_and_one_that_begins_again_is_not(
-    run: stress.Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, upgrade = [1000.0], run._status()["upgrade"]
-    monkeypatch.setattr(stress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     assert run._goes_on()
     for verified, goes_on in ((10, True), (20, True), (5, False), (20, False), (21, True)):
-        now[0] += stress.PATIENCE
+        now[0] += PATIENCE
         run.app.registry.set_upgrade(upgrade, verifying={"fields_compared": verified})
         assert run._goes_on() is goes_on
 
 
-def test_a_paused_process_is_resumed(run: stress.Run) -> None:
+def test_a_paused_process_is_resumed(run: Run) -> None:
     row = run.app.registry.upgrade(run._status()["upgrade"])
     assert row.phase in (Phase.PLANNED, Phase.SERVING_BOTH)
     run._pause()
@@ -75,7 +77,7 @@ def test_a_run_that_could_not_begin_or_broke_is_not_a_success(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: object, **__: object) -> NoReturn:
-        raise stress.Broken("the upgrade stands still")
+        raise Broken("the upgrade stands still")
 
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setattr(command, "run", broken)
