@@ -23,7 +23,7 @@ class MovedFirst:
     So memory is bounded by that page, and the worker goes on between two pages, however long the work list is.
     """
 
-    #: The calls that change something. `tests/integration/test_crash_points.py` kills the process at each of them.
+    #: The calls that change something. `tests/integration/crash_points` kills the process at each of them.
     CALLS = ("registry.move_first",)
 
     def __init__(self, registry: Registry, upgrade: int) -> None:

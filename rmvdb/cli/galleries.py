@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -77,10 +78,17 @@ def gallery_add(
         where = f"milvus.uri in {app.file or 'rmvdb.toml'} is {app.milvus_shown!r}"
         raise errors.CollectionMissing(f"{exc}. {where}: name your Milvus there if the collection is in another one") from exc
     allow(app, sources.code_of(source))
+    _tell_of(app, row, compared)
+    if checks.UNCOMPARED in compared:
+        _as_doctor_finds(app, row)
+
+
+def _tell_of(app: App, row: GalleryRow, compared: Sequence[str]) -> None:
+    """Say which collection a gallery has now, how that is searched, and how its vectors compare with its items."""
     added = app.registry.collections(row.id)[-1]
     whose = "adopted" if added.adopted else "made by rmvdb"
     output.echo(f"gallery {row.name}: collection {added.name} ({whose}), model version {added.model}")
-    chosen = app.settings.index_for(name)
+    chosen = app.settings.index_for(row.name)
     if added.adopted and chosen.search and not added.search:
         output.echo(
             f"  its index is of type {app.store.index(added.name).type} and index.search for {chosen.type}: it is searched with "
@@ -88,8 +96,6 @@ def gallery_add(
         )
     for each in compared:
         output.echo(f"  {each}")
-    if checks.UNCOMPARED in compared:
-        _as_doctor_finds(app, row)
 
 
 def _as_doctor_finds(app: App, row: GalleryRow) -> None:

@@ -60,38 +60,50 @@ def upgrade(
     """
     app = open_app()
     name = app.gallery_name(gallery)
+    asked: dict[str, Any] = {"until": until, "cutover": not no_cutover, "execute": execute}
     with conducting(app, name) as (conductor, report):
         row = _unfinished(app, name, options["from_version"], options["to_version"])
         if row is not None:
             _refuse_another_way(row, method, options)
             _refuse_another_name(row, collection)
-            row = _resumed(app, row, report, until=until, cutover=not no_cutover, execute=execute)
+            row = _resumed(app, row, report, **asked)
         elif _is_done(app, name, options["from_version"], options["to_version"]):
             report.say(f"gallery {name} holds {options['to_version']} already")
             return
         else:
             question = conductor.resolve(make_question(name, options, method=method))
-            if collection is not None:
-                conductor.check_name(collection)
-            yours = [each for each in question.old if _is_kept(app, each) and not (execute or question.instant_rollback)]
-            plan = _planned(conductor, question, report, again=again, yours=yours)
-            _refuse_risk(plan, accepted=accept_risk)
-            if yours and not (plan.prediction and plan.prediction["verdict"] == "refuse"):
-                report.say(_way_to_agree(yours))
+            row = _begun(app, conductor, question, report, again=again, accept_risk=accept_risk, collection=collection, **asked)
+            if row is None:
                 return
-            row = conductor.begin(
-                question,
-                plan,
-                app.worker(),
-                until=until,
-                cutover=not no_cutover,
-                execute=execute,
-                collection=collection,
-            )
         if accept_missing:
             app.registry.set_upgrade(row.id, plan=replace(row.plan, accept_missing=True))
             row = app.registry.upgrade(row.id)
         go_on(app, conductor, row, report, detach=detach, force=force)
+
+
+def _begun(
+    app: App,
+    conductor: Conductor,
+    question: Question,
+    report: Reporter,
+    *,
+    again: bool,
+    accept_risk: bool,
+    until: float,
+    cutover: bool,
+    execute: bool,
+    collection: str | None,
+) -> UpgradeRow | None:
+    """Plan an upgrade and begin it, or return None if this was a dry run."""
+    if collection is not None:
+        conductor.check_name(collection)
+    yours = [each for each in question.old if _is_kept(app, each) and not (execute or question.instant_rollback)]
+    plan = _planned(conductor, question, report, again=again, yours=yours)
+    _refuse_risk(plan, accepted=accept_risk)
+    if yours and not (plan.prediction and plan.prediction["verdict"] == "refuse"):
+        report.say(_way_to_agree(yours))
+        return None
+    return conductor.begin(question, plan, app.worker(), until=until, cutover=cutover, execute=execute, collection=collection)
 
 
 def _planned(conductor: Conductor, question: Question, report: Reporter, *, again: bool, yours: Sequence[str]) -> Plan:

@@ -165,19 +165,14 @@ class Trial:
             queries=queries,
             gallery=gallery or len(pairs),
         )
-        if (known := int(sample.own.sum())) < LEAST_PAIRS:
-            raise PlanRefused(
-                f"{counted(known, 'pair is', 'pairs are')} too few to train and to measure on; "
-                f"sample {LEAST_PAIRS} or more, or use the method naive"
-            )
+        _check_size(sample)
         rows = sample.split(seed=seed, most=held_out, seen=np.zeros(len(pairs), dtype=bool) if seen is None else seen)
         #: The rows of the pairs to train on.
         self.seen = rows[0]
         self.train = replace(sample, queries=None).take(self.seen)
         self._parts_by_order = parts_by_order(sample, rows, confidences, seed)
         first = self._parts_by_order[self.orders[0]]
-        if not (first.check.query_set.relevance.any() and first.judge.query_set.relevance.any()):
-            raise PlanRefused("Too few records of the sample share a label to measure anything; leave --labels out")
+        _check_relevance(first)
         self.logged = None if logged is None else first.unasked(logged)
         self._has_answers = queries is not None
         #: Whether logged queries choose and measure, in place of records.
@@ -320,6 +315,21 @@ class Trial:
             for part in parts.choosers or (parts.check,)
         ]
         return quality.bootstrap(np.concatenate(added), seed=self.settings.seed)[0] >= 0
+
+
+def _check_size(sample: Part) -> None:
+    """Raise PlanRefused if the sample is too small for three parts."""
+    if (known := int(sample.own.sum())) < LEAST_PAIRS:
+        raise PlanRefused(
+            f"{counted(known, 'pair is', 'pairs are')} too few to train and to measure on; "
+            f"sample {LEAST_PAIRS} or more, or use the method naive"
+        )
+
+
+def _check_relevance(parts: HeldOutParts) -> None:
+    """Raise PlanRefused if no query of a part has a relevant record there."""
+    if not (parts.check.query_set.relevance.any() and parts.judge.query_set.relevance.any()):
+        raise PlanRefused("Too few records of the sample share a label to measure anything; leave --labels out")
 
 
 def _parts_of(fitted: Fitted) -> tuple[object, ...]:
