@@ -12,7 +12,7 @@ import pytest
 
 from rmvdb.types import Phase
 from tests.acceptance.conftest import NAIVE
-from tests.acceptance.test_upgrade import searching
+from tests.support.application import searching
 from tests.support.milvus_server import MilvusServer
 from tests.support.project import Project
 from tests.support.s3 import S3Server

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import IDS, NAIVE
-from tests.acceptance.test_upgrade import Watch, searching
+from tests.support.application import Watch, searching
 from tests.support.milvus_server import MilvusServer
 from tests.support.postgres import PASSWORD
 from tests.support.project import Project

@@ -15,6 +15,7 @@ from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.mark import Owner, is_mark, mark_of
 from rmvdb.registry.registry import Registry
 from rmvdb.serving.client import Client
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.upgrade.rebuild import Rebuild
 from tests.support.at_work import at_work
 from tests.support.inprocess import drive, make

@@ -12,6 +12,7 @@ from rmvdb.app.window import Window
 from rmvdb.backfill.throttle import Limits
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.storage.embedding_cache import EmbeddingCache
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import Index
 from rmvdb.upgrade.context import Services
 from rmvdb.upgrade.run import Conductor
@@ -30,7 +31,7 @@ def at_work(
         services = Services(
             registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models, archive=gallery.archive,
             artifacts=Artifacts(gallery.folder / "artifacts"), source=gallery.source,
-            cache=lambda version: EmbeddingCache(gallery.folder, model=version), classifier=lambda row: None,
+            cache=lambda version: EmbeddingCache(LocalFolder(gallery.folder), model=version), classifier=lambda row: None,
             index=Index(type="FLAT"), times=gallery.times, batch=10, engine_timeout=1.0, folder=gallery.folder / "cache",
         )  # fmt: skip
         return Conductor(name, services, **options)  # type: ignore[arg-type]

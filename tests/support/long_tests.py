@@ -16,6 +16,7 @@ LONG = {
     "tests/acceptance/test_hyperbolic.py": "trains models of the user's",
     "tests/acceptance/test_lift.py": "whole upgrades",
     "tests/acceptance/test_lite3.py": "another engine, from the first command to the last",
+    "tests/acceptance/test_no_shared_disk.py": "an upgrade there and back on servers",
     "tests/acceptance/test_other_homes.py": "whole upgrades",
     "tests/acceptance/test_outages.py": "a server or a database stops in each phase of an upgrade",
     "tests/acceptance/test_own_writes.py": "a server whose clock is waited for",

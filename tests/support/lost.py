@@ -6,14 +6,16 @@ from typing import Any
 
 from rmvdb.registry.manifest import Manifest
 from rmvdb.storage.archive import Archive
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.upgrade.rebuild import Rebuild
 from tests.support.inprocess import Gallery
 
 
 def rebuilding(gallery: Gallery, **options: Any) -> Rebuild:
     """Return the rebuild. Nothing of the lost registry is under way, so it waits for nothing."""
-    manifest, archive = Manifest(gallery.folder / "manifest.json"), Archive(gallery.folder / "archive")
-    return Rebuild(registry=gallery.registry, store=gallery.store, archive=archive, manifest=manifest, **{"quiet": 0.0} | options)
+    manifest, archive = Manifest(LocalFolder(gallery.folder)), Archive(LocalFolder(gallery.folder / "archive"))
+    whatever = {"quiet": 0.0, "lock": gallery.folder / "lock"} | options
+    return Rebuild(registry=gallery.registry, store=gallery.store, archive=archive, manifest=manifest, **whatever)
 
 
 def lose(gallery: Gallery) -> None:

@@ -10,6 +10,7 @@ from rmvdb.catalog import galleries
 from rmvdb.registry import schema
 from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.registry import Registry
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import Index
 from rmvdb.upgrade.rebuild import Rebuild
 from tests.support.inprocess import DIMS, TIMES, Gallery
@@ -42,7 +43,7 @@ def another(folder: Path) -> Registry:
     folder.mkdir()
     url = f"sqlite:///{folder}/{FILE}"
     schema.upgrade(url)
-    registry = Registry(url, keep=Manifest(folder / "manifest.json").write)
+    registry = Registry(url, keep=Manifest(LocalFolder(folder)).write)
     for name, dim in DIMS.items():
         registry.add_version(
             name=name, embedder=f"tests:{name}", options={}, classifier=None, dim=dim, metric="COSINE", fingerprint=None,
@@ -56,8 +57,11 @@ def take(
 ) -> list[str]:
     """As `rmvdb gallery take NAME --from-lost-registry`; nothing of the lost registry is under way, so nothing is waited for."""
     registry = registry or gallery.registry
-    manifest = Manifest(Path(str(registry.url.database)).with_name("manifest.json"))
-    rebuild = Rebuild(registry=registry, store=gallery.store, archive=gallery.archive, manifest=manifest, quiet=0.0, say=say)
+    manifest = Manifest(LocalFolder(Path(str(registry.url.database)).parent))
+    rebuild = Rebuild(
+        registry=registry, store=gallery.store, archive=gallery.archive, manifest=manifest, lock=gallery.folder / "lock",
+        quiet=0.0, say=say,
+    )  # fmt: skip
     return rebuild.take(name)
 
 
