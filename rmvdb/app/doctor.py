@@ -103,7 +103,7 @@ def _files(app: App) -> str:
 
 def _bucket(app: App, address: str) -> str:
     """Write, list, read and remove a file there, since each is a right of its own."""
-    name, home = f"doctor-{uuid.uuid4().hex}", app.home(patience=0)
+    name, home = f"doctor-{uuid.uuid4().hex}", app.home_within(0)
     home.write(f"{name}/file", b"rmvdb")
     if not home.has(name) or home.read(f"{name}/file") != b"rmvdb":
         raise errors.ArtifactError(f"{address} does not give back what was just written; look whether it is one S3 server")

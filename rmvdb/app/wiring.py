@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 #: The environment variable for `[models] allow` of rmvdb.toml.
 ALLOW = "RMVDB_MODELS__ALLOW"
-#: Seconds for which a transaction of the registry, or a client, waits for a bucket.
-BRIEFLY = 10.0
+#: Seconds for which a transaction of the registry, or a client, waits for a bucket: PostgreSQL ends one that is idle for ten.
+BRIEFLY = 4.0
 
 
 class App:
@@ -118,15 +118,23 @@ class App:
     @property
     def manifest(self) -> manifest.Manifest:
         """The manifest, from which a lost registry is rebuilt."""
-        return manifest.Manifest(self.home(patience=BRIEFLY))
+        return manifest.Manifest(self._home_briefly)
 
-    def home(self, *, patience: float | None = None) -> Folder:
-        """Return the folder of manifest, archive and kept embeddings. A bucket is asked again for `patience` seconds."""
+    @functools.cached_property
+    def home(self) -> Folder:
+        """The folder of manifest, archive and kept embeddings. A bucket is asked again for `backfill.retry_for`."""
+        return self.home_within(self.settings.backfill.retry_for)
+
+    @functools.cached_property
+    def _home_briefly(self) -> Folder:
+        """The same, for those who must not wait: a transaction that holds locks, and an application."""
+        return self.home_within(BRIEFLY)
+
+    def home_within(self, patience: float) -> Folder:
+        """Return home. If it is in a bucket that does not answer, each call is made again for so many seconds."""
         from rmvdb.storage.bucket import Bucket
 
-        if self.settings.bucket is None:
-            return LocalFolder(self.settings.home)
-        return Bucket(self.settings.bucket, patience=self.settings.backfill.retry_for if patience is None else patience)
+        return Bucket(self.settings.bucket, patience=patience) if self.settings.bucket else LocalFolder(self.settings.home)
 
     @functools.cached_property
     def store(self) -> VectorStore:
@@ -265,7 +273,7 @@ class App:
         name = self.gallery_name(gallery, how="connect(gallery=…)")
         row, search = self.registry.gallery(name), self.settings.search
         cache = int(search.rescore_cache_mb * 1e6)
-        embeddings = functools.cache(functools.partial(self._embeddings, name, patience=BRIEFLY))
+        embeddings = functools.cache(functools.partial(self._embeddings, name, home=self._home_briefly))
         shared = SharedVectors(name, registry=self.registry, store=self.store, cache=embeddings, most=2 * cache)
         rescorer = Rescorer(
             loaded_models=self.loaded_models,
@@ -331,7 +339,7 @@ class App:
             store=self.store,
             loaded_models=self.loaded_models,
             artifacts=self.artifacts,
-            archive=Archive(self.home().folder("archive")),
+            archive=Archive(self.home.folder("archive")),
             source=self.source(name),
             cache=functools.partial(self._embeddings, name),
             classifier=self.classifier,
@@ -346,13 +354,13 @@ class App:
         )
         return Conductor(name, services, say=say, report=report, stop=stop)
 
-    def _embeddings(self, gallery: str, version: str, *, patience: float | None = None) -> EmbeddingCache:
+    def _embeddings(self, gallery: str, version: str, *, home: Folder | None = None) -> EmbeddingCache:
         """Return the embeddings kept for a gallery and a version, but not those of an earlier version of the same name."""
         from rmvdb.storage.embedding_cache import EmbeddingCache
 
         row = self.registry.version(version)
         name = f"{gallery}-{version}-{row.digest[:12]}"
-        folder = self.home(patience=patience).folder("cache").folder("embeddings")
+        folder = (home or self.home).folder("cache").folder("embeddings")
         return EmbeddingCache(folder, model=name, dim=row.dim)
 
     def collector(self) -> Collector:
@@ -363,8 +371,8 @@ class App:
             registry=self.registry,
             manifest=self.manifest,
             artifacts=LocalFolder(self.settings.artifacts),
-            archive=self.home().folder("archive"),
-            caches=[self.home().folder("cache"), *([LocalFolder(self.settings.cache)] if self.settings.bucket else [])],
+            archive=self.home.folder("archive"),
+            caches=[self.home.folder("cache"), *([LocalFolder(self.settings.cache)] if self.settings.bucket else [])],
             plans=LocalFolder(self.settings.cache / "plans"),
             queries_days=self.settings.search.keep_queries_days,
         )
@@ -383,7 +391,7 @@ class App:
         return Rebuild(
             registry=self.registry,
             store=self.store,
-            archive=Archive(self.home().folder("archive")),
+            archive=Archive(self.home.folder("archive")),
             manifest=self.manifest,
             lock=self.settings.folder / f"{manifest.NAME}.rebuilding",
             quiet=self.quiet,

@@ -19,7 +19,7 @@ CONNECT, ANSWER = 5.0, 30.0
 #: Objects in one request to remove them: the most that S3 allows.
 _AT_ONCE = 1000
 #: Codes of requests that another try may fulfil although their status blames the caller.
-_PASSING = {"RequestTimeout", "RequestTimeTooSkewed", "SlowDown", "Throttling", "ThrottlingException", "OperationAborted"}
+_PASSING = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "OperationAborted"}
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 
 
@@ -34,7 +34,7 @@ class Bucket(Folder):
         self.address, self._patience = address.rstrip("/"), patience
         self._bucket, _, folder = self.address.removeprefix(SCHEME).partition("/")
         self._prefix = f"{folder}/" if folder else ""
-        self._client = client or _client()
+        self._client = client or _client(answer=min(ANSWER, patience or ANSWER))
 
     def folder(self, name: str) -> Bucket:
         """Return the folder of that name in this one."""
@@ -119,14 +119,16 @@ class Bucket(Folder):
             raise ArtifactError(f"{where} cannot be used ({_said(exc)}); {_remedy(exc)}, then run it again") from exc
 
 
-def _client() -> Any:
+def _client(*, answer: float) -> Any:
     try:
         import boto3
         from botocore import config
     except ImportError as exc:
         raise ConfigError(f"home is a bucket, and boto3 is not installed: pip install 'rmvdb[s3]' ({exc})") from exc
     session, settings = cast(Any, boto3.session.Session), cast(Any, config.Config)
-    once = settings(connect_timeout=CONNECT, read_timeout=ANSWER, retries={"total_max_attempts": 1}, max_pool_connections=32)
+    once = settings(
+        connect_timeout=min(CONNECT, answer), read_timeout=answer, retries={"total_max_attempts": 1}, max_pool_connections=32
+    )
     return session().client("s3", config=once)  # the default session is not safe to share between threads
 
 

@@ -82,7 +82,7 @@ def test_two_workers_and_two_applications_share_no_disk(machine: Callable[[str],
     assert set().union(*map(own_files, everybody)) <= {"artifacts", "cache"}
     assert not [path for project in everybody for path in project.folder.rglob("*.parquet")]
     with writer.opened() as opened:
-        kept = {entry.path.split("/")[0] for entry in opened.home().entries()}
+        kept = {entry.path.split("/")[0] for entry in opened.home.entries()}
         assert {"manifest.json", "archive"} <= kept
 
     # The database is lost. Another machine brings the registry back from the bucket, and rolls back with its archive.
@@ -102,7 +102,7 @@ def test_two_workers_and_two_applications_share_no_disk(machine: Callable[[str],
         assert sorted(hit.id for hit in client.search(models.item(50), limit=500)) == IDS
     lost.ask("cleanup", "--yes")
     with lost.opened() as opened:
-        assert not opened.home().has("archive/things")
+        assert not opened.home.has("archive/things")
 
 
 def wait(done: Callable[[], bool], *, seconds: float = 240.0) -> None:
