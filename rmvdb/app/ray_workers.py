@@ -27,7 +27,7 @@ from rmvdb.app.wiring import App
 
 #: Seconds between two looks at the actors.
 LOOK = 1.0
-#: Seconds after which the command names actors for which Ray has no place yet.
+#: Seconds after which the command names actors that have not started: Ray has no place for them, or the machine is busy.
 PLACED = 30.0
 #: Seconds after which an actor that does not answer has no process: Ray has no place for it.
 SILENT = 20.0
@@ -183,7 +183,7 @@ class RayWorkers:
         if waiting:
             has = self._ray.cluster_resources()
             self._log.warning(
-                "%d of %d actors wait for a place: each needs %s, and Ray has %g CPU and %g GPU",
+                "%d of %d actors have not started yet: each needs %s, and Ray has %g CPU and %g GPU",
                 waiting,
                 len(self._unplaced),
                 self._places,

@@ -16,6 +16,7 @@ import pytest
 from tests.acceptance.conftest import IDS, NAIVE
 from tests.support.application import Watch, searching
 from tests.support.milvus_server import MilvusServer
+from tests.support.on_servers import clear, make
 from tests.support.postgres import PASSWORD
 from tests.support.project import Project
 from tests.support.ray_cluster import HEAD, NODE, RayCluster
@@ -81,7 +82,7 @@ def wait_for_share(project: Project, share: float) -> None:
 
 def expect_cut_over(project: Project) -> None:
     """Expect that everything moves, that nothing differs from what it was made from, and that no record is left over."""
-    wait_until(lambda: project.json("status")["phase"] == "cut over")
+    wait_until(lambda: project.json("status")["phase"] == "cut over", seconds=300)
     assert ": 0 differences" in project.ask("verify").stdout
     assert (project.json("status")["done"], project.json("status")["quarantined"]) == (len(IDS), 0)
     with project.client() as client:
@@ -157,9 +158,10 @@ def test_ray_keeps_for_each_actor_what_the_options_say_and_names_those_without_a
         lines = iter(command.stdout.readline, "")
         assert "3 workers started on Ray" in next(lines)
         said = next(line for line in lines if "WARNING" in line)
-        assert said.endswith("1 of 3 actors wait for a place: each needs 0.25 CPU and 0.5 GPU, and Ray has 2 CPU and 1 GPU\n")
-        free = cluster.free()
-        assert (free.get("GPU", 0.0), free["CPU"]) == (0.0, 1.5)
+        # On a busy machine those that have a place may not run yet, either.
+        words = r" \d of 3 actors have not started yet: each needs 0\.25 CPU and 0\.5 GPU, and Ray has 2 CPU and 1 GPU\n$"
+        assert re.search(words, said), said
+        wait_until(lambda: (cluster.free().get("GPU", 0.0), cluster.free()["CPU"]) == (0.0, 1.5))
 
 
 def test_files_are_refused_if_ray_has_several_machines(project: Project, cluster: RayCluster) -> None:
@@ -180,22 +182,23 @@ def test_no_log_of_ray_holds_a_secret(
     tmp_path: Path, cluster: RayCluster, milvus_server: MilvusServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RMVDB_MILVUS__TOKEN", "root:hidden-token")
+    project = make(tmp_path / "project", milvus_server, postgres_url, ids=IDS[:60])
     monkeypatch.setenv("RMVDB_REGISTRY__URL", postgres_url)
-    project = Project(tmp_path / "project", milvus=milvus_server.address).prepare(IDS[:60])
     project.ask(*NAIVE, "--detach")
     cluster.add(cpus=2)
     command = project.start("-v", *RAY, "--actors", "2", "--address", cluster.address)
-    wait_until(lambda: project.json("status")["phase"] == "cut over")
-    command.send_signal(signal.SIGTERM)
-    said = "".join(command.communicate(timeout=120))
+    try:
+        wait_until(lambda: project.json("status")["phase"] == "cut over", seconds=300)
+    finally:
+        command.send_signal(signal.SIGTERM)
+        said = "".join(command.communicate(timeout=120))
+        print(said)  # noqa: T201 (pytest shows it if the test fails)
     logs = [path for path in cluster.folder.rglob("*") if path.is_file()]
     assert any("cut over" in path.read_text(errors="replace") for path in logs)
     for secret in (PASSWORD, "hidden-token"):
         assert secret not in said
         assert not [path for path in logs if secret.encode() in path.read_bytes()]
-    with project.opened() as opened:
-        for row in opened.registry.collections(opened.registry.gallery("things").id):
-            opened.store.drop(row.name)
+    clear(project)
 
 
 def test_a_ray_that_is_not_there_is_named(project: Project) -> None:
