@@ -1,4 +1,4 @@
-"""What frozen networks that others trained see of pictures, kept by the SHA-256 of the network and of the picture."""
+"""Features of pictures by frozen networks that others trained, kept by the SHA-256 of the network and of the picture."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from examples.pretrained.kept import Store, digest
 from examples.pretrained.pictures import LITE0, LITE2, Lite, pixels
 from rmvdb.errors import UsageError
 
-#: Pictures that a network sees at once, and after how many of them features are kept and progress is told.
+#: A network sees BATCH pictures at once. After PART pictures their features are kept and progress is told.
 BATCH, PART = 50, 500
-#: Principal components of a network's features that heads see: the others are mostly noise, and make heads slow.
+#: Heads see so many principal components of a network's features. The others are mostly noise, and make heads slow.
 COMPONENTS = 256
 #: Called with a sentence.
 Say = Callable[[str], None]
@@ -33,10 +33,11 @@ Say = Callable[[str], None]
 class Eye:
     """A frozen network in front of heads."""
 
-    #: The file of its features, and how many each picture has.
+    #: The name of the file with its features.
     file: str
+    #: How many features a picture has.
     width: int
-    #: Pictures that it sees are of this height and width.
+    #: The height and the width of the pictures that it sees.
     side: int
     network: Callable[[], nn.Module]
 
@@ -45,20 +46,20 @@ def _lite(net: Lite) -> Eye:
     return Eye(file=f"lite{net.number}-{net.side}-bfloat16", width=net.width, side=net.side, network=net.network)
 
 
-#: By the names that recipes have for them. A task's features are those of each in this order, as far as they are needed.
+#: The networks, by the names that recipes give them. A task has their features in this order, up to the last one that it needs.
 EYES = {"lite0": _lite(LITE0), "lite2": _lite(LITE2)}
 
 
 def columns(name: str) -> slice:
-    """Return where the components of a network stand."""
+    """Return the columns of a network's components."""
     start = COMPONENTS * list(EYES).index(name)
     return slice(start, start + COMPONENTS)
 
 
 def seen(task: Task, names: Sequence[str], say: Say) -> Task:
-    """The same task with features (n, COMPONENTS) of each network in the place of its pictures.
+    """Return the task with features (n, COMPONENTS) of each network in the place of its pictures.
 
-    The components are those of what the new model learns. Raises: UsageError if a network cannot be downloaded.
+    The components are computed from the pictures that the new model learns. Raises UsageError if a network cannot be downloaded.
     """
     needed = list(EYES)[: 1 + max(list(EYES).index(name) for name in names)]
     seers = [_Seer(name, say) for name in needed]
@@ -74,7 +75,10 @@ def seen(task: Task, names: Sequence[str], say: Say) -> Task:
 
 
 def _components(found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Features (n, width) to their mean (width,) and principal components (width, COMPONENTS), zeros for lack of more."""
+    """Return the mean (width,) and the principal components (width, COMPONENTS) of features (n, width).
+
+    If there are fewer components, the rest is zeros.
+    """
     middle = found.mean(0)
     _, vectors = np.linalg.eigh(np.cov(found - middle, rowvar=False))
     base = vectors[:, ::-1][:, :COMPONENTS].astype(np.float32)
@@ -82,7 +86,7 @@ def _components(found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Seer:
-    """A network with the features that it gave."""
+    """A network, and the features that it gave so far."""
 
     def __init__(self, name: str, say: Say) -> None:
         self.name, self.eye, self.say = name, EYES[name], say
@@ -94,7 +98,7 @@ class _Seer:
         self.network = network.eval().to(memory_format=torch.channels_last)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """(n, 3, h, w) of uint8 to (n, width)."""
+        """Map pictures (n, 3, h, w) of uint8 to features (n, width)."""
         keys = [hashlib.sha256(b"picture\0" + image.tobytes()).digest() for image in images]
         kept = self.store.read(keys)
         new = {key: image for key, image in zip(keys, images, strict=True) if key not in kept}
@@ -107,9 +111,9 @@ class _Seer:
         return np.stack([kept[key] for key in keys]) if keys else np.empty((0, self.eye.width), np.float32)
 
     def _looked(self, new: dict[bytes, np.ndarray]) -> Iterator[tuple[int, dict[bytes, np.ndarray]]]:
-        """Part by part, so that a stopped command goes on from there: how many are done, and the features of the last part."""
+        """Yield after each part how many pictures are done, and its features. So a stopped command goes on from there."""
         keys = list(new)
-        # A thread for each batch, not several for one: they need not wait for each other on a busy machine.
+        # Each batch has one thread. Several threads for one batch would wait for each other on a busy machine.
         with ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for start in range(0, len(keys), PART):
                 part = keys[start : start + PART]
@@ -118,7 +122,7 @@ class _Seer:
                 yield start + len(part), dict(zip(part, (row for rows in found for row in rows), strict=True))
 
     def _look(self, images: list[np.ndarray]) -> Any:
-        """The convolutions in bfloat16, as in `backbones`: 2.7 times as fast, and cosines to float32 of 0.999."""
+        """Compute features in bfloat16, as `backbones` does: 2.7 times as fast, with a cosine to float32 of 0.999."""
         seen = torch.stack([pixels(Image.fromarray(image.transpose(1, 2, 0)), self.eye.side) for image in images])
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
             return self.network(seen.to(memory_format=torch.channels_last)).float().numpy()

@@ -1,4 +1,4 @@
-"""Which pictures each model learns, which are kept from both to learn ψ and ρ on, and which are searched."""
+"""The pictures of a table in parts: some teach the models, some teach ψ and ρ, and some are searched."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 from examples.paper_tables.data import DataSet, Pictures
 from rmvdb.errors import UsageError
 
-#: The share of the training pictures that no model learns: on what a model has learnt by heart it is surer than on a gallery.
+#: The share of the training pictures that no model learns. A model is surer of pictures that it has learnt by heart than of a
+#: gallery, so ψ and ρ must learn from others.
 KEPT = 0.2
 SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The most pictures of each part; None for all that there are."""
+    """The most pictures of each part. None takes all of them."""
 
     taught: int | None = None
     paired: int | None = None
@@ -25,48 +26,50 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The parts; no picture is in two of them, but what the old model learns the new one may learn, too."""
+    """The parts. No picture is in two of them, but the new model may learn pictures of the old one, too."""
 
-    #: What the models learn, classes numbered from 0: those of the old model first, where the new one has them, too.
+    #: The pictures that each model learns. Classes are numbered from 0. If the new model learns those of the old model, they come
+    #: first.
     old: Pictures
     new: Pictures
-    #: Whether it has.
+    #: Whether the new model learns the old model's classes.
     shared: bool
-    #: What ψ, ρ, h and the calibrations learn.
+    #: The pictures that ψ, ρ, h and the calibrations learn.
     pairs: Pictures
     gallery: Pictures
-    #: None: every picture of the gallery is searched for among the others.
+    #: None if every picture of the gallery is searched for among the others.
     queries: Pictures | None
+    #: Whether a mirrored picture stays in its class.
     mirrored: bool
-    #: What the models of a sequence learn, each what the one before it did and more.
+    #: The pictures that each model of a sequence learns: those of the model before it, and more.
     steps: tuple[Pictures, ...] = ()
 
     @property
     def taught(self) -> dict[str, Pictures]:
-        """What models learn, by the names that recipes have for it."""
+        """Return the pictures that models learn, by the names that recipes give them."""
         return {"old": self.old, "new": self.new} | {str(number): step for number, step in enumerate(self.steps)}
 
 
 def extended_class(data: DataSet, sizes: Sizes, *, kept: float = KEPT, share: float = 0.5) -> Task:
-    """The old model learns the first classes, or the first families of them (alphabets), the new one all."""
+    """Let the old model learn the first classes, or the first families of classes (alphabets). The new model learns all."""
     families = data.train.labels if data.families is None else data.families
     first = np.unique(families)[: int(share * len(np.unique(families)))]
     return _task(data, sizes, kept, known=np.unique(data.train.labels[np.isin(families, first)]))
 
 
 def extended_data(data: DataSet, sizes: Sizes, *, kept: float = KEPT, share: float = 0.3) -> Task:
-    """Both models learn all classes, the old one from a random part of the pictures."""
+    """Let both models learn all classes, the old one from a random part of the pictures."""
     return _task(data, sizes, kept, known=np.unique(data.train.labels), share=share)
 
 
 def open_class(data: DataSet, sizes: Sizes, *, kept: float = KEPT, share: float = 0.3) -> Task:
-    """The old model learns a random part of the classes, the new one the others."""
+    """Let the old model learn a random part of the classes, and the new model the others."""
     classes = np.random.default_rng(SEED).permutation(np.unique(data.train.labels))
     return _task(data, sizes, kept, known=np.sort(classes[: int(share * len(classes))]), apart=True)
 
 
 def sequence(data: DataSet, sizes: Sizes, *, kept: float = KEPT, count: int = 5) -> Task:
-    """So many models, each with as many more classes as the first one has."""
+    """Make a sequence of `count` models. Each learns as many more classes as the first one has."""
     whole = extended_class(data, sizes, kept=kept, share=1 / count)
     first = len(np.unique(whole.old.labels))
     steps = [whole.new.take(np.flatnonzero(whole.new.labels < first * (number + 1))) for number in range(count - 1)]
@@ -74,7 +77,7 @@ def sequence(data: DataSet, sizes: Sizes, *, kept: float = KEPT, count: int = 5)
 
 
 def _task(data: DataSet, sizes: Sizes, kept: float, *, known: np.ndarray, share: float = 1.0, apart: bool = False) -> Task:
-    """`known` are the old model's classes, of which it sees a `share` of the pictures; `apart`: the new model sees none."""
+    """Make the parts. The old model sees a `share` of the pictures of `known` classes. If `apart`, the new model sees none."""
     taught, paired = _held_back(data, kept)
     taught, paired = taught[: sizes.taught], paired[: sizes.paired]
     pictures = data.train.take(taught)
@@ -96,19 +99,19 @@ def _task(data: DataSet, sizes: Sizes, kept: float, *, known: np.ndarray, share:
 
 
 def _held_back(data: DataSet, kept: float) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the training pictures, shuffled: for the models, and kept from them."""
+    """Shuffle the training pictures. Return the rows for the models, and the rows that are kept from them."""
     rows = np.random.default_rng(SEED).permutation(len(data.train))
     if not _open(data):
         cut = len(rows) - round(kept * len(rows))
         return rows[:cut], rows[cut:]
-    # What is searched has identities that nobody has seen, and so has what is kept.
+    # No model has seen the identities that are searched. So the kept pictures have identities that no model has seen, too.
     identities = np.random.default_rng(SEED).permutation(np.unique(data.train.labels))
     unseen = np.isin(data.train.labels[rows], identities[len(identities) - round(kept * len(identities)) :])
     return rows[~unseen], _side_by_side(data.train, rows[unseen], identities)
 
 
 def _searched(data: DataSet, most: int | None) -> tuple[Pictures, Pictures | None]:
-    """Gallery and queries; of open identities only whole ones, so that there is something to find."""
+    """Return gallery and queries. Open identities are taken whole, so that each query has something to find."""
     if most is None or most >= len(data.gallery):
         return data.gallery, data.queries
     rows = np.random.default_rng(SEED).permutation(len(data.gallery))
@@ -122,17 +125,18 @@ def _searched(data: DataSet, most: int | None) -> tuple[Pictures, Pictures | Non
 
 
 def _side_by_side(pictures: Pictures, rows: np.ndarray, identities: np.ndarray) -> np.ndarray:
-    """The rows sorted by identity, identities as given: the first so many rows hold whole ones."""
+    """Sort the rows by identity, in the order of `identities`. So the first rows hold whole identities."""
     place = {identity: number for number, identity in enumerate(identities.tolist())}
     return rows[np.argsort([place[label] for label in pictures.labels[rows].tolist()], kind="stable")]
 
 
 def _open(data: DataSet) -> bool:
+    """Return whether the identities are open: no model learns one that is searched."""
     return not np.isin(data.gallery.labels, data.train.labels).any()
 
 
 def _numbered(pictures: Pictures, first: np.ndarray) -> Pictures:
-    """Classes numbered from 0, those of `first` first."""
+    """Number the classes from 0, beginning with those of `first`."""
     found = np.unique(pictures.labels)
     order = np.concatenate([first[np.isin(first, found)], found[~np.isin(found, first)]]) if len(first) else found
     place = {label: number for number, label in enumerate(order.tolist())}

@@ -1,7 +1,7 @@
-"""The kinds of items that a model takes, each with the fixed items on which two embedders are compared.
+"""The kinds of items that a model takes, each with its probes: fixed items on which two embedders are compared.
 
-The probes are the same on every machine and in every version of rmvdb. The command line reads the names, so this file imports
-numpy and PIL only to make pictures.
+The probes are the same on every machine and in every version of rmvdb. The command line reads the names of the kinds. So this
+file imports numpy and PIL only when it makes pictures.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Kind: TypeAlias = Literal["text", "image"]
 class KindSpec:
     """The probes of one kind of items."""
 
-    #: Return the items that an embedder must take, all in one batch: `REQUIRED` of them.
+    #: Returns `REQUIRED` items. An embedder must take them all in one batch.
     probes: Callable[[], list[Item]]
-    #: Return further items, on which a changed preprocessing shows. An embedder need not take them.
+    #: Returns more items, by which a changed preprocessing is noticed. An embedder need not take them.
     more: Callable[[], list[Item]]
 
 
@@ -37,13 +37,13 @@ _TEXTS = (
     "42",
     "The quick brown fox jumps over the lazy dog, and nobody minds.",
 )
-#: Accents and other scripts, white space, capitals, and a text that models cut.
+#: Accents and other scripts, white space, capitals, and a text so long that models cut it.
 _MORE_TEXTS = (
     "  Straße, naïve café, piñata;\t東京タワー and Москва\n🚲  ",
     "ALL CAPITALS, mIxEd CaSe, don't-split_me: https://example.org/a?b=1&c=2",
     " ".join(f"Sentence {n} tells of a {n % 7}-day walk from hill {n} to river {n * 13 % 101}." for n in range(99)),
 )
-#: Width and height of pictures that a preprocessing must crop, shrink or enlarge.
+#: Widths and heights of pictures that a preprocessing must crop, shrink or enlarge.
 _MORE_SIZES = ((512, 341), (160, 360), (48, 48))
 
 
@@ -56,7 +56,7 @@ def _pictures() -> list[Item]:
         (down, across, (down + across) // 2),
         (255 * (down // 28 % 2 ^ across // 28 % 2), 255 * (across // 56 % 2), down),
         ((down - 112) ** 2 + (across - 112) ** 2 >> 6, 255 - across, 255 - down),
-        # Noise from arithmetic, because generators of random numbers change from release to release.
+        # This noise comes from arithmetic, because generators of random numbers change from release to release.
         tuple((down * 224 + across + 1) * factor >> 13 for factor in (2654435761, 2246822519, 3266489917)),
     )
     return [Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8)) for channels in pictures]
@@ -76,7 +76,8 @@ def _picture(width: int, height: int) -> Image:
     return Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
 
 
-#: Texts come first: an embedder of texts may take a picture for a text, but none of pictures takes a text for a picture.
+#: rmvdb tries the kinds in this order. Texts come first, because an embedder of texts may take a picture for a text. An embedder
+#: of pictures takes no text for a picture.
 KINDS: Mapping[Kind, KindSpec] = {
     "text": KindSpec(probes=lambda: list(_TEXTS), more=lambda: list(_MORE_TEXTS)),
     "image": KindSpec(probes=_pictures, more=lambda: [_picture(*size) for size in _MORE_SIZES]),

@@ -1,4 +1,4 @@
-"""The parts of a sample that are not trained on: to tune and calibrate on, to choose by, and to measure on."""
+"""The parts of a sample that training does not see: one to tune, calibrate and choose by, and one to measure on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rmvdb.planning.part import Part, Queries
 from rmvdb.text import counted
 from rmvdb.types import Metric
 
-#: Fewer queries are too few to measure on.
+#: With fewer queries nothing can be measured.
 LEAST_QUERIES = 10
 #: With fewer records or queries to choose by, the difference between methods is mostly chance.
 LEAST_TO_CHOOSE = 40
@@ -40,22 +40,25 @@ class Scales:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutParts:
-    """The parts that are not trained on, in one backfill order, and the one that is."""
+    """The parts of a sample in one backfill order."""
 
+    #: Training sees this part.
     train: Part
+    #: This one tunes and calibrates, and chooses unless `choosers` do. `halves` are its halves.
     check: Part
     halves: tuple[Part, Part]
+    #: This one measures.
     judge: Part
-    #: The measured records with other queries, to choose by. Empty if there are none.
+    #: The records of `judge` with other queries, to choose by. Empty if there are no such queries.
     choosers: tuple[Part, ...] = ()
 
     def with_log(self, check: Pairs, judge: Pairs) -> HeldOutParts:
-        """Return the parts with logged queries in place of records, which should find the new model's nearest records."""
+        """Return the parts with logged queries in place of records. The right answers are the new model's nearest records."""
         return HeldOutParts.of(self.train, self.check.asked_by(check), self.judge.asked_by(judge), ())
 
     @classmethod
     def of(cls, train: Part, check: Part, judge: Part, asked: Sequence[Queries]) -> HeldOutParts:
-        """Split the parts. Of the `asked` queries, the last set measures and those before it choose."""
+        """Split the parts. Of the `asked` queries, the last set measures and the sets before it choose."""
         rows = np.arange(len(check.pairs))
         halves = check.take(rows[::2]), check.take(rows[1::2])
         if not asked:
@@ -64,7 +67,10 @@ class HeldOutParts:
         return cls(train=train, check=check, halves=halves, judge=measured, choosers=tuple(choosers))
 
     def unasked(self, logged: Pairs) -> Pairs | None:
-        """Return the logged queries that nothing is tuned, chosen or measured by, judged by their new vectors."""
+        """Return the logged queries that these parts do not search for, or None if they search for all.
+
+        Two queries are the same if their new vectors are.
+        """
         metric = self.judge.new_metric
         asked = [part.query_set.new for part in (self.check, self.judge, *self.choosers)]
         here, new = geometry.comparable(np.concatenate(asked), metric), geometry.comparable(logged.new, metric)  # (q, d), (n, d)
@@ -74,11 +80,13 @@ class HeldOutParts:
         return logged.take(fresh) if len(fresh) else None
 
     def calibrated(self, fitted: Fitted, objective: Objective, *, calibrate: bool) -> Scales:
-        """Return the calibrations that pay, without rescoring: a search that has no time to rescore is merged by them alone.
+        """Return the calibrations that raise the course, which is the metric over t.
 
-        Fitted on one half, a calibration must raise the course on the other, unless the metrics differ: such distances cannot be
-        compared without one. The odds of relevance need labels, because the new model's neighbours would confirm themselves.
-        Lifted vectors share a collection with embedded ones and are served as one leg, so nothing is calibrated.
+        Each is fitted on one half and must raise the course on the other half. If the metrics differ, distances cannot be
+        compared without a calibration, so the best one is returned in any case. The course is measured without rescoring,
+        because a search without time to rescore merges by these calibrations alone. The odds of relevance need labels: without
+        them, the new model's neighbours would confirm themselves. Lifted vectors share a collection with embedded ones and are
+        served as one leg, so nothing is calibrated.
         """
         raw = Scales(served=self.check.uncalibrated, halves=(self.check.uncalibrated,) * 2)
         if fitted.lift is not None or not (calibrate or self.check.mixed(fitted)):
@@ -93,7 +101,8 @@ class HeldOutParts:
         return max(found, key=lambda each: merit(self._of_halves(fitted, objective, each, 0)))
 
     def _calibrating(self, fitted: Fitted) -> Iterator[Callable[[Part], Calibrations]]:
-        """Yield what fits a calibration on a part. Whoever searches an old leg alone later must not need the new one's scale."""
+        """Yield the functions that fit a calibration on a part."""
+        # After a roll back an old leg may be searched alone, so legs of different metrics must not need each other's scale.
         if not self.check.mixed(fitted):
             yield lambda part: part.references(fitted, self.train)
         yield lambda part: part.matched(fitted)
@@ -101,7 +110,7 @@ class HeldOutParts:
             yield lambda part: part.calibrations(fitted)
 
     def courses(self, fitted: Fitted, objective: Objective, scales: Scales, *, rescore: int = 0) -> tuple[Course, ...]:
-        """Return the metric to choose by. There is no course if the pairs are too few."""
+        """Return the metric to choose by over t, one course for each set of queries. There is none if the pairs are too few."""
         if self.choosers:
             return tuple(each.course(objective, fitted, scales.served, rescore=rescore) for each in self.choosers)
         return self._of_halves(fitted, objective, scales, rescore)
@@ -117,7 +126,7 @@ def parts_by_order(
     confidences: Mapping[str, npt.NDArray[np.floating]],
     seed: int,
 ) -> dict[str, HeldOutParts]:
-    """Make the held-out parts of each backfill order. `rows`: those to train on, to tune on, and to measure on."""
+    """Make the parts for each backfill order. `rows`: the rows to train on, to tune on and to measure on."""
     train, check, judge = (replace(sample, queries=None).take(each) for each in rows)
     asked = [] if sample.queries is None else _asked(sample.queries.among(rows[2]), seed)
     return {
@@ -131,7 +140,7 @@ def _in_order(part: Part, confidence: npt.NDArray[np.floating]) -> Part:
 
 
 def _asked(queries: Queries, seed: int) -> list[Queries]:
-    """Split the queries that have something to find, at random: one half chooses, the other measures.
+    """Split the queries with an answer at random. One half chooses, the other measures.
 
     If they are so few that records choose better, all of them measure.
     """
@@ -145,7 +154,7 @@ def _asked(queries: Queries, seed: int) -> list[Queries]:
 
 
 def merit(courses: Sequence[Course]) -> float:
-    """Return the area under the mean course less its largest fall: one that only rises is worth more than one that dips."""
+    """Return the area under the mean course, less its largest fall. A course that only rises is worth more than one that dips."""
     if not courses:
         return -math.inf
     means = np.mean([each.means for each in courses], axis=0).tolist()
