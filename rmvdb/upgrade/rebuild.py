@@ -132,15 +132,18 @@ class Rebuild:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Lock out another rebuild: it would forget this one's notes, and let work begin before this one is done."""
-        path = self._manifest.path
-        if not self._lock.parent.is_dir():
+        try:
+            file = self._lock.open("ab")  # the lock ends with its process
+        except OSError:  # whatever cannot be written there is named by the first write
             yield
             return
-        with self._lock.open("ab") as file:  # the lock ends with its process
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
-                raise errors.RegistryError(f"Another rmvdb registry rebuild works with {path}; wait until it has ended") from exc
+                raise errors.RegistryError(
+                    f"Another rmvdb registry rebuild works with {self._manifest.path}; wait until it has ended"
+                ) from exc
             yield
 
     # --- the manifest -------------------------------------------------------------------------------------------------
