@@ -90,7 +90,7 @@ def expect_cut_over(project: Project) -> None:
     assert sorted(found) == IDS
 
 
-def test_two_actors_upgrade_a_gallery_and_each_loads_the_model_once(project: Project) -> None:
+def test_two_actors_upgrade_a_gallery_and_none_loads_the_model_twice(project: Project) -> None:
     models = project.folder / "models.py"
     models.write_text(models.read_text() + NOTED)
     seen = set[int]()
@@ -98,7 +98,8 @@ def test_two_actors_upgrade_a_gallery_and_each_loads_the_model_once(project: Pro
         wait_until(lambda: len(seen.update(workers(project)) or seen) == 2)
         expect_cut_over(project)
     loads = Counter(map(int, (project.folder / "loads.log").read_text().split()))
-    assert [loads[pid] for pid in seen] == [1, 1]
+    assert set(loads.values()) == {1}
+    assert set(loads) <= seen  # on a busy machine one actor may end the work before the other has any
 
 
 def test_an_actor_that_is_killed_is_started_again(project: Project) -> None:
