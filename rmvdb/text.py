@@ -19,6 +19,15 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count} {one if count == 1 else many or f'{one}s'}"
 
 
+def size(count: float) -> str:
+    """Return bytes as people write them: `6.14 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
 def storable(text: str) -> str:
     """Replace the characters that no database and no log stores: NUL, and half a surrogate pair."""
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmvdb.cli.output import duration, echo, print_rows
 from rmvdb.learning.method import Method
-from rmvdb.text import counted
+from rmvdb.text import counted, size
 
 if TYPE_CHECKING:
     from rmvdb.planning.plan import Plan
@@ -62,8 +62,8 @@ def _query_cost(prediction: dict[str, Any]) -> str:
 def _print_cost(cost: dict[str, float]) -> None:
     unknown_duration = ", in an unknown time"
     time_needed = f", about {duration(cost['seconds'])} to embed" if "seconds" in cost else unknown_duration
-    copy = f"{_size(cost['copy_bytes'])} of a copy of the old ones, " if "copy_bytes" in cost else ""
-    echo(f"cost: {_size(cost['vector_bytes'])} of new vectors, {copy}{_size(cost['archive_bytes'])} of archive{time_needed}")
+    copy = f"{size(cost['copy_bytes'])} of a copy of the old ones, " if "copy_bytes" in cost else ""
+    echo(f"cost: {size(cost['vector_bytes'])} of new vectors, {copy}{size(cost['archive_bytes'])} of archive{time_needed}")
 
 
 def print_comparison(comparison: dict[str, Any]) -> None:
@@ -146,11 +146,3 @@ def _hundred(share: float | None) -> str:
 
 def _percent(share: float | None) -> str:
     return "–" if share is None else f"{round(100 * share)} %"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -98,7 +98,8 @@ def test_two_actors_upgrade_a_gallery_and_none_loads_the_model_twice(project: Pr
         wait_until(lambda: len(seen.update(workers(project)) or seen) == 2)
         expect_cut_over(project)
     loads = Counter(map(int, (project.folder / "loads.log").read_text().split()))
-    assert max(loads[pid] for pid in seen) == 1  # on a busy machine one actor may end the work before the other has any
+    # Searches rescore meanwhile: an actor that finds the embeddings of all its records kept needs no model.
+    assert max(loads[pid] for pid in seen) == 1
 
 
 def test_an_actor_that_is_killed_is_started_again(project: Project) -> None:

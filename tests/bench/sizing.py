@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rmvdb.storage.folders import LocalFolder
+from rmvdb.text import size
 from tests.support.inprocess import DIMS, drive, make
 
 #: The galleries that are measured, and those that the table is for.
@@ -98,15 +99,6 @@ def main() -> None:
             size(n * verification),
         ]
         print(f"| {' | '.join([name, *needs, *(lasting(n / speed) for speed in SPEEDS)])} |")
-
-
-def size(count: float) -> str:
-    """Return bytes as people write them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
 
 
 def lasting(seconds: float) -> str:
