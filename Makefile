@@ -7,7 +7,7 @@
 # make curves DATA=dir   what an upgrade is worth at each moment, on models that others trained: 20 minutes on two idle cores
 # make bench            what rmvdb adds to its parts, beside the targets: ten minutes; make bench ROWS="search" RECORDS=1000000 DIM=768 T=0.9
 # make docs             the documentation in site/; a broken link, or a page that mkdocs.yml does not name, fails
-# make stress           upgrades under load and faults: make stress SECONDS=3600 ENGINE=server REGISTRY=postgres SEED=7
+# make stress           upgrades under load and faults: make stress SECONDS=3600 ENGINE=server REGISTRY=postgres SEED=7 ROLL_BACK=1
 # make clean            take away what the others made
 #
 # PYTHON=python3.12 chooses the interpreter that .venv is made with. Packages come from wherever pip is told to look.
@@ -92,7 +92,7 @@ docs: $(DOCS_READY)
 stress: setup
 	$(BIN)/python -m tests.stress $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ENGINE),--engine $(ENGINE)) \
 		$(if $(REGISTRY),--registry $(REGISTRY)) $(if $(RECORDS),--records $(RECORDS)) $(if $(SEED),--seed $(SEED)) \
-		$(if $(INSTANT),--instant-rollback) $(if $(METHOD),--method $(METHOD))
+		$(if $(INSTANT),--instant-rollback) $(if $(ROLL_BACK),--roll-back) $(if $(METHOD),--method $(METHOD))
 
 clean:
 	rm -rf "/dev/shm/rmvdb-tests-$$(id -u)"

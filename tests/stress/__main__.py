@@ -45,7 +45,8 @@ def main() -> int:
     for engine, registry in pairs:
         seconds = options.seconds / len(pairs)
         again = f"--engine {engine} --registry {registry} --seconds {seconds:g} --records {options.records} --seed {options.seed}"
-        again += " --instant-rollback" * options.instant_rollback + f" --method {options.method}" * bool(options.method)
+        again += " --instant-rollback" * options.instant_rollback + " --roll-back" * options.roll_back
+        again += f" --method {options.method}" * bool(options.method)
         print(f"== {engine} and {registry}: python -m tests.stress {again}", flush=True)
         try:
             # It is filled before, and what is under way comes to its end; neither takes half as long.
@@ -90,6 +91,7 @@ def run(engine: str, registry: str, *, seconds: float, options: argparse.Namespa
             seconds=seconds,
             seed=options.seed,
             instant_rollback=options.instant_rollback,
+            roll_back=options.roll_back,
             method=options.method,
             say=say,
         )
@@ -116,6 +118,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--engine", nargs="*", choices=("lite", "server"), default=["lite", "server"])
     parser.add_argument("--registry", nargs="*", choices=("sqlite", "postgres"), default=["sqlite", "postgres"])
     parser.add_argument("--instant-rollback", action="store_true", help="every upgrade keeps the original whole")
+    parser.add_argument("--roll-back", action="store_true", help="every upgrade is rolled back, on the way or at its end")
     parser.add_argument("--method", choices=("naive", "rqt", "mcl", "fct"), help="of every upgrade [the seed chooses]")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="repeats a run's choices [random]")
     return parser.parse_args()

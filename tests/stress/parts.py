@@ -63,6 +63,7 @@ class Parts:
     seed: int
     #: Every upgrade keeps the original whole, not only those that the seed chooses.
     instant_rollback: bool
+    roll_back: bool
     #: Of every upgrade, not the one that the seed chooses.
     method: str | None
     say: Callable[[str], None]

@@ -16,6 +16,9 @@ from rmvdb.types import Record
 from tests.stress.application import fields
 from tests.stress.parts import PATIENCE, WORKERS, Broken, Parts
 
+#: How an upgrade ends that is not cleaned up.
+ROLL_BACKS = ("roll back on the way", "roll back at the end")
+
 
 @dataclass
 class Upgrades(Parts):
@@ -35,7 +38,7 @@ class Upgrades(Parts):
         """Run one upgrade to its end or back. The version held afterwards comes first."""
         method = chosen.choice(("naive", "rqt", "rqt", "mcl"))
         method = self.method or ("fct" if self.lifts.random() < 0.2 else method)
-        ending = chosen.choice(("clean up", "clean up", "roll back on the way", "roll back at the end"))
+        ending = chosen.choice(ROLL_BACKS * 2 if self.roll_back else ("clean up", "clean up", *ROLL_BACKS))
         share = chosen.uniform(0.05, 0.8)
         begin = ["upgrade", "--from", held, "--to", other, "--labels", "label", "--order", "random", "--sample", "1500"]
         begin.append("--accept-risk")

@@ -36,6 +36,7 @@ def run(tmp_path: Path) -> Run:
         seconds=1.0,
         seed=1,
         instant_rollback=False,
+        roll_back=False,
         method=None,
         say=lambda _: None,
     )
