@@ -25,6 +25,8 @@ class BatchRecords:
         self._registry, self._store, self._archive = registry, store, archive
         self._owner = Owner(registry, store)
         self._rows: dict[str, CollectionRow] = {}
+        #: The engine's moment of the last `settle`: each batch that is due was copied before it.
+        self._settled_at: Moment = 0
 
     def _read(self, task: Task, ids: Sequence[Id], *, after: Moment = 0) -> dict[str, list[Record]]:
         """Read these ids by old collection, each from the newest that holds it: that copy is what clients see.

@@ -89,20 +89,22 @@ class Retiring(BatchRecords):
         `report` gets a collection, the number of its rows that are indexed, and the number of all. `missed`: a search has missed
         a record.
         """
-        began, now = self._registry.now(), self._registry.progress(task.upgrade)
+        began, moment, now = self._registry.now(), self._store.moment(), self._registry.progress(task.upgrade)
         for collection in task.new:
             heard = functools.partial(report, collection)
             self._store.settle(collection, coming=now.total - now.done, missed=missed, report=heard)
+        self._settled_at = moment
         return began
 
     def _expect_found(self, task: Task, batch: BatchRow) -> None:
         """Raise EngineError, and so keep the batch in old, unless searches find its records in new.
 
-        Searches with a filter must find all of them, searches without one a sample.
+        Searches with a filter must find all of them, searches without one a sample. They show what was copied before the last
+        `settle`, so that none of them waits for the engine's clock.
         """
         ids = unpack_ids(batch.ids)
         for patience in (*_PATIENCE, None):
-            moment = self._store.moment()
+            moment = self._settled_at or self._store.moment()
             for collection in task.new:
                 missed = self._missed(collection, ids, moment)
                 if missed and patience is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -69,11 +68,10 @@ def _search_by_field(
     if record.vector is None or not (filter := _by_field(record)):
         return
     name, how = schema.collection, f"a search with the filter {filter!r}"
-    at: dict[str, Any] = {"strong": not after, "after": after}
-    ask = functools.partial(store.search, name, record.vector[None], limit=_HITS, filter=filter, search=search, **at)
-    [hits] = ask()
+    ask = functools.partial(store.search, name, record.vector[None], limit=_HITS, filter=filter, search=search)
+    [hits] = ask(strong=not after, after=after)
     if len(hits) < _HITS and (matching := min(_HITS, store.count(name, filter=filter))) > len(hits):
-        [hits] = ask()  # once more: the records may be fresh writes
+        [hits] = ask(strong=True)  # the others may be fresh writes
         if len(hits) < matching:
             missed.setdefault(record.id, f"{how} finds {len(hits)} of {matching} records")
     _judge(schema, record.id, record.vector, hits, missed, how)

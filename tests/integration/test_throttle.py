@@ -350,6 +350,32 @@ def test_status_says_that_an_index_is_waited_for(gallery: Gallery, monkeypatch: 
     gallery.expect_moved()
 
 
+def test_searches_for_copied_records_wait_for_no_clock_but_that_of_the_last_flush(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, searched, moments, search = list[int](), list[int](), itertools.count(1), FaissStore.search
+
+    def moment(_: FaissStore) -> int:
+        now = next(moments)
+        if threading.current_thread().name == "rmvdb-settle":
+            flushed.append(now)
+        return now
+
+    def spied(store: FaissStore, collection: str, *args: Any, **options: Any) -> Any:
+        searched.append(-1 if options.get("strong") else options.get("after", 0))
+        return search(store, collection, *args, **options)
+
+    monkeypatch.setattr(FaissStore, "settles_at_once", False)
+    monkeypatch.setattr(FaissStore, "moment", moment)
+    monkeypatch.setattr(FaissStore, "search", spied)
+    with working(gallery) as ended:
+        ended.result(60)
+
+    assert set(searched) & set(flushed)
+    assert set(searched) <= {0, *flushed}  # one with a filter by key asks for no moment, as applications do
+    gallery.expect_moved()
+
+
 def test_workers_do_not_wait_for_the_process_that_makes_the_work_list(gallery: Gallery) -> None:
     before = held_back(gallery)
     leader_token = gallery.registry.lead(gallery.upgrade.id, "w1", 60)
