@@ -39,9 +39,10 @@ class Trouble(Moments):
             if time.monotonic() > next_lock:
                 self._lock()
                 next_lock = time.monotonic() + self.holds.uniform(8.0, 20.0)
-            if time.monotonic() > next_moment:
+            if (now := time.monotonic()) > next_moment:
                 self._moment()
-                next_moment = time.monotonic() + self.moments.uniform(15.0, 45.0)
+                took = time.monotonic() - now
+                next_moment = time.monotonic() + took + self.moments.uniform(15.0, 45.0)
             if self.random.random() < 0.2:  # in mid-search, most likely
                 self._suspended(self._one("searcher"), self.random.uniform(0.2, 1.2))
             if time.monotonic() > next_checkpoint:
