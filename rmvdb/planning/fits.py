@@ -12,7 +12,6 @@ import numpy as np
 
 from rmvdb.errors import PlanRefused
 from rmvdb.learning.method import METHODS, Fitted, Method, Pairs, TrainingSettings
-from rmvdb.planning.curve import neighbours
 from rmvdb.planning.part import Part
 from rmvdb.types import Metric, ReportProgress
 
@@ -154,23 +153,9 @@ class Fits:
 
     @functools.cached_property
     def _linear(self) -> Method | None:
-        """Return the linear closed form that keeps neighbourhoods of pairs which it was not fitted on best.
-
-        None if there is none for these metrics.
-        """
-        from rmvdb.learning import stopping
-
-        known, held = stopping.split(self._pairs, self._settings.seed)
-        itself = np.arange(len(held))
-        near = neighbours(held.new, held.new, metric=self._train.new_metric, itself=itself)
-
-        def overlap(method: Method) -> int:
-            (_, first), *_ = self._variants(method, known)
-            found = neighbours(first.apply(held.new), held.old, metric=self._train.old_metric, itself=itself)
-            return int((found & near).sum())
-
+        """Return the linear closed form whose first variant is worth most; None if there is none for these metrics."""
         try:
-            return max(LINEAR, key=overlap)
+            return max(LINEAR, key=lambda method: self._worth(Fitted(reverse=self._variants(method, self._pairs)[0][1])))
         except PlanRefused:
             return None
 
