@@ -218,20 +218,25 @@ class Rebuild:
         owner.settle(gallery.name)
 
     def _put_forward(self, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
-        """Advance the upgrade if the manifest is older than the collections: it was deployed, or cleaned up, since."""
+        """Put the upgrade where its collections show it, if it was deployed, cleaned up, or rolled back after this was known."""
         new, old = upgrade.new_collection, [self._store.exists(each) for each in upgrade.old_collections]
-        early = upgrade.phase in (Phase.PLANNED, Phase.SERVING_BOTH) and upgrade.undoes is None and not upgrade.original
-        if not early or not self._store.exists(new):
+        if upgrade.original or not self._store.exists(new):
             return
-        if not any(old):
+        if upgrade.undoes is None and upgrade.phase in (Phase.PLANNED, Phase.SERVING_BOTH) and not any(old):
             phase, which, note = Phase.CUT_OVER, EpochName.FINAL, f"only {new} is there"
-        elif upgrade.phase == Phase.PLANNED and all(old) and self._store.count(new):
-            phase, which, note = Phase.SERVING_BOTH, EpochName.SERVING, f"{new} holds records"
+        elif upgrade.phase in (Phase.PLANNED, Phase.CUT_OVER) and all(old) and (held := self._holds_unserved(gallery, upgrade)):
+            phase, which, note = Phase.SERVING_BOTH, EpochName.SERVING, f"{held} holds records"
         else:
             return
         shape, search = self._store.describe(new), self._search(gallery.name)
         self._registry.add_collection(gallery.id, model=upgrade.to_version, schema=shape, search=search)
         self._registry.put_forward(upgrade.id, phase, which, note=note)
+
+    def _holds_unserved(self, gallery: GalleryRow, upgrade: UpgradeRow) -> str | None:
+        """Return a collection of the upgrade that holds records and that the plan in force does not search, if there is one."""
+        served = {leg.collection for leg in self._registry.plan(gallery.name).legs}
+        others = (leg.collection for leg in upgrade.plan.legs(EpochName.SERVING) if leg.collection not in served)
+        return next((each for each in others if self._store.exists(each) and self._store.count(each)), None)
 
     def _rebuild(self, gallery: GalleryRow) -> None:
         plan = self._registry.plan(gallery.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,52 @@ def test_a_registry_from_before_the_deployment_serves_what_was_moved_since_once_
     gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
     assert gallery.registry.upgrade(gallery.upgrade.id).phase == Phase.CUT_OVER
     gallery.expect_moved()
+
+
+@pytest.mark.parametrize(
+    ("until", "known", "then"),
+    [
+        (0.5, "the cut-over", "forward"),
+        (0.5, "the cut-over", "back"),
+        (1.0, "the cut-over", "forward"),
+        (1.0, "a planned roll back", "back"),
+    ],
+)
+def test_a_registry_from_before_a_roll_back_serves_what_was_put_back_since_once_it_is_taken(
+    tmp_path: Path, until: float, known: str, then: str
+) -> None:
+    """Its plan searches the new collection alone, which the roll back has emptied, in part or as a whole."""
+    gallery = make(tmp_path)
+    conductor = gallery.conductor()
+    conductor.advance(gallery.upgrade, gallery.worker())
+    backup = copied(gallery)
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    if known != "the cut-over":
+        backup = copied(gallery)
+    gallery.registry.set_upgrade(back.id, plan=replace(back.plan, until=until))
+    conductor.advance(gallery.registry.upgrade(back.id), gallery.worker())
+    with gallery.client() as client:
+        gallery.source.of[7] = "newer"
+        client.upsert([{"id": 7, "item": "newer", "n": 1}])
+        client.delete([9, 31])
+        del gallery.source.of[9], gallery.source.of[31]
+    put_back(gallery, backup)
+
+    take(gallery)
+    with gallery.client() as client:
+        assert {hit.id for hit in client.search("t1", limit=100)} == gallery.source.of.keys()
+    now = gallery.registry.active_upgrade(back.gallery_id)
+    assert now is not None
+    if now.undoes is None and then == "back":
+        now = gallery.conductor().roll_back(now)
+        assert now is not None
+    row = gallery.conductor().advance(now, gallery.worker())
+    assert row.phase == Phase.CUT_OVER
+    assert gallery.records(*row.old_collections) == {}
+    held, version = gallery.records(row.new_collection), row.to_version
+    assert held.keys() == gallery.source.of.keys()
+    assert all(np.allclose(held[id].vector, vector(version, text), atol=1e-6) for id, text in gallery.source.of.items())  # type: ignore[arg-type]
 
 
 def test_a_batch_that_was_taken_apart_before_the_registry_went_back_is_known_to_have_moved(tmp_path: Path) -> None:
