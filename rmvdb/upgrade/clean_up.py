@@ -26,8 +26,9 @@ def clean_up(context: UpgradeContext, upgrade: UpgradeRow, *, accept_missing: bo
     drop_given_up(context)
     if upgrade.phase == Phase.CUT_OVER:
         _wait_for_older_searches(context)
-        _refuse_late(context, upgrade)
+        # First what is lost: an engine that has gone back holds it in the old collections, where it must not be taken for late.
         _expect_all_there(context, upgrade, accept_missing=accept_missing)
+        _refuse_late(context, upgrade)
     context.registry.begin_clean_up(upgrade.id)
     if upgrade.original and upgrade.undoes is None:
         change_epoch.serve(context, context.registry.upgrade(upgrade.id), EpochName.ALONE)

@@ -293,6 +293,27 @@ def test_the_archive_goes_only_once_the_new_collection_was_asked_for_all_that_wa
     assert set(gallery.records("texts_v2")) == set(gallery.source.of)
 
 
+@pytest.mark.parametrize("way", ["forward", "back"])
+def test_records_that_an_engine_from_before_the_cut_over_has_in_old_alone_are_lost_and_not_late(
+    gallery: Gallery, way: str
+) -> None:
+    """Clean-up does not ask to remove them: no other collection holds them."""
+    conductor = gallery.conductor()
+    row = conductor.advance(gallery.upgrade, gallery.worker())
+    if way == "back":
+        back = conductor.roll_back(row)
+        assert back is not None
+        row = conductor.advance(back, gallery.worker())
+    new, old, version = row.new_collection, row.old_collections[0], row.from_version
+    gallery.store.delete(new, [5, 6])
+    gallery.store.upsert(old, [Record(id=id, vector=vector(version, f"t{id}"), fields={"n": 0}) for id in (5, 6)])
+    with pytest.raises(errors.VerifyFailed, match=rf"{new} has lost 2 records that .*, such as [56]; rmvdb verify --repair"):
+        conductor.clean_up(row)
+    conductor.repair(row, conductor.lost(row), gallery.worker())
+    conductor.clean_up(conductor.registry.upgrade(row.id))
+    assert set(gallery.records(new)) == set(gallery.source.of)
+
+
 def test_a_deletion_by_another_program_after_the_cut_over_is_accepted_once_that_is_said(gallery: Gallery) -> None:
     conductor = gallery.conductor()
     row = conductor.advance(gallery.upgrade, gallery.worker())
