@@ -27,7 +27,7 @@ for words in (["doctor"], ["status"], ["gallery", "show"], [*upgrade, "--until",
     run(*words)
 with rmvdb.connect() as client:
     assert [len(leg.transforms) for leg in client.plan.legs] == [1, 2]  # ρ, and ψ after it
-    assert client.search(models.item(7), limit=3, rescore=5)[0].id == 7
+    assert client.search(models.item(7), limit=3, rescore=50)[0].id == 7
     assert len(client.search([models.item(8), models.item(9)])) == 2
     client.upsert({"id": 900, "item": models.item(900), "label": models.label(900)})
     assert client.search(models.item(900), limit=1)[0].id == client.get(900)[0].id == 900
