@@ -5,6 +5,7 @@
 # make slices           the two short stress runs alone, side by side, five minutes
 # make demo [DATA=dir]  an upgrade from the first command to the last, on pictures made here or on those of a folder
 # make curves DATA=dir   what an upgrade is worth at each moment, on models that others trained: 20 minutes on two idle cores
+# make others DATA=dir  rmvdb beside embedflow, isotrieve and a switch of an alias, on one gallery
 # make bench            what rmvdb adds to its parts, beside the targets: ten minutes; make bench ROWS="search" RECORDS=1000000 DIM=768 T=0.9
 # make docs             the documentation in site/; a broken link, or a page that mkdocs.yml does not name, fails
 # make stress           upgrades under load and faults: make stress SECONDS=3600 ENGINE=server REGISTRY=postgres SEED=7 ROLL_BACK=1
@@ -17,11 +18,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 DOCS_READY := .venv/.docs-ready
 CURVES_READY := .venv/.curves-ready
+OTHERS_READY := .venv/.others-ready
 
 JOBS = 7
 LONG_JOBS = 4
 
-.PHONY: setup lint check test long slices slice-lite slice-server demo curves bench docs stress clean
+.PHONY: setup lint check test long slices slice-lite slice-server demo curves others bench docs stress clean
 
 setup: $(READY)
 
@@ -76,6 +78,14 @@ $(CURVES_READY): $(READY)
 
 curves: $(CURVES_READY)
 	$(BIN)/python -m tests.bench.curves $(if $(DATA),--data "$(DATA)") $(if $(CASES),--cases $(CASES)) --page docs/research/curves.md
+
+$(OTHERS_READY): $(CURVES_READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group others
+	@touch $@
+
+others: $(OTHERS_READY)
+	$(BIN)/python -m tests.bench.others $(if $(DATA),--data "$(DATA)") $(if $(RECORDS),--records $(RECORDS)) \
+		--page docs/research/others.md
 
 bench: setup
 	@$(BIN)/python -m tests.bench.speed $(if $(ROWS),--rows $(ROWS)) $(if $(RECORDS),--records $(RECORDS)) $(if $(DIM),--dim $(DIM)) \

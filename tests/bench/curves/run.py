@@ -84,16 +84,16 @@ class Ends:
 def ends(case: Case, at: Path) -> Ends:
     """Fill a gallery for the oldest model and one for the newest, and search both."""
     found = []
-    with _project(case, at):
+    with project(case, at):
         for number in (1, len(case.versions)):
-            _rmvdb("gallery", "add", f"{GALLERY}{number}", "--model", f"v{number}", "--source", case.source)
+            command("gallery", "add", f"{GALLERY}{number}", "--model", f"v{number}", "--source", case.source)
             with rmvdb.connect(gallery=f"{GALLERY}{number}") as client:
-                _fill(client, case)
+                fill(client, case)
                 found.append(Searches(case, client, None).ranked(range(len(case.queries)), plain=True))
     return Ends(case, *found)
 
 
-def _fill(client: rmvdb.Client, case: Case) -> None:
+def fill(client: rmvdb.Client, case: Case) -> None:
     """Write the records, a few at a time: a write must end within its time, however busy the machine is."""
     for start in range(0, len(case.records), WRITTEN):
         client.upsert(case.records[start : start + WRITTEN])
@@ -101,10 +101,10 @@ def _fill(client: rmvdb.Client, case: Case) -> None:
 
 def upgrade(case: Case, way: Way, seed: int, at: Path, ts: Sequence[float]) -> dict[str, Any]:
     """Return the curve of one upgrade, with what it was made of and what it took."""
-    with _project(case, at):
-        _rmvdb("gallery", "add", GALLERY, "--model", "v1", "--source", case.source)
+    with project(case, at):
+        command("gallery", "add", GALLERY, "--model", "v1", "--source", case.source)
         with rmvdb.connect(gallery=GALLERY) as client:
-            _fill(client, case)
+            fill(client, case)
             return _Upgrade(case, way, seed, client).run(ts)
 
 
@@ -124,7 +124,7 @@ class _Upgrade:
             self._go("v1", "v2", UNFINISHED, ())
         start = self.searches.quality(self.measured, plain=True)
         began = time.monotonic()
-        _rmvdb("plan", "--from", f"v{last - 1}", "--to", f"v{last}", *self._common(), *self.way.options)
+        command("plan", "--from", f"v{last - 1}", "--to", f"v{last}", *self._common(), *self.way.options)
         seconds = time.monotonic() - began
         points, extra = [], {}
         for t in ts:
@@ -151,7 +151,7 @@ class _Upgrade:
     def _go(self, old: str, new: str, t: float, options: Sequence[str]) -> None:
         # A plan with a warning is measured, too, and its row says so.
         risk = ["--accept-risk"] if "accept_risk" in {each.name for each in upgrade_command.params} else []
-        _rmvdb("upgrade", "--from", old, "--to", new, "--until", str(t), *self._common(), *options, *risk)
+        command("upgrade", "--from", old, "--to", new, "--until", str(t), *self._common(), *options, *risk)
 
     def _write_log(self) -> None:
         lines = [json.dumps({"item": str(self.case.queries[row])}) for row in self.logged]
@@ -222,20 +222,20 @@ class Searches:
 
 
 @contextlib.contextmanager
-def _project(case: Case, at: Path) -> Iterator[None]:
+def project(case: Case, at: Path) -> Iterator[None]:
     """Make a project with the case's models in this folder, and stay there."""
     at.mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(at):
-        _rmvdb("init")
+        command("init")
         batch = max(1, len(case.records) // 50)
         _set(Path("rmvdb.toml"), {**SETTINGS, "batch": batch})
         for number, version in enumerate(case.versions, start=1):
             options = ["--options", json.dumps(dict(version.options))] if version.options else []
-            _rmvdb("model", "add", f"v{number}", "--embedder", version.embedder, *options)
+            command("model", "add", f"v{number}", "--embedder", version.embedder, *options)
         yield
 
 
-def _rmvdb(*arguments: str) -> None:
+def command(*arguments: str) -> None:
     """Run the command line in this process, where torch is imported already; its output goes to log.txt.
 
     Raises: Failed.
