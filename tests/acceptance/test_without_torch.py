@@ -27,7 +27,8 @@ for words in (["doctor"], ["status"], ["gallery", "show"], [*upgrade, "--until",
     run(*words)
 with rmvdb.connect() as client:
     assert [len(leg.transforms) for leg in client.plan.legs] == [1, 2]  # ρ, and ψ after it
-    assert client.search(models.item(7), limit=3, rescore=50)[0].id == 7
+    found = [client.search(models.item(id), limit=3, rescore=50)[0].id for id in range(20)]
+    assert sum(id == number for number, id in enumerate(found)) >= 15, found  # ψ may miss some in the old part
     assert len(client.search([models.item(8), models.item(9)])) == 2
     client.upsert({"id": 900, "item": models.item(900), "label": models.label(900)})
     assert client.search(models.item(900), limit=1)[0].id == client.get(900)[0].id == 900
@@ -41,7 +42,7 @@ def test_commands_and_applications_need_no_torch_once_the_plan_is_made(planned: 
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps([*TRAINED, "--accept-risk"])],
         cwd=planned.folder,
-        env=planned.environment,
+        env=planned.environment | {"RMVDB_SEARCH__RESCORE_MS": "60000"},
         capture_output=True,
         text=True,
         timeout=300,

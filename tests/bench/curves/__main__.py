@@ -29,6 +29,7 @@ from tests.bench.curves import report
 from tests.bench.curves.cases import CASES, Sizes
 from tests.bench.curves.jobs import measured
 from tests.bench.curves.run import Way, can_rescore
+from tests.bench.page import into_page
 
 ROOT = Path(__file__).parents[3]
 #: Candidates that are re-scored.
@@ -121,7 +122,7 @@ def _write(asked: argparse.Namespace, found: dict[str, Any]) -> None:
     asked.out.with_suffix(".md").write_text(f"{table}\n", encoding="utf-8")
     report.picture(found, asked.out.with_suffix(".png"))
     if asked.page:
-        report.into_page(asked.page, table)
+        into_page(asked.page, "curves", table)
         report.picture(found, asked.page.with_suffix(".png"))
 
 

@@ -11,7 +11,6 @@ from typing import Any
 COLOURS = {"auto": "#0b6e4f", "naive": "#d1495b", "blend": "#edae49"}
 OTHER, LEVEL = "#8d99ae", "#30638e"
 #: Around the tables in the documentation.
-BEGIN, END = "<!-- figures:curves: from results/curves.json -->", "<!-- /figures:curves -->"
 #: The numbers of a row, medians over the seeds.
 NUMBERS = ("M_old", "M_new", "M_0", "gain", "fall", "extractions", "items", "ms", "plan_seconds")
 
@@ -87,12 +86,6 @@ def _line(row: Mapping[str, Any]) -> str:
     cost = f"{row['extractions']:.0f}, {row['items']:.1f}"
     gain = f"{row['gain']:.2f}".replace("-", "−")
     return f"| {method} | {rescore} | {cost} | {row['M_0']:.3f} | {gain} | {row['fall']:.3f} | {row['ms']:.0f} |"
-
-
-def into_page(page: Path, table: str) -> None:
-    """Write the table into a page of the documentation, between its two marks."""
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 def picture(found: Mapping[str, Any], file: Path) -> None:

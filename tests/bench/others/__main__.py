@@ -30,6 +30,7 @@ from tests.bench.curves.cases import CASES, Case, Sizes
 from tests.bench.others import measure, report
 from tests.bench.others.ours import Rmvdb
 from tests.bench.others.rivals import Alias, Embedflow, Isotrieve, Transformed
+from tests.bench.page import into_page
 
 ROOT = Path(__file__).parents[3]
 TS = [0.0, 0.2, 0.5, 0.8, 1.0]
@@ -50,6 +51,7 @@ def main() -> int:
     asked = _arguments()
     torch.set_num_threads(1)
     at = Path(tempfile.mkdtemp(prefix="rmvdb-others-"))
+    os.chdir(at)  # embedflow writes logs where it runs
     try:
         (at / "data").mkdir()
         case = some(CASES[asked.case](0, at / "data", asked.data, Sizes(texts=asked.records or 300)), asked.records)
@@ -60,19 +62,28 @@ def main() -> int:
             "queries": len(case.queries),
             "ts": TS,
             "versions": {name: _version(name) for name in ("rmvdb", "embedflow", "isotrieve", "pymilvus", "milvus-lite")},
-            "systems": {},
+            "systems": _kept(asked),
         }
         for name in asked.systems:
-            found["systems"][name] = _measured(case, SYSTEMS[name], at / f"system{len(found['systems'])}")
+            found["systems"][name] = _measured(case, SYSTEMS[name], at / f"system{list(SYSTEMS).index(name)}")
             asked.out.parent.mkdir(parents=True, exist_ok=True)
             asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             print(name, found["systems"][name], flush=True)
         print(report.markdown(found))
         if asked.page:
-            report.into_page(asked.page, report.markdown(found))
+            into_page(asked.page, "others", report.markdown(found))
         return int(any("error" in system for system in found["systems"].values()))
     finally:
+        os.chdir(ROOT)
         shutil.rmtree(at, ignore_errors=True)
+
+
+def _kept(asked: argparse.Namespace) -> dict[str, Any]:
+    """Return what an earlier call measured of systems that this one does not measure again."""
+    if not asked.keep or not asked.out.exists():
+        return {}
+    kept: dict[str, Any] = json.loads(asked.out.read_text(encoding="utf-8"))["systems"]
+    return {name: system for name, system in kept.items() if name not in asked.systems}
 
 
 def some(case: Case, records: int | None) -> Case:
@@ -106,6 +117,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--case", default="b", choices=["b", "c", "m"], help="(default: %(default)s)")
     parser.add_argument("--records", type=int, help="the first of the case's records (default: all)")
     parser.add_argument("--systems", type=lambda text: text.split(";"), default=list(SYSTEMS), help="names, between semicolons")
+    parser.add_argument("--keep", action="store_true", help="the other systems' rows of --out stay")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "others.json")
     parser.add_argument("--page", type=Path, help="a page of the documentation that gets the table")
     asked = parser.parse_args()

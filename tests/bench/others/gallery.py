@@ -67,10 +67,9 @@ class Gallery:
         return [(int(hit["id"]), float(hit["distance"])) for hit in hits]
 
     def copy(self, rows: Sequence[int]) -> None:
-        """Embed the texts of these records anew, and write them into the new collection: the plain backfill."""
-        for some in batches(rows):
-            _, texts = self.get(OLD, some)
-            self.put(NEW, some, self.new_model.embed(texts), texts)
+        """Embed the texts of these records anew, and write them into the new collection."""
+        _, texts = self.get(OLD, rows)
+        self.put(NEW, rows, self.new_model.embed(texts), texts)
 
     def write(self, row: int, text: str) -> None:
         """Change a record where an application that knows nothing of the backfill writes: in the old collection."""

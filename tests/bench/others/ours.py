@@ -61,7 +61,8 @@ class Rmvdb:
     def _count(self) -> int:
         opened = wiring.load(None)
         try:
-            legs = [leg for leg in opened.registry.plan(GALLERY).legs if leg.embedder == "v2"]
-            return sum(opened.store.count(leg.collection) for leg in legs)
+            # A blend embeds its queries for the old collection by v2, too; the new collection stands first.
+            newest = next(leg for leg in opened.registry.plan(GALLERY).legs if leg.embedder == "v2")
+            return opened.store.count(newest.collection)
         finally:
             opened.close()

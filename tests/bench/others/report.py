@@ -1,12 +1,10 @@
-"""The table of what was measured, and its place on the page."""
+"""The table of what was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- figures:others: from results/others.json -->", "<!-- /figures:others -->"
 #: The moment whose milliseconds and extractions stand in the table.
 MIDDLE = 0.5
 NOTHING = "—"
@@ -36,9 +34,3 @@ def _line(name: str, system: Mapping[str, Any], ts: list[float]) -> str:
         f"{middle['found_at_once']}, {middle['found_after']} of {middle['written']}" if "written" in middle else NOTHING,
     ]
     return f"| {' | '.join(cells)} |"
-
-
-def into_page(page: Path, table: str) -> None:
-    """Write the table into a page of the documentation, between its two marks."""
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}", encoding="utf-8")

@@ -13,31 +13,28 @@ from tests.bench.curves.cases import Case
 from tests.bench.others.gallery import BATCH, NEW, OLD, Gallery, batches, order, queries
 
 
-class Alias:
-    """Searches use the old collection and the old model until the new collection is complete. Milvus Lite has no aliases, so
-    a variable stands for one."""
+class Rival:
+    """A gallery whose records move in random order."""
 
     def __init__(self, case: Case, at: Path) -> None:
-        self.case, self.gallery, self.order = case, Gallery(case, at), order(case)
-        self.done = 0
+        self.gallery, self.order, self.done = Gallery(case, at), order(case), 0
 
     @property
     def moved(self) -> float:
-        """The share of records that the new collection holds."""
+        """The share of records that moved."""
         return self.done / len(self.order)
 
     def go(self, t: float) -> int:
         """Move records up to this share; return how many were moved."""
         until = round(t * len(self.order))
         rows, self.done = self.order[self.done : until], max(until, self.done)
-        self.gallery.copy(rows)
+        for some in batches(rows):
+            self.move(some)
         return len(rows)
 
-    def search(self, query: str) -> list[int]:
-        """Return the rows of ten records."""
-        gallery = self.gallery
-        name, model = (NEW, gallery.new_model) if self.moved == 1 else (OLD, gallery.old_model)
-        return [row for row, _ in gallery.search(name, queries(model, [query])[0])]
+    def move(self, rows: list[int]) -> None:
+        """Embed a batch of records anew, and write them into the new collection: the plain backfill."""
+        self.gallery.copy(rows)
 
     def write(self, row: int, text: str) -> None:
         """Change a record."""
@@ -48,10 +45,22 @@ class Alias:
         self.gallery.close()
 
 
-class Isotrieve(Alias):
+class Alias(Rival):
+    """Searches use the old collection and the old model until the new collection is complete. Milvus Lite has no aliases, so
+    a variable stands for one."""
+
+    def search(self, query: str) -> list[int]:
+        """Return the rows of ten records."""
+        gallery = self.gallery
+        name, model = (NEW, gallery.new_model) if self.moved == 1 else (OLD, gallery.old_model)
+        return [row for row, _ in gallery.search(name, queries(model, [query])[0])]
+
+
+class Isotrieve(Rival):
     """The part in new space is re-embedded; a query is mapped into the old space for the others, and both answers are merged.
 
-    isotrieve has the map and the merge. It has no backfill, so the plain one fills the new collection.
+    isotrieve has the map and the merge. It has no backfill, so the plain one fills the new collection. A moved record leaves the
+    old collection, since the merge would take its old score.
     """
 
     def __init__(self, case: Case, at: Path) -> None:
@@ -60,8 +69,35 @@ class Isotrieve(Alias):
         super().__init__(case, at)
         self.mapping = fitted(self.gallery)
         self.adapter = QueryAdapter(self.mapping)
+        self.scores = self._scores()
+
+    def move(self, rows: list[int]) -> None:
+        """Copy a batch, and delete it in the old collection."""
+        super().move(rows)
+        self.gallery.client.delete(OLD, rows)
+
+    def _scores(self) -> Any:
+        """Return isotrieve's own map from scores of mapped queries to scores of the new model, fitted on its pairs: each
+        record's 20 nearest, and others at random."""
+        from isotrieve.recalibration import ScoreRecalibrator
+
+        old, new = pairs(self.gallery)
+        mapped, ceiling = np.asarray(self.adapter.map_queries(new)) @ old.T, new @ new.T
+        some = np.random.default_rng(3).random(mapped.shape) < 0.1
+        np.put_along_axis(some, np.argsort(-mapped, axis=1)[:, :21], values=True, axis=1)
+        np.fill_diagonal(some, val=False)
+        return ScoreRecalibrator().fit(mapped[some], ceiling[some])
+
+    def write(self, row: int, text: str) -> None:
+        """Change the record in the collection that holds it."""
+        gallery = self.gallery
+        if row in self.order[: self.done]:
+            gallery.put(NEW, [row], gallery.new_model.embed([text]), [text])
+        else:
+            gallery.write(row, text)
 
     def search(self, query: str) -> list[int]:
+        """Return the rows of ten records."""
         from isotrieve.serve import merge_results
 
         vector = queries(self.gallery.new_model, [query])[0]
@@ -69,6 +105,9 @@ class Isotrieve(Alias):
             [{"id": row, "score": score} for row, score in self.gallery.search(name, each, BATCH)]
             for name, each in ((OLD, np.asarray(self.adapter.map_query(vector))), (NEW, vector))
         ]
+        for hit, score in zip(found[0], self.scores.transform(np.array([hit["score"] for hit in found[0]])), strict=True):
+            hit["score"] = float(score)
+        found[0].sort(key=lambda hit: -hit["score"])  # stable: its map makes ties
         merged = merge_results(found[0], found[1], {int(row) for row in self.order[: self.done]})
         return [hit["id"] for hit in merged[:10]]
 
@@ -107,7 +146,7 @@ class Transformed(Alias):
             self.gallery.write(row, text)
 
 
-class Embedflow:
+class Embedflow(Rival):
     """Candidates come from the old collection, and the new model ranks those whose vectors are in its cache. `sync` candidates
     without one are embedded at once. Its own background worker is off, so that t stays what it is."""
 
@@ -115,7 +154,7 @@ class Embedflow:
         import embedflow
         from embedflow.indexes.milvus_backend import MilvusDocumentStore, MilvusIndex
 
-        self.gallery, self.order, self.done = Gallery(case, at), order(case), 0
+        super().__init__(case, at)
         index = MilvusIndex(
             self.gallery.client,
             collection=OLD,
@@ -140,44 +179,36 @@ class Embedflow:
             start_worker=False,
         )
 
-    @property
-    def moved(self) -> float:
-        """The share of records that the cache holds."""
-        return self.done / len(self.order)
-
-    def go(self, t: float) -> int:
-        """Fill the cache up to this share; return how many records were embedded."""
-        until = round(t * len(self.order))
-        rows, self.done = self.order[self.done : until], max(until, self.done)
-        for some in batches(rows):
-            self.session.prewarm([str(row) for row in some], asynchronous=False)
-        return len(rows)
+    def move(self, rows: list[int]) -> None:
+        """Put a batch into the cache."""
+        self.session.prewarm([str(row) for row in rows], asynchronous=False)
 
     def search(self, query: str) -> list[int]:
         """Return the rows of ten records."""
         return [int(_id(hit)) for hit in self.session.search(query, top_k=10)["results"]]
 
-    def write(self, row: int, text: str) -> None:
-        """Change a record."""
-        self.gallery.write(row, text)
-
     def close(self) -> None:
         """Let go of everything."""
         self.session.close()
-        self.gallery.close()
+        super().close()
 
 
 def fitted(gallery: Gallery) -> Any:
-    """Return isotrieve's default map, fitted on as many pairs as rmvdb's plan may look at."""
+    """Return isotrieve's default map, fitted on the pairs."""
     from isotrieve import RidgeMapping
 
-    rows = np.random.default_rng(1).permutation(len(gallery.case.records))[: gallery.case.sample]
-    vectors, texts = gallery.get(OLD, rows.tolist())
     mapping = RidgeMapping()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that there are few pairs; the page says so
-        mapping.fit(vectors, gallery.new_model.embed(texts))
+        mapping.fit(*pairs(gallery))
     return mapping
+
+
+def pairs(gallery: Gallery) -> tuple[np.ndarray, np.ndarray]:
+    """Return old and new vectors of as many records as rmvdb's plan may look at, each of length 1."""
+    rows = np.random.default_rng(1).permutation(len(gallery.case.records))[: gallery.case.sample]
+    texts = [str(gallery.case.records[row]["text"]) for row in rows]
+    return gallery.old_model.embed(texts), gallery.new_model.embed(texts)
 
 
 def _store(gallery: Gallery, name: str, halfway: Callable[[], None] | None = None) -> Any:
