@@ -52,6 +52,8 @@ class Fits:
         #: The settings that were chosen for a method, if it has any.
         self.settings_of: dict[Method, Mapping[str, Any]] = {}
         self._fits: dict[Method, Fitted] = {}
+        #: A plan asks for the linear ones twice: to serve them, and to start there.
+        self._linear_variants = functools.cache(self._variants)
         self._fitted: dict[Method, tuple[Method, Fitted]] = {}
 
     @property
@@ -94,7 +96,7 @@ class Fits:
 
     def _closed(self, method: Method) -> Iterator[tuple[Mapping[str, Any], Fitted]]:
         self._progress(f"computing {method}", 0, 1)
-        made = self._variants(method, self._pairs)
+        made = self._linear_variants(method) if method in LINEAR else self._variants(method)
         self._progress(f"computing {method}", 1, 1)
         return ((settings, Fitted(reverse=reverse)) for settings, reverse in made)
 
@@ -155,15 +157,15 @@ class Fits:
     def _linear(self) -> Method | None:
         """Return the linear closed form whose first variant is worth most; None if there is none for these metrics."""
         try:
-            return max(LINEAR, key=lambda method: self._worth(Fitted(reverse=self._variants(method, self._pairs)[0][1])))
+            return max(LINEAR, key=lambda method: self._worth(Fitted(reverse=self._linear_variants(method)[0][1])))
         except PlanRefused:
             return None
 
-    def _variants(self, method: Method, pairs: Pairs) -> list[tuple[dict[str, float | bool], Transform]]:
+    def _variants(self, method: Method) -> list[tuple[dict[str, float | bool], Transform]]:
         from rmvdb.learning import closed_forms  # here, so that commands that fit nothing do not wait for torch
 
         return closed_forms.variants(
-            method, pairs, old_metric=self._train.old_metric, new_metric=self._train.new_metric, seed=self._settings.seed
+            method, self._pairs, old_metric=self._train.old_metric, new_metric=self._train.new_metric, seed=self._settings.seed
         )
 
     def _left(self) -> float | None:
