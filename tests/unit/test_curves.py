@@ -16,6 +16,7 @@ from tests.bench.curves.cases import CASES, Sizes
 from tests.bench.curves.jobs import measured
 from tests.bench.curves.made_texts import Hashing
 from tests.bench.curves.measure import area, largest_fall, quality
+from tests.bench.page import marks
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "curves.json"
@@ -136,7 +137,8 @@ def test_a_row_is_the_median_of_its_seeds_and_says_what_failed() -> None:
 
 def test_the_pages_tables_are_the_results() -> None:
     page = (ROOT / "docs" / "research" / "curves.md").read_text()
-    shown = page.split(report.BEGIN)[1].split(report.END)[0].strip()
+    begin, end = marks("curves")
+    shown = page.split(begin)[1].split(end)[0].strip()
     assert shown == report.markdown(json.loads(RESULTS.read_text())).strip()
     assert (ROOT / "docs" / "research" / "curves.png").is_file()
 
