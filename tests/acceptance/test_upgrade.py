@@ -109,7 +109,8 @@ def test_a_query_is_embedded_once_and_twice_only_by_naive(planned: Project) -> N
     project = planned
     models = project.models()
     for method, expected in (("rm", {"v1": 0, "v2": 1}), ("naive", {"v1": 1, "v2": 1})):
-        project.ask(*UPGRADE, "--until", "0.5", "--no-cutover", "--method", method)
+        # With rescoring the record 3 itself may be embedded, too. Whether a plan takes it depends on the machine's speed.
+        project.ask(*UPGRADE, "--until", "0.5", "--no-cutover", "--method", method, "--rescore", "0")
         before = {version: project.calls(version).count("3") for version in expected}
         with project.client() as client:
             client.search(models.item(3))
