@@ -99,6 +99,7 @@ class Rebuild:
                 raise
             if refused := self._refused(known, reached=reached):
                 raise refused
+            self._name_original(known, reached[1])
         return taken
 
     def _take(self, name: str, served: Sequence[str]) -> tuple[list[str], int, int]:
@@ -107,6 +108,19 @@ class Rebuild:
         if not (collections := list(dict.fromkeys([*served, *owner.named(name)]))):
             raise errors.UnknownName("gallery", name, [row.name for row in self._registry.galleries()])
         return collections, *owner.take_over(name, collections, self._wait)
+
+    def _name_original(self, gallery: GalleryRow, epoch: int) -> None:
+        """Say that searches may miss writes, if a roll back to a kept original may have been forgotten.
+
+        `epoch`: the one that the lost registry had reached. From such a roll back on clients write into the original alone. A
+        clean-up that was cut off looks the same, and after that they write into the new collection alone.
+        """
+        upgrade = self._registry.active_upgrade(gallery.id)
+        if upgrade and upgrade.original and upgrade.undoes is None and epoch > gallery.epoch:
+            self._say(
+                f"gallery {gallery.name}: it was served differently after this registry's copy was made. If it had been rolled "
+                f"back, run rmvdb rollback now: searches miss what was written since, which only {upgrade.original} holds"
+            )
 
     def _expect_young_enough(self, gallery: GalleryRow) -> None:
         """Raise CollectionMissing if a later upgrade dropped a collection that is served, or filled one that is not known."""

@@ -18,6 +18,7 @@ from rmvdb.serving.client import Client
 from rmvdb.types import BatchState, Id, Phase, Record
 from rmvdb.upgrade.status import status
 from tests.support.inprocess import TIMES, drive, make, vector
+from tests.support.kept_original import back, begin, expect_original, go_on, put
 from tests.support.registries import adopt, another, copied, drive_until_copied, put_back, take
 
 
@@ -279,6 +280,35 @@ def test_a_registry_from_before_a_roll_back_serves_what_was_put_back_since_once_
     held, version = gallery.records(row.new_collection), row.to_version
     assert held.keys() == gallery.source.of.keys()
     assert all(np.allclose(held[id].vector, vector(version, text), atol=1e-6) for id, text in gallery.source.of.items())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("until", [0.5, 1.0])
+def test_a_registry_from_before_an_instant_roll_back_names_it_and_serves_everything_once_it_is_rolled_back(
+    tmp_path: Path, until: float
+) -> None:
+    gallery = make(tmp_path, deployed=False)
+    gallery.conductor().roll_back(gallery.upgrade)
+    upgrade = go_on(gallery, begin(gallery, until=until))
+    said: list[str] = []
+    take(gallery, say=said.append)
+    assert "rmvdb rollback" not in " ".join(said)  # nothing is forgotten
+    backup = copied(gallery)
+    back(gallery, upgrade)
+    with gallery.client() as client:
+        put(gallery, client, 7, "newer")
+        put(gallery, client, 77, "t77")
+        client.delete([9, 31])
+        del gallery.source.of[9], gallery.source.of[31]
+    put_back(gallery, backup)
+
+    take(gallery, say=said.append)
+    assert "run rmvdb rollback now: searches miss what was written since, which only texts_v1 holds" in said[-1]
+    again = gallery.registry.active_upgrade(upgrade.gallery_id)
+    assert again is not None
+    assert back(gallery, again).phase == Phase.CUT_OVER
+    with gallery.client() as client:
+        assert {hit.id for hit in client.search("t1", limit=100)} == gallery.source.of.keys()
+    expect_original(gallery)
 
 
 def test_a_batch_that_was_taken_apart_before_the_registry_went_back_is_known_to_have_moved(tmp_path: Path) -> None:
