@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from examples.paper_tables.backfill import Upgrade
 from examples.paper_tables.models import Recipe
 from examples.paper_tables.rows import Ground, quality
 from rmvdb import metrics
+from rmvdb.errors import ModelError
 from rmvdb.types import Metric
 
 #: Ten combinations of each loss: λ within 0 to 1, for losses that contrast τ of 0.5 and 1.
@@ -26,7 +28,7 @@ HURT = -0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A run on the kept pictures: the means of CMC@1's and mAP's P_up and P_com."""
+    """A run on the kept pictures: the means of CMC@1's and mAP's P_up and P_com. Both are -inf if the training diverged."""
 
     recipe: Recipe
     p_up: float
@@ -39,7 +41,10 @@ def searched(upgrade: Upgrade, done: Callable[[], None]) -> Iterator[Tried]:
         tried = []
         for weight, tau in grid:
             recipe = replace(upgrade.recipes[name], weights=(1.0, weight), temperature=tau)
-            tried.append(_tried(upgrade, recipe))
+            try:
+                tried.append(_tried(upgrade, recipe))
+            except ModelError:
+                tried.append(Tried(recipe=recipe, p_up=-math.inf, p_com=-math.inf))
             done()
         chosen = best(tried)
         upgrade.say(f"{name}: {_told(chosen)}, of {'; '.join(map(_told, tried))}")
@@ -79,4 +84,5 @@ def _mean(values: Iterator[float]) -> float:
 
 def _told(tried: Tried) -> str:
     tau = "" if tried.recipe.temperature is None else f" τ {tried.recipe.temperature:g}"
-    return f"λ {(tried.recipe.weights or (1, 1))[1]:g}{tau}: P_up {tried.p_up:z.3f}, P_com {tried.p_com:z.3f}"
+    came = "diverged" if tried.p_up == -math.inf else f"P_up {tried.p_up:z.3f}, P_com {tried.p_com:z.3f}"
+    return f"λ {(tried.recipe.weights or (1, 1))[1]:g}{tau}: {came}"

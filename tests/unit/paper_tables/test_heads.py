@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ from torch import nn
 
 from examples.paper_tables import __main__ as command
 from examples.paper_tables import data, features, repeated, report, scales, settings, simclr, tasks, weighing
+from examples.paper_tables.backfill import Upgrade
 from examples.paper_tables.features import Eye
+from examples.paper_tables.models import Recipe
 from examples.paper_tables.scales import Scale
 from examples.pretrained import files
-from rmvdb.errors import UsageError
+from rmvdb.errors import ModelError, UsageError
 from rmvdb.learning.training import TrainingSettings
 
 CLASSES, EACH = 6, 40
@@ -156,6 +159,23 @@ def test_the_best_weight_is_the_one_with_most_p_com_that_does_not_hurt_the_new_m
         (1, -0.2, 0.9), (2, -0.04, 0.4), (3, 0.0, 0.1)]]  # fmt: skip
     assert weighing.best(runs).recipe.lr == 2
     assert weighing.best([replace(run, p_up=run.p_up - 0.1) for run in runs]).recipe.lr == 3
+
+
+def test_a_weight_at_which_a_training_diverges_is_told_and_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried(upgrade: Upgrade, recipe: Recipe) -> weighing.Tried:
+        assert recipe.weights is not None
+        if recipe.weights[1] != 0.1:
+            raise ModelError("The loss became nan")
+        return weighing.Tried(recipe=recipe, p_up=-1.0, p_com=-2.0)
+
+    monkeypatch.setattr(weighing, "_tried", tried)
+    said: list[str] = []
+    recipes = Scale(backbones=("lite0", "lite0"), epochs=1).recipes()
+    upgrade = Upgrade(task=Mock(), workshop=Mock(), recipes=recipes, seeds=(0,), say=said.append)
+    for chosen in weighing.searched(upgrade, lambda: None):
+        assert chosen.recipe.weights == (1.0, 0.1)
+    assert len(said) == len(weighing.GRIDS)
+    assert "λ 0.3: diverged; " in said[0]
 
 
 def test_ten_combinations_of_every_loss_are_tried() -> None:
