@@ -59,6 +59,10 @@ class Failed(Exception):
     """A command of rmvdb ended with an error; the message is what it printed last."""
 
 
+#: The beginning of the message if rmvdb refused the method: that is a result.
+REFUSED = "refused: "
+
+
 def can_rescore() -> bool:
     """Return whether this rmvdb re-scores."""
     return "rescore" in inspect.signature(rmvdb.Client.search).parameters
@@ -248,6 +252,8 @@ def command(*arguments: str) -> None:
         if code:
             log.seek(before)
             said = [line for line in log.read().splitlines() if line.strip()] or ["nothing"]
+            if "would start below the old model" in said[-1]:
+                raise Failed(f"{REFUSED}{said[-1].removeprefix('Error: ')}")
             raise Failed(f"rmvdb {' '.join(arguments)} ended with {code}: {said[-1]} ({Path.cwd()})")
 
 
