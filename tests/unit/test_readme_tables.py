@@ -46,8 +46,8 @@ SAID = [
 ]
 
 
-def rows(setting: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((ROOT / "results" / f"{setting}.json").read_text())["rows"]
+def rows(setting: str, folder: str = ".") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((ROOT / "results" / folder / f"{setting}.json").read_text())["rows"]
     return found
 
 
@@ -72,6 +72,14 @@ def test_every_cell_of_the_pages_tables_is_its_results() -> None:
         assert found == wanted, setting
         settings.append(setting)
     assert {"cifar100-extended-class", "omniglot-open-identities", "cifar100-open-class"} <= set(settings)
+
+
+def test_every_cell_of_the_pages_tables_of_heads_is_its_results() -> None:
+    block = PAGE.split("<!-- figures:heads: from results/heads/*.json -->\n")[1].split("<!-- /figures:heads -->")[0]
+    tables = dict(zip(("cifar100-extended-class", "cifar100-extended-class-wider"), block.strip().split("\n\n"), strict=True))
+    for setting, table in tables.items():
+        found = [[cell.strip() for cell in plain(each)[1:-1].split("|")] for each in table.splitlines()[2:]]
+        assert found == [line(row, setting, published=True) for row in rows(setting, "heads")]
 
 
 @pytest.mark.parametrize(("setting", "words"), SAID)

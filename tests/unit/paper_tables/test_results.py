@@ -34,10 +34,11 @@ def test_every_published_p_com_follows_from_its_row() -> None:
                 assert quality.p_com(row[1], old=old[0], alone=alone[0]) == pytest.approx(row[3], abs=0.02)
 
 
-@pytest.mark.parametrize("setting", sorted(path.stem for path in RESULTS.glob("*.json") if path.stem not in ("curves", "others")))
-def test_a_page_can_be_made_again_from_its_table(setting: str) -> None:
-    found = json.loads((RESULTS / f"{setting}.json").read_text())
-    assert report.markdown(found) == (RESULTS / f"{setting}.md").read_text()
+@pytest.mark.parametrize(
+    "table", sorted(path for path in RESULTS.rglob("*.json") if path.stem not in ("curves", "others")), ids=str
+)
+def test_a_page_can_be_made_again_from_its_table(table: Path) -> None:
+    assert report.markdown(json.loads(table.read_text())) == table.with_suffix(".md").read_text()
 
 
 #: The SHA-256 of what was learnt, kept and searched for the tables in `results`.
