@@ -95,14 +95,13 @@ def test_queries_that_are_too_old_are_not_shown_and_gc_removes_them(project: Pro
     assert project.json("status")["kept_queries"] == 0
 
 
-def test_no_search_fails_or_waits_while_the_registry_is_locked(project: Project) -> None:
+def test_no_search_fails_or_waits_while_the_registry_is_locked(project: Project, request: pytest.FixtureRequest) -> None:
     keep(project)
     registry = project.folder / ".rmvdb" / "registry.sqlite"
     with sqlite3.connect(registry) as database:
         database.execute("UPDATE serving_plans SET max_age = 30")  # a client needs no plan meanwhile
-    writers = []
+    writers: list[threading.Thread] = []
 
-    @event.listens_for(Engine, "before_cursor_execute")
     def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
         if not statement.startswith("SELECT"):  # nothing that reads waits for the lock
             writers.append(threading.current_thread())
@@ -111,13 +110,14 @@ def test_no_search_fails_or_waits_while_the_registry_is_locked(project: Project)
         client.search("warm")
         database = sqlite3.connect(registry, isolation_level=None)
         database.execute("BEGIN IMMEDIATE")
-        writers.clear()
+        event.listen(Engine, "before_cursor_execute", note)
+        request.addfinalizer(lambda: event.remove(Engine, "before_cursor_execute", note))
         took = []
         for number in range(400):  # more than half of what a client holds: it tries to write
             began = time.perf_counter()
             client.search(f"locked {number}")
             took.append(time.perf_counter() - began)
-        event.remove(Engine, "before_cursor_execute", note)
+        assert "rmvdb-queries-things" in {thread.name for thread in writers}
         assert threading.current_thread() not in writers
         assert max(took) < 1.8  # a statement waits for the lock for two seconds
         database.rollback()

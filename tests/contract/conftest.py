@@ -10,6 +10,7 @@ import pytest
 from pymilvus import MilvusClient
 
 from rmvdb.engines.milvus import MilvusStore
+from rmvdb.engines.milvus.writing import _TICK
 
 
 class Other(MilvusClient):  # type: ignore[misc]
@@ -24,12 +25,9 @@ class Other(MilvusClient):  # type: ignore[misc]
     def upsert(self, *args: Any, **options: Any) -> Any:
         return self._rested(super().upsert(*args, **options))
 
-    def delete(self, *args: Any, **options: Any) -> Any:
-        return self._rested(super().delete(*args, **options))
-
     @staticmethod
     def _rested(answer: Any) -> Any:
-        time.sleep(0.0011)
+        time.sleep(_TICK)
         return answer
 
 

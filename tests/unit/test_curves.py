@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from examples.pretrained import files
-from tests.bench.curves import memo, report
+from tests.bench.curves import memo, report, run
 from tests.bench.curves.cases import CASES, Sizes
 from tests.bench.curves.jobs import measured
 from tests.bench.curves.made_texts import Hashing
@@ -133,6 +133,23 @@ def test_a_row_is_the_median_of_its_seeds_and_says_what_failed() -> None:
     assert row["curve"] == [[0.0, 0.4], [1.0, 1.0]]
     (failed,) = report.rows([{**about, "error": "rmvdb upgrade ended with 2"}])
     assert failed["error"] == "rmvdb upgrade ended with 2"
+
+
+def test_the_best_way_that_starts_no_lower_stands_beside_its_aim() -> None:
+    def row(gain: float, models: int, rescore: int | None = 0, *, method: str = "ridge", above: bool = True) -> dict[str, Any]:
+        row = {"case": "d", "method": method, "rescore": rescore, "log": False, "gain": gain, "extractions": models}
+        return row | {"M_0": 0.9, "M_new": 1.0, "never_below_old": above}
+
+    rows = [row(0.8, 1), row(0.9, 1, above=False), row(0.6, 2), row(-0.2, 2, 20), row(2.0, 1, 0, method="auto")]
+    rows += [{"case": "d", "method": "rm", "rescore": 0, "log": False, "error": "refused: it would start lower"}]
+    line = report._aims_line("d", rows)
+    assert line == "| d | 0.80 | **0.60** (aim 0.70) | −0.20 | 0.90 | 2.00 | none |"
+
+
+def test_a_method_that_rmvdb_refuses_is_a_result_and_any_other_error_a_failure() -> None:
+    refusal = "Error: ridge would start below the old model (mAP 2 points below); the method naive would not"
+    assert run._told(refusal, "rmvdb upgrade ended with 1") == run.REFUSED + refusal.removeprefix("Error: ")
+    assert not run._told("Error: no such model", "rmvdb upgrade ended with 2").startswith(run.REFUSED)
 
 
 def test_the_pages_tables_are_the_results() -> None:

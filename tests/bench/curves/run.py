@@ -252,9 +252,13 @@ def command(*arguments: str) -> None:
         if code:
             log.seek(before)
             said = [line for line in log.read().splitlines() if line.strip()] or ["nothing"]
-            if "would start below the old model" in said[-1]:
-                raise Failed(f"{REFUSED}{said[-1].removeprefix('Error: ')}")
-            raise Failed(f"rmvdb {' '.join(arguments)} ended with {code}: {said[-1]} ({Path.cwd()})")
+            raise Failed(_told(said[-1], f"rmvdb {' '.join(arguments)} ended with {code}"))
+
+
+def _told(said: str, ended: str) -> str:
+    if "would start below the old model" in said:
+        return f"{REFUSED}{said.removeprefix('Error: ')}"
+    return f"{ended}: {said} ({Path.cwd()})"
 
 
 def _set(file: Path, settings: dict[str, float]) -> None:
