@@ -18,7 +18,7 @@ SCHEME = "s3://"
 CONNECT, ANSWER = 5.0, 30.0
 #: Objects in one request to remove them: the most that S3 allows.
 _AT_ONCE = 1000
-#: Codes of requests that another try may fulfil although their status blames the caller.
+#: Codes of errors after which another try may succeed, although S3 gives them the status of a wrong request.
 _PASSING = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "OperationAborted"}
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 
