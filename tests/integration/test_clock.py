@@ -76,11 +76,11 @@ def test_a_clock_that_was_set_back_delays_no_process(gallery: Gallery) -> None:
 def test_a_registry_whose_commits_take_longer_than_a_tick_is_slow_and_no_more(registry: Registry, database_url: str) -> None:
     slow = Registry(database_url)
     event.listen(slow.engine, "commit", lambda _: time.sleep(1.2 * TICK))
-    before = slow.now()
+    began, before = time.monotonic(), slow.now()
     time.sleep(1.2 * TICK)
-    after = slow.now()
+    after, passed = slow.now(), time.monotonic() - began
     slow.close()
-    assert 0.5 * TICK < after - before < 5 * TICK
+    assert 0.5 * TICK < after - before <= passed + TICK
 
 
 @pytest.mark.parametrize("seconds", [HOUR, -HOUR])
@@ -89,15 +89,15 @@ def test_the_time_of_a_registry_goes_on_as_the_clocks_of_its_processes_do(
 ) -> None:
     other = Registry(database_url)
     clock = DatabaseClock(registry, other)
-    before, began = registry.now(), time.monotonic()
-    assert other.now() == pytest.approx(before, abs=1.0)
+    began, before = time.monotonic(), registry.now()
+    assert -0.6 <= other.now() - before <= time.monotonic() - began + 0.5
     clock.set(seconds)
     time.sleep(1.0)
     after, passed = other.now(), time.monotonic() - began
     assert -0.6 <= after - before <= passed + 0.5
     assert after - before > (0.5 if seconds > 0 else -0.6)
     registry.now()  # it, too, has found the jump now, and counts on from here
-    again, at = registry.now(), time.monotonic()
+    at, again = time.monotonic(), registry.now()
     time.sleep(1.0)
     assert 0.5 < other.now() - again <= time.monotonic() - at + 0.5
     other.close()
@@ -127,14 +127,14 @@ def test_a_lease_ends_for_a_process_that_watches_it_though_the_clock_was_set_for
     add_upgrade(registry, add_gallery(registry))
     (upgrade,) = registry.upgrades()
     registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
+    began = time.monotonic()
     assert registry.claim(upgrade.id, "killed", lease=2.0, grace=0.0, copy=True) is not None
     clock = DatabaseClock(registry)
     clock.set(HOUR)
-    began = time.monotonic()
     while registry.claim(upgrade.id, "heir", lease=2.0, grace=0.0, copy=True) is None:
         assert time.monotonic() - began < 60.0
         time.sleep(0.1)
-    assert time.monotonic() - began > 1.0
+    assert time.monotonic() - began > 2.0 - 2 * TICK
 
 
 def test_a_jump_is_reported(registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
