@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 @click.option(
     "--repair",
     is_flag=True,
-    help="Put back records that were lost after they moved. Keep records that differ from the last known write. It asks first.",
+    help="Put back records that were lost after they moved. Move records that came into the old collection after the cut-over. "
+    "Keep records that differ from the last known write. It asks first.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
@@ -94,6 +95,9 @@ def _what_repair_does(lost: Lost) -> list[str]:
             f"restore {counted(len(lost.in_source), 'record')} from the source alone, such as {lost.in_source[0]!r}: nothing "
             "holds the fields any more"
         )
+    if lost.late:
+        late = counted(len(lost.late), "record")
+        what.append(f"move {late} that came into the old collection after the cut-over, such as {lost.late[0]!r}")
     found = lost.unexplained
     if found.unknown:
         what.append(

@@ -108,10 +108,12 @@ def _refuse_late(context: UpgradeContext, upgrade: UpgradeRow) -> None:
         late = {collection: context.store.count(collection) for collection in there}
     if found := next(filter(late.get, late), None):
         collection, left = found, late[found]
-        raise errors.WrongPhase(
-            f"{counted(left, 'record')} came into {collection!r} after cut-over; write such records through rmvdb's client, "
-            "remove them there, then clean up again"
+        way = (
+            "write such records through rmvdb's client, remove them there"
+            if upgrade.original
+            else "rmvdb verify --repair moves them"
         )
+        raise errors.WrongPhase(f"{counted(left, 'record')} came into {collection!r} after cut-over; {way}, then clean up again")
 
 
 def _ended_with(context: UpgradeContext, upgrade: UpgradeRow) -> list[UpgradeRow]:

@@ -13,8 +13,8 @@ from rmvdb.items.sources import given
 from rmvdb.registry.codec import key
 from rmvdb.registry.tables import BatchRow, UpgradeRow
 from rmvdb.storage.archive import ArchiveFile, Reading
-from rmvdb.types import BatchState, Id, Record
-from rmvdb.upgrade import backfill_step, verify, work_list
+from rmvdb.types import BatchState, Id, Phase, Record
+from rmvdb.upgrade import backfill_step, complete, verify, work_list
 from rmvdb.upgrade.client_writes import PAGE, ClientWrites
 from rmvdb.upgrade.compare import UnexplainedRecords
 from rmvdb.upgrade.context import UpgradeContext
@@ -35,6 +35,8 @@ class Lost:
     in_source: list[Id] = field(default_factory=list)
     #: Records of which nothing is left.
     for_good: list[Id] = field(default_factory=list)
+    #: Records that an old collection holds although the upgrade is cut over. The new collection may hold them, too.
+    late: list[Id] = field(default_factory=list)
     #: The records of the new collection that differ from the known writes.
     unexplained: UnexplainedRecords = field(default_factory=UnexplainedRecords)
 
@@ -45,13 +47,14 @@ def count_of(by_batch: Mapping[int, Sequence[Id]]) -> int:
 
 
 def find_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
-    """Find the records that the new collections have lost, and those that differ from the known writes.
+    """Find the records that the new collections have lost, that came back to the old ones, or that differ from the known writes.
 
     Raises:
         NotOwner: another registry has taken the gallery, or this one has gone back.
     """
     context.owner.expect(context.gallery.name)
     lost = find_moved_and_lost(context, upgrade)
+    lost.late = _late(context, upgrade, but=lost.in_old)
     task = backfill_step.task(context, upgrade)
     unexplained = verify.check_of(context).unexplained(task, context.check_stop)
     # Either the engine lost a client's write, or the registry lost a deletion. To lose the write would be worse.
@@ -59,6 +62,16 @@ def find_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
     lost.in_source += [id for id in unexplained.absent if id in written]
     lost.unexplained = replace(unexplained, absent=[id for id in unexplained.absent if id not in written])
     return lost
+
+
+def _late(context: UpgradeContext, upgrade: UpgradeRow, *, but: Mapping[int, Sequence[Id]]) -> list[Id]:
+    """Find the records that came into an old collection after the cut-over: by another program, or the engine went back."""
+    if upgrade.phase != Phase.CUT_OVER or upgrade.original:
+        return []
+    known = {id for ids in but.values() for id in ids}
+    there = (each for each in upgrade.old_collections if context.store.exists(each))
+    pages = (late.ids for each in there for late in complete.find_late(context, upgrade, each))
+    return [id for ids in pages for id in ids if id not in known]
 
 
 def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:

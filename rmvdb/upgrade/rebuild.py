@@ -99,7 +99,6 @@ class Rebuild:
                 raise
             if refused := self._refused(known, reached=reached):
                 raise refused
-            self._name_original(known, reached[1])
         return taken
 
     def _take(self, name: str, served: Sequence[str]) -> tuple[list[str], int, int]:
@@ -113,13 +112,15 @@ class Rebuild:
         """Say that searches may miss writes, if a roll back to a kept original may have been forgotten.
 
         `epoch`: the one that the lost registry had reached. From such a roll back on clients write into the original alone. A
-        clean-up that was cut off looks the same, and after that they write into the new collection alone.
+        clean-up that was cut off looks the same, and after that they write into the new collection alone. It is said before the
+        epochs agree, which a run that is repeated finds.
         """
         upgrade = self._registry.active_upgrade(gallery.id)
         if upgrade and upgrade.original and upgrade.undoes is None and epoch > gallery.epoch:
             self._say(
-                f"gallery {gallery.name}: it was served differently after this registry's copy was made. If it had been rolled "
-                f"back, run rmvdb rollback now: searches miss what was written since, which only {upgrade.original} holds"
+                f"gallery {gallery.name}: it was served differently after {self._manifest.path} or the copy of the registry was "
+                f"made. If it had been rolled back, run rmvdb rollback once this has ended: until then searches miss what was "
+                f"written since, which only {upgrade.original} holds"
             )
 
     def _expect_young_enough(self, gallery: GalleryRow) -> None:
@@ -225,9 +226,10 @@ class Rebuild:
         """Continue after the last number that the lost registry wrote beside the data. Raise NotOwner if another one has it."""
         owner, plan = Owner(self._registry, self._store), self._registry.plan(gallery.name)
         marks = [mark for leg in plan.write_targets if (mark := owner.read(leg.collection)) is not None]
-        number, epoch = (max((getattr(mark, name) for mark in marks), default=0) for name in ("number", "epoch"))
+        known = [(mark.number, mark.epoch) for mark in marks]
+        number, epoch = (max(values) for values in zip(reached or (0, 0), *known, strict=True))
+        self._name_original(gallery, epoch)
         if reached or self._registry.trace(gallery.name).number < number:
-            number, epoch = (max(pair) for pair in zip((number, epoch), reached or (0, 0), strict=True))
             self._registry.catch_up(gallery.name, number=number + BEYOND, epoch=epoch)
         owner.settle(gallery.name)
 

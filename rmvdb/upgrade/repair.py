@@ -33,7 +33,7 @@ SHOWN = 20
 def repair(context: UpgradeContext, upgrade: UpgradeRow, lost: Lost, worker: Worker) -> None:
     """Put lost records back, and count unexplained ones as a client's writes or deletions from now on.
 
-    A record that an old collection or the archive still holds goes through a new batch.
+    A record that an old collection or the archive holds goes through a new batch.
     """
     context.owner.settle(context.gallery.name)
     _explain(context, upgrade, lost.unexplained)
@@ -55,7 +55,11 @@ def repair(context: UpgradeContext, upgrade: UpgradeRow, lost: Lost, worker: Wor
     for place, number in places.items():
         if number:
             context.say(f"{counted(number, 'record was', 'records were')} moved and lost since; putting back from {place}")
-    if any(places.values()):
+    if lost.late:
+        context.registry.add_late(upgrade.id, lost.late)
+        late = counted(len(lost.late), "record")
+        context.say(f"{late} came into {' and '.join(upgrade.old_collections)} since the cut-over, and will be moved, too")
+    if any(places.values()) or lost.late:
         backfill_step.backfill(context, upgrade, worker, until=1.0)
     if lost.in_source:
         _write_items(context, upgrade, lost.in_source)

@@ -19,6 +19,7 @@ from rmvdb.types import BatchState, Id, Phase, Record
 from rmvdb.upgrade.status import status
 from tests.support.inprocess import TIMES, drive, make, vector
 from tests.support.kept_original import back, begin, expect_original, go_on, put
+from tests.support.lost import lose, rebuilding
 from tests.support.registries import adopt, another, copied, drive_until_copied, put_back, take
 
 
@@ -302,13 +303,32 @@ def test_a_registry_from_before_an_instant_roll_back_names_it_and_serves_everyth
     put_back(gallery, backup)
 
     take(gallery, say=said.append)
-    assert "run rmvdb rollback now: searches miss what was written since, which only texts_v1 holds" in said[-1]
+    assert (
+        "run rmvdb rollback once this has ended: until then searches miss what was written since, which only texts_v1 holds"
+        in " ".join(said)
+    )
     again = gallery.registry.active_upgrade(upgrade.gallery_id)
     assert again is not None
     assert back(gallery, again).phase == Phase.CUT_OVER
     with gallery.client() as client:
         assert {hit.id for hit in client.search("t1", limit=100)} == gallery.source.of.keys()
     expect_original(gallery)
+
+
+def test_a_rebuild_from_a_manifest_of_before_an_instant_roll_back_names_it(tmp_path: Path) -> None:
+    gallery = make(tmp_path, deployed=False)
+    gallery.conductor().roll_back(gallery.upgrade)
+    upgrade = go_on(gallery, begin(gallery))
+    older = (gallery.folder / "manifest.json").read_bytes()
+    for forgotten in (False, True):
+        if forgotten:
+            back(gallery, upgrade)
+            (gallery.folder / "manifest.json").write_bytes(older)
+        lose(gallery)
+        said: list[str] = []
+        rebuilding(gallery, say=said.append).run()
+        assert ("run rmvdb rollback once this has ended" in " ".join(said)) is forgotten
+    gallery.registry.close()
 
 
 def test_a_batch_that_was_taken_apart_before_the_registry_went_back_is_known_to_have_moved(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmvdb.errors import CollectionMissing
+from rmvdb.errors import CollectionMissing, WrongPhase
 from rmvdb.learning.method import Method
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.mark import mark_of
@@ -203,3 +203,24 @@ def test_a_record_that_only_the_original_holds_comes_from_there(
     assert all(held[id].fields == {"n": 0} for id in moved)
     assert gallery.verify().problems == 0
     gallery.registry.close()
+
+
+def test_records_that_an_engine_which_went_back_holds_twice_are_moved_again_and_can_be_cleaned_up(gallery: Gallery) -> None:
+    """The backup is from when these were copied and had not left. One was written since, another one deleted."""
+    with gallery.client() as client:
+        gallery.source.of[3] = "newer"
+        client.upsert([{"id": 3, "item": "newer", "n": 30}])
+        client.delete([9])
+        del gallery.source.of[9]
+    assert gallery.conductor().advance(row(gallery), gallery.worker()).phase == Phase.CUT_OVER
+    gallery.store.upsert(OLD, [Record(id=id, vector=vector("v1", f"t{id}"), fields={"n": id}) for id in (3, 4, 9)])
+
+    with pytest.raises(WrongPhase, match="3 records came into 'texts_v1' after cut-over; rmvdb verify --repair moves them, then"):
+        gallery.conductor().clean_up(row(gallery))
+    lost, said = repaired(gallery)
+    assert lost == Lost(late=[3, 4, 9])
+    assert "3 records came into texts_v1 since the cut-over, and will be moved, too" in said
+    assert {id: gallery.held()["new"][id].fields for id in (3, 4)} == {3: {"n": 30}, 4: {"n": 4}}
+    expect_whole(gallery)
+    gallery.conductor().clean_up(row(gallery))
+    assert not gallery.store.exists(OLD)
