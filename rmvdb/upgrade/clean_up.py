@@ -108,11 +108,9 @@ def _refuse_late(context: UpgradeContext, upgrade: UpgradeRow) -> None:
         late = {collection: context.store.count(collection) for collection in there}
     if found := next(filter(late.get, late), None):
         collection, left = found, late[found]
-        way = (
-            "write such records through rmvdb's client, remove them there"
-            if upgrade.original
-            else "rmvdb verify --repair moves them"
-        )
+        way = "rmvdb verify --repair moves them"
+        if upgrade.original:
+            way = "write such records through rmvdb's client, remove them there"
         raise errors.WrongPhase(f"{counted(left, 'record')} came into {collection!r} after cut-over; {way}, then clean up again")
 
 

@@ -14,7 +14,7 @@ from rmvdb.registry.codec import key
 from rmvdb.registry.tables import BatchRow, UpgradeRow
 from rmvdb.storage.archive import ArchiveFile, Reading
 from rmvdb.types import BatchState, Id, Phase, Record
-from rmvdb.upgrade import backfill_step, complete, verify, work_list
+from rmvdb.upgrade import backfill_step, late, verify, work_list
 from rmvdb.upgrade.client_writes import PAGE, ClientWrites
 from rmvdb.upgrade.compare import UnexplainedRecords
 from rmvdb.upgrade.context import UpgradeContext
@@ -70,8 +70,8 @@ def _late(context: UpgradeContext, upgrade: UpgradeRow, *, but: Mapping[int, Seq
         return []
     known = {id for ids in but.values() for id in ids}
     there = (each for each in upgrade.old_collections if context.store.exists(each))
-    pages = (late.ids for each in there for late in complete.find_late(context, upgrade, each))
-    return [id for ids in pages for id in ids if id not in known]
+    pages = (page for each in there for page in late.find_late(context, upgrade, each))
+    return [id for page in pages for id in page.ids if id not in known]
 
 
 def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:

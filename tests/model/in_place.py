@@ -4,7 +4,7 @@
 |---|---|
 | copying, differ, repair | Mirror.copy, Mirror.finish: what it lifts |
 | read, compare, remove | Backfill.copy, Backfill.retire: nothing leaves |
-| work, quiet: unmade | complete._list_late: complete._late_in_place |
+| work, quiet: unmade | complete._list_late: late._late_in_place |
 
 A value that is still lifted is the value and `LIFTED`; it shows the same record, further away.
 """
