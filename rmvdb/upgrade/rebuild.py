@@ -112,8 +112,8 @@ class Rebuild:
         """Say that searches may miss writes, if a roll back to a kept original may have been forgotten.
 
         `epoch`: the one that the lost registry had reached. From such a roll back on clients write into the original alone. A
-        clean-up that was cut off looks the same, and after that they write into the new collection alone. It is said before the
-        epochs agree, which a run that is repeated finds.
+        clean-up that was cut off looks the same, and after that they write into the new collection alone. Say it before
+        `catch_up` raises the epoch: a run that was interrupted after that could not tell any more.
         """
         upgrade = self._registry.active_upgrade(gallery.id)
         if upgrade and upgrade.original and upgrade.undoes is None and epoch > gallery.epoch:

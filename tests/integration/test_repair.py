@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rmvdb.errors import CollectionMissing, WrongPhase
@@ -224,3 +225,23 @@ def test_records_that_an_engine_which_went_back_holds_twice_are_moved_again_and_
     expect_whole(gallery)
     gallery.conductor().clean_up(row(gallery))
     assert not gallery.store.exists(OLD)
+
+
+def test_after_a_roll_back_a_record_that_is_moved_again_keeps_a_vector_that_v1_would_not_make_today(tmp_path: Path) -> None:
+    gallery, odd = make(tmp_path), np.roll(vector("v1", "t3"), 1)
+    gallery.store.upsert(OLD, [Record(id=3, vector=odd, fields={"n": 3})])
+    drive(gallery)
+    conductor = gallery.conductor()
+    back = conductor.roll_back(conductor.advance(row(gallery), gallery.worker()))
+    assert back is not None
+    back = conductor.advance(back, gallery.worker())
+    gallery.store.upsert(NEW, [Record(id=id, vector=vector("v2", f"t{id}"), fields={"n": id}) for id in (3, 5)])
+
+    lost = conductor.lost(back)
+    assert lost == Lost(late=[3, 5])
+    conductor.repair(back, lost, gallery.worker())
+    assert gallery.records(OLD)[3].vector == pytest.approx(odd, abs=1e-6)
+    assert conductor.verify(back).problems == 0
+    conductor.clean_up(back)
+    assert not gallery.store.exists(NEW)
+    gallery.registry.close()
