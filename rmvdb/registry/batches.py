@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,8 @@ from rmvdb.types import BatchState, Id, Progress
 
 #: Batches whose records are in the new collection.
 MOVED = (BatchState.COPIED, BatchState.REMOVING, BatchState.RETIRED)
+#: Seconds between two batches that may be copying, even if the batches of the upgrade usually follow one another at once.
+WAIT = 2.0
 
 
 class Batches(Database):
@@ -149,14 +153,17 @@ def _counts(s: Session, upgrade_id: int) -> dict[BatchState, tuple[int, int]]:
 
 
 def _rate(copied: Sequence[tuple[float, int]], *, now: float) -> float | None:
-    """Return the records a second from the first of these times to the last: a wait after that is not copying.
+    """Return the records a second from the first of these times to the last, without the waits in between: a wait is not copying.
 
     The first batch began before its time, so the others count. If all came within a second, they count as of one second.
     """
     moved = sum(count for _, count in copied)
     if not moved:
         return None
-    (first, before), (last, _) = copied[0], copied[-1]
-    if last - first >= 1.0:
-        return (moved - before) / (last - first)
+    first, last = copied[0][0], copied[-1][0]
+    steps = [(at - before, count) for (before, _), (at, count) in itertools.pairwise(copied)]
+    usual = statistics.median(seconds for seconds, _ in steps) if steps else 0.0
+    steps = [step for step in steps if step[0] <= max(WAIT, 10 * usual)]
+    if (seconds := sum(seconds for seconds, _ in steps)) >= 1.0:
+        return sum(count for _, count in steps) / seconds
     return moved / (1.0 if last > first else max(now - first, 1.0))

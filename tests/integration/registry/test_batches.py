@@ -84,6 +84,7 @@ def test_progress_counts_what_is_in_the_new_collection(registry: Registry, upgra
         ((9.2, 9.1, 9.0), 6.0),  # as many as in one second, however long ago
         ((50.0, 49.0, 40.0), 0.4),
         ((70.0, 9.0, 8.0), 2.0),
+        ((30.0, 29.5, 29.0, 28.5, 28.0, 8.0, 7.5, 7.0), 4.0),  # the upgrade stood still for 20 seconds
     ],
 )
 def test_the_rate_is_that_of_copying_and_not_of_waiting(
