@@ -20,8 +20,9 @@ import rmvdb
 import rmvdb.aio
 import rmvdb.compatible
 import rmvdb.metrics
-from rmvdb import cli, errors
+from rmvdb import errors
 from rmvdb.app import settings as app_settings
+from rmvdb.cli import main as cli
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"

@@ -1,6 +1,6 @@
 """python -m rmvdb"""
 
-from rmvdb.cli import main
+from rmvdb.cli.main import main
 
 if __name__ == "__main__":
     main()

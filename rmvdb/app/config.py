@@ -19,17 +19,18 @@ from rmvdb.errors import ConfigError
 from rmvdb.storage import ownership
 
 
-def load(path: Path | None = None, *, trust: bool = False) -> ProjectSettings:
+def load(path: Path | None = None, *, trust: bool = False, how: str = "trust=True") -> ProjectSettings:
     """Read the settings.
 
-    Without `trust`, or RMVDB_TRUST, it refuses a file, a home and a registry of SQLite that other users may change.
+    Without `trust`, or RMVDB_TRUST, it refuses a file, a home and a registry of SQLite that other users may change. `how` says
+    how this caller is told to trust.
     Raises ConfigError with one sentence that names the file or variable, the key and the way out.
     """
     file = config_file.find(path)
     base = file.parent if file else Path.cwd()
     trust = trust or ownership.is_trusted(base)
     if file and not trust:
-        _refuse_foreign(file)
+        _refuse_foreign(file, how)
     wrong_settings.refuse_unknown_variables()
     try:
         settings = ProjectSettings(**(config_file.read(file) if file else {}))
@@ -40,13 +41,13 @@ def load(path: Path | None = None, *, trust: bool = False) -> ProjectSettings:
     settings = _resolved(settings, base)
     if not trust:
         for each in filter(None, (settings.folder, settings.registry_file)):
-            _refuse_foreign(each)
+            _refuse_foreign(each, how)
     return settings
 
 
-def _refuse_foreign(path: Path) -> None:
+def _refuse_foreign(path: Path, how: str) -> None:
     try:
-        ownership.refuse_foreign(path)
+        ownership.refuse_foreign(path, how)
     except PermissionError as exc:
         raise ConfigError(f"{path} cannot be looked at: permission denied; correct the rights to its folder") from exc
 

@@ -324,10 +324,11 @@ class App:
         gallery: str | None = None,
         *,
         say: Callable[[str], None] = lambda _: None,
+        announce: Callable[[str], None] | None = None,
         report: Callable[[str, int, int], None] = lambda *_: None,
         stop: threading.Event | None = None,
     ) -> Conductor:
-        """Return a conductor of a gallery's upgrades."""
+        """Return a conductor of a gallery's upgrades. Without `announce`, `say` gets the sentences about waiting, too."""
         from rmvdb.storage.archive import Archive
         from rmvdb.upgrade.context import Services
         from rmvdb.upgrade.run import Conductor
@@ -352,7 +353,7 @@ class App:
             queries_days=self.settings.search.keep_queries_days,
             rescore_ms=self.settings.search.rescore_ms,
         )
-        return Conductor(name, services, say=say, report=report, stop=stop)
+        return Conductor(name, services, say=say, announce=announce, report=report, stop=stop)
 
     def _embeddings(self, gallery: str, version: str, *, home: Folder | None = None) -> EmbeddingCache:
         """Return the embeddings kept for a gallery and a version, but not those of an earlier version of the same name."""
@@ -402,7 +403,7 @@ class App:
         )
 
 
-def load(path: Path | None = None, *, trust: bool = False) -> App:
+def load(path: Path | None = None, *, trust: bool = False, how: str = "trust=True") -> App:
     """Return the app of the configuration at `path`, of RMVDB_CONFIG, or of the nearest rmvdb.toml. `trust` accepts one that
-    other users may change."""
-    return App(config.load(path, trust=trust), file=config_file.find(path))
+    other users may change. `how` says how this caller is told to trust."""
+    return App(config.load(path, trust=trust, how=how), file=config_file.find(path))

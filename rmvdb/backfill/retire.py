@@ -56,8 +56,8 @@ class Retiring(BatchRecords):
             decision = self._decide(task, batch, self._lost(task, batch))
         packed = {
             "remove": pack_ids(decision.remove),
-            "gone": pack_ids(decision.remove_from_new),
-            "again": pack_ids(decision.requeue),
+            "remove_from_new": pack_ids(decision.remove_from_new),
+            "requeue": pack_ids(decision.requeue),
         }
         # Each try gets a number of its own. Before anything is removed, the mark shows whether the registry has gone back.
         self._owner.note(task.gallery, self._registry.advance(batch, BatchState.REMOVING, left=batch.left, **packed))
@@ -159,7 +159,7 @@ class Retiring(BatchRecords):
         new = seen.in_old if task.in_place else self._in_new(task, ids, after=moment) | set(unpack_ids(batch.left))
         left = self._left_before(task, batch, seen)
         settled = self._settled(task, announced)
-        uncopied = {*unpack_ids(batch.again), *lost}
+        uncopied = {*unpack_ids(batch.requeue), *lost}
         fates: dict[Fate, list[Id]] = {each: [] for each in Fate}
         for id in ids:
             evidence = Evidence(
@@ -297,7 +297,8 @@ class Retiring(BatchRecords):
 
 def _decided(batch: BatchRow) -> Decision:
     """Return the decision that an earlier try wrote down."""
-    return Decision(remove=unpack_ids(batch.remove), remove_from_new=unpack_ids(batch.gone), requeue=unpack_ids(batch.again))
+    remove, remove_from_new, requeue = (unpack_ids(ids) for ids in (batch.remove, batch.remove_from_new, batch.requeue))
+    return Decision(remove=remove, remove_from_new=remove_from_new, requeue=requeue)
 
 
 def _how_written(intent: IntentRow | None, settled: float) -> str:

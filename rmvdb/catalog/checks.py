@@ -59,7 +59,7 @@ def check_unchanged(store: VectorStore, row: CollectionRow) -> Schema:
     for name in ("dim", "metric", "id_type", "id_field", "vector_field"):
         if getattr(current, name) != getattr(registered, name):
             raise errors.CollectionChanged(
-                f"Collection {row.name!r} has {name} {getattr(current, name)!r}, not {getattr(registered, name)!r} as when it "
+                f"Collection {row.name!r} has {name} {getattr(current, name)}, not {getattr(registered, name)} as when it "
                 "was registered; restore it, or register it as a gallery of its own"
             )
     return current

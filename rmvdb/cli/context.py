@@ -23,7 +23,7 @@ def open_app() -> App:
     from rmvdb.app import wiring
 
     root = click.get_current_context().find_root()
-    opened = wiring.load(root.obj, trust=root.params["trust"])
+    opened = wiring.load(root.obj, trust=root.params["trust"], how="--trust")
     root.call_on_close(opened.close)
     if root.invoked_subcommand not in ("db", "registry", "doctor"):
         opened.refuse_nowhere()
@@ -68,7 +68,7 @@ def _last(app: App, name: str) -> str:
 def conducting(app: App, gallery: str | None) -> Iterator[tuple[Conductor, progress.Reporter]]:
     """Give a conductor that Ctrl-C stops, and its reporter."""
     with progress.stoppable() as stop, progress.reporting() as report:
-        yield app.conductor(gallery, say=report.say, report=report, stop=stop), report
+        yield app.conductor(gallery, say=report.say, announce=report.announce, report=report, stop=stop), report
 
 
 def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: progress.Reporter, *, detach: bool, force: bool) -> None:

@@ -121,6 +121,11 @@ class Reporter:
         if not self._quiet:
             self.show(lambda: echo(words))
 
+    def announce(self, words: str) -> None:
+        """Say on stderr what a step waits for."""
+        if not self._quiet:
+            self.show(lambda: echo(words, err=True))
+
     def show(self, write: Callable[[], None]) -> None:
         """Write something between the bars."""
         if self._progress.console.is_terminal:

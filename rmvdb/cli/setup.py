@@ -36,7 +36,7 @@ def init(ctx: click.Context, folder: Path, uri: str | None) -> None:
     try:
         if not new:
             output.echo(f"{file} is there already and stays as it is")
-            if uri and (there := wiring.load(file, trust=trust).milvus_shown) != uri:
+            if uri and (there := wiring.load(file, trust=trust, how="--trust").milvus_shown) != uri:
                 raise errors.ConfigError(f"{file} has milvus.uri = {there!r}; write the other one there, below [milvus]")
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def init(ctx: click.Context, folder: Path, uri: str | None) -> None:
     except OSError as exc:
         raise errors.ConfigError(f"{file} cannot be written: {exc.strerror}; make it writable, or name another folder") from exc
     try:
-        app = wiring.load(file, trust=trust)
+        app = wiring.load(file, trust=trust, how="--trust")
     except errors.ConfigError:
         if new:  # or the same command with another address would find it
             file.unlink()

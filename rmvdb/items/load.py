@@ -23,7 +23,8 @@ def load_embedder(spec: str, options: Mapping[str, Any] | None = None, *, allowe
         raise ModelError(f"{spec!r} is an object and takes no options; remove {', '.join(options)}")
     made: Any = named if ready else _make(spec, named, dict(options or {}))
     if not callable(getattr(made, "embed", None)):
-        raise ModelError(f"{spec!r} gives a {type(made).__name__} without embed(items); {_way_to_embed(spec, made, ready=ready)}")
+        way = _way_to_embed(spec, made, ready=ready) + _way_to_wrap(spec, named)
+        raise ModelError(f"{spec!r} gives a {type(made).__name__} without embed(items); {way}")
     embedder: Embedder = made
     return embedder
 
@@ -57,7 +58,7 @@ def _make(spec: str, factory: Any, options: dict[str, Any]) -> object:
     try:
         made: object = factory(**options)
     except Exception as exc:
-        raise ModelError(f"{spec!r} fails to load: {reason_of(exc)}; fix it and try again") from exc
+        raise ModelError(f"{spec!r} fails to load: {reason_of(exc)}; fix it and try again{_way_to_wrap(spec, factory)}") from exc
     return made
 
 
@@ -73,7 +74,7 @@ def _way_to_embed(spec: str, made: object, *, ready: bool) -> str:
 
 def _way_to_wrap(spec: str, factory: object) -> str:
     """Say how to make an embedder of a function that may be the model itself."""
-    if not inspect.isfunction(factory):
+    if not inspect.isfunction(factory) or not inspect.signature(factory).parameters:
         return ""
     line = f"class Embedder: embed = staticmethod({spec.rpartition(':')[2]})"
     return f". If the function takes items and returns their vectors, {_add(spec, line)}"

@@ -37,13 +37,13 @@ class OlderCollection:
     lead: Callable[[Vectors], Vectors]
     #: The queries of all pairs, (n, d), if its own embedder makes them and `lead` does not: of the records' own items, and of
     #: what `Pairs.as_queries` asks.
-    asked: Vectors | None = None
+    own_queries: Vectors | None = None
     as_queries: Vectors | None = None
 
     def take(self, rows: npt.NDArray[np.intp]) -> OlderCollection:
         """Return the collection with these pairs only."""
-        asked, as_queries = (None if each is None else each[rows] for each in (self.asked, self.as_queries))
-        return replace(self, held=self.held[rows], vectors=self.vectors[rows], asked=asked, as_queries=as_queries)
+        own_queries, as_queries = (None if each is None else each[rows] for each in (self.own_queries, self.as_queries))
+        return replace(self, held=self.held[rows], vectors=self.vectors[rows], own_queries=own_queries, as_queries=as_queries)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +196,7 @@ class Part:
 
     def _queries(self, asked: AsQueries | None, rows: npt.NDArray[np.intp], *, relevance: Bools, leave_out: Bools) -> Queries:
         vectors = asked or self.pairs
-        behind = [each.asked if asked is None else each.as_queries for each in self.behind]
+        behind = [each.own_queries if asked is None else each.as_queries for each in self.behind]
         return Queries(
             old=vectors.old[rows],
             new=vectors.new[rows],

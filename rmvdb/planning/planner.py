@@ -98,8 +98,8 @@ class Planner:
         sizes, held_out = _sizes(question.sample, counts)
         methods = (question.method,) if question.method else self._able(legs, to)
         sample = self._sample(question, legs, to, sizes, seen, log, report, methods=methods)
-        told = self._told(question, legs, to, sample, known, held_out, counts, methods, report)
-        return self._plans.write(question, log, told, sample, self._cost(question, legs, counts, sample))
+        prediction = self._build_prediction(question, legs, to, sample, known, held_out, counts, methods, report)
+        return self._plans.write(question, log, prediction, sample, self._cost(question, legs, counts, sample))
 
     def compare(
         self,
@@ -216,7 +216,7 @@ class Planner:
 
     # --- sample to prediction -----------------------------------------------------------------------------------------
 
-    def _told(
+    def _build_prediction(
         self,
         question: Question,
         legs: Sequence[Leg],
@@ -345,7 +345,7 @@ class Planner:
             held=held,
             vectors=vectors,
             lead=functools.partial(self._loaded_models.apply, legs[at].transforms_after(legs[0]) or ()),
-            asked=sample.asked.get(at),
+            own_queries=sample.own_queries.get(at),
             as_queries=sample.as_queries_behind.get(at),
         )
 
@@ -381,7 +381,7 @@ def _drawn(logged: Sequence[Query], question: Question) -> list[Item]:
 
 def _pairs(question: Question, sample: Sample) -> Pairs:
     return Pairs(
-        old=sample.asked[0],
+        old=sample.own_queries[0],
         new=sample.new,
         labels=np.array([str(each.fields[question.labels]) for each in sample.records]) if question.labels else None,
         as_queries=sample.as_queries,

@@ -44,7 +44,7 @@ class Sample:
     seen: npt.NDArray[np.bool_]
     #: The records as queries, (n, d), for each old leg with an embedder of its own, by number. A leg's own records have their
     #: stored vectors.
-    asked: dict[int, Vectors]
+    own_queries: dict[int, Vectors]
     #: (n, d_new)
     new: Vectors
     #: Records left out because they could not be embedded, and because they have no label.
@@ -150,7 +150,7 @@ class Sampler:
             records=[home[id][1] for id in usable],
             leg=np.array([home[id][0] for id in usable]),
             seen=np.array([id in seen for id in usable]),
-            asked={at: np.stack([found[id] for id in usable]) for at, found in asked.items()},
+            own_queries={at: np.stack([found[id] for id in usable]) for at, found in asked.items()},
             new=np.stack([new[id] for id in usable]),
             skipped=len(records) - len(usable),
             unlabelled=drawn - sum(map(len, held)),

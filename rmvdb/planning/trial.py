@@ -192,7 +192,11 @@ class Trial:
 
     def _hold_log_out(self) -> bool:
         """Take a fifth of the logged queries to choose by and a fifth to measure by, if they are enough for both."""
-        if self.logged is None or len(self.logged) < LEAST_LOGGED or any(each.asked is not None for each in self.train.behind):
+        if (
+            self.logged is None
+            or len(self.logged) < LEAST_LOGGED
+            or any(each.own_queries is not None for each in self.train.behind)
+        ):
             return False
         rows, fifth = np.random.default_rng(self.seed).permutation(len(self.logged)), len(self.logged) // 5
         check, judge = self.logged.take(rows[:fifth]), self.logged.take(rows[fifth : 2 * fifth])

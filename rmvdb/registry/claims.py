@@ -144,7 +144,7 @@ class Claims(Database):
         """
         left = [id for id in unpack_ids(batch.ids) if id not in aside]
         ended = {"copied_at": now(s), "lease_until": None, "worker": None}
-        if _end(s, batch, BatchState.COPIED, ids=pack_ids(left), count=len(left), again=pack_ids(requeue), **ended):
+        if _end(s, batch, BatchState.COPIED, ids=pack_ids(left), count=len(left), requeue=pack_ids(requeue), **ended):
             _set_aside(s, batch.upgrade_id, aside)
 
     @transaction
@@ -178,7 +178,7 @@ def _claim(room: frozenset[BatchState], *, copy: bool, by_plan: bool) -> Any:
             lease_until=bindparam("until"),
             state=case((begins, BatchState.CLAIMED), else_=BatchRow.state),
         )
-        .returning(*BatchRow.__table__.c)
+        .returning(*(column.label(column.key) for column in BatchRow.__table__.c))
     )
 
 

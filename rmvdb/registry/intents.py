@@ -119,7 +119,7 @@ class Intents(Database):
             return True
         live = and_(BatchRow.upgrade_id == opened.upgrade, BatchRow.lease_until > clock())
         writing = s.scalars(select(BatchRow.ids).where(live, BatchRow.state == BatchState.WRITING)).all()
-        removing = s.scalars(select(BatchRow.gone).where(live, BatchRow.state == BatchState.REMOVING)).all()
+        removing = s.scalars(select(BatchRow.remove_from_new).where(live, BatchRow.state == BatchState.REMOVING)).all()
         wanted = set(ids)
         return any(wanted.intersection(unpack_ids(packed)) for packed in (*writing, *removing))
 

@@ -59,6 +59,7 @@ def contents(s: Session) -> Contents:
 
 
 def _rows(table: type[Table]) -> Select[Any]:
+    # By the names in the database: a manifest stays readable if an attribute gets a better name.
     columns = [column for column in table.__table__.columns if column.name not in TRANSIENT_COLUMNS]
     return select(*columns).order_by(*table.__mapper__.primary_key)
 
@@ -82,7 +83,8 @@ def _value_from_json(type_: TypeEngine[Any] | None, value: Any) -> Any:
 def put_back(s: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
     """Fill an empty table with rows that `contents` returned. Later rows get larger numbers."""
     types = {column.name: column.type for column in table.__table__.columns}
-    values = [{name: _value_from_json(types.get(name), value) for name, value in row.items()} for row in rows]
+    keys = {column.name: column.key for column in table.__table__.columns}
+    values = [{keys.get(name, name): _value_from_json(types.get(name), value) for name, value in row.items()} for row in rows]
     if values:
         s.execute(insert(table), values)
     if s.get_bind().dialect.name == "postgresql" and "id" in types:  # SQLite continues from the last row

@@ -161,7 +161,7 @@ def active_upgrade(s: Session, gallery_id: int) -> UpgradeRow | None:
 def refuse_overtaken(s: Session, upgrade_id: int, leader_token: int | None) -> None:
     """Raise UpgradeRunning if another process leads the upgrade. Lock the row, so that none takes over before the commit."""
     row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
-    if leader_token not in (None, row.baton):
+    if leader_token not in (None, row.leader_token):
         raise errors.UpgradeRunning(
             f"{row.conductor or 'Another process'} took upgrade {upgrade_id} over while this one was suspended; "
             "watch it with rmvdb status --watch"

@@ -274,7 +274,7 @@ class UpgradeRow(Table):
     conductor: Mapped[str | None]
     conductor_until: Mapped[float | None]
     #: The leader token. It grows with every conductor, so a conductor that was replaced fails on it.
-    baton: Mapped[int] = mapped_column(BigInteger, default=0)
+    leader_token: Mapped[int] = mapped_column("baton", BigInteger, key="leader_token", default=0)
     created_at: Mapped[float]
     ended_at: Mapped[float | None]
 
@@ -358,8 +358,8 @@ class BatchRow(Table):
     #: Decided before anything is removed, so that a rerun does the same: ids to remove from every old collection, to remove from
     #: the new one (another program deleted them from the old one), and to requeue (changed, or being written).
     remove: Mapped[bytes | None]
-    gone: Mapped[bytes | None]
-    again: Mapped[bytes | None]
+    remove_from_new: Mapped[bytes | None] = mapped_column("gone", key="remove_from_new")
+    requeue: Mapped[bytes | None] = mapped_column("again", key="requeue")
 
 
 class IntentRow(Table):

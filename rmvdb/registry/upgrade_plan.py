@@ -38,7 +38,7 @@ class EpochName(StrEnum):
     ORIGINAL = "original"
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="ignore", ser_json_inf_nan="constants"))
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="ignore", ser_json_inf_nan="constants", populate_by_name=True))
 class UpgradePlan:
     """The question, the goal and the epochs of an upgrade. `dataclasses.replace` gives a changed one."""
 
@@ -63,7 +63,11 @@ class UpgradePlan:
     #: SHA-256 of h, which lifts the original's vectors into the new space.
     lift: str | None = None
     #: For a roll back through the archive: the transforms (new → old) that replace v1's embedder if it is gone.
-    stand_in: tuple[str, ...] | None = None
+    fallback_transforms: tuple[str, ...] | None = Field(
+        default=None,
+        validation_alias="stand_in",
+        serialization_alias="stand_in",  # the stored name
+    )
 
     def legs(self, epoch: EpochName) -> tuple[Leg, ...]:
         """Return the legs of an epoch, then its mirrors."""
@@ -78,7 +82,7 @@ class UpgradePlan:
 
         A leg keeps its None. It leaves out an unused blend and unused rescoring, which released versions do not know.
         """
-        plain: dict[str, Any] = _PLAN.dump_python(self, mode="json")
+        plain: dict[str, Any] = _PLAN.dump_python(self, mode="json", by_alias=True)
         epochs: dict[str, Any] = plain.pop("epochs")
         for leg in (leg for legs in epochs.values() for leg in legs):
             for name in ("blend", "rescore"):

@@ -232,14 +232,14 @@ class Upgrades(Database):
         row = s.scalar(select(UpgradeRow).where(UpgradeRow.id == upgrade_id, free).with_for_update())
         if row is None:
             return None
-        row.conductor, row.conductor_until, row.baton = worker, now(s) + seconds, row.baton + 1
-        return row.baton
+        row.conductor, row.conductor_until, row.leader_token = worker, now(s) + seconds, row.leader_token + 1
+        return row.leader_token
 
     @transaction
     def keep_leading(self, s: Session, /, upgrade_id: int, leader_token: int, seconds: float) -> bool:
         """Keep the leadership for so many seconds more. 0 hands it back. Return False if another process leads by now."""
         row = s.get(UpgradeRow, upgrade_id, with_for_update=True)
-        if row is None or row.baton != leader_token:
+        if row is None or row.leader_token != leader_token:
             return False
         row.conductor, row.conductor_until = (row.conductor, now(s) + seconds) if seconds else (None, None)
         return True

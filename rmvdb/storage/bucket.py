@@ -19,7 +19,7 @@ CONNECT, ANSWER = 5.0, 30.0
 #: Objects in one request to remove them: the most that S3 allows.
 _AT_ONCE = 1000
 #: Codes of errors after which another try may succeed, although S3 gives them the status of a wrong request.
-_PASSING = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "OperationAborted"}
+_TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "OperationAborted"}
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 
 
@@ -138,7 +138,7 @@ def _passes(exc: BaseException) -> bool:
 
     if isinstance(exc, boto.ClientError):
         status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return _code(exc) in _PASSING or status >= 500 or status in (408, 429)
+        return _code(exc) in _TRANSIENT_CODES or status >= 500 or status in (408, 429)
     return isinstance(exc, boto.ConnectionError | boto.HTTPClientError | boto.IncompleteReadError)
 
 

@@ -18,11 +18,11 @@ def is_trusted(folder: Path) -> bool:
     return folder.resolve() in {Path(each).expanduser().resolve() for each in named}
 
 
-def refuse_foreign(path: Path) -> None:
+def refuse_foreign(path: Path, how: str = "trust=True") -> None:
     """Raise ConfigError if another user may change this file or folder, or replace it. A missing one passes.
 
     As ssh and sudo do, this checks the folder that holds it, too, and the target of a link. In a sticky folder, such as /tmp,
-    others cannot replace files that are not theirs.
+    others cannot replace files that are not theirs. `how` says how the caller is told to trust.
     """
     if not hasattr(os, "geteuid") or not path.exists():  # Windows has no such owners
         return
@@ -31,8 +31,8 @@ def refuse_foreign(path: Path) -> None:
         if why := _foreign(each):
             raise ConfigError(
                 f"{path} is not trusted: {'it' if each == path else each} {why}, and the code that it names runs as user "
-                f"{_user(os.geteuid())}; remove that right (chown, chmod go-w), or, if you trust them, pass --trust "
-                f"(trust=True in rmvdb.connect), or name the folder of rmvdb.toml in {VARIABLE}"
+                f"{_user(os.geteuid())}; remove that right (chown, chmod go-w), or, if you trust them, pass {how}, "
+                f"or name the folder of rmvdb.toml in {VARIABLE}"
             )
 
 

@@ -25,7 +25,7 @@ def task(context: UpgradeContext, upgrade: UpgradeRow) -> Task:
         grace=context.registry.plan(context.gallery.name).grace,
         removal_allowed=all(not each.adopted or each.removal_allowed for each in old),
         undoes=upgrade.undoes,
-        fallback_transforms=upgrade.plan.stand_in or (),
+        fallback_transforms=upgrade.plan.fallback_transforms or (),
         cache_vectors_from=upgrade.original if upgrade.lift else None,
         missing=1.0 if upgrade.plan.accept_missing else context.services.missing,
     )

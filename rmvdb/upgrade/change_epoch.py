@@ -151,7 +151,7 @@ def _put_in_force(
     while waiting := context.registry.activate(name, epoch, force=force, **asks):
         if waiting[0] != said:
             said = waiting[0]
-            context.say(f"epoch {epoch} waits: {said}")
+            context.announce(f"epoch {epoch} waits: {said}")
         context.check_stop()
         waited = uptime() - began
         why = f"Epoch {epoch} waits: {said}; end that process, or do not wait for clients: rmvdb upgrade --force"

@@ -139,6 +139,6 @@ def _wait_for_older_searches(context: UpgradeContext) -> None:
     since = context.registry.gallery(context.gallery.name).served_since or began
     grace = context.registry.plan(context.gallery.name).grace
     while (left := since + grace - context.registry.now()) > 0:
-        context.say(f"waiting {left:.0f} s for searches that began before")
+        context.announce(f"waiting {left:.0f} s for searches that began before")
         context.stop.wait(left)
         context.check_stop()

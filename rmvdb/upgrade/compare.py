@@ -212,7 +212,7 @@ class Verify:
         for row in self._moved.rows(task, BatchState.RETIRED):
             if task.undoes is not None and not row.origin:
                 continue
-            decided = {*unpack_ids(row.remove), *unpack_ids(row.again)}
+            decided = {*unpack_ids(row.remove), *unpack_ids(row.requeue)}
             ids = [id for id in unpack_ids(row.ids) if id not in decided]
             written = {record for each in upgrades for record in self._registry.announced(each, ids)} if ids else set()
             there = (

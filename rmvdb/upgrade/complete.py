@@ -40,7 +40,7 @@ def complete(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> No
             return
         else:
             what = "re-embedded" if upgrade.in_place else "empty"
-            context.say(f"{old} {'is' if len(upgrade.old_collections) == 1 else 'are'} {what}; looking again in {grace:g} s")
+            context.announce(f"{old} {'is' if len(upgrade.old_collections) == 1 else 'are'} {what}; looking again in {grace:g} s")
             _outwait_writes(context, grace)
         quiet = not left
         context.check_stop()

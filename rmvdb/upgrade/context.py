@@ -61,7 +61,8 @@ def _silent(_: str) -> None:
 class UpgradeContext:
     """Leads the upgrades of one gallery. The files beside this one hold functions of a context.
 
-    `say` gets a sentence for each step, `report` the progress of a long one. Set `stop` to end both.
+    `say` gets a sentence for each step, `announce` one before each wait, `report` the progress of a long step. Set `stop` to end
+    it.
     """
 
     def __init__(
@@ -70,10 +71,11 @@ class UpgradeContext:
         services: Services,
         *,
         say: Callable[[str], None] = _silent,
+        announce: Callable[[str], None] | None = None,
         report: ReportProgress = lambda *_: None,
         stop: threading.Event | None = None,
     ) -> None:
-        self.services, self.say, self.report = services, say, report
+        self.services, self.say, self.announce, self.report = services, say, announce or say, report
         self.stop = stop or threading.Event()
         #: Seconds that it waits until a plan can come into force.
         self.patience = math.inf
@@ -122,7 +124,7 @@ class UpgradeContext:
         """Say once that it waits for the end of a pause, and once that it goes on."""
         if paused != self._paused:
             self._paused = paused
-            self.say("paused; waiting for rmvdb resume" if paused else "no longer paused")
+            self.announce("paused; waiting for rmvdb resume" if paused else "no longer paused")
 
     def report_or_stop(self, step: str, done: int, total: int) -> None:
         """Report progress. Raise Stopped if it should stop."""

@@ -83,7 +83,7 @@ def _taken(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> int:
             seen = row.conductor_until
             if row.conductor != context.waits_for:
                 context.waits_for = row.conductor
-                context.say(f"{row.conductor} leads this upgrade; taking over if it is silent for {LEADER_LEASE:g} s")
+                context.announce(f"{row.conductor} leads this upgrade; taking over if it is silent for {LEADER_LEASE:g} s")
         elif row.conductor_until != seen:
             raise errors.UpgradeRunning(f"{row.conductor} works on this upgrade; watch it with rmvdb status --watch")
         context.check_stop()

@@ -53,7 +53,7 @@ class MovedBatches:
         for row in self.rows(task, BatchState.RETIRED):
             if row.archive and row.remove is not None:
                 removed, left = hashes(moved_ids(row)), hashes(unpack_ids(row.left))
-                yield MovedBatch(row.id, row.archive, row.origin or {}, removed, hashes(unpack_ids(row.gone)), left)
+                yield MovedBatch(row.id, row.archive, row.origin or {}, removed, hashes(unpack_ids(row.remove_from_new)), left)
 
     def under_way(self, task: Task, batches: Sequence[MovedBatch]) -> npt.NDArray[np.uint64]:
         """Return hashes of the ids in hand now, and of those moved by batches that were retired after `batches` were read."""

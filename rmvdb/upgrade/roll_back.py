@@ -49,13 +49,15 @@ def roll_back(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow | None
         new_collection=upgrade.old_collections[0],
         order="archive",
         # The collection that records leave comes last: it is read first.
-        plan=UpgradePlan(epochs={EpochName.SERVING: (*old, new), EpochName.FINAL: final}, stand_in=fallback_transforms),
+        plan=UpgradePlan(
+            epochs={EpochName.SERVING: (*old, new), EpochName.FINAL: final}, fallback_transforms=fallback_transforms
+        ),
     )
 
 
 def standing_in(context: UpgradeContext, upgrade: UpgradeRow) -> int:
     """Count the records that keep ψ's vector: if v1 cannot be loaded, those written since the upgrade began."""
-    if upgrade.undoes is None or upgrade.plan.stand_in is None or upgrade.plan.legs(EpochName.SERVING)[0].write_with:
+    if upgrade.undoes is None or upgrade.plan.fallback_transforms is None or upgrade.plan.legs(EpochName.SERVING)[0].write_with:
         return 0
     there: dict[str, bool] = {}
     for number in (upgrade.undoes, upgrade.id):

@@ -56,7 +56,7 @@ def expect_verified(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyRepor
         RecordsMissing: more records are gone than another program's single deletions explain.
     """
     begun = _begun(context, upgrade)
-    context.say(f"verifying{', from where it stood' if begun else ''}")
+    context.announce(f"verifying{', from where it stood' if begun else ''}")
 
     def keep(at: VerifyPosition) -> None:
         context.registry.set_upgrade(

@@ -118,7 +118,7 @@ def _ordered(
     name = upgrade.order.split(", ")[0]
     reads = name not in ORDERS or ORDERS[name].reads_records  # this rmvdb replaces an order that only an earlier one knows
     order = plan_step.planner(context).order(question, leg, classifier, name)
-    context.say(f"listing the records of {leg.collection} in {name} order")
+    context.announce(f"listing the records of {leg.collection} in {name} order")
     noted = time.monotonic()
 
     def progress(done: int, total: int) -> None:

@@ -79,5 +79,5 @@ def test_a_configuration_home_or_registry_that_others_may_change_is_not_trusted(
         path.rename(theirs / path.name)
         path.symlink_to(theirs / path.name)
         os.chown(theirs, 12345, 12345)
-        with pytest.raises(errors.ConfigError, match=r"is not trusted: .* belongs to user 12345"):
+        with pytest.raises(errors.ConfigError, match=r"is not trusted: .* belongs to user 12345.*, pass trust=True, or name"):
             config.load(project.folder / "rmvdb.toml")

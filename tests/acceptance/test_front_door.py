@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 import rmvdb
-from rmvdb import cli, errors
+from rmvdb import errors
+from rmvdb.cli import main as cli
 from rmvdb.engines.milvus.store import MilvusStore
 from rmvdb.items import objects
 from rmvdb.registry.registry import Registry

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rmvdb import cli, errors
+from rmvdb import errors
+from rmvdb.cli import main as cli
 from rmvdb.registry import schema
 from tests.support.project import Project
 

@@ -24,7 +24,7 @@ COMMANDS = (
 )  # fmt: skip
 EACH = """
 import sys
-from rmvdb import cli
+from rmvdb.cli import main as cli
 for line in sys.stdin:
     try:
         cli.main(line.split(), prog_name="rmvdb")

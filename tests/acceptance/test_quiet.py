@@ -27,7 +27,7 @@ sys.meta_path.insert(0, Noisy)
 before = list(warnings.filters)
 """
 COMMAND = """
-from rmvdb import cli
+from rmvdb.cli import main as cli
 
 cli.main(sys.argv[1:], prog_name="rmvdb", standalone_mode=False)
 """

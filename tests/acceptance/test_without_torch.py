@@ -14,7 +14,7 @@ SCRIPT = """
 import json, sys
 sys.modules["torch"] = None
 import rmvdb, models
-from rmvdb import cli
+from rmvdb.cli import main as cli
 
 def run(*words):
     try:

@@ -70,7 +70,7 @@ def second(first: Method, at: float, v1: Vectors, v2: Vectors, v3: Vectors, labe
         held=held[used],
         vectors=v1[used],
         lead=reverse.apply if reverse else lambda vectors: vectors,
-        asked=None if reverse else v1[used],
+        own_queries=None if reverse else v1[used],
     )
     pairs = Pairs(old=plan.fitted.final(v2)[used], new=v3[used], labels=labels[used])
     trial = Trial(

@@ -56,7 +56,7 @@ class Shelf(enum.IntEnum):
 
 
 #: Field, what is given, what is kept.
-KEPT: list[tuple[str, Any, Any]] = [
+UNCHANGED: list[tuple[str, Any, Any]] = [
     ("flag", np.True_, True),
     ("flag", torch.tensor(False), False),
     ("tiny", 127, 127),
@@ -195,14 +195,14 @@ def held(store: VectorStore, collection: str) -> dict[Any, Any]:
 
 def test_a_stored_value_is_returned_unchanged(store: VectorStore, collection: str) -> None:
     made(store, collection)
-    store.upsert(collection, [record(at, **{name: value}) for at, (name, value, _) in enumerate(KEPT)])
-    found = {each.id: each.fields for each in store.get(collection, range(len(KEPT)))}
-    hits = store.search(collection, UNIT[None], limit=len(KEPT), fields=None, strong=True)[0]
+    store.upsert(collection, [record(at, **{name: value}) for at, (name, value, _) in enumerate(UNCHANGED)])
+    found = {each.id: each.fields for each in store.get(collection, range(len(UNCHANGED)))}
+    hits = store.search(collection, UNIT[None], limit=len(UNCHANGED), fields=None, strong=True)[0]
     for shown in (found, {hit.id: hit.fields for hit in hits}):
-        for at, (name, value, expected) in enumerate(KEPT):
+        for at, (name, value, expected) in enumerate(UNCHANGED):
             assert same(dict(shown[at]), {**WHOLE, name: expected}), (name, value)
     store.upsert(collection, [record(0), *(Record(id=id, vector=UNIT, fields=fields) for id, fields in found.items() if id)])
-    again = {each.id: each.fields for each in store.get(collection, range(len(KEPT)))}
+    again = {each.id: each.fields for each in store.get(collection, range(len(UNCHANGED)))}
     assert all(same(dict(again[id]), dict(found[id])) for id in found if id)  # what was read can be written
 
 

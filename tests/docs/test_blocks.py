@@ -13,8 +13,8 @@ from typing import Any
 import click
 import pytest
 
-from rmvdb import cli
 from rmvdb.app import config, settings
+from rmvdb.cli import main as cli
 from tests.docs.blocks import ALL, PAGES, ROOT, WRITTEN, Block, rmvdb_lines, spans
 
 LINES = list(rmvdb_lines())

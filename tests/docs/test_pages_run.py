@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 import rmvdb
-from rmvdb import cli
+from rmvdb.cli import main as cli
 from rmvdb.engines import lite
 from rmvdb.learning.method import Method, TrainingSettings
 from tests.docs.blocks import WRITTEN, Block, blocks

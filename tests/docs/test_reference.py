@@ -10,8 +10,8 @@ import pytest
 
 import rmvdb
 from docs import generate
-from rmvdb import cli
 from rmvdb.app import settings
+from rmvdb.cli import main as cli
 from rmvdb.planning.orders.table import ORDERS
 from tests.docs.blocks import PAGES, README, WRITTEN
 

@@ -147,7 +147,7 @@ def test_a_record_that_a_client_deleted_and_wrote_again_before_the_registry_went
     if when == "after the decision":  # that another program deleted it
         gallery.store.delete(gallery.task.old[0], [3])
         decided(gallery)
-        assert unpack_ids(gallery.registry.batches(gallery.upgrade.id)[0].gone) == [3]
+        assert unpack_ids(gallery.registry.batches(gallery.upgrade.id)[0].remove_from_new) == [3]
     gallery.source.of[3] = "newer"
     with gallery.client() as client:
         client.delete([3])

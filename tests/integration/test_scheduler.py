@@ -38,20 +38,20 @@ def test_an_upgrade_is_worked_on_once_and_goes_on_when_more_is_asked_for(
 ) -> None:
     """Not once a second for as long as the upgrade rests."""
     gallery = make(tmp_path, records=40, deployed=False)
-    registry, upgrade, led = gallery.registry, gallery.upgrade.id, list[str]()
+    registry, upgrade, leaders = gallery.registry, gallery.upgrade.id, list[str]()
     lead = registry.lead
-    monkeypatch.setattr(registry, "lead", lambda *args, **options: led.append(args[1]) or lead(*args, **options))
+    monkeypatch.setattr(registry, "lead", lambda *args, **options: leaders.append(args[1]) or lead(*args, **options))
     registry.set_upgrade(upgrade, plan=replace(gallery.upgrade.plan, **asked))
     with at_work(gallery):
         wait_until(lambda: registry.progress(upgrade).done == done and registry.progress(upgrade).begun == 0)
         time.sleep(2.0)  # it may be at the end of its last look
-        before = len(led)
+        before = len(leaders)
         time.sleep(3.0)
-        assert len(led) == before
+        assert len(leaders) == before
     with at_work(gallery):  # another one goes on with it once: its times may be longer
-        wait_until(lambda: len(led) > before)
+        wait_until(lambda: len(leaders) > before)
         time.sleep(2.0)
-        assert len(led) == before + 1
+        assert len(leaders) == before + 1
         registry.set_upgrade(upgrade, plan=gallery.upgrade.plan)
         wait_until(lambda: registry.upgrade(upgrade).phase == Phase.CUT_OVER)
     registry.close()

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pymilvus import MilvusClient
+
 from rmvdb.errors import EngineUnavailable
 from tests.stress.application import SHARDS
 from tests.stress.engines import Breakable, Emptied, Rewindable
@@ -29,6 +31,8 @@ RECOVERING = 5.0
 SUSPENDED = 10.0
 #: Seconds of a plain search after which one of rmvdb's is asked again: `search.longest_search` of the project.
 SLOW = 1.5
+#: Seconds within which a server that has recovered shows what was written last.
+SHOWS_WITHIN = 3.0
 #: Seconds without any progress after which something hangs: on an overloaded machine planning alone takes minutes.
 PATIENCE = 600.0
 
@@ -197,6 +201,25 @@ class Parts:
         if far != self.progress[0] or verified > self.progress[1]:
             self.progress = far, verified, time.monotonic()
         return time.monotonic() - self.progress[2] < PATIENCE
+
+    def _recovered(self) -> bool:
+        """Return whether a server shows what was written last, in each collection that is searched.
+
+        After a restart it reads again all that it had not flushed, which takes the longer the longer ago that was. A server that
+        is restarted before its end never shows anything (`tests/bench/replay.py`).
+        """
+        if self.engine.address is None:
+            return True
+        with self.whole:
+            legs = self.app.registry.plan("things").legs
+        try:
+            client = MilvusClient(uri=self.engine.address, timeout=SHOWS_WITHIN, dedicated=True)
+            for leg in legs:
+                client.query(leg.collection, filter="", limit=1, consistency_level="Strong", timeout=SHOWS_WITHIN, retry_times=0)
+            client.close()
+        except Exception:  # noqa: BLE001 (whatever it is, it isn't an answer)
+            return False
+        return True
 
     @contextmanager
     def _away(self) -> Iterator[None]:

@@ -124,6 +124,8 @@ class Trouble(Moments):
 
     def _restart(self) -> None:
         part = self.random.choice(self.breakable)
+        if part is self.engine and not self._recovered():
+            return
         started = time.monotonic()
         part.restart(kill=self.random.random() < 0.5)
         self.away.append((started, time.monotonic()))

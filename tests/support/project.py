@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import rmvdb
-from rmvdb import cli
 from rmvdb.app import wiring
 from rmvdb.app.wiring import App
+from rmvdb.cli import main as cli
 from rmvdb.engines import lite
 from rmvdb.types import Index
 

@@ -198,18 +198,18 @@ class _Writer:
         ):
             return _TEST_LATER
         if name.type == "DOUBLE":
-            sure = False
+            known_good = False
         elif left.sign in "/%":
-            sure = self._dialect.divides and by > 0
-            if not sure:
+            known_good = self._dialect.divides and by > 0
+            if not known_good:
                 return _TEST_LATER
         else:  # past 64 bits engines wrap around to the smallest number
-            sure = abs(by) < _SAFE and abs(right) < _LARGE and (left.sign != "*" or name.type != "INT64")
-        if not sure and sign == "!=":
+            known_good = abs(by) < _SAFE and abs(right) < _LARGE and (left.sign != "*" or name.type != "INT64")
+        if not known_good and sign == "!=":
             return _TEST_LATER
         step = {"+": "-", "-": "+"}.get(left.sign, left.sign) if by < 0 else left.sign
         by = abs(by) if step != left.sign else by
-        return _Part(f"{name.name} {step} {literal(by)} {sign} {literal(right)}", exact=sure)
+        return _Part(f"{name.name} {step} {literal(by)} {sign} {literal(right)}", exact=known_good)
 
     def _length(self, name: Name, sign: str, right: Literal | Name) -> _Part:
         if name.type == OPEN or sign not in ("==", "!=") or isinstance(right, Name):

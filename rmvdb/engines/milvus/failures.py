@@ -18,14 +18,14 @@ MISSING, NOT_LOADED = 100, 101
 SEGCORE = 2000
 #: Milvus' own codes for "not now": unavailable, busy, rate limit, (not) recovering, no replica, channel, segment (it was merged
 #: into another one meanwhile) or node.
-_PASSING = {2, 4, 8, 103, 106, 401, 500, 501, 503, 600, 601, 602, 901, 902, 903, 904}
+_TRANSIENT_CODES = {2, 4, 8, 103, 106, 401, 500, 501, 503, 600, 601, 602, 901, 902, 903, 904}
 #: Codes for a request that is refused before anything is done: denied, no such collection or field, an invalid parameter (6 is
 #: Lite 3's code for it).
 _INVALID = {6, 9, MISSING, 1100, 1700, 1701}
 #: pymilvus' code for a channel that it could not open.
 _NOT_CONNECTED = 2
 #: The words of Milvus and Lite under a code that says nothing (unexpected error, segcore), by code.
-_PASSING_TEXT = {
+_TRANSIENT_TEXT = {
     65535: re.compile(
         r"no available shard|channel .*not available|not (ready|healthy|serviceable)|recovering"
         r"|node .*(offline|not match|not found)|delegator not found|segment not found\[segment="
@@ -33,7 +33,7 @@ _PASSING_TEXT = {
     ),
     SEGCORE: re.compile(r"mmap manager has not been init", re.IGNORECASE),  # Lite answers a moment before it has started
 }
-_PASSING_TEXT[1] = _PASSING_TEXT[65535]  # servers before 2.3
+_TRANSIENT_TEXT[1] = _TRANSIENT_TEXT[65535]  # servers before 2.3
 #: The words of segcore and of a server for an answer over their limit, which they estimate from the average record.
 _TOO_LARGE = re.compile(r"results exceed the (limit size|maxOutputSize)")
 #: How often a call that got no answer is sent again, if it is neither patient nor permitted.
@@ -63,7 +63,7 @@ class Failure(enum.Enum):
 
 
 #: The failures after which a call may be sent again.
-PASSING = {Failure.BUSY, Failure.SILENT, Failure.CUT}
+TRANSIENT = {Failure.BUSY, Failure.SILENT, Failure.CUT}
 
 
 def classify(exc: BaseException, *, sent: bool, quoted: str = "") -> Failure:
@@ -79,11 +79,11 @@ def classify(exc: BaseException, *, sent: bool, quoted: str = "") -> Failure:
         return Failure.BUSY if away else Failure.REFUSED
     if status:
         return _by_status(status, exc)
-    if code in _PASSING or getattr(exc, "retriable", False):
+    if code in _TRANSIENT_CODES or getattr(exc, "retriable", False):
         return Failure.BUSY
     if code in _INVALID or getattr(exc, "is_input_error", False):
         return Failure.REFUSED
-    if _says_closed(exc) or (code in _PASSING_TEXT and _PASSING_TEXT[code].search(_without(_said(exc), quoted))):
+    if _says_closed(exc) or (code in _TRANSIENT_TEXT and _TRANSIENT_TEXT[code].search(_without(_said(exc), quoted))):
         return Failure.BUSY
     return Failure.FAILED
 
@@ -118,7 +118,7 @@ def next_step(failure: Failure, seen: Mapping[Failure, int], *, cuts: int, patie
     """
     if failure is Failure.CUT and seen[failure] >= cuts:
         return Step.KILLED
-    if failure not in PASSING or late:
+    if failure not in TRANSIENT or late:
         return Step.FATAL
     if failure is not Failure.SILENT:
         return Step.RETRY

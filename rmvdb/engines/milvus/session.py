@@ -19,7 +19,7 @@ from rmvdb.engines.milvus.driver import ONCE, foreign_errors, timestamp
 from rmvdb.engines.milvus.failures import (
     MISSING,
     NOT_LOADED,
-    PASSING,
+    TRANSIENT,
     Failure,
     Step,
     broken,
@@ -223,7 +223,7 @@ class Session:
             except foreign_errors() as exc:
                 cause = exc
             failure = self._classified(cause, client, request)
-            if client and (failure is Failure.CUT or (failure in PASSING and broken(cause))):
+            if client and (failure is Failure.CUT or (failure in TRANSIENT and broken(cause))):
                 connection.drop(client)
             seen[failure] += 1
             permitted, late = request.permit is not always, time.monotonic() > deadline
@@ -271,7 +271,7 @@ class Session:
         place, status, text = self.place(), status_of(exc), text_of(exc)
         if status == "DEADLINE_EXCEEDED":
             return EngineUnavailable(f"Milvus at {place} gave no answer within {within:g} s; look at its load and its log")
-        if failure in PASSING and code_of(exc) != NOT_LOADED:
+        if failure in TRANSIENT and code_of(exc) != NOT_LOADED:
             way_out = "see that it runs and that the address is right"
             return EngineUnavailable(f"Milvus at {place} cannot be reached ({text}); {way_out}")
         if status in ("UNAUTHENTICATED", "PERMISSION_DENIED"):

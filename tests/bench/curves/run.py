@@ -17,7 +17,7 @@ import numpy as np
 
 import rmvdb
 from rmvdb.app import wiring
-from rmvdb.cli import main as rmvdb_command
+from rmvdb.cli.main import main as rmvdb_command
 from rmvdb.cli.upgrading import upgrade as upgrade_command
 from tests.bench.curves import memo
 from tests.bench.curves.cases import Case

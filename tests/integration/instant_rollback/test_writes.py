@@ -100,7 +100,7 @@ def test_clients_that_die_while_the_copy_is_made_leave_no_difference(gallery: Ga
         if collection == row.old_collections[0]:
             raise KeyboardInterrupt
 
-    def cut_off(words: str) -> None:
+    def rest_until_expired(words: str) -> None:
         if "until every search would see it" in words:
             gallery.store.after = die
             with gallery.client() as client:
@@ -112,7 +112,7 @@ def test_clients_that_die_while_the_copy_is_made_leave_no_difference(gallery: Ga
             grow_old(gallery.registry, seconds=WRITE_LASTS + 1)
             gallery.store.after = lambda call, collection: None
 
-    conductor.say = cut_off
+    conductor.say = rest_until_expired
     conductor.deploy(row)
     assert gallery.records(*row.old_collections).keys() == gallery.source.of.keys()
     go_on(gallery, row)
@@ -170,9 +170,9 @@ def test_the_original_is_written_by_its_own_model_where_there_is_one_else_throug
     with gallery.client() as client:
         put(gallery, client, 7, "written since")
     [written] = gallery.store.get(ORIGINAL, [7], vector=True)
-    led = gallery.loaded_models.apply(psi, vector("v2", "written since")[None])[0]
+    mapped = gallery.loaded_models.apply(psi, vector("v2", "written since")[None])[0]
     own = vector("v1", "written since")
-    assert np.allclose(written.vector, own if there else led, atol=1e-6)  # type: ignore[arg-type]
+    assert np.allclose(written.vector, own if there else mapped, atol=1e-6)  # type: ignore[arg-type]
     back(gallery, row)
     with gallery.client() as client:
         assert client.plan.embedders == (("v1",) if there else ("v2",))

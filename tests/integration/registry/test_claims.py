@@ -100,7 +100,7 @@ def test_a_batch_goes_its_way(registry: Registry, upgrade: UpgradeRow) -> None:
     registry.copied(batch, requeue=[], aside={})
     waiting = claim(registry, upgrade, "w2", grace=60.0)
     due = claimed(registry, upgrade, "w2")
-    registry.advance(due, BatchState.REMOVING, remove=pack_ids([1, 2]), again=pack_ids([3]))
+    registry.advance(due, BatchState.REMOVING, remove=pack_ids([1, 2]), requeue=pack_ids([3]))
     registry.retire(due, moved=2, requeue=[3])
     first, requeued = registry.batches(upgrade.id)
 
@@ -199,7 +199,7 @@ def test_a_copied_batch_is_said_to_be_copied_twice_where_the_first_answer_was_lo
     for _ in range(2):
         registry.copied(batch, requeue=[1], aside={2: "bad"})
     (row,) = registry.batches(upgrade.id)
-    assert (row.state, row.count, unpack_ids(row.again)) == (BatchState.COPIED, 1, [1])
+    assert (row.state, row.count, unpack_ids(row.requeue)) == (BatchState.COPIED, 1, [1])
 
 
 def test_a_batch_that_was_being_written_is_begun_again(registry: Registry, upgrade: UpgradeRow) -> None:
@@ -272,7 +272,7 @@ def test_a_batch_that_a_worker_leaves_half_written_is_free_once_its_lease_has_ru
     """A call of it that failed may still arrive; until then clients wait, and its own heartbeat does not hold it."""
     registry.add_batches(upgrade.id, [([1], None)], first=1)
     batch = claimed(registry, upgrade)
-    registry.advance(batch, state, gone=pack_ids([1]))
+    registry.advance(batch, state, remove_from_new=pack_ids([1]))
     write = opened(registry, [1])
 
     def renewed() -> set[Claim]:

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from rmvdb import cli
+from rmvdb.cli import main as cli
 from rmvdb.cli import output, progress, searching
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from rmvdb import cli
+from rmvdb.cli import main as cli
 from rmvdb.items.kinds import KINDS, REQUIRED, Kind
 
 

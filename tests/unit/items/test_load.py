@@ -37,6 +37,12 @@ def nothing():
 def function(items):
     return items
 
+def lenient(items=()):
+    return list(items)
+
+def choosy(items=None):
+    return [len(item) for item in items]
+
 class Holder:
     inner = Embedder(5.0)
 
@@ -80,6 +86,12 @@ def test_an_embedder_is_an_object_or_what_makes_one(folder: Path, spec: str, opt
         ("usermodels:Embedder", {"scale": -1}, r"fails to load: ValueError: no negative scale"),
         ("usermodels:nothing", {}, r"gives a NoneType without embed\(items\); give it a method"),
         ("usermodels:function", {}, r"cannot be made with options \[\]: missing a required argument"),
+        (
+            "usermodels:lenient",
+            {},
+            r"gives a list .*; give it a method .*, add the line `class Embedder: embed = staticmethod\(lenient\)`",
+        ),
+        ("usermodels:choosy", {}, r"fails to load: TypeError.*, add the line `class Embedder: embed = staticmethod\(choosy\)`"),
         ("usermodels:number", {}, r"gives a int without embed\(items\)"),
         ("usermodels:module", {}, r"gives a Linear without embed\(items\); wrap it: TorchEmbedder\(module, preprocess\)"),
         ("usermodels:ready", {"scale": 3}, r"takes no options; remove scale"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from rmvdb import cli
+from rmvdb.cli import main as cli
 from rmvdb.learning.method import METHODS, Method
 from rmvdb.learning.training import OBJECTIVES
 

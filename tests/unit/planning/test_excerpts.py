@@ -38,7 +38,7 @@ def part(*, excerpts: bool) -> Part:
         held=np.zeros(20, dtype=np.bool_),
         vectors=old,
         lead=lambda vectors: vectors,
-        asked=old + 1,
+        own_queries=old + 1,
         as_queries=old + 2,
     )
     return Part(
@@ -71,7 +71,7 @@ def test_whether_a_record_finds_itself_is_asked_by_its_whole_item() -> None:
     made = part(excerpts=True)
     queries = made.of_themselves(20).query_set
     np.testing.assert_array_equal(queries.new, made.pairs.new)
-    np.testing.assert_array_equal(queries.behind[0], made.behind[0].asked)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(queries.behind[0], made.behind[0].own_queries)  # type: ignore[arg-type]
     whole = part(excerpts=False)  # a model with queries of its own embeds the item as a query
     assert whole.pairs.as_queries is not None
     np.testing.assert_array_equal(whole.of_themselves(20).query_set.new, whole.pairs.as_queries.new[3:])

@@ -334,7 +334,7 @@ def test_the_whole_gallery_as_it_is_served_now_is_what_a_start_is_compared_with(
 def test_the_naive_method_leaves_every_old_leg_as_it_is():
     sample = pairs()
     own = behind(sample)
-    for each in (own, replace(own, asked=own.vectors)):
+    for each in (own, replace(own, own_queries=own.vectors)):
         prediction = predict(sample, method=Method.NAIVE, settings=QUICK, behind=[each], **COSINE)
         assert prediction.start == prediction.end == (0.0, 0.0)
         assert prediction.curve == prediction.naive
@@ -342,8 +342,8 @@ def test_the_naive_method_leaves_every_old_leg_as_it_is():
 
 def test_a_leg_with_an_embedder_of_its_own_is_asked_with_that():
     sample = pairs()
-    own, led = behind(sample, asked=behind(sample).vectors), behind(sample)
-    one, two = (predict(sample, method=Method.RQT, settings=QUICK, behind=[each], **COSINE) for each in (own, led))
+    own, mapped = behind(sample, own_queries=behind(sample).vectors), behind(sample)
+    one, two = (predict(sample, method=Method.RQT, settings=QUICK, behind=[each], **COSINE) for each in (own, mapped))
     assert one.fitted.reverse.to_bytes() == two.fitted.reverse.to_bytes()
     assert one.curve.map[0] != two.curve.map[0]
 

@@ -43,7 +43,7 @@ def test_a_plan_that_a_released_version_wrote_is_read_whole() -> None:
     assert plan.legs(EpochName.BEFORE) == (OLD,)
     assert plan.epochs.keys() == {EpochName.BEFORE, EpochName.SERVING, EpochName.LATER, EpochName.FINAL}
     assert (plan.until, plan.cutover, plan.accept_missing, plan.switch) == (0.5, False, False, 0.3)
-    assert (plan.trained_on, plan.lift, plan.stand_in) == ("0a", None, None)
+    assert (plan.trained_on, plan.lift, plan.fallback_transforms) == ("0a", None, None)
     assert (plan.question["side"], plan.prediction, plan.cost) == ("meta", RELEASED["prediction"], {"records": 40})
 
 
@@ -72,7 +72,7 @@ def test_a_blend_is_kept_with_its_leg() -> None:
 
 def test_whether_a_roll_back_has_transforms_for_a_lost_embedder_is_kept() -> None:
     """An empty list says that the roll back goes through the archive; no list, that the original was kept."""
-    assert UpgradePlan.from_json(UpgradePlan(stand_in=()).to_json()).stand_in == ()
+    assert UpgradePlan.from_json(UpgradePlan(fallback_transforms=()).to_json()).fallback_transforms == ()
     assert "stand_in" not in UpgradePlan().to_json()
 
 
