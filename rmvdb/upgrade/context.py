@@ -75,7 +75,7 @@ class UpgradeContext:
         report: ReportProgress = lambda *_: None,
         stop: threading.Event | None = None,
     ) -> None:
-        self.services, self.say, self.announce, self.report = services, say, announce or say, report
+        self.services, self.say, self._announce, self.report = services, say, announce, report
         self.stop = stop or threading.Event()
         #: Seconds that it waits until a plan can come into force.
         self.patience = math.inf
@@ -119,6 +119,10 @@ class UpgradeContext:
             if self.stop.wait(LOOK):
                 raise errors.Stopped(RESUMABLE)
         self.hear_pause(False)
+
+    def announce(self, words: str) -> None:
+        """Say what it waits for."""
+        (self._announce or self.say)(words)
 
     def hear_pause(self, paused: bool) -> None:
         """Say once that it waits for the end of a pause, and once that it goes on."""
