@@ -267,7 +267,7 @@ class Demo:
         return tally
 
 
-#: What changes; the same for `plan` and `upgrade`, so that the plan that was made is the one that is used.
+#: The options that change; the same for `plan` and `upgrade`, so that the plan that was made is the one that is used.
 CHANGE = ("--from", "v1", "--to", "v2", "--labels", "label")
 
 

@@ -33,7 +33,7 @@ SEARCH_PAUSE, WRITE_PAUSE = 0.02, 0.5
 
 
 class Tally:
-    """What was done and what went wrong, counted by several threads."""
+    """Counts of calls and of errors, kept by several threads."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))

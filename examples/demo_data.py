@@ -31,7 +31,7 @@ class Part:
         return len(self.labels)
 
     def of_classes(self, count: int) -> Part:
-        """Those of the first classes."""
+        """Return the pictures of the first classes."""
         chosen = self.labels < count
         return Part(images=self.images[chosen], labels=self.labels[chosen])
 

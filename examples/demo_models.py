@@ -26,7 +26,7 @@ SCALE = 16.0
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a network looks like; it travels in the metadata of its weights."""
+    """The shape of a network; it travels in the metadata of its weights."""
 
     #: Pixels of a side, and 1 channel for grey or 3 for colour.
     side: int
@@ -99,7 +99,7 @@ def save(net: Net, path: Path) -> None:
 
 
 def load(path: Path | str) -> Net:
-    """What `save` wrote."""
+    """Return the network that `save` wrote."""
     with safe_open(path, "pt") as file:
         stored = json.loads(file.metadata()["shape"])
     net = Net(Shape(**{**stored, "widths": tuple(stored["widths"])}))

@@ -58,7 +58,7 @@ class Report:
         return [found.loaded_models.apply_head(version, each) for each in vectors]
 
     def _calibration(self, labelled: np.ndarray) -> calibration.Calibration:
-        """What makes a model's distances comparable with another's, learnt from the labelled pictures."""
+        """Learn from the labelled pictures how to make a model's distances comparable with another's."""
         labels = self.pictures.labelled.labels
         others = ~np.eye(len(labels), dtype=bool)
         return calibration.fit(_distances(labelled, labelled)[others], (labels[:, None] == labels[None, :])[others])
@@ -99,7 +99,7 @@ class Report:
         }
 
     def measured(self, name: str) -> Point:
-        """What `client.search` gave in one round."""
+        """The answers of `client.search` in one round."""
         ids, new = self._round(name)
         place = np.full(self.d_old.shape, np.inf)  # (Q, G)
         for row, ranked in enumerate(ids):
@@ -193,7 +193,7 @@ CURVES = (
     ("without_rescoring", "rmvdb without rescoring", PLAIN, "v"),
     ("curve", "rmvdb", RM, "o"),
 )
-#: What does not change with t: the end of its two keys, its label, its colour, its line.
+#: The lines that do not change with t: the end of its two keys, its label, its colour, its line.
 LEVELS = (
     ("offline", "offline re-index, ρ∘φ_new", OFFLINE, "--"),
     ("new", "new model alone, φ_new", OFFLINE, ":"),

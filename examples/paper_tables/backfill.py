@@ -42,7 +42,7 @@ class Plan:
 
     @property
     def variants(self) -> list[Plan]:
-        """What the better is taken of, as `rmvdb plan` does: a contrast of classes alone, and with Eq. 9 beside it."""
+        """The trainings to choose from, as `rmvdb plan` does: a contrast of classes alone, and with Eq. 9 beside it."""
         if not (self.labels and self.method.contrasts and self.settings.pull is None):
             return [self]
         return [replace(self, settings=replace(self.settings, pull=pull)) for pull in (0.0, 1.0)]
@@ -57,7 +57,7 @@ class Upgrade:
     recipes: dict[str, Recipe]
     seeds: Sequence[int]
     say: Say = print
-    #: What was trained: the same plan with and without calibration is trained once.
+    #: Trained plans: the same plan with and without calibration is trained once.
     fits: dict[tuple[Plan, int], Fitted] = field(default_factory=dict)
     #: Where measured rows are kept; None keeps none.
     remembered: Remembered | None = None
@@ -73,7 +73,7 @@ class Upgrade:
 
     @functools.cached_property
     def ground(self) -> Ground:
-        """What is to be found, re-embedded in the order of the old model's classification score."""
+        """The records to find, re-embedded in the order of the old model's classification score."""
         return self.ordered(self.workshop.embedded(self.recipes["old"], "gallery").score)
 
     def ordered(self, confidence: np.ndarray) -> Ground:
@@ -136,7 +136,7 @@ class Upgrade:
         return self.legs("searched", new=plan.new).served(self._fitted(plan, seed), self._side(plan, "gallery"))
 
     def _tuned(self, plan: Plan, seed: int) -> tuple[float, Calibrations]:
-        """What it is worth on the kept pictures that it has not learnt from, and the calibrations."""
+        """Return its worth on the kept pictures that it has not learnt from, and the calibrations."""
         fitted, (_, check) = self._fitted(plan, seed), self.halves
         if fitted.lift is not None:  # a lifted gallery is of one space with the new one
             return 0.0, UNCALIBRATED
@@ -166,7 +166,7 @@ class Upgrade:
         return None if plan.side is None else self.workshop.embedded(self.recipes[plan.side], part).vectors
 
     def check_ground(self, plan: Plan) -> Ground:
-        """What the kept pictures that nothing has learnt from should find: those of their class, else the new model's nearest."""
+        """Return the records that unlearnt kept pictures should find: those of their class, else the new model's nearest."""
         check = self.halves[1]
         ground = Ground.of(self.task.pairs.take(check), None, self.workshop.embedded(self.recipes["old"], "pairs").score[check])
         if plan.labels:

@@ -275,6 +275,6 @@ def _note(path: Path) -> dict:
 
 
 def _read(path: Path) -> dict[str, Tensor] | None:
-    """What was written, None where it is not there or not what was written."""
+    """Return the contents that were written. Return None if the file is missing or damaged."""
     data = path.read_bytes() if path.is_file() else b""
     return load(data) if data and hashlib.sha256(data).hexdigest() == _note(path).get("sha256") else None

@@ -55,7 +55,7 @@ class Legs:
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """What each query should find, what it must not, both (Q, G), and the order (G,) in which the gallery is re-embedded."""
+    """The records that each query should and must not find, both (Q, G), and the order (G,) in which they are re-embedded."""
 
     relevance: Bools
     leave_out: Bools
@@ -126,7 +126,7 @@ def measured(legs: Legs, ground: Ground, calibrations: Calibrations = UNCALIBRAT
 
 
 def tuned(legs: Legs, ground: Ground, *, calibrate: bool = True, labels: bool = True) -> tuple[float, Calibrations]:
-    """What the curves of both halves of these records are worth, and calibrations of both legs.
+    """Return the worth of the curves of both halves of these records, and calibrations of both legs.
 
     Calibrated only where those that were fitted on one half raise the curve of the other; by relevance only with labels.
     """

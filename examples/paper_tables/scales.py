@@ -17,10 +17,10 @@ from rmvdb.learning.training import TrainingSettings
 LEAST_EPOCHS = 60
 #: The clipping norms of HBCT's old and new models (section 4.4).
 ZETAS = (1.0, 1.2)
-#: What pulls towards the old model, with the weights of classification and pull where they are not the loss's own: HBCT weighs
-#: every loss by a λ of its choice between 0 and 1, ours are chosen once, by the size of the terms.
+#: The losses that pull towards the old model, with the weights of classification and pull if they are not the loss's own: HBCT
+#: weighs every loss by a λ of its choice between 0 and 1, ours are chosen once, by the size of the terms.
 LOSSES = {"l2": (1.0, 0.01), "bct": None, "ract": None, "hoc": (1.0, 0.3), "advbct": (1.0, 0.3)}
-#: What is compared over five updates, by space.
+#: The losses that are compared over five updates, by space.
 SEQUENCE = {"": ("bct", "ract", "hoc"), "-hyperbolic": ("hbct",)}
 #: BiCT's new model is trained by BCT with this weight, then the old gallery is lifted.
 BICT = (1.0, 0.1)
@@ -103,7 +103,7 @@ class Scale:
 
 
 def chosen(device: torch.device, *, wider: bool) -> Scale:
-    """What suits the device; `wider`: the new model's architecture is larger than the old one's."""
+    """Return the scale that suits the device. `wider`: the new model's architecture is larger than the old one's."""
     if device.type == "cuda":
         return Scale(backbones=("resnet18", "resnet50" if wider else "resnet18"), epochs=LEAST_EPOCHS)
     return Scale(

@@ -104,7 +104,7 @@ def orders(upgrade: Upgrade, settings: TrainingSettings) -> Rows:
 
 
 def ablation(upgrade: Upgrade, settings: TrainingSettings) -> Rows:
-    """What each part of the default settings adds, with labels and without."""
+    """Measure what each part of the default settings adds, with labels and without."""
     yield from map(asdict, upgrade.alone())
     yield asdict(upgrade.planned("naive", Plan(method=Method.NAIVE)))
     yield asdict(upgrade.planned("rqt", Plan(method=Method.RQT, settings=settings)))

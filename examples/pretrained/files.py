@@ -61,7 +61,7 @@ WHEELS = {
     ),
 }
 
-#: What pip is to look for, whatever it runs on.
+#: The platforms for which pip looks, wherever it runs.
 PLATFORM = ("--only-binary=:all:", "--implementation=cp", "--python-version=3.11", "--platform=manylinux2014_x86_64")
 
 

@@ -1,4 +1,4 @@
-"""What many deletions do to a search of the old collection, and what a compaction that is asked for changes.
+"""Measure what many deletions do to a search of the old collection, and what a compaction on request changes.
 
     python tests/bench/deletes.py [RECORDS]
 

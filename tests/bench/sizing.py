@@ -1,4 +1,4 @@
-"""What an upgrade of 1 M, 100 M and 10 B records needs, from what one of some thousand records took: a table.
+"""Compute what an upgrade of 1 M, 100 M and 10 B records needs, from one of some thousand records: a table.
 
 python tests/bench/sizing.py [--dim 768] [--batch 500]
 
@@ -33,7 +33,7 @@ SPEEDS = (100, 1_000, 10_000, 100_000)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taken:
-    """What an upgrade took: bytes, files, and seconds to list the files."""
+    """The costs of an upgrade: bytes, files, and seconds to list the files."""
 
     archive: int
     files: int

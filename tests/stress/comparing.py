@@ -1,4 +1,4 @@
-"""What a stress run compares: searches with the truth, and collections with it."""
+"""The comparisons of a stress run: searches with the truth, and collections with it."""
 
 from __future__ import annotations
 

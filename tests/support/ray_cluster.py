@@ -29,7 +29,7 @@ HEAD, NODE = "gcs_server", "raylet"
 class RayCluster:
     """The nodes. The first that is added is the head."""
 
-    #: What nodes and drivers begin with, as where rmvdb starts Ray itself.
+    #: The environment that nodes and drivers begin with, as where rmvdb starts Ray itself.
     ENVIRONMENT: ClassVar = {**ray_workers.QUIET, **ray_workers.LOOPBACK, "OMP_NUM_THREADS": "1"}
 
     def __init__(self) -> None:

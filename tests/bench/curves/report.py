@@ -10,7 +10,7 @@ from typing import Any
 #: Colours that differ in lightness too, so that the picture can be read without them.
 COLOURS = {"auto": "#0b6e4f", "naive": "#d1495b", "blend": "#edae49"}
 OTHER, LEVEL = "#8d99ae", "#30638e"
-#: What was hoped for, by case: Gain with one model a query, with two, and with rescoring 20; and then M_0 as a share of v2 alone.
+#: The aims, by case: Gain with one model a query, with two, and with rescoring 20; and then M_0 as a share of v2 alone.
 AIMS: dict[str, tuple[float | None, ...]] = {
     "a": (0.85, 0.85, 1.0, 0.99),
     "b": (None, 0.44, 0.9, 0.95),

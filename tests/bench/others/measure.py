@@ -1,4 +1,4 @@
-"""What is measured of a system at a moment of its backfill."""
+"""The measurements of a system at a moment of its backfill."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Rmvdb:
 
     @property
     def chosen(self) -> str:
-        """What the plan is: its method, its order, and how many hits it rescores."""
+        """Say what the plan is: its method, its order, and how many hits it rescores."""
         opened = wiring.load(None)
         try:
             row = max(opened.registry.upgrades(opened.registry.gallery(GALLERY).id), key=lambda each: each.id)
