@@ -194,7 +194,7 @@ HIDDEN = {"rmvdb.Client": ["!^_", "!^CALLS$", "!^delete_those$"]}
 
 
 def python() -> str:
-    """What mkdocstrings is asked for: every public name."""
+    """Ask mkdocstrings for every public name."""
     lines = ["# Python", "", "Every public name. The errors of `rmvdb.errors` have [a page of their own](errors.md)."]
     for module, names in public().items():
         lines += ["", f"## {module}"]

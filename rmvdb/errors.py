@@ -1,7 +1,7 @@
 """Every exception of rmvdb. Each message names the thing, the value and the way out.
 
 RmvdbError                    something failed (exit code 1)
-├── UsageError                you can correct it: ask in another way (exit code 2)
+├── UsageError                the request is wrong, and you can correct it (exit code 2)
 │   ├── ConfigError           a setting is unknown, malformed or out of range
 │   ├── UnknownName           no model version, gallery, upgrade … has that name
 │   ├── AlreadyExists         something else has that name
@@ -16,7 +16,7 @@ RmvdbError                    something failed (exit code 1)
 ├── EngineError               the vector engine refused a call
 │   ├── EngineUnavailable     the vector engine cannot be reached
 │   ├── EngineKilled          the vector engine ended during a call, several times
-│   ├── Refused               the vector engine refused a call and did nothing of it
+│   ├── Refused               the vector engine refused a call and changed nothing
 │   │   └── Unwritable        a collection cannot hold a record
 │   ├── AnswerTooLarge        the records of one answer are larger than the vector engine allows
 │   ├── CollectionMissing     no collection has that name
@@ -74,9 +74,9 @@ class RmvdbError(Exception):
 
 
 class UsageError(RmvdbError):
-    """You can correct it: ask in another way.
+    """The request is wrong, and you can correct it.
 
-    Remedy: Ask again in the way that the message names.
+    Remedy: Correct the request as the message says.
     """
 
     exit_code = 2
@@ -193,7 +193,7 @@ class EngineKilled(EngineError):
 
 
 class Refused(EngineError):
-    """The vector engine refused a call and did nothing of it.
+    """The vector engine refused a call and changed nothing.
 
     Remedy: Change what the message names, such as a right, a limit or a parameter, then call again.
     """
@@ -333,24 +333,24 @@ class RecordsMissing(RmvdbError):
 
 
 class StalePlan(RmvdbError):
-    """A client's serving plan is too old. An answer by it could miss records.
+    """A client's serving plan is too old, so an answer could miss records.
 
-    Remedy: Call again once the registry answers; look at it with `rmvdb doctor`. After a long pause, connect again.
+    Remedy: Call again when the registry answers. `rmvdb doctor` checks it. After a long pause, connect again.
     """
 
 
 class NotServed(RmvdbError):
-    """An application cannot serve the next plan yet, and the longest wait for it is over.
+    """An application cannot serve the next plan yet, and rmvdb has waited for it for the longest time allowed.
 
-    Remedy: Correct the application that the message names, or leave it behind with `--force`, then run the same command
-    again.
+    Remedy: Correct the application that the message names, then run the same command again. To go on without the
+    application, add `--force`.
     """
 
 
 class LeaseLost(RmvdbError):
     """Another worker has taken over this batch.
 
-    Remedy: Nothing is to be done: the other worker goes on with the batch. Raise `backfill.lease` if it happens often.
+    Remedy: Do nothing: the other worker continues the batch. If this happens often, raise `backfill.lease`.
     """
 
 

@@ -42,11 +42,11 @@ HEADS = {
     ),
 }
 HEADS["updates"] = ("model", "CMC@1 trained alone", "self", "in the galleries of models 0, 1 …", "P_com there (–: undefined)")
-#: What tells a kind of table by its rows.
+#: The key of a row that tells the kind of its table.
 SIGNS = {"backfill": "curve", "updates": "p_com", "compatible": "self_cmc"}
 #: Networks that no paper has a name for.
 NETWORKS = {"small": "a network of four convolutions", "small-wide": "a wider one"}
-#: Those in front of heads.
+#: The frozen networks in front of heads.
 FROZEN = {"lite0": "EfficientNet-Lite0 at 112 pixels", "lite2": "EfficientNet-Lite2 at 160 pixels"}
 
 
@@ -94,7 +94,7 @@ def rounded(value: Any) -> Any:
 
 
 def _small(found: dict[str, Any]) -> list[str]:
-    """What a table of small scale, or of heads, says first of all."""
+    """Return the first lines of a table of small scale, or of heads."""
     if found["scale"] == "heads":
         networks = " and, for the new models, of ".join(FROZEN.get(name, name) for name in found["backbones"])
         return [

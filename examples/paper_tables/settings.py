@@ -26,9 +26,9 @@ from rmvdb.types import Metric, Record
 TRAINED = (Method.RQT, Method.CL_S, Method.CL_M, Method.MCL, Method.RM)
 #: HBCT's Table 1: each space with its own old model and its own new one trained alone.
 SPACES = {"": ("l2", "bct", "ract", "advbct", "hoc"), "-hyperbolic": ("hbct-no-entail", "hbct")}
-#: What the table is not as FCT has it: `training` makes h four times as wide as the new space.
+#: The one difference from FCT's table: `training` makes h four times as wide as the new space.
 LIFTED = f"the hidden layers of h (fct, fct-side, bict) have a width of {4 * DIM}, FCT's of 2,048"
-#: The rows, one after the other; what each is a dictionary of is in `Row` and in `compatibility`.
+#: The rows, one after the other. `Row` and `compatibility` say which keys each dictionary has.
 Rows = Iterator[dict[str, Any]]
 
 

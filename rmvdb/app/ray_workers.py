@@ -62,7 +62,7 @@ class Places:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What an actor needs to work as `rmvdb worker` would here.
+    """All that an actor needs to work as `rmvdb worker` would here.
 
     It reaches actors inside Ray's messages. Ray logs the environment of actors, so a password must not be sent as a variable.
     """
@@ -116,7 +116,7 @@ class RayWorkers:
         actors = [actor.remote(job) for _ in range(places.actors)]
         #: The actors that have not ended, by the answer that `run` owes.
         self._running = {each.run.remote(): each for each in actors}
-        #: What `ready` owes of the actors that never had a process.
+        #: The answers that `ready` owes, for the actors that never had a process.
         self._unplaced = [each.ready.remote() for each in actors]
         #: The unanswered calls of `stop`, by the same, and when they were made.
         self._asked: dict[Any, tuple[Any, float]] = {}

@@ -1,4 +1,4 @@
-"""What an engine takes, where engines differ."""
+"""The limits of an engine, where engines differ."""
 
 from __future__ import annotations
 

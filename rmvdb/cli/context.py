@@ -39,17 +39,17 @@ def allow(app: App, *specs: str | None) -> None:
 
 
 def active_upgrade(gallery: str | None) -> tuple[App, UpgradeRow]:
-    """Return the app and the gallery's upgrade. Raise WrongPhase if the gallery is in none."""
+    """Return the app and the gallery's upgrade. Raise WrongPhase if the gallery has none in progress."""
     app = open_app()
     return app, upgrade_of(app, gallery)
 
 
 def upgrade_of(app: App, gallery: str | None) -> UpgradeRow:
-    """Return the gallery's upgrade. Raise WrongPhase if the gallery is in none."""
+    """Return the gallery's upgrade. Raise WrongPhase if the gallery has none in progress."""
     name = app.gallery_name(gallery)
     row = app.registry.active_upgrade(app.registry.gallery(name).id)
     if row is None:
-        raise errors.WrongPhase(f"Gallery {name!r} is in no upgrade{_last(app, name)}")
+        raise errors.WrongPhase(f"Gallery {name!r} has no upgrade in progress{_last(app, name)}")
     return row
 
 
@@ -60,7 +60,7 @@ def _last(app: App, name: str) -> str:
     past = latest(app.registry.upgrades(app.registry.gallery(name).id))
     if past and app.registry.plan(name).legs[0].collection == past.new_collection:
         back = f"--from {past.to_version} --to {past.from_version}"
-        return f": the last one was cleaned up, and only another leads back: rmvdb upgrade {back}"
+        return f", and the last one is cleaned up; to go back, begin another: rmvdb upgrade {back}"
     return "; begin one: rmvdb upgrade --from OLD --to NEW"
 
 

@@ -61,10 +61,9 @@ def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool) -> Non
     with conducting(app, gallery) as (conductor, report):
         if missing := conductor.gone(row):
             if not yes:
-                question = (
-                    f"{' and '.join(missing)} is gone: make it again, without records, and look for what can be put back there"
-                )
-                output.agree(question, "made", "rmvdb verify --repair --yes")
+                are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+                question = f"{' and '.join(missing)} {are} gone. Create {them} again, empty, and look for the lost records?"
+                output.agree(question, "created", "rmvdb verify --repair --yes")
             conductor.make_again(row)
         lost = conductor.lost(row)
         if lost.for_good:
@@ -72,16 +71,15 @@ def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool) -> Non
             report.say(f"{counted(len(lost.for_good), 'record is', 'records are')} lost for good, such as {names}")
         what = _what_repair_does(lost)
         if not what:
-            report.say("nothing that was moved can be put back, and nothing is there that was not written")
+            report.say("no lost record can be put back, and every other record matches its last known write")
             return
         if not yes:
-            sentence = "; ".join(what)
-            output.agree(sentence[0].upper() + sentence[1:], "changed", "rmvdb verify --repair --yes")
+            output.agree(f"{' '.join(what)} Do this?", "changed", "rmvdb verify --repair --yes")
         conductor.repair(row, lost, app.worker())
 
 
 def _what_repair_does(lost: Lost) -> list[str]:
-    """Say what a repair would do, a clause for each kind of record."""
+    """Say what a repair would do, a sentence for each kind of record."""
     from rmvdb.upgrade.lost import count_of
 
     places = {
@@ -89,30 +87,30 @@ def _what_repair_does(lost: Lost) -> list[str]:
         "the archive": count_of(lost.archived),
         "the original": len(lost.in_original),
     }
-    what = [f"put back {counted(number, 'record')} from {place}" for place, number in places.items() if number]
+    what = [f"Put back {counted(number, 'record')} from {place}." for place, number in places.items() if number]
     if lost.in_source:
         what.append(
-            f"restore {counted(len(lost.in_source), 'record')} from the source alone, such as {lost.in_source[0]!r}: nothing "
-            "holds the fields any more"
+            f"Restore {counted(len(lost.in_source), 'record')} from the source alone, such as {lost.in_source[0]!r}, because "
+            f"{'its' if len(lost.in_source) == 1 else 'their'} fields are lost."
         )
     if lost.late:
         late = counted(len(lost.late), "record")
-        what.append(f"move {late} that came into the old collection after the cut-over, such as {lost.late[0]!r}")
+        what.append(f"Move {late} that came into the old collection after the cut-over, such as {lost.late[0]!r}.")
     found = lost.unexplained
     if found.unknown:
         what.append(
-            f"keep {counted(len(found.unknown), 'record')} of which no write is known, such as {found.unknown[0]!r}: the "
-            "registry may have gone back"
+            f"Keep {counted(len(found.unknown), 'record')} without a known write, such as {found.unknown[0]!r}: the registry "
+            "may have gone back."
         )
     if found.changed:
         what.append(
-            f"keep {counted(len(found.changed), 'record')} as found, such as {found.changed[0]!r}, although the last known "
-            "write left it otherwise: write it again if that write was the last"
+            f"Keep {counted(len(found.changed), 'record')} as found, such as {found.changed[0]!r}, which differs from its last "
+            "known write: write it again if no later write changed it."
         )
     if found.absent:
         what.append(
-            f"take {counted(len(found.absent), 'record')} for deleted, such as {found.absent[0]!r}, of which a write is known: "
-            "write it again unless it was deleted on purpose"
+            f"Count {counted(len(found.absent), 'record')} as deleted, such as {found.absent[0]!r}, which has a known write: "
+            "write it again unless it was deleted on purpose."
         )
     return what
 
@@ -143,7 +141,7 @@ def cutover(gallery: str | None, accept_missing: bool, force: bool) -> None:
 def cleanup(gallery: str | None, accept_missing: bool, yes: bool) -> None:
     """Drop the old collections, the archive and the work list. You cannot roll back afterwards. It asks first.
 
-    It refuses if the new collection has lost a record that was moved: the archive may be the last to hold it.
+    It refuses if the new collection has lost a moved record, because the archive may hold the only copy.
 
     \b
     Example:
@@ -154,7 +152,7 @@ def cleanup(gallery: str | None, accept_missing: bool, yes: bool) -> None:
         raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
     if not (yes or row.phase == "cleaning up"):
         old = " and ".join(_described(app, each) for each in row.leaving)
-        output.agree(f"Drop {old} and the archive? rmvdb rollback is impossible afterwards", "dropped", "rmvdb cleanup --yes")
+        output.agree(f"Drop {old} and the archive? You cannot roll back afterwards", "dropped", "rmvdb cleanup --yes")
     with conducting(app, gallery) as (conductor, _):
         conductor.clean_up(row, accept_missing=accept_missing)
 
@@ -183,10 +181,10 @@ def gc(dry_run: bool, yes: bool, as_json: bool) -> None:
         _print_garbage(garbage)
     if not (dry_run or garbage.nothing):
         if not yes:
-            output.agree("Take it away? Nothing brings it back", "taken", "rmvdb gc --yes")
+            output.agree("Remove all this? You cannot undo it", "removed", "rmvdb gc --yes")
         garbage = collector.run(remove=True)
         if not as_json:
-            output.echo("taken")
+            output.echo("removed")
     if as_json:
         output.print_json(garbage.to_json())
 
@@ -198,7 +196,7 @@ def _print_garbage(garbage: Found) -> None:
     if garbage.files:
         output.echo(f"home: {counted(garbage.files, 'file')}, {garbage.bytes / 1e6:,.1f} MB of archive, cache and artifacts")
     if garbage.nothing:
-        output.echo("nothing is left behind")
+        output.echo("nothing to remove")
     for sentence in garbage.kept:
         output.echo(f"kept: {sentence}")
 
@@ -207,7 +205,7 @@ def _print_garbage(garbage: Found) -> None:
 @gallery_option
 @force_option
 def rollback(gallery: str | None, force: bool) -> None:
-    """Go back to the old model by an upgrade whose vectors come from the archive.
+    """Go back to the old model. The old vectors come from the archive.
 
     Ctrl-C stops it. Run the same command to resume. If the upgrade took the place of another one, that one continues after
     rmvdb cleanup.

@@ -216,7 +216,11 @@ def gallery_settle(name: str | None) -> None:
 
 @gallery.command("take")
 @click.argument("name")
-@click.option("--from-lost-registry", is_flag=True, help="Its registry is lost, or newer than this one, and never returns.")
+@click.option(
+    "--from-lost-registry",
+    is_flag=True,
+    help="The registry that owns the gallery is lost for good. It may be a newer state of this registry.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
     """Take a gallery from a registry that is lost for good.
@@ -230,11 +234,12 @@ def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
     app = open_app()
     if not from_lost_registry:
         raise errors.UsageError(
-            "A gallery can only be taken from a registry that is lost: rmvdb gallery take --from-lost-registry; else use that one"
+            f"rmvdb takes gallery {name!r} only if its registry is lost for good; if it is, add --from-lost-registry, else use "
+            "that registry"
         )
     if not yes:
         output.agree(
-            f"Take gallery {name} from its registry? If that is still in use, records get lost",
+            f"Take gallery {name} from its registry? If that registry is still in use, you lose records",
             "taken",
             "rmvdb gallery take --from-lost-registry --yes",
         )
@@ -265,7 +270,7 @@ def gallery_remove(name: str, drop: bool, yes: bool) -> None:
     going = [each.name for each in _collections(app, row) if drop and not each.adopted]
     what = f" and drop {' and '.join(going)} with {counted(sum(map(app.store.count, going)), 'record')}" if going else ""
     if not yes:
-        output.agree(f"Forget gallery {name}{what}? Nothing brings it back", "forgotten", "rmvdb gallery remove --yes")
+        output.agree(f"Forget gallery {name}{what}? You cannot undo it", "forgotten", "rmvdb gallery remove --yes")
     left = galleries.remove_gallery(app.registry, app.store, row, drop=drop)
     stays = f"; {' and '.join(left)} {'stays' if len(left) == 1 else 'stay'} in the engine" if left else ""
     output.echo(f"gallery {name} is forgotten{stays}")

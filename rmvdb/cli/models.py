@@ -37,7 +37,7 @@ def model() -> None:
 )
 @click.option("--dim", type=click.IntRange(min=1), help="Dimension [default: measured].")
 @click.option("--kind", type=click.Choice(list(KINDS)), help="The kind of its items [default: rmvdb finds out].")
-@click.option("--compatible-with", metavar="VERSION", help="The version that this model was trained to be comparable with.")
+@click.option("--compatible-with", metavar="VERSION", help="The version that this model was trained to be compatible with.")
 def model_add(
     name: str,
     embedder: str,

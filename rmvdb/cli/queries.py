@@ -19,9 +19,15 @@ def queries() -> None:
 
 @queries.command("export")
 @gallery_option
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write this file, for you alone, and do not print.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the queries to this file instead of the terminal. Only you can read it.",
+)
 def queries_export(gallery: str | None, out: Path | None) -> None:
-    """Print the kept queries as JSON lines, which plan and simulate read with --queries. Too old ones are left out.
+    """Print the kept queries as JSON lines, which plan and simulate read with --queries.
+
+    Queries older than search.keep_queries_days are left out.
 
     \b
     Example:

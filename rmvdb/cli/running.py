@@ -28,7 +28,9 @@ PROCESS, RAY = "process", "ray"
 @click.command()
 @gallery_option
 def pause(gallery: str | None) -> None:
-    """Stop the upgrade, and its cut-over, until rmvdb resume. Workers finish begun batches. Searches and writes go on.
+    """Stop the upgrade and its cut-over until rmvdb resume.
+
+    Workers finish the batches that they have begun. Searches and writes continue.
 
     \b
     Example:
@@ -103,7 +105,8 @@ class Gpus(Processors):
 def throttle(gallery: str | None, rate: float | None, nice: float | None, p99_ms: float | None) -> None:
     """Limit the backfill of every worker, at once. 0 lifts a limit. A limit that you do not name stays.
 
-    A limit delays only the start of a copy. Workers finish begun batches, and copied records leave the old collection.
+    A limit delays only the start of a copy. Workers finish the batches that they have begun. Records that they have
+    copied leave the old collection.
 
     \b
     Example:
@@ -115,7 +118,7 @@ def throttle(gallery: str | None, rate: float | None, nice: float | None, p99_ms
         name: value for name, value in (("rate", rate), ("nice", nice), ("p99_ms", p99_ms)) if value is not None
     }
     if not limits:
-        raise errors.UsageError("Nothing to limit was named; give --rate, --nice or --p99-ms, with 0 to lift a limit")
+        raise errors.UsageError("No limit was given; give --rate, --nice or --p99-ms, where 0 lifts the limit")
     words = ", ".join(f"{name} {f'{value:g}' if value else 'lifted'}" for name, value in limits.items())
     app, row = _in_progress(gallery)
     app.registry.set_upgrade(row.id, note=words, **limits)
@@ -201,7 +204,9 @@ def history(gallery: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.option("--gallery", "-g", "galleries", multiple=True, help="Which galleries [default: all].")
-@click.option("--window", metavar="CRON", help="Work for one hour after each firing: '0 1-6 * * *' is 01:00 to 07:00.")
+@click.option(
+    "--window", metavar="CRON", help="Work for one hour from each time that CRON names: '0 1-6 * * *' is 01:00 to 07:00."
+)
 @click.option(
     "--engine",
     type=click.Choice((PROCESS, RAY)),
@@ -242,7 +247,9 @@ def worker(
     num_gpus: float,
     address: str | None,
 ) -> None:
-    """Work on every upgrade until you stop it: backfill, complete, verify, cut over. Ctrl-C ends it after the begun batches.
+    """Work on every upgrade until you stop the command: backfill, complete, verify, cut over.
+
+    Ctrl-C lets the worker finish the batches that it has begun. Then the command ends.
 
     \b
     Example:

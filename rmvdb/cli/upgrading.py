@@ -173,15 +173,15 @@ def _refuse_another_way(row: UpgradeRow, method: str, options: dict[str, Any]) -
     ):
         if wanted not in (None, *known):
             raise errors.UsageError(
-                f"Upgrade {row.id} was begun by the {name} {known[1]}, not {wanted}; leave --{name} out to go on, or end it "
-                "first: rmvdb rollback"
+                f"Upgrade {row.id} uses the {name} {known[1]}, not {wanted}; leave --{name} out to resume it, or end it first: "
+                "rmvdb rollback"
             )
     for name, option in _FROM_THE_START.items():
         given = click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
         if given and options[name] != (before := question.get(name)):
-            how = "without" if before is None or before is False else "with another"
+            how = "without" if before is None or before is False else "with another value of"
             raise errors.UsageError(
-                f"Upgrade {row.id} was begun {how} {option}; leave it out to go on, or end it first: rmvdb rollback"
+                f"Upgrade {row.id} began {how} {option}; leave {option} out to resume it, or end it first: rmvdb rollback"
             )
 
 
@@ -189,7 +189,8 @@ def _refuse_another_name(row: UpgradeRow, collection: str | None) -> None:
     """Raise UsageError if `collection` names another collection than the one that the upgrade fills."""
     if collection not in (None, row.new_collection):
         raise errors.UsageError(
-            f"Upgrade {row.id} fills {row.new_collection!r}; leave --collection out to resume it, or end it first: rmvdb rollback"
+            f"Upgrade {row.id} fills {row.new_collection!r}, not {collection!r}; leave --collection out to resume it, or end it "
+            "first: rmvdb rollback"
         )
 
 

@@ -41,7 +41,7 @@ class Scale(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class References:
-    """The vectors of the same records in an old leg and in the new one. Those of COSINE have length 1."""
+    """The vectors of the same records in an old leg and in the new one. Vectors of COSINE have length 1."""
 
     #: (n, d_old) and (n, d_new), float32.
     old: Vectors
@@ -88,13 +88,13 @@ class References:
 
 
 def _distances(queries: Vectors, kept: Vectors, metric: Metric) -> npt.NDArray[np.float32]:
-    """Return the distances (Q, n). Those of COSINE are of kept vectors of length 1, which need no further look."""
+    """Return the distances (Q, n). If the metric is COSINE, the kept vectors have length 1 already."""
     if metric is not Metric.COSINE:
         return geometry.distances(queries, kept, metric=metric)
     return 1 + geometry.distances(geometry.comparable(queries, metric), kept, metric=Metric.IP)
 
 
-#: What brings the distances of a leg to the common scale.
+#: Brings the distances of a leg to the common scale.
 LegScale: TypeAlias = Calibration | References
 
 

@@ -29,7 +29,7 @@ WAITS = 15.0
 #: Seconds by which a call may be late. A thread that waits so long for its lock gets the error of that call.
 LATE = 5.0
 #: The shares of a plan's maximum age after which a client asks again: usually, and while another plan is announced, because
-#: writes wait until every client has heard of a change. What is left of the age is for a registry that is away for a moment.
+#: writes wait until every client has heard of a change. The rest of the age is for a registry that is away for a moment.
 SELDOM, OFTEN = 2 / 3, 1 / 6
 #: A client that asks for the plan also reports its epoch, so it needs to write: no epoch would wait for one that only reads.
 CANNOT_ASK = (errors.RegistryError, errors.DiskFull)

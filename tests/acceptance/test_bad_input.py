@@ -69,7 +69,7 @@ def test_doctor_looks_at_the_index_before_there_is_a_gallery(tmp_path: Path, kin
 @pytest.mark.parametrize(
     ("options", "saying"),
     [
-        ((), "Nothing to limit was named; give --rate, --nice or --p99-ms"),
+        ((), "No limit was given; give --rate, --nice or --p99-ms"),
         (("--rate", "nan"), "'nan' is no number to limit by; 0 lifts the limit"),
         (("--rate", "inf"), "'inf' is no number to limit by; 0 lifts the limit"),
         (("--nice", "50"), "50.0 is not in the range 0<=x<=1"),

@@ -67,9 +67,17 @@ def test_an_upgrade_that_goes_on_is_not_said_to_be_what_it_was_not_begun_as(proj
     begun = tuple(word for word in NAIVE if word not in ("--labels", "label"))
     project.ask(*begun, "--until", "0.5")
     for option in (("--instant-rollback",), ("--labels", "label"), ("--paper",)):
-        refused(project, *begun, *option, code=2, saying=f"Upgrade 1 was begun without {option[0]}; leave it out to go on")
+        refused(
+            project, *begun, *option, code=2, saying=f"Upgrade 1 began without {option[0]}; leave {option[0]} out to resume it"
+        )
     for option in (("--sample", "70"), ("--seed", "3")):
-        refused(project, *begun, *option, code=2, saying=f"Upgrade 1 was begun with another {option[0]}; leave it out to go on")
+        refused(
+            project,
+            *begun,
+            *option,
+            code=2,
+            saying=f"Upgrade 1 began with another value of {option[0]}; leave {option[0]} out to resume it",
+        )
     project.ask(*begun, "--until", "0.5", "--seed", "0")
     assert project.json("status")["done"] == 200
     project.ask(*begun)

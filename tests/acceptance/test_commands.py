@@ -35,7 +35,9 @@ def test_history_tells_every_phase_in_order(half: Project) -> None:
     assert [each["at"] for each in told] == sorted(each["at"] for each in told)
     assert {(each["from"], each["to"]) for each in told} == {("v1", "v2")}
     assert "verified 400 records" in half.ask("history").stdout
-    no_way_back = "in no upgrade: the last one was cleaned up, and only another leads back: rmvdb upgrade --from v2 --to v1"
+    no_way_back = (
+        "no upgrade in progress, and the last one is cleaned up; to go back, begin another: rmvdb upgrade --from v2 --to v1"
+    )
     assert no_way_back in half.ask("rollback", code=2).stderr
 
 
@@ -90,13 +92,13 @@ def test_verify_names_every_kind_of_difference(half: Project) -> None:
 
 def test_verify_repairs_what_was_lost_and_keeps_what_no_write_is_known_of_once_it_may(half: Project) -> None:
     new = half.json("gallery", "show")["collections"][-1]["name"]
-    assert "nothing that was moved can be put back" in half.ask("verify", "--repair").stdout
+    assert "no lost record can be put back" in half.ask("verify", "--repair").stdout
     with half.opened() as opened:
         lost, other, *_ = next(opened.store.scan(new, fields=None, vector=True))
         opened.store.delete(new, [lost.id])
         opened.store.upsert(new, [replace(other, id=5000)])
     asked = half.run("verify", "--repair", code=2)
-    assert "Put back 1 record from the archive; keep 1 record of which no write is known, such as 5000" in asked.stdout
+    assert "Put back 1 record from the archive. Keep 1 record without a known write, such as 5000" in asked.stdout
     assert "Nothing was changed; run rmvdb verify --repair --yes to agree" in asked.stderr
     said = half.ask("verify", "--repair", "--yes").stdout
     assert "1 record of which no write was known is kept" in said
@@ -117,7 +119,7 @@ def test_verify_repairs_what_the_archive_has_no_more_from_the_old_collection_and
     for path in (half.folder / ".rmvdb" / "archive").rglob("*.parquet"):
         path.write_bytes(b"damaged")
     asked = half.run("verify", "--repair", code=2).stdout
-    assert f"Put back 1 record from the old collection; restore 1 record from the source alone, such as {bare.id}" in asked
+    assert f"Put back 1 record from the old collection. Restore 1 record from the source alone, such as {bare.id}" in asked
     said = half.ask("verify", "--repair", "--yes").stdout
     assert f"1 record was restored from the source, without the fields that nothing holds any more: {bare.id}" in said
     assert said.endswith("0 differences\n")
@@ -253,7 +255,7 @@ def test_a_rollback_that_was_killed_in_giving_up_is_ended_by_the_next(project: P
         opened.registry.abandon(row.id, note="given up, and killed before anything was dropped")
     assert "dropping things_v2_u1, whose upgrade was given up" in project.ask("rollback").stdout
     assert [each["name"] for each in project.json("gallery", "show")["collections"]] == [held]
-    assert "is in no upgrade" in project.ask("rollback", code=2).stderr
+    assert "has no upgrade in progress" in project.ask("rollback", code=2).stderr
 
 
 def test_db_check_says_whether_the_registry_is_at_this_versions_schema(project: Project) -> None:
@@ -287,6 +289,9 @@ def test_the_new_collection_is_called_as_asked(project: Project) -> None:
     assert project.json("history") == []
     project.ask(*NAIVE, "--collection", "things_by_v2", "--until", "0.5", "--no-cutover")
     assert [each["name"] for each in project.json("gallery", "show")["collections"]] == [old, "things_by_v2"]
-    assert "fills 'things_by_v2'; leave --collection out" in project.ask(*NAIVE, "--collection", "another", code=2).stderr
+    assert (
+        "fills 'things_by_v2', not 'another'; leave --collection out"
+        in project.ask(*NAIVE, "--collection", "another", code=2).stderr
+    )
     project.ask(*NAIVE, "--collection", "things_by_v2")
     assert [leg["collection"] for leg in project.json("status")["legs"]] == ["things_by_v2"]

@@ -61,7 +61,7 @@ def test_a_lifted_gallery_is_searched_by_the_new_model_from_the_start(project: P
         project.ask("cleanup", "--yes")
         project.run("upgrade", *FCT, "--until", "0.3", "--no-cutover")
         said = project.ask("upgrade", *LABELS, "--method", "rm", code=2).stderr
-        assert "was begun by the method fct, not rm; leave --method out to go on" in said
+        assert "uses the method fct, not rm; leave --method out to resume it" in said
         assert "continuing upgrade" in project.run("upgrade", *FCT).stdout
     assert watch.trouble == []
     # The backfill embeds no record that the plan embedded. The verification embeds half of the records again.

@@ -118,14 +118,14 @@ def test_a_line_of_a_workers_log_has_time_and_level_and_none_comes_twice(project
 def test_garbage_is_shown_and_removed_only_with_consent(tmp_path: Path) -> None:
     project = Project(tmp_path / "p")
     project.ask("init")
-    assert project.ask("gc").stdout == "nothing is left behind\n"
+    assert project.ask("gc").stdout == "nothing to remove\n"
     left = tmp_path / "p" / ".rmvdb" / "cache" / "plans" / "old"
     left.parent.mkdir(parents=True)
     left.write_text("a")
     assert project.json("gc", "--dry-run")["files"] == 0  # it is young
     os.utime(left, (1, 1))
     assert project.json("gc", "--dry-run")["files"] == 1
-    assert "Nothing was taken; run rmvdb gc --yes to agree" in project.run("gc", code=2).stderr
+    assert "Nothing was removed; run rmvdb gc --yes to agree" in project.run("gc", code=2).stderr
     assert left.exists()
-    assert project.ask("gc", "--yes").stdout.endswith("taken\n")
+    assert project.ask("gc", "--yes").stdout.endswith("removed\n")
     assert not left.exists()

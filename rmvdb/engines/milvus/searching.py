@@ -37,7 +37,7 @@ def search(
     strong: bool = False,
     after: Moment | None = None,
 ) -> list[list[Hit]]:
-    """Return the nearest `limit` distinct records of each query (n, dim), nearest first; `fields=None` gives all fields."""
+    """Return the nearest `limit` distinct records of each query (n, dim), nearest first. `fields=None` gives all fields."""
     schema = schema_of(session, collection)
     condition, queries = session.engine_filter(filter, schema), queries_of(schema, vectors)
     if not 0 < limit <= WINDOW:
