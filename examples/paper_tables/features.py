@@ -1,4 +1,4 @@
-"""Features of pictures by frozen networks that others trained, kept by the SHA-256 of the network and of the picture."""
+"""Features of pictures, from frozen networks that others trained. A file keeps them by the SHA-256 of network and picture."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from examples.pretrained.kept import Store, digest
 from examples.pretrained.pictures import LITE0, LITE2, Lite, pixels
 from rmvdb.errors import UsageError
 
-#: A network sees BATCH pictures at once. After PART pictures their features are kept and progress is told.
+#: A network sees BATCH pictures at once. After every PART pictures the example keeps their features and reports the progress.
 BATCH, PART = 50, 500
-#: Heads see so many principal components of a network's features. The others are mostly noise, and make heads slow.
+#: The number of principal components of a network's features that heads see. The rest is mostly noise, and makes heads slow.
 COMPONENTS = 256
 #: Called with a sentence.
 Say = Callable[[str], None]
@@ -57,9 +57,9 @@ def columns(name: str) -> slice:
 
 
 def seen(task: Task, names: Sequence[str], say: Say) -> Task:
-    """Return the task with features (n, COMPONENTS) of each network in the place of its pictures.
+    """Return the task with features (n, COMPONENTS) of each network in place of its pictures.
 
-    The components are computed from the pictures that the new model learns. Raises UsageError if a network cannot be downloaded.
+    The pictures that the new model learns decide the components. Raises UsageError if a network cannot be downloaded.
     """
     needed = list(EYES)[: 1 + max(list(EYES).index(name) for name in names)]
     seers = [_Seer(name, say) for name in needed]
@@ -111,7 +111,7 @@ class _Seer:
         return np.stack([kept[key] for key in keys]) if keys else np.empty((0, self.eye.width), np.float32)
 
     def _looked(self, new: dict[bytes, np.ndarray]) -> Iterator[tuple[int, dict[bytes, np.ndarray]]]:
-        """Yield after each part how many pictures are done, and its features. So a stopped command goes on from there."""
+        """After each part, yield how many pictures are done, and its features. So a stopped command resumes from there."""
         keys = list(new)
         # Each batch has one thread. Several threads for one batch would wait for each other on a busy machine.
         with ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)) as pool:

@@ -237,7 +237,7 @@ class Retiring(BatchRecords):
         )
 
     def _copies(self, task: Task, batch: BatchRow) -> Iterator[ArchiveFile]:
-        """Yield the archive's files. Those of this batch and of the one that it descends from come first, and mostly suffice."""
+        """Yield the archive's files, first those of this batch and of the one that it descends from, which mostly suffice."""
         yield from (ArchiveFile(**file) for file in (batch.archive or {}).values())
         for begins in (f"{batch.id}-", f"{root_of(batch)}-", ""):
             yield from self._archive.files(*task.archive_folders, begins=begins)

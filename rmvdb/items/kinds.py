@@ -25,7 +25,7 @@ class KindSpec:
 
     #: Returns `REQUIRED` items. An embedder must take them all in one batch.
     probes: Callable[[], list[Item]]
-    #: Returns more items, by which a changed preprocessing is noticed. An embedder need not take them.
+    #: Returns more items, which show whether a preprocessing has changed. An embedder need not take them.
     more: Callable[[], list[Item]]
 
 
@@ -63,7 +63,7 @@ def _pictures() -> list[Item]:
 
 
 def _picture(width: int, height: int) -> Image:
-    """Make a picture with slow changes, edges and fine detail from arithmetic."""
+    """Compute a picture that has slow changes, edges and fine detail."""
     import numpy as np
     from PIL import Image
 
@@ -76,8 +76,8 @@ def _picture(width: int, height: int) -> Image:
     return Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
 
 
-#: rmvdb tries the kinds in this order. Texts come first, because an embedder of texts may take a picture for a text. An embedder
-#: of pictures takes no text for a picture.
+#: rmvdb tries the kinds in this order. Texts come first, because an embedder of texts rejects pictures less surely than an
+#: embedder of pictures rejects texts.
 KINDS: Mapping[Kind, KindSpec] = {
     "text": KindSpec(probes=lambda: list(_TEXTS), more=lambda: list(_MORE_TEXTS)),
     "image": KindSpec(probes=_pictures, more=lambda: [_picture(*size) for size in _MORE_SIZES]),

@@ -1,4 +1,4 @@
-"""A folder in a bucket of S3, for machines that share no disk. S3 makes each object whole or not at all."""
+"""A folder in an S3 bucket, for machines that share no disk. S3 writes each object whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rmvdb.storage.folders import Entry, Folder, checked
 R = TypeVar("R")
 
 SCHEME = "s3://"
-#: Seconds until a connection is given up, and until an answer is.
+#: Seconds after which rmvdb gives up on a connection, and on an answer.
 CONNECT, ANSWER = 5.0, 30.0
-#: Objects in one request to remove them: the most that S3 allows.
+#: The most objects that S3 removes in one request.
 _AT_ONCE = 1000
 #: Codes of errors after which another try may succeed, although S3 gives them the status of a wrong request.
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "OperationAborted"}
@@ -24,7 +24,7 @@ _MISSING = {"NoSuchKey", "404", "NotFound"}
 
 
 class Bucket(Folder):
-    """A folder in a bucket. Whoever may write there can do what the owner of a local home can: see SECURITY.md.
+    """A folder in a bucket. A user who may write there can do all that the owner of a local home can: see SECURITY.md.
 
     boto3 finds keys, region and endpoint as it always does: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ~/.aws, the machine's role.
     """
@@ -71,7 +71,7 @@ class Bucket(Folder):
             token = {"ContinuationToken": answer["NextContinuationToken"]}
 
     def has(self, path: str) -> bool:
-        """Tell whether this folder holds a file."""
+        """Return whether this folder holds a file."""
         return bool(self._list(path, MaxKeys=1).get("Contents"))
 
     def remove(self, path: str) -> None:
@@ -97,7 +97,7 @@ class Bucket(Folder):
         return self._repeated(where, functools.partial(getattr(self._client, name), Bucket=self._bucket, **arguments))
 
     def _repeated(self, where: str, call: Callable[[], R]) -> R:
-        """Call it, again with back-off while the bucket does not answer. Translate its errors."""
+        """Make the call, and repeat it with back-off while the bucket does not answer. Translate its errors."""
         tries = Retrying(
             stop=stop_after_delay(self._patience),
             wait=wait_random_exponential(multiplier=0.2, max=5),
@@ -133,7 +133,7 @@ def _client(*, answer: float) -> Any:
 
 
 def _passes(exc: BaseException) -> bool:
-    """Tell whether another try may succeed: by the code of the answer, or because there was none."""
+    """Return whether another try may succeed. The code of the answer tells that. Without an answer, it may."""
     from botocore import exceptions as boto
 
     if isinstance(exc, boto.ClientError):
@@ -143,7 +143,7 @@ def _passes(exc: BaseException) -> bool:
 
 
 def _code(exc: BaseException) -> str:
-    """Return S3's code of a refusal; empty for all other errors."""
+    """Return S3's code of a refusal, or "" for any other error."""
     answer: dict[str, Any] = getattr(exc, "response", None) or {}
     return str(answer.get("Error", {}).get("Code", ""))
 

@@ -57,8 +57,8 @@ def _expect_all_there(context: UpgradeContext, upgrade: UpgradeRow, *, accept_mi
     what = f"{counted(len(gone), 'record')} that moved or {'was' if len(gone) == 1 else 'were'} written, such as {gone[0]!r}"
     if not accept_missing:
         raise errors.VerifyFailed(
-            f"{upgrade.new_collection} has lost {what}; rmvdb verify --repair or rmvdb rollback puts back what is left of them; "
-            "if another program deleted them: rmvdb cleanup --accept-missing"
+            f"{upgrade.new_collection} has lost {what}; run rmvdb verify --repair or rmvdb rollback to put back what is left of "
+            "them, or rmvdb cleanup --accept-missing if another program deleted them"
         )
     context.say(f"taken for deleted: {what}")
 

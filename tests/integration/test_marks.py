@@ -45,7 +45,7 @@ def test_a_worker_compares_the_marks_now_and_then_before_it_copies(
         assert new(gallery) == before
 
 
-def test_whoever_leads_an_upgrade_compares_the_marks_before_the_first_step(tmp_path: Path) -> None:
+def test_a_conductor_compares_the_marks_before_the_first_step(tmp_path: Path) -> None:
     """Also if that step itself would not look at them."""
     gallery = make(tmp_path)
     Owner(another(tmp_path / "other"), gallery.store).take_over("texts", ["texts_v1", "texts_v2"], lambda: None)
