@@ -76,8 +76,8 @@ def _picture(width: int, height: int) -> Image:
     return Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
 
 
-#: rmvdb tries the kinds in this order. Texts come first, because an embedder of texts rejects pictures less surely than an
-#: embedder of pictures rejects texts.
+#: rmvdb tries the kinds in this order. Texts come first, because an embedder of texts may accept a picture. An embedder of
+#: pictures accepts no text.
 KINDS: Mapping[Kind, KindSpec] = {
     "text": KindSpec(probes=lambda: list(_TEXTS), more=lambda: list(_MORE_TEXTS)),
     "image": KindSpec(probes=_pictures, more=lambda: [_picture(*size) for size in _MORE_SIZES]),

@@ -307,7 +307,7 @@ def test_records_that_an_engine_from_before_the_cut_over_has_in_old_alone_are_lo
     new, old, version = row.new_collection, row.old_collections[0], row.from_version
     gallery.store.delete(new, [5, 6])
     gallery.store.upsert(old, [Record(id=id, vector=vector(version, f"t{id}"), fields={"n": 0}) for id in (5, 6)])
-    with pytest.raises(errors.VerifyFailed, match=rf"{new} has lost 2 records that .*, such as [56]; rmvdb verify --repair"):
+    with pytest.raises(errors.VerifyFailed, match=rf"{new} has lost 2 records that .*, such as [56]; run rmvdb verify --repair"):
         conductor.clean_up(row)
     conductor.repair(row, conductor.lost(row), gallery.worker())
     conductor.clean_up(conductor.registry.upgrade(row.id))
