@@ -141,7 +141,8 @@ class Sampler:
         usable = [id for id in home if all(id in found for found in (new, *asked.values()))]
         if not usable:
             raise errors.PlanRefused(
-                f"Collection {legs[0].collection!r} has no record that could be embedded; add records, then plan again"
+                f"Collection {legs[0].collection!r} has no record that could be embedded; add records, or, if the gallery "
+                f"is empty, make it anew with the new model: rmvdb gallery remove, then rmvdb gallery add --model {to_version}"
             )
         as_queries, behind = self._as_queries(
             to_version, {at: legs[at] for at in asked}, [home[id][1] for id in usable], report, texts=texts, seed=seed

@@ -324,10 +324,9 @@ class Trial:
 def _check_size(sample: Part) -> None:
     """Raise PlanRefused if the sample is too small for three parts."""
     if (known := int(sample.own.sum())) < LEAST_PAIRS:
-        raise PlanRefused(
-            f"{counted(known, 'pair is', 'pairs are')} too few to train and to measure on; "
-            f"sample {LEAST_PAIRS} or more, or use the method naive"
-        )
+        way_out = f"sample {LEAST_PAIRS} or more, or use" if sample.gallery >= LEAST_PAIRS else "use"
+        few = counted(known, "pair is", "pairs are")
+        raise PlanRefused(f"{few} too few to train and to measure on; {way_out} the method naive")
 
 
 def _check_relevance(parts: HeldOutParts) -> None:

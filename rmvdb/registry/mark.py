@@ -137,8 +137,18 @@ class Owner:
         trace = self._registry.trace(gallery)
         _refuse_trouble(trace)
         for collection in self._collections(gallery):
-            if self._owner(collection) != self._mine or self._from(collection, trace.number + 1):
+            if self._differs(collection, trace.number):
                 self._expect(gallery, {collection: self.read(collection)})  # or the trace has risen since
+
+    def expect_now_and_then(self, gallery: str, collections: Iterable[str], number: int) -> None:
+        """Call `expect` at most once a minute, and only if one of the marks differs from the trace's last known number.
+
+        A client needs no call of the registry for that: each answer that it gets holds the number.
+        """
+        if uptime() - self._compared.get(gallery, float("-inf")) > COMPARE_EVERY:
+            self._compared[gallery] = uptime()
+            if any(self._differs(collection, number) for collection in collections):
+                self.expect(gallery)  # or the trace has risen since
 
     def settle(self, gallery: str) -> None:
         """Compare as `expect` does. Then write missing marks, and bring up to date those that a process left when it died."""
@@ -235,6 +245,10 @@ class Owner:
         except errors.CollectionMissing:
             return None
         return next((name.removeprefix(FIELD) for name in names if name.startswith(FIELD)), "")
+
+    def _differs(self, collection: str, number: int) -> bool:
+        """Return whether the mark is another registry's, or holds a larger number than this one."""
+        return self._owner(collection) != self._mine or self._from(collection, number + 1)
 
     def _from(self, collection: str, number: int) -> bool:
         """Return whether the mark holds that number or a larger one, or is not whole."""

@@ -65,7 +65,8 @@ class Client:
         collections = registry.collections(registry.gallery(gallery).id)
         #: The schema of one of its collections. All have the same type of ids.
         self._schema = schema_from_json(collections[0].schema)
-        _expect_owned(gallery, registry, store)
+        owner = Owner(registry, store)
+        _unless_away(gallery, lambda: owner.expect(gallery))
         self._latency = Latency()
         self._current_plan = CurrentPlan(
             gallery,
@@ -74,6 +75,9 @@ class Client:
             name=self.name,
             latency=self._latency,
             rescoring=rescorer.figures.latest if rescorer else lambda: None,
+            expect_owned=lambda plan, trace: _unless_away(
+                gallery, lambda: owner.expect_now_and_then(gallery, {leg.collection for leg in plan.legs}, trace)
+            ),
         )
         self._reader = Reader(
             gallery,
@@ -296,9 +300,10 @@ def _same(one: Any, other: Any) -> bool:
         return np.array_equal(one, other)
 
 
-def _expect_owned(gallery: str, registry: Registry, store: VectorStore) -> None:
-    """Raise NotOwner if another registry owns the gallery, or this one has gone back. If the engine is away, do nothing."""
+def _unless_away(gallery: str, expect: Callable[[], None]) -> None:
+    """Call `expect`. It raises NotOwner if another registry owns the gallery, or if this one has gone back. Do nothing if the
+    engine is away."""
     try:
-        Owner(registry, store).expect(gallery)
+        expect()
     except errors.EngineError as exc:
         log.info("rmvdb could not check who owns the collections of %s: %s", gallery, exc)

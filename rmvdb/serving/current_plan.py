@@ -65,9 +65,14 @@ class CurrentPlan:
         name: str,
         latency: Latency,
         rescoring: Callable[[], Mapping[str, float] | None] = lambda: None,
+        expect_owned: Callable[[ServingPlan, int], None] = lambda *_: None,
     ) -> None:
-        """`rescoring` returns what rescoring did lately, as the registry keeps it."""
-        self._rescoring = rescoring
+        """`rescoring` returns what rescoring did lately, as the registry keeps it. `expect_owned` gets the plan and the number of
+        the registry's trace, and raises NotOwner if the marks beside the data show another registry, or a later state of this
+        one."""
+        self._rescoring, self._expect_owned = rescoring, expect_owned
+        #: The last answer of `expect_owned`.
+        self._not_owner: errors.NotOwner | None = None
         self._gallery, self._registry, self._prepare, self._name = gallery, registry, prepare, name
         self._latency = latency
         self._process = os.getpid()
@@ -95,6 +100,7 @@ class CurrentPlan:
 
         Raises:
             StalePlan: the plan is too old, and the registry does not answer.
+            NotOwner: this is a copy of the registry, and another moved records since. Looked at once a minute.
             UsageError: this client is closed, or belongs to the process that forked this one.
         """
         if self._stop.is_set():
@@ -103,6 +109,8 @@ class CurrentPlan:
             raise errors.UsageError(
                 f"This client of {self._gallery!r} belongs to the process that forked this one; connect in each process"
             )
+        if self._not_owner:
+            raise self._not_owner
         if fresh := self._fresh():
             return fresh
         since = uptime()
@@ -246,7 +254,18 @@ class CurrentPlan:
                 self._confirm()
             except Exception as exc:  # noqa: BLE001 (the heartbeats must go on: upgrades wait for clients by them)
                 log.warning("The serving plan of %s could not be refreshed: %s", self._gallery, exc, extra={"action": "refresh"})
+            self._look_who_owns()
             self._registry.let_go()
+
+    def _look_who_owns(self) -> None:
+        try:
+            self._expect_owned(self._held[0], self._told.trace if self._told else 0)
+            self._not_owner = None
+        except errors.NotOwner as exc:
+            self._not_owner = exc
+            log.warning("This client answers no more: %s", exc, extra={"action": "owner"})
+        except errors.RmvdbError as exc:  # the registry is away; plans age
+            log.info("rmvdb could not check who owns the collections of %s: %s", self._gallery, exc)
 
     def _interval(self) -> float:
         """Return the seconds until the next call: random, so that clients spread out."""

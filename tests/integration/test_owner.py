@@ -19,7 +19,7 @@ from rmvdb.storage.folders import LocalFolder
 from rmvdb.upgrade.rebuild import Rebuild
 from tests.support.at_work import at_work
 from tests.support.inprocess import drive, make
-from tests.support.registries import adopt, another, drive_until_copied, take
+from tests.support.registries import adopt, another, copied, drive_until_copied, take
 from tests.support.waiting import wait_until
 
 
@@ -192,3 +192,36 @@ def test_a_gallery_that_is_not_taken_after_all_goes_on_as_before(tmp_path: Path,
         take(gallery, say=meanwhile)
     drive(gallery)
     gallery.expect_moved()
+
+
+def test_a_client_of_a_copied_registry_stops_once_the_original_moves_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It connected before, when both were alike. It found half of the records, and its deletions of moved ones did nothing."""
+    monkeypatch.setattr(mark, "COMPARE_EVERY", 0.3)
+    gallery = make(tmp_path)
+    Owner(gallery.registry, gallery.store).settle("texts")
+    original, copy = gallery.registry, Registry(f"sqlite:///{copied(gallery)}")
+    gallery.registry = copy
+    with gallery.client() as stranded:
+        gallery.registry = original
+        assert len(stranded.search("t5", limit=100)) == 40
+        gallery.worker().run(gallery.task, gallery.backfill, until=0.5)
+
+        def search() -> bool:
+            try:
+                stranded.search("t5", limit=100)
+            except NotOwner:
+                return True
+            return False
+
+        wait_until(search)
+        for call in (lambda: stranded.delete([1]), lambda: stranded.upsert([{"id": 1, "item": "late"}])):
+            with pytest.raises(NotOwner, match="has gone back"):
+                call()
+    with gallery.client() as client:
+        assert len(client.search("t5", limit=100)) == 40
+        gallery.worker().run(gallery.task, gallery.backfill)  # the trace rises while this client looks
+        time.sleep(1.0)
+        assert len(client.search("t5", limit=100)) == 40
+    copy.close()

@@ -121,6 +121,9 @@ class _Binder:
         schema = self._schema
         if name.name == schema.vector_field and not name.meta:
             self._fail(name, f"{name.name} holds the vectors, which no filter reads; name another field")
+        if name.name == "id" and not (name.meta or name.path):  # as a dynamic field, which no record has, `not in` finds all
+            way_out = f"write {schema.id_field}" + (', or $meta["id"] for a dynamic field' if schema.dynamic else "")
+            self._fail(name, f"the ids of collection {schema.collection!r} are in its field {schema.id_field!r}; {way_out}")
         if not schema.dynamic:
             known = offer(name.name, self._fields)
             self._fail(name, f"collection {schema.collection!r} has no field {name.name!r}; {known}")

@@ -299,6 +299,19 @@ def test_a_filter_that_does_not_fit_the_schema_is_refused_as_a_server_does(text:
     assert str(caught.value).startswith(f"The filter {text!r} cannot be understood at position {position}: {reason}")
 
 
+@pytest.mark.parametrize("dynamic", [True, False], ids=["with a dynamic field", "without one"])
+@pytest.mark.parametrize("text", ["id == 7", "id not in [1, 2, 3]", "not (id > 3)", "id is null", "exists id", "5 < id"])
+def test_id_is_refused_in_a_filter_if_the_key_has_another_name(text: str, dynamic: bool) -> None:
+    """As a dynamic field, which no record has, `not in` and `not` found every record, and a deletion by them removed it."""
+    schema = Schema(collection="c", dim=2, metric=Metric.L2, id_type=IdType.INT64, id_field="number", dynamic=dynamic)
+    way_out = 'write number, or $meta["id"] for a dynamic field' if dynamic else "write number"
+    with pytest.raises(FilterError, match=re.escape(f"the ids of collection 'c' are in its field 'number'; {way_out}")):
+        filters.read(text, schema)
+    filters.read(text.replace("id", "number").replace("exists number", "number > 1"), schema)
+    if dynamic:
+        filters.read(text.replace("id", '$meta["id"]'), schema)
+
+
 def test_a_missing_filter_is_allowed_and_a_filter_that_is_not_a_text_is_refused() -> None:
     assert filters.read(None, OPEN) == filters.read("", OPEN) == filters.read(" \n", OPEN) == filters.EVERY
     for wrong in (3, ["n == 1"], b"n == 1", {"n": 1}):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rmvdb.errors import UsageError
+from rmvdb.errors import PlanRefused, UsageError
 from rmvdb.learning import geometry
 from rmvdb.learning.method import Fitted, Method, Pairs
 from rmvdb.planning import quality
@@ -490,3 +490,13 @@ def test_lifted_records_are_measured_as_the_one_leg_that_serves_them(metric):
     assert told.curve.map == stage.judge.curve(told.fitted).map
     tuning = made.measure(told.fitted, "one").tuning
     assert [each.means for each in tuning] == [half.curve(told.fitted).map for half in stage.halves]
+
+
+@pytest.mark.parametrize(
+    ("gallery", "way_out"),
+    [(4, "measure on; use the method naive"), (400, "measure on; sample 60 or more, or use the method naive")],
+)
+def test_a_sample_of_a_few_records_is_refused_with_a_way_out_that_exists(gallery, way_out):
+    """A gallery of four records cannot give a sample of sixty."""
+    with pytest.raises(PlanRefused, match=way_out):
+        trial(pairs(4), gallery=gallery)
