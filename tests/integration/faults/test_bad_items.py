@@ -167,3 +167,9 @@ def test_a_quarantined_record_that_is_written_again_is_moved(gallery: Gallery, s
     gallery.source.of[3] = "mended"
     gallery.expect_moved()
     assert not gallery.registry.quarantined(gallery.upgrade.id)
+
+
+def test_the_refusal_of_a_sample_of_an_empty_gallery_says_how_to_begin_with_the_new_model(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=0, deployed=False)
+    with pytest.raises(errors.PlanRefused, match="rmvdb gallery remove, then rmvdb gallery add --model v2"):
+        _sample(gallery)

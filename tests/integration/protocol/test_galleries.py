@@ -87,10 +87,3 @@ def test_a_collection_of_another_gallery_is_refused_as_such(gallery: Gallery) ->
             gallery.registry, gallery.store, gallery.loaded_models, name="photos", model="v1", collection="texts_v1",
             id_type=None, fields=[], source=None, loaded_source=None, chosen_index=Index(type="FLAT"), times=TIMES,
         )  # fmt: skip
-
-
-def test_an_empty_gallery_is_made_anew_with_the_new_model_and_the_refusal_says_so(tmp_path: Path) -> None:
-    made = make(tmp_path, records=0, deployed=False)
-    with pytest.raises(errors.PlanRefused, match="rmvdb gallery remove, then rmvdb gallery add --model v2"):
-        conductor = made.conductor()
-        conductor.plan(conductor.resolve(Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE)))
