@@ -140,15 +140,10 @@ class Owner:
             if self._differs(collection, trace.number):
                 self._expect(gallery, {collection: self.read(collection)})  # or the trace has risen since
 
-    def expect_now_and_then(self, gallery: str, collections: Iterable[str], number: int) -> None:
-        """Call `expect` at most once a minute, and only if one of the marks differs from the trace's last known number.
-
-        A client needs no call of the registry for that: each answer that it gets holds the number.
-        """
-        if uptime() - self._compared.get(gallery, float("-inf")) > COMPARE_EVERY:
-            self._compared[gallery] = uptime()
-            if any(self._differs(collection, number) for collection in collections):
-                self.expect(gallery)  # or the trace has risen since
+    def expect_since(self, gallery: str, collections: Iterable[str], number: int) -> None:
+        """Call `expect` if a mark differs from the trace's last known number: only then is the registry asked."""
+        if any(self._differs(collection, number) for collection in collections):
+            self.expect(gallery)  # the trace may have risen since
 
     def settle(self, gallery: str) -> None:
         """Compare as `expect` does. Then write missing marks, and bring up to date those that a process left when it died."""

@@ -76,7 +76,7 @@ class Client:
             latency=self._latency,
             rescoring=rescorer.figures.latest if rescorer else lambda: None,
             expect_owned=lambda plan, trace: _unless_away(
-                gallery, lambda: owner.expect_now_and_then(gallery, {leg.collection for leg in plan.legs}, trace)
+                gallery, lambda: owner.expect_since(gallery, {leg.collection for leg in plan.legs}, trace)
             ),
         )
         self._reader = Reader(

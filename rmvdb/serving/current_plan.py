@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from rmvdb import errors
+from rmvdb.registry import mark
 from rmvdb.registry.clients import Serving
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.waiting import within
@@ -52,8 +53,9 @@ class _TimedLock:
 class CurrentPlan:
     """The serving plan of this process. It is never used after its maximum age.
 
-    One thread asks for it before that, and reports how long searches take. Another thread loads the models of an announced plan.
-    Meanwhile this client serves by the plan in force, and the next epoch waits for it.
+    One thread asks for it before that, and reports how long searches take. One compares the marks beside the data once a minute.
+    Another thread loads the models of an announced plan. Meanwhile this client serves by the plan in force, and the next epoch
+    waits for it.
     """
 
     def __init__(
@@ -94,6 +96,9 @@ class CurrentPlan:
         registry.let_go()
         self._thread = threading.Thread(target=self._keep_asking, name=f"rmvdb-plans-{gallery}", daemon=True)
         self._thread.start()
+        # Of its own: it asks the engine, and heartbeats must not wait for that.
+        self._comparing = threading.Thread(target=self._keep_comparing, name=f"rmvdb-marks-{gallery}", daemon=True)
+        self._comparing.start()
 
     def current(self) -> ServingPlan:
         """Return the plan in force, at most `max_age` seconds old.
@@ -172,7 +177,7 @@ class CurrentPlan:
             return
         self._stop.set()
         self._wake.set()
-        for thread in (self._thread, self._loading):
+        for thread in (self._thread, self._comparing, self._loading):
             if thread is not None:
                 thread.join(timeout=5)  # do not wait longer: it may load a model, or wait for an import that waits for this
         try:
@@ -254,18 +259,18 @@ class CurrentPlan:
                 self._confirm()
             except Exception as exc:  # noqa: BLE001 (the heartbeats must go on: upgrades wait for clients by them)
                 log.warning("The serving plan of %s could not be refreshed: %s", self._gallery, exc, extra={"action": "refresh"})
-            self._look_who_owns()
             self._registry.let_go()
 
-    def _look_who_owns(self) -> None:
-        try:
-            self._expect_owned(self._held[0], self._told.trace if self._told else 0)
-            self._not_owner = None
-        except errors.NotOwner as exc:
-            self._not_owner = exc
-            log.warning("This client answers no more: %s", exc, extra={"action": "owner"})
-        except errors.RmvdbError as exc:  # the registry is away; plans age
-            log.info("rmvdb could not check who owns the collections of %s: %s", self._gallery, exc)
+    def _keep_comparing(self) -> None:
+        while not self._stop.wait(mark.COMPARE_EVERY):
+            try:
+                self._expect_owned(self._held[0], self._told.trace if self._told else 0)
+                self._not_owner = None
+            except errors.NotOwner as exc:
+                self._not_owner = exc
+                log.warning("This client answers no more: %s", exc, extra={"action": "owner"})
+            except Exception as exc:  # noqa: BLE001 (the registry is away, or the client is being closed)
+                log.info("rmvdb could not check who owns the collections of %s: %s", self._gallery, exc)
 
     def _interval(self) -> float:
         """Return the seconds until the next call: random, so that clients spread out."""
