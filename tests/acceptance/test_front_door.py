@@ -16,6 +16,7 @@ from rmvdb import errors
 from rmvdb.cli import main as cli
 from rmvdb.engines.milvus.store import MilvusStore
 from rmvdb.items import objects
+from rmvdb.registry.mark import Owner
 from rmvdb.registry.registry import Registry
 from tests.acceptance.conftest import NAIVE
 from tests.support.postgres import Postgres
@@ -161,7 +162,7 @@ def test_a_connection_that_fails_leaves_nothing_open(texts: Project, monkeypatch
     for part in (Registry, MilvusStore):
         close = part.close
         monkeypatch.setattr(part, "close", lambda self, close=close: (closed.append(type(self).__name__), close(self)))
-    monkeypatch.setattr("rmvdb.serving.client._expect_owned", lambda *_: 1 / 0)
+    monkeypatch.setattr(Owner, "expect", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         rmvdb.connect(texts.folder)
     assert sorted(closed) == ["MilvusStore", "Registry"]
