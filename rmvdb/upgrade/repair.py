@@ -94,20 +94,16 @@ def shown(ids: Sequence[Id]) -> str:
 def _explain(context: UpgradeContext, upgrade: UpgradeRow, unexplained: UnexplainedRecords) -> None:
     if unexplained.unknown:
         context.registry.add_written(upgrade.id, unexplained.unknown)
-        what = counted(
-            len(unexplained.unknown), "record of which no write was known is", "records of which no write was known are"
-        )
-        context.say(f"{what} kept")
+        few = counted(len(unexplained.unknown), "record without a known write is", "records without a known write are")
+        context.say(f"{few} kept")
     if unexplained.changed:
         context.registry.add_written(upgrade.id, unexplained.changed)
         differing = counted(len(unexplained.changed), "record differs", "records differ")
         context.say(f"{differing} from what rmvdb last wrote, and the difference is kept: {shown(unexplained.changed)}")
     if unexplained.absent:
         context.registry.add_written(upgrade.id, unexplained.absent, kind="delete")
-        context.say(
-            f"{counted(len(unexplained.absent), 'record')} of which a write is known taken for deleted: "
-            f"{shown(unexplained.absent)}"
-        )
+        few = counted(len(unexplained.absent), "record that rmvdb wrote is", "records that rmvdb wrote are")
+        context.say(f"{few} in no collection, and taken for deleted: {shown(unexplained.absent)}")
 
 
 def _write_items(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> None:

@@ -130,7 +130,7 @@ def test_a_write_of_a_client_that_the_engine_has_lost_is_restored_and_not_taken_
     gallery.store.delete(NEW, [3, 77, 78])
     lost, said = repaired(gallery)
     assert (lost.in_source, lost.unexplained.absent) == ([3, 77], [78])
-    assert "1 record of which a write is known taken for deleted: 78" in said
+    assert "1 record that rmvdb wrote is in no collection, and taken for deleted: 78" in said
     assert gallery.held()["new"][3].vector == pytest.approx(vector("v2", "newer"), abs=1e-6)
     del gallery.source.of[5]
     expect_whole(gallery)
