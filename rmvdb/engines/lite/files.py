@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib.util
 import os
 import socket
@@ -84,6 +85,25 @@ def tighten(file: int | Path) -> None:
     found = os.stat(file)  # noqa: PTH116 - a descriptor, too
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
         os.chmod(file, stat.S_IMODE(found.st_mode) & 0o700)  # noqa: PTH101 - the same
+
+
+def temporary_prefix(path: Path) -> str:
+    """Return how the name of a temporary folder begins that holds the socket of this database, if it cannot lie beside it.
+
+    The folder's number is part of it: another folder of this name, such as a copy, gets another name.
+    """
+    found = path.parent.stat()
+    return f"rmvdb-{hashlib.sha256(f'{found.st_dev} {found.st_ino} {path}'.encode()).hexdigest()[:16]}-"
+
+
+def serves(address: str, path: Path) -> bool:
+    """Return whether the server of this database listens at this address.
+
+    If somebody copies the folder of a database, the copied address names the server of the original. Writes would go there.
+    """
+    socket_path = Path(address.removeprefix("unix:"))
+    ours = socket_path == beside(path, "sock") or socket_path.parent.name.startswith(temporary_prefix(path))
+    return ours and answers(address)
 
 
 def answers(address: str) -> bool:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from rmvdb.engines.lite.files import answers, beside, error_of, open_private, usable
+from rmvdb.engines.lite.files import beside, error_of, open_private, serves, usable
 from rmvdb.engines.lite.locks import RELEASE, START, lock
 from rmvdb.errors import EngineUnavailable
 
@@ -43,7 +43,7 @@ def address(path: Path | str, *, idle: float = IDLE) -> str:
         _hold(path)
         place = beside(path, "address")
         with contextlib.suppress(FileNotFoundError):
-            if answers(known := place.read_text(errors="replace")):
+            if serves(known := place.read_text(errors="replace"), path):
                 return known
         with open_private(place) as file:
             lock(file, fcntl.LOCK_EX, place)
@@ -54,14 +54,14 @@ def address(path: Path | str, *, idle: float = IDLE) -> str:
 
 def _known_or_started(path: Path, file: IO[bytes], idle: float) -> str:
     """Return the address in this locked file; if no server listens there, start an owner and return its address."""
-    if answers(known := _text(file)):
+    if serves(known := _text(file), path):
         return known
     failures = _Failures.read(known, path)
     failures.expect_rest_over()
     try:
         return _start_owner(path, idle)
     except EngineUnavailable as exc:
-        if answers(known := _text(file)):
+        if serves(known := _text(file), path):
             return known  # the process that started the owner was killed while the owner started
         file.truncate(0)
         file.write(failures.another(str(exc)).encode())

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
-from rmvdb.engines.lite.files import answers, beside, binary_of_lite_2, open_private, tighten
+from rmvdb.engines.lite.files import answers, beside, binary_of_lite_2, open_private, temporary_prefix, tighten
 from rmvdb.engines.lite.lease import IDLE
 from rmvdb.engines.lite.locks import RELEASE, START, EngineLock
 from rmvdb.errors import EngineUnavailable
@@ -71,7 +71,7 @@ def _socket(path: Path) -> Iterator[Path]:
     listening = beside(path, "sock")
     with contextlib.ExitStack() as stack:
         if not _SOCKET.fullmatch(str(listening)):
-            listening = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmvdb-"))) / "sock"
+            listening = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix(path)))) / "sock"
         listening.unlink(missing_ok=True)
         yield listening
         listening.unlink(missing_ok=True)

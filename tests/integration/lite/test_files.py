@@ -40,6 +40,27 @@ def test_a_link_leads_to_the_same_server(path: Path) -> None:
     assert address_of(path.parent / "link.db") == address
 
 
+@pytest.mark.parametrize("deep", ["", "deep" * 25], ids=["beside", "in a temporary folder"])
+def test_a_copied_folder_has_a_server_of_its_own(tmp_path: Path, deep: str) -> None:
+    """The copied address named the server of the original, and what the copy deleted was gone from the original."""
+    original, copy = tmp_path / f"original{deep}" / "x.db", tmp_path / f"copy{deep}" / "x.db"
+    original.parent.mkdir()
+    stores = [store_on(original)]
+    try:
+        stores[0].create(SCHEMA, Index(type="FLAT"))
+        stores[0].upsert("c", [record(1), record(2)])
+        subprocess.run(["cp", "-r", original.parent, copy.parent], check=True)
+        stores.append(store_on(copy))
+        stores[1].delete("c", [1])
+        assert [store.count("c") for store in stores] == [2, 1]
+        assert address_of(original) != address_of(copy)
+    finally:
+        for store in stores:
+            store.close()
+        lite.release(original)
+        lite.release(copy)
+
+
 def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"nowhere/x\.db cannot be used: the folder .*nowhere does not exist; create it"):
         lite.address(tmp_path / "nowhere" / "x.db")
