@@ -246,9 +246,20 @@ def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
     with progress.stoppable() as stop, progress.reporting() as report:
         taken = app.rebuild(say=report.say, report=report, stop=stop).take(name)
     owned = f"{' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} this registry's"
-    known = name in {row.name for row in app.registry.galleries()}
-    add = "" if known else f"; continue with rmvdb gallery add {name} --collection {taken[0]} --model VERSION"
-    output.echo(f"gallery {name} is taken: {owned}{add}")
+    if name in {row.name for row in app.registry.galleries()}:
+        output.echo(f"gallery {name} is taken: {owned}")
+    elif len(held := {each: count for each in taken if (count := app.store.count(each))}) < 2:
+        first = next(iter(held), taken[0])
+        output.echo(
+            f"gallery {name} is taken: {owned}; continue with rmvdb gallery add {name} --collection {first} --model VERSION"
+        )
+    else:
+        parts = " and ".join(f"{counted(count, 'record')} in {each}" for each, count in held.items())
+        output.echo(f"gallery {name} is taken: {owned}")
+        output.echo(
+            f"An upgrade was half way: the gallery's records lie in {len(held)} collections, {parts}. Join them first, as "
+            "docs/how-to/recover-a-registry.md says: a gallery of one of them misses the records of the others"
+        )
 
 
 @gallery.command("remove")
