@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import rmvdb
 from rmvdb import errors
+from rmvdb.canonical.arguments import whole
 
 if TYPE_CHECKING:
     from rmvdb.types import Hit, Id, Item, Record, ServingPlan
@@ -38,11 +39,12 @@ async def connect(
 
     Raises:
         ConfigError: a setting is wrong.
+        UsageError: `threads` is not a whole number of at least 1.
         UnknownName: there is no such gallery.
         RegistryUnavailable: the database cannot be reached.
         EngineUnavailable: the vector engine cannot be reached.
     """
-    pool = _pool(threads)
+    pool = _pool(whole("threads", threads, least=1))
     connecting = pool.submit(rmvdb.connect, config, gallery=gallery, trust=trust)
     try:
         return Client(await asyncio.shield(asyncio.wrap_future(connecting)), pool=pool)
@@ -84,7 +86,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Wait for the calls that have begun, drop the others, and leave as `rmvdb.Client.close` does."""
+        """Wait for the calls that have begun, and leave as `rmvdb.Client.close` does. The others raise UsageError."""
         self._closed = True
         await asyncio.to_thread(self._end)
 
@@ -93,11 +95,18 @@ class Client:
         self._client.close()
 
     async def _call(self, method: Callable[..., R], *arguments: Any, **options: Any) -> R:
+        closed = errors.UsageError(f"This client of {self.gallery!r} is closed; connect again")
         if self._closed:
-            raise errors.UsageError(f"This client of {self.gallery!r} is closed; connect again")
+            raise closed
         # With the caller's context, as asyncio.to_thread does: an embedder may look at it.
-        call = functools.partial(contextvars.copy_context().run, method, *arguments, **options)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        call = self._pool.submit(functools.partial(contextvars.copy_context().run, method, *arguments, **options))
+        try:
+            return await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and call.cancelled() and not (task and task.cancelling()):
+                raise closed from None  # `close` dropped the call: its task was not cancelled
+            raise
 
     async def plan(self) -> ServingPlan:
         """Return the serving plan in force."""

@@ -31,11 +31,14 @@ def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(proj
     assert project.json("status")["done"] == 397
     everything_is_found(project)
     refused(project, "cutover", code=1, saying="quarantined")
+    assert "3 records are quarantined" in project.json("status")["stopped"]
     project.fault(v2={"raise": ["7"]})
     project.ask("quarantine", "retry")
+    assert not project.json("status")["stopped"]
     refused(project, *NAIVE, code=1, saying="1 record is quarantined")
     refused(project, "quarantine", "drop", "77", code=2, saying="No quarantined record is called '77'; did you mean '7'?")
     project.ask("quarantine", "drop", "7", "--yes")
+    assert not project.json("status")["stopped"]
     project.ask(*NAIVE)
     everything_is_found(project, missing=1)
 

@@ -270,6 +270,41 @@ def test_to_close_waits_for_calls_that_have_begun(gallery: Gallery) -> None:
     assert ended[0] <= at
 
 
+def test_calls_that_wait_when_the_client_is_closed_say_so(gallery: Gallery) -> None:
+    """They raised CancelledError, though nobody had cancelled their tasks: a TaskGroup takes no notice of that."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        go_on.wait(60.0)
+
+    async def closed() -> list[Any]:
+        client = rmvdb.aio.Client(await asyncio.to_thread(gallery.client), pool=rmvdb.aio._pool(1))
+        first = asyncio.ensure_future(client._call(slow))
+        assert await asyncio.to_thread(begun.wait, 60.0)
+        waiting = asyncio.ensure_future(client.search("t1"))
+        cancelled = asyncio.ensure_future(client.search("t1"))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait([waiting], timeout=60.0)
+        go_on.set()
+        return await asyncio.gather(first, waiting, cancelled, closing, return_exceptions=True)
+
+    first, waiting, cancelled, closing = asyncio.run(closed())
+    assert (first, closing) == (None, None)
+    assert isinstance(waiting, errors.UsageError)
+    assert "closed; connect again" in str(waiting)
+    assert isinstance(cancelled, asyncio.CancelledError)
+
+
+@pytest.mark.parametrize("threads", [0, "x"])
+def test_a_number_of_threads_that_cannot_be_is_refused(threads: Any) -> None:
+    with pytest.raises(errors.UsageError, match="threads (is a whole|must be)"):
+        asyncio.run(rmvdb.aio.connect(threads=threads))
+
+
 def test_a_client_whose_connecting_is_cancelled_is_closed(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     made, go_on = list[rmvdb.Client](), threading.Event()
 
