@@ -301,7 +301,7 @@ def test_calls_that_wait_when_the_client_is_closed_say_so(gallery: Gallery) -> N
 
 @pytest.mark.parametrize("threads", [0, "x"])
 def test_a_number_of_threads_that_cannot_be_is_refused(threads: Any) -> None:
-    with pytest.raises(errors.UsageError, match="threads (is a whole|must be)"):
+    with pytest.raises(errors.UsageError, match=r"threads (is a whole|must be)"):
         asyncio.run(rmvdb.aio.connect(threads=threads))
 
 
