@@ -17,7 +17,7 @@ from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, m
 from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError, InterfaceError, InvalidatePoolError, OperationalError
 
 from rmvdb import errors
-from rmvdb.registry import waiting
+from rmvdb.registry import forking, waiting
 from rmvdb.storage import files
 from rmvdb.text import parsed, without_password
 from rmvdb.timing import counted
@@ -116,6 +116,7 @@ def make_engine(url: str) -> Engine:
             event.listen(engine, "do_connect", lambda *_: files.make_private(Path(database)))
             event.listen(engine, "connect", lambda _, record: record.info.update(file=_file_at(database)))
             event.listen(engine, "checkout", functools.partial(_leave_removed_file, database))
+            forking.watch(engine)
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)
     event.listen(engine, "handle_error", functools.partial(_translate, facts), retval=True)

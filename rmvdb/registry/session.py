@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from tenacity import RetryCallState, Retrying
 
 from rmvdb import errors, timing
-from rmvdb.registry import manifest_rows, waiting
+from rmvdb.registry import forking, manifest_rows, waiting
 from rmvdb.registry.clock import Timekeeper, database_clock, day, jumped, now
 from rmvdb.registry.engine import Away, at_once, make_engine, parsed_url, safe_settings
 from rmvdb.registry.manifest_rows import Contents
@@ -69,6 +69,8 @@ def one_statement(method: Callable[Concatenate[D, Connection, P], R]) -> Callabl
 
 def _repeated(database: Database, once: Callable[[], R]) -> R:
     call = waiting.call(database.patience)
+    if database.engine.dialect.name == "sqlite":
+        once = forking.call()(once)
     try:
         with timing.under_way(f"the registry at {database.shown_url}", database.patience):
             return _attempts(call)(once)
