@@ -102,6 +102,8 @@ class Upgrades(Parts):
                 return True
             if refusal and refusal in err:
                 return False
+            if self._repaired(err):
+                continue
             if " is paused; " in err:  # the way out is `rmvdb resume`, which this run calls in time
                 time.sleep(0.5)
                 continue
@@ -117,6 +119,12 @@ class Upgrades(Parts):
         while not reached(now := self._status()):
             if not self._goes_on():
                 raise Broken(f"the upgrade stands still for {PATIENCE:g} s: {json.dumps(now)}")
-            if self.registry_back and "--repair" in now["stopped"]:  # what was written just before is unknown to it
-                self.project.run("verify", "--repair", "--yes", code=None, timeout=PATIENCE)
+            self._repaired(now["stopped"])
             time.sleep(0.3)
+
+    def _repaired(self, words: str) -> bool:
+        """Repair if these words advise it because the registry has gone back: writes of just before are unknown to it."""
+        if not self.registry_back or "--repair" not in words:
+            return False
+        self.project.run("verify", "--repair", "--yes", code=None, timeout=PATIENCE)
+        return True
