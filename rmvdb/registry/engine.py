@@ -256,11 +256,9 @@ def unwritable(url: URL) -> errors.RegistryError | None:
     if denied is None:
         return None
     mounted = hasattr(os, "statvfs") and os.statvfs(denied).f_flag & os.ST_RDONLY
-    why = f"the disk of {denied} is mounted read-only" if mounted else f"this user may not write {denied}"
-    return errors.RegistryError(
-        f"The registry {file} cannot be written: permission denied, {why}; correct that (chmod, chown, mount), or set "
-        "registry.url"
-    )
+    why = f"the disk of {denied} is mounted read-only" if mounted else f"permission denied, this user may not write {denied}"
+    way_out = "mount it for writing" if mounted else "correct that (chmod, chown)"
+    return errors.RegistryError(f"The registry {file} cannot be written: {why}; {way_out}, or set registry.url")
 
 
 def _is_away(context: Any, words: str) -> bool:

@@ -83,8 +83,8 @@ def test_a_registry_on_a_disk_that_is_mounted_read_only_is_named_by_every_comman
     project.ask("init")
     home = project.folder / ".rmvdb"
     for words, told in zip(COMMANDS, each_command(project, *COMMANDS, by=with_read_only(home)), strict=True):
-        sentence = f"The registry {home}/registry.sqlite cannot be written: permission denied, the disk of {home}/registry.sqlite"
-        assert f"{sentence} is mounted read-only; correct that (chmod, chown, mount), or set registry.url" in told, (words, told)
+        sentence = f"The registry {home}/registry.sqlite cannot be written: the disk of {home}/registry.sqlite is mounted"
+        assert f"{sentence} read-only; mount it for writing, or set registry.url" in told, (words, told)
         assert told.splitlines()[-1] == "ended 1", (words, told)
 
 
