@@ -20,7 +20,7 @@ from tests.support.on_servers import clear, make
 from tests.support.postgres import PASSWORD
 from tests.support.project import Project
 from tests.support.ray_cluster import HEAD, NODE, RayCluster
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_for_processes, wait_until
 
 RAY = ("worker", "--engine", "ray")
 #: As each process loads v2, it notes itself.
@@ -77,7 +77,7 @@ def workers(project: Project) -> set[int]:
 
 
 def wait_for_share(project: Project, share: float) -> None:
-    wait_until(lambda: project.json("status")["t"] > share)
+    wait_for_processes(lambda: project.json("status")["t"] > share, seconds=300)
 
 
 def expect_cut_over(project: Project) -> None:

@@ -19,7 +19,15 @@ from rmvdb.errors import EngineError, UsageError
 from rmvdb.types import IdType, Index, Metric, Record, Schema
 from tests.support import lite3
 
-WORDS = ["recovering", "not ready", "closed channel", "no available shard", "node offline", "mmap manager has not been init"]
+WORDS = [
+    "recovering",
+    "not ready",
+    "closed channel",
+    "no available shard",
+    "node offline",
+    "context canceled",
+    "mmap manager has not been init",
+]
 
 
 #: Of a server that was asked while its parts were starting.
@@ -61,6 +69,8 @@ def test_words_of_a_filter_do_not_make_a_refusal_be_asked_again(milvus_store: Mi
         (600, "segment not found[segment=470701484018121019]", Failure.BUSY),
         (65535, "fail to search: segment not found[segment=470701484018121019]", Failure.BUSY),
         (65535, "empty grpc client: find no available querycoord, check querycoord state", Failure.BUSY),
+        (65535, "fail to Search, QueryNode ID=1, reason=worker(1) query failed: context canceled", Failure.BUSY),
+        (65535, "fail to Query, QueryNode ID=1, reason=context deadline exceeded", Failure.BUSY),
         (1100, "invalid parameter: recovering", Failure.REFUSED),
         (100, "collection not found[collection=recovering]", Failure.REFUSED),
         (2000, "Assert => Mmap manager has not been init. at", Failure.BUSY),

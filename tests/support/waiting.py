@@ -33,7 +33,7 @@ def seconds_of(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def wait_until(true: Callable[[], object], *, seconds: float = 120.0, every: float = 0.05) -> None:
+def wait_until(true: Callable[[], object], *, seconds: float = 240.0, every: float = 0.05) -> None:
     """Look again and again. Raise AssertionError if it is not so within so many seconds."""
     end = time.monotonic() + seconds
     while not true():

@@ -30,6 +30,7 @@ _TRANSIENT_TEXT = {
         r"no available shard|channel .*not available|not (ready|healthy|serviceable)|recovering"
         r"|node .*(offline|not match|not found)|delegator not found|segment not found\[segment="
         r"|util/grpcclient|find no available \w+, check"  # a part of Milvus does not reach another one
+        r"|context (canceled|deadline exceeded)"  # a busy server gave up a part of the call
     ),
     SEGCORE: re.compile(r"mmap manager has not been init", re.IGNORECASE),  # Lite answers a moment before it has started
 }
