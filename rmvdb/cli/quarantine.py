@@ -52,7 +52,8 @@ def quarantine_retry(gallery: str | None, ids: tuple[str, ...]) -> None:
     app, row = active_upgrade(gallery)
     chosen = _quarantined(app, row, ids)
     app.registry.release(row.id, chosen, requeue=True)
-    _no_longer_stopped(app, row)
+    if chosen:
+        _no_longer_stopped(app, row)
     output.echo(
         f"{counted(len(chosen), 'record is', 'records are')} on the work list again; "
         "to continue, run rmvdb upgrade or rmvdb worker"
@@ -89,7 +90,8 @@ def quarantine_drop(gallery: str | None, ids: tuple[str, ...], yes: bool) -> Non
     left = [id for id in chosen if id not in deleted]
     app.registry.release(row.id, going, requeue=False)
     app.registry.release(row.id, left, requeue=True)
-    _no_longer_stopped(app, row)
+    if chosen:
+        _no_longer_stopped(app, row)
     since = f"; {counted(len(left), 'record was', 'records were')} written since, and left" if left else ""
     output.echo(f"{counted(len(going), 'record is', 'records are')} deleted{since}")
 

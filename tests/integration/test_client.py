@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from rmvdb.serving.client import Client
 from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.types import Leg, Metric, Record
 from tests.support.inprocess import DIMS, Gallery, TextEmbedder, drive, make
+from tests.support.spawned import run_spawned
 from tests.support.waiting import wait_until
 
 
@@ -206,14 +206,7 @@ def _fork(folder: Path, deployed: bool) -> None:
 
 @pytest.mark.parametrize("deployed", [False, True], ids=["one collection", "two collections"])
 def test_a_client_does_not_outlive_a_fork(tmp_path: Path, deployed: bool) -> None:
-    # In a process of its own: where gRPC has been used, as by other tests in this one, a fork may wait for ever.
-    process = multiprocessing.get_context("spawn").Process(target=_fork, args=(tmp_path, deployed), daemon=True)
-    process.start()
-    process.join(120)
-    try:
-        assert process.exitcode == 0
-    finally:
-        process.kill()
+    run_spawned(_fork, tmp_path, deployed, seconds=120)
 
 
 # --- models that do not load --------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -14,6 +13,7 @@ import pytest
 from rmvdb.registry import forking
 from rmvdb.registry.registry import Registry
 from tests.support.registries import another
+from tests.support.spawned import run_spawned
 
 CHILDREN = 12
 
@@ -47,14 +47,7 @@ def _fork_while_threads_write(folder: Path) -> None:
 
 def test_children_of_a_process_that_writes_are_not_blocked(tmp_path: Path) -> None:
     """Without the wait, most children waited for a lock that their parent had had as it forked."""
-    process = multiprocessing.get_context("spawn").Process(target=_fork_while_threads_write, args=(tmp_path,), daemon=True)
-    process.start()
-    process.join(300)
-    try:
-        assert process.exitcode == 0
-    finally:
-        process.kill()
-        process.join()
+    run_spawned(_fork_while_threads_write, tmp_path, seconds=300)
 
 
 def test_a_thread_may_fork_within_a_call_and_a_call_without_end_does_not_keep_others_from_forking(
