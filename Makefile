@@ -1,7 +1,8 @@
 # make setup            .venv with rmvdb and everything that its tests need, in the versions of constraints.txt
 # make check            the inner loop, two minutes: lint, types, import contracts, unit tests, and each store but the server
 # make test             all checks, and all tests but the long ones; JOBS=2 TMPDIR=/var/tmp if memory is short
-# make long             the long tests: outages, kills at each call, every state of the protocol; then two short stress runs
+# make long             the long tests: outages, kills at each call, every state of the protocol; then two short stress runs.
+#                       MINUTES=15 SEED=any begins no further file after 15 minutes, in an order by the seed
 # make slices           the two short stress runs alone, side by side, five minutes
 # make demo [DATA=dir]  an upgrade from the first command to the last, on pictures made here or on those of a folder
 # make curves DATA=dir   what an upgrade is worth at each moment, on models that others trained: 20 minutes on two idle cores
@@ -56,7 +57,8 @@ test: lint
 # What tests/support/long_tests.py names, and then the two short stress runs. These tests compute more and start processes of their
 # own, so fewer run at a time.
 long: setup
-	$(BIN)/python -m pytest -n $(LONG_JOBS) $(SPREAD) -m "long and not bench"
+	$(BIN)/python -m pytest -n $(LONG_JOBS) $(SPREAD) -m "long and not bench" \
+		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 	@$(MAKE) --no-print-directory slices
 
 # Two short stress runs side by side: make slices
