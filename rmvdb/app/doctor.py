@@ -181,5 +181,8 @@ def check_source(app: App, gallery: GalleryRow) -> str:
     if failed:
         raise errors.SourceError(next(iter(failed.values())))
     if missing := [record.id for record in records if record.id not in items]:
-        raise errors.SourceError(f"{shown} has no item of record {missing[0]!r}, and of {len(missing)} of {len(records)} in all")
+        raise errors.SourceError(
+            f"{shown} has no item of {len(missing)} of {counted(len(records), 'record')}, such as {missing[0]!r}; "
+            f"add them there, or correct the source: rmvdb gallery source {gallery.name} SPEC"
+        )
     return f"{shown} gives items; {check_vectors(app.registry, app.store, app.loaded_models, gallery, source)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -176,12 +177,19 @@ class App:
         """The files that rmvdb made and reads back."""
         from rmvdb.storage.artifacts import Artifacts
 
-        return Artifacts(self.settings.artifacts, elsewhere=self.registry.contents_of)
+        return Artifacts(self.settings.artifacts, elsewhere=self.registry.contents_of, bucket=self._artifacts_in_bucket)
+
+    def _artifacts_in_bucket(self) -> Folder | None:
+        return self.home.folder("artifacts") if self.settings.bucket else None
 
     def share_artifacts(self) -> None:
-        """Give the registry the contents of artifacts that it lacks and this machine's home has."""
+        """Give the registry the contents of artifacts that it lacks and home has. Give a bucket those that it lacks."""
         for sha256, data in self.artifacts.here(self.registry.artifacts_without_contents()):
             self.registry.add_contents(sha256, data)
+        registered = {row.sha256: row.suffix for row in self.registry.artifacts()}
+        for sha256 in self.artifacts.lacking(registered):
+            with contextlib.suppress(errors.ArtifactError):  # nothing has it any more
+                self.artifacts.put(self.artifacts.get(sha256), suffix=registered[sha256])
 
     @property
     def times(self) -> dict[str, float]:
@@ -283,18 +291,24 @@ class App:
             cache=cache,
             shared=shared,
         )
-        return Client(
-            name,
-            item_field=sources.field_of(row.source),
-            registry=self.registry,
-            store=self.store,
-            loaded_models=self.loaded_models,
-            engine_timeout=self.settings.milvus.timeout,
-            consistency=self.settings.search.consistency,
-            keeper=self._keeper(name),
-            closing=closing,
-            rescorer=rescorer,
-        )
+        keeper = self._keeper(name)
+        try:
+            return Client(
+                name,
+                item_field=sources.field_of(row.source),
+                registry=self.registry,
+                store=self.store,
+                loaded_models=self.loaded_models,
+                engine_timeout=self.settings.milvus.timeout,
+                consistency=self.settings.search.consistency,
+                keeper=keeper,
+                closing=closing,
+                rescorer=rescorer,
+            )
+        except BaseException:
+            if keeper is not None:
+                keeper.close()
+            raise
 
     def _keeper(self, gallery: str) -> QueryKeeper | None:
         """Return the keeper of a client's sample of queries, or None if the settings keep none."""
@@ -371,7 +385,7 @@ class App:
         return Collector(
             registry=self.registry,
             manifest=self.manifest,
-            artifacts=LocalFolder(self.settings.artifacts),
+            artifacts=[LocalFolder(self.settings.artifacts), *([self.home.folder("artifacts")] if self.settings.bucket else [])],
             archive=self.home.folder("archive"),
             caches=[self.home.folder("cache"), *([LocalFolder(self.settings.cache)] if self.settings.bucket else [])],
             plans=LocalFolder(self.settings.cache / "plans"),

@@ -11,7 +11,7 @@ from rmvdb.registry.registry import Registry
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks, or that many times as long as the last one took.
+#: Seconds between two looks. After a long look, the pause is SHARE times as long as the look.
 PAUSE, SHARE = 3.0, 20
 #: Records that are moved first at once, and batches that one step reads: a step takes some hundredths of a second.
 RECORDS, BATCHES = 1000, 100

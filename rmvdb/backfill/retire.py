@@ -11,7 +11,7 @@ from rmvdb import errors
 from rmvdb.backfill.fate import Decision, Evidence, Fate, LaterEvidence, later_fate, record_fate, too_many
 from rmvdb.backfill.records import BatchRecords, root_of, same
 from rmvdb.backfill.task import Task, grace
-from rmvdb.engines.finding import TOGETHER, not_found
+from rmvdb.engines.finding import BY_VECTOR, TOGETHER, not_found
 from rmvdb.protocols import Permit
 from rmvdb.registry.codec import key, pack_ids, schema_from_json, unpack_ids
 from rmvdb.registry.tables import BatchRow, CollectionRow, IntentRow
@@ -131,7 +131,7 @@ class Retiring(BatchRecords):
         held = [record.id for record in get(collection, ids, fields=())]
         sample = get(collection, held[:: max(1, len(held) // TOGETHER)][:TOGETHER], fields=(), vector=True)
         missed = not_found(self._store, schema_from_json(row.schema), sample, among=held, search=row.search, after=moment)
-        return {} if len(missed) == 1 and "filter" not in next(iter(missed.values())) else missed
+        return {} if len(missed) == 1 and next(iter(missed.values())).startswith(BY_VECTOR) else missed
 
     def _row(self, collection: str) -> CollectionRow:
         """Return the registry's row of a collection, of which no column that is read here ever changes."""

@@ -150,7 +150,9 @@ def _created(
 def _adopted(store: VectorStore, version: VersionRow, collection: str, chosen: Index) -> tuple[Schema, Mapping[str, Any]]:
     """Return the collection's schema, and the parameters to search it with."""
     if is_mark(collection):
-        raise errors.CannotAdopt(f"Collection {collection!r} is rmvdb's own: it says who owns another one; name that one")
+        raise errors.CannotAdopt(
+            f"Collection {collection!r} is a mark of rmvdb's own, which says who owns another collection; name that other one"
+        )
     schema = store.describe(collection)
     check_fits(schema, version)
     if taken := TAKEN & {field.name for field in schema.fields}:

@@ -71,7 +71,7 @@ def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool) -> Non
             report.say(f"{counted(len(lost.for_good), 'record is', 'records are')} lost for good, such as {names}")
         what = _what_repair_does(lost)
         if not what:
-            report.say("no lost record can be put back, and every other record matches its last known write")
+            report.say("no lost record can be put back, and the fields of every other record match its last known write")
             return
         if not yes:
             output.agree(f"{' '.join(what)} Do this?", "changed", "rmvdb verify --repair --yes")

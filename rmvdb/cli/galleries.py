@@ -105,7 +105,7 @@ def _as_doctor_finds(app: App, row: GalleryRow) -> None:
     try:
         check_source(app, row)
     except errors.SourceError as exc:
-        raise errors.SourceError(f"{exc}; the gallery is added all the same: rmvdb gallery source {row.name} SPEC") from exc
+        raise errors.SourceError(f"{exc} (the gallery is added all the same)") from exc
 
 
 @gallery.command("list")

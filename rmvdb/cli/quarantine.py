@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from rmvdb.registry.tables import UpgradeRow
     from rmvdb.types import Id
 
+#: Characters of a reason that the list shows.
+_REASON = 300
+
 
 @click.group()
 def quarantine() -> None:
@@ -29,14 +33,16 @@ def quarantine() -> None:
 @gallery_option
 @json_option
 def quarantine_list(gallery: str | None, as_json: bool) -> None:
-    """List the quarantined records and the reason for each.
+    """List the quarantined records and the reason for each. A long reason is cut, but not in --json.
 
     \b
     Example:
       rmvdb quarantine list
     """
     app, row = active_upgrade(gallery)
-    output.print_rows([{"id": each.record, "reason": each.reason} for each in app.registry.quarantined(row.id)], as_json)
+    rows = app.registry.quarantined(row.id)
+    reasons = [each.reason if as_json else shorten(each.reason, _REASON, placeholder=" …") for each in rows]
+    output.print_rows([{"id": each.record, "reason": why} for each, why in zip(rows, reasons, strict=True)], as_json)
 
 
 @quarantine.command("retry")
@@ -105,6 +111,7 @@ def _no_longer_stopped(app: App, row: UpgradeRow) -> None:
 def _quarantined(app: App, row: UpgradeRow, ids: tuple[str, ...]) -> list[Any]:
     known = [each.record for each in app.registry.quarantined(row.id)]
     if unknown := sorted(set(ids) - set(known)):
-        raise errors.UnknownName("quarantined record", unknown[0], known)
+        shown = ", ".join(known[:10]) + (" …" if len(known) > 10 else "") if known else "none"
+        raise errors.UnknownName("quarantined record", unknown[0], (), hint=f"quarantined are {shown}: rmvdb quarantine list")
     numbers = app.registry.collection(row.old_collections[0]).schema["id_type"] == "INT64"
     return [int(each) if numbers else each for each in dict.fromkeys(ids or known)]

@@ -13,12 +13,15 @@ from rmvdb.types import Hit, Id, Metric, Moment, Record, Schema, Vectors
 
 #: Records searched by their own vectors at once.
 TOGETHER = 20
-#: Ids in one filter. Milvus 2.3.5 found one of one id, and between 1 and 7 of twenty: only many ids show that some are missed.
+#: Ids in one filter. Milvus 2.3.5 found the record of a filter of one id, and 1 to 7 records of a filter of twenty. So only a
+#: filter of many ids shows that some are missed.
 _IDS = 1_000
 #: Hits of a search without a filter.
 _HITS = 10
 #: The most by which two computations of a distance differ, as a share of the vector's squared length.
 _ROUNDING = 1e-4
+#: How the reason begins if the search without a filter misses a record.
+BY_VECTOR = "a search by its own vector"
 
 
 def not_found(
@@ -52,7 +55,7 @@ def not_found(
         _search_by_field(store, schema, records[0], search, after, missed)
     near = store.search(name, vectors, limit=_HITS, search=search, strong=not after, after=after)
     for id, vector, hits in zip(ids, vectors, near, strict=True):
-        _judge(schema, id, vector, hits, missed, "a search by its own vector")
+        _judge(schema, id, vector, hits, missed, BY_VECTOR)
     return missed
 
 

@@ -180,7 +180,10 @@ def as_array(output: Any) -> Vectors:
         with np.errstate(over="ignore"):  # a number that is too large becomes infinity, which the caller looks for
             return np.asarray(output, dtype=np.float32)
     except (TypeError, ValueError) as exc:
-        raise ModelError(f"The embedder gives a {type(output).__name__} instead of an array of numbers: {exc}") from exc
+        raise ModelError(
+            f"The embedder gives a {type(output).__name__} instead of an array of numbers ({exc}); "
+            "correct its embed, so that each item gives one row"
+        ) from exc
 
 
 def wrong_shape(made: npt.NDArray[Any], n: int, dim: int | None) -> ModelError:

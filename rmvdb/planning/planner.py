@@ -147,10 +147,6 @@ class Planner:
             unlabelled=sample.unlabelled,
         )
 
-    def kept(self, question: Question) -> Plan | None:
-        """Return the plan that was made for this question, if all of its files are there."""
-        return self._plans.kept(question)
-
     def order(self, question: Question, leg: Leg, classifier: Classifier | None, name: str) -> Order:
         """Make the backfill order of that name for a collection. It learns from a sample.
 

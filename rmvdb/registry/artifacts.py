@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from rmvdb import errors
 from rmvdb.registry.clock import day
 from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import ArtifactPartRow, ArtifactRow
@@ -26,16 +25,9 @@ class Artifacts(Database):
             s.add(ArtifactRow(sha256=sha256, kind=kind, suffix=suffix, size=size, created_at=day(s)))
 
     @transaction
-    def artifact(self, s: Session, /, sha256: str) -> ArtifactRow:
-        """Return one artifact's row.
-
-        Raises:
-            ArtifactError: the registry doesn't have it.
-        """
-        row = s.get(ArtifactRow, sha256)
-        if row is None:
-            raise errors.ArtifactError(f"Artifact {sha256} is not in the registry; restore the registry from its backup")
-        return row
+    def artifacts(self, s: Session, /) -> Sequence[ArtifactRow]:
+        """Return every registered artifact."""
+        return s.scalars(select(ArtifactRow)).all()
 
     @transaction
     def artifacts_without_contents(self, s: Session, /) -> Sequence[str]:

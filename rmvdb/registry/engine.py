@@ -52,6 +52,7 @@ _SQLITE_AWAY = (
 )
 #: The SQLSTATEs of PostgreSQL for a server that is read-only since another took over, and for an idle transaction that it ended.
 _DEMOTED = ("25006", "25P03")
+_FULL_DISK = "The disk that holds the registry is full; free some space, then run the same command again"
 #: Words of PostgreSQL if all its connections are in use (SQLSTATE 53300, which psycopg does not give for a failed connect).
 _FULL = ("too many clients", "too many connections", "remaining connection slots")
 #: Words of PostgreSQL if another try cannot help.
@@ -200,13 +201,13 @@ def _translate(facts: Mapping[str, str], context: Any) -> Exception | None:
             "The registry's tables are missing or old; run: rmvdb db upgrade, or rmvdb registry rebuild if it was lost"
         )
     if "disk is full" in words or "No space left" in words:
-        return errors.DiskFull("The disk that holds the registry is full; free some space, then run the same command again")
+        return errors.DiskFull(_FULL_DISK)
     if getattr(failure, "sqlstate", "") in _DEMOTED:
         context.is_disconnect = True  # so that the pool looks for the server that took over
     if isinstance(failure, sqlite3.Error) and context.engine is not None and (refusal := unwritable(context.engine.url)):
         return refusal
     if isinstance(failure, sqlite3.OperationalError) and context.engine is not None and _is_full(context.engine.url):
-        return errors.DiskFull("The disk that holds the registry is full; free some space, then run the same command again")
+        return errors.DiskFull(_FULL_DISK)
     if _is_away(context, words):
         full = any(word in words for word in _FULL)
         away = Full(words, _number(facts)) if full else Starved(words) if _starved() else Away(words)

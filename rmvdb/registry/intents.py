@@ -184,10 +184,13 @@ class Intents(Database):
 
 def _refuse_unstorable(ids: Sequence[Id]) -> None:
     if (bad := next((id for id in ids if "\0" in key(id)), None)) is not None:
-        raise Mismatch(f"The id {bad!r} cannot be stored: it contains NUL, which PostgreSQL refuses in a text; rename the record")
+        raise Mismatch(
+            f"The id {bad!r} cannot be stored: it contains NUL, which a registry in PostgreSQL cannot hold; rename the record"
+        )
     if (long := next((id for id in ids if len(key(id).encode()) > LONGEST_ID), None)) is not None:
         raise Mismatch(
-            f"The id {long!r:.60}… has more than {LONGEST_ID:,} bytes, which PostgreSQL cannot index; rename the record"
+            f"The id {long!r:.60}… has more than {LONGEST_ID:,} bytes, which a registry in PostgreSQL cannot index; "
+            "rename the record"
         )
 
 

@@ -202,7 +202,9 @@ class Owner:
         wait()
         for name, mark in before.items():
             if mark is not None and (now := self.read(name)) is not None and now.numbers != mark.numbers:
-                raise errors.UsageError(f"That registry is not lost: {now.where}, while this one waited; use that registry")
+                raise errors.UsageError(
+                    f"That registry is not lost: it wrote while this one waited ({now.where}); use that registry"
+                )
         for name, mark in before.items():
             if mark is not None and mark.owner != self._mine:
                 self._store.drop(mark_of(name))

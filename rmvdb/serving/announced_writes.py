@@ -53,7 +53,8 @@ class Writes:
         """
         with self._alone_at(kind, ids) as (opened, permit):
             if only is not None:
-                opened = self._withdraw_all_but(opened, ids, only(opened.plan))
+                kept = set(only(opened.plan))
+                opened, ids = self._withdraw_all_but(opened, ids, kept), [id for id in ids if id in kept]
             try:
                 yield opened.plan, permit
             except errors.EngineKilled as exc:
@@ -123,8 +124,8 @@ class Writes:
         while self._blocked(opened, ids, announced):
             if uptime() - began > WRITE_WAITS:
                 raise errors.EngineError(
-                    f"{counted(len(ids), 'record was', 'records were')} locked by other writers for over {WRITE_WAITS:g} s. "
-                    f"Write {'it' if len(ids) == 1 else 'them'} again."
+                    f"Other writers or workers have been at {counted(len(ids), 'record')} of {self._gallery!r} for over "
+                    f"{WRITE_WAITS:g} s; repeat the write"
                 )
             time.sleep(0.02)
             if uptime() - announced > WRITE_LASTS / 3:

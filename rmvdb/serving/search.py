@@ -187,8 +187,8 @@ class Reader:
             if timely or self._single_since(plan):
                 return answer
         raise errors.EngineError(
-            f"A search of {self._gallery!r} took longer than {plan.longest_search:g} s {ATTEMPTS} times; "
-            "look at the engine's load, or raise search.longest_search, then repeat rmvdb upgrade, or restart its worker"
+            f"{ATTEMPTS} tries of a search of {self._gallery!r} each took longer than {plan.longest_search:g} s; look at the "
+            "engine's load, or raise search.longest_search and then run rmvdb upgrade again, or restart its worker"
         )
 
     def _single_since(self, plan: ServingPlan) -> bool:

@@ -16,8 +16,8 @@ from rmvdb.types import Id, Vectors
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two times that a client shares its vectors, each of which is a dozen statements to the registry, and the fewest
-#: if many records wait for it.
+#: Seconds between two times that a client shares its vectors, and the fewest if many records wait. Each time is a dozen
+#: statements to the registry.
 EVERY, APART = 10.0, 3.0
 #: The most records that wait.
 WAITING = 5_000

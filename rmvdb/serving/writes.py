@@ -52,15 +52,15 @@ class EngineKills:
             self._first, self._later = (exc, None) if self._calls == 1 else (self._first, self._later or exc)
 
     def raise_first(self) -> None:
-        """Raise the EngineKilled of the first call if there was one. Its ids are in no collection.
+        """Raise the EngineKilled of the first call if there was one, and no other. Its ids are in no collection.
 
         Raises:
-            EngineKilled: without ids if only a later call killed the engine: an earlier one has written the records.
+            EngineKilled: without ids if a later call killed the engine: an earlier one has written the records.
         """
+        if self._later:
+            raise errors.EngineKilled(f"The write was made in part: {self._later}") from self._later
         if self._first:
             raise self._first
-        if self._later:
-            raise errors.EngineKilled(f"In part: {self._later}") from self._later
 
 
 class Writer:
@@ -110,9 +110,10 @@ class Writer:
                 with kills.noted():
                     self._store.upsert(mirror.collection, kills.others(rows(mirror)), permit=in_time)
             newest, *older = plan.legs
+            new = rows(newest)
             with kills.noted():
-                self._store.upsert(newest.collection, kills.others(rows(newest)), permit=in_time)
-            written = kills.others(rows(newest))
+                self._store.upsert(newest.collection, kills.others(new), permit=in_time)
+            written = kills.others(new)
             sketches |= {row.id: sketch.of(row.vector, item=digests[row.id]) for row in written if row.vector is not None}
             # An older collection that still has the record must not show the replaced content. Only workers remove from it.
             for leg, stale in zip(older, self._reader.held(older, ids, after=moment), strict=True):
@@ -166,8 +167,8 @@ class Writer:
             if plan.epoch > self._current_plan.current().epoch:
                 # Otherwise this client would search by the plan before, which may not have the collection that is written to.
                 self._current_plan.refresh()
-            # Once the intents are closed, whose deadline does not wait for the engine; and if the write fails: some calls may
-            # have been made.
+            # This runs after the intents are closed, because their deadline does not wait for the engine. It also runs if the
+            # write fails, because some calls may have been made.
             last.callback(self._reader.own_writes.note)
             yield plan, in_time
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rmvdb.errors import ArtifactError
+from rmvdb.errors import ArtifactError, HomeUnreachable
 from rmvdb.storage import files, parquet
 from rmvdb.storage.folders import Folder
 from rmvdb.storage.parquet import pa
@@ -119,8 +119,8 @@ class EmbeddingCache:
             if new or self._embeddings is None:
                 embeddings = dict(self._embeddings or {})  # another one: a thread may be reading this one
                 for digest in new:
-                    self._read.add(digest)
                     self._add_file(embeddings, digest)
+                self._read.update(new)  # after all: if the bucket does not answer for one, they are read again
                 self._embeddings = embeddings
             return self._embeddings
 
@@ -128,6 +128,8 @@ class EmbeddingCache:
         path = f"{digest}.parquet"
         try:
             self._add(embeddings, self.folder.verified(path, digest))
+        except HomeUnreachable:
+            raise
         except Exception as exc:  # noqa: BLE001 (a file of that name may hold anything, and Arrow raises as much)
             where = self.folder.where(path)
             _log.warning("Embeddings are computed again: %s", exc, extra={"action": "cache-skip", "file": where})

@@ -74,7 +74,7 @@ def _known(context: UpgradeContext) -> set[str]:
 
 
 def is_ours(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> bool:
-    """Whether a collection that was made for an upgrade which never served can be dropped: a known copy, or an empty one."""
+    """Whether the collection of an upgrade that never served can be dropped: it is a copy that the registry knows, or empty."""
     try:
         return bool(upgrade.original and collection in _known(context)) or not context.store.count(collection)
     except errors.EngineError:  # it is not loaded, or does not exist

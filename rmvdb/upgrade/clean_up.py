@@ -116,9 +116,9 @@ def _refuse_late(context: UpgradeContext, upgrade: UpgradeRow) -> None:
 
 def _ended_with(context: UpgradeContext, upgrade: UpgradeRow) -> list[UpgradeRow]:
     """Return the upgrade and the upgrades that end with it: the one that it undid, or the ones that it superseded."""
-    ended = [upgrade]
     if upgrade.undoes is not None:
         return [upgrade, context.registry.upgrade(upgrade.undoes)]
+    ended = [upgrade]
     while (before := ended[-1].supersedes) is not None:
         ended.append(context.registry.upgrade(before))
     return ended

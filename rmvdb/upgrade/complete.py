@@ -23,7 +23,7 @@ def complete(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> No
         EngineError: other programs never stop writing there.
     """
     old, grace = " and ".join(upgrade.old_collections), backfill_step.task(context, upgrade).grace
-    quiet = False
+    quiet, came_last = False, 0
     for _ in range(ROUNDS):
         if upgrade.original:
             keep_original.agree(context, upgrade)
@@ -31,6 +31,7 @@ def complete(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> No
         left = came > 0 or backfill_step.unfinished(context, upgrade)
         if left:
             if came:
+                came_last = came
                 what = "re-embedded" if upgrade.in_place else "moved"
                 context.say(f"{counted(came, 'record')} came into {old} since, and will be {what}, too")
             backfill_step.backfill(context, upgrade, worker, until=1.0)
@@ -45,7 +46,7 @@ def complete(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> No
         quiet = not left
         context.check_stop()
     raise errors.EngineError(
-        f"Other programs keep writing into {old} ({counted(came, 'record')} since the last look); stop them, then: rmvdb cutover"
+        f"Other programs keep writing into {old} ({counted(came_last, 'record')} the last time); stop them, then: rmvdb cutover"
     )
 
 

@@ -140,6 +140,6 @@ class UpgradeContext:
         try:
             self.services.loaded_models.embedder(self.services.loaded_models.chain(version).embedder)
         except errors.ModelError as exc:
-            self.say(f"the embedder of {version} cannot be loaded ({exc}); records written since keep ψ's vector")
+            self.say(f"the embedder of {version} cannot be loaded ({exc}); records that clients write get ψ's vector")
             return False
         return True

@@ -64,7 +64,9 @@ class EmbedAgain:
         chain = self._loaded_models.chain(task.version)
         embedder = self._loaded_models.embedder(chain.embedder)
         raw, bad = embed_checked(embedder, [items[record.id] for record in there], chain.dim, confirm=True)
-        there = [record for at, record in enumerate(there) if at not in bad]  # an item that broke since proves nothing
+        for at, why in bad.items():  # an item that broke since proves nothing
+            report.leave_out(there[at].id, why)
+        there = [record for at, record in enumerate(there) if at not in bad]
         if not there:
             return {}
         embedded = self._loaded_models.apply_head(task.version, raw[[at for at in range(len(raw)) if at not in bad]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
@@ -48,7 +48,8 @@ class Collector:
 
     registry: Registry
     manifest: Manifest
-    artifacts: Folder
+    #: The folders of artifacts: this machine's, and the bucket's.
+    artifacts: Sequence[Folder]
     archive: Folder
     #: The folders of kept embeddings and of plans.
     caches: Sequence[Folder]
@@ -80,13 +81,13 @@ class Collector:
     def _planned(self) -> set[str]:
         """Return the artifacts of plans that no upgrade has begun. A plan's pointer names a file that names the others."""
         named = {sha for entry in self.plans.entries() if entry.bytes < 1_000_000 for sha in _names(self.plans, entry)}
-        own = [entry for entry in self.artifacts.entries() if PurePosixPath(entry.path).suffix == ".json"]
-        plans = [entry for entry in own if PurePosixPath(entry.path).stem in named]
-        return named | {sha for entry in plans for sha in _names(self.artifacts, entry)}
+        own = [(folder, entry) for folder in self.artifacts for entry in folder.entries() if entry.path.endswith(".json")]
+        plans = [(folder, entry) for folder, entry in own if PurePosixPath(entry.path).stem in named]
+        return named | {sha for folder, entry in plans for sha in _names(folder, entry)}
 
     def _old_artifacts(self, spared: set[str]) -> Iterator[_Place]:
         used = self.registry.artifacts_in_use() | spared
-        for folder, entry in _old(self.artifacts):
+        for folder, entry in chain.from_iterable(map(_old, self.artifacts)):
             stem = PurePosixPath(entry.path).stem
             if SHA256.fullmatch(stem) and stem not in used:
                 yield folder, entry

@@ -39,7 +39,7 @@ def find_late(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> 
 
 
 def _late_to_move(context: UpgradeContext, upgrade: UpgradeRow, collection: str, ids: Sequence[Id]) -> LateRecords:
-    """Return the late records of a page: all, except those that a newer old collection holds, too. They are listed there."""
+    """Return the late records of a page: all but those that a newer one of the old collections holds. They are listed there."""
     newer = work_list.newer(context, upgrade, collection, ids)
     return LateRecords(ids=[id for id in ids if id not in newer])
 

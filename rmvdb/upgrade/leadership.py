@@ -66,8 +66,10 @@ def hold_leadership(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker
         ended.set()
         holder.join()
         context.leader_token = context.worker = context.leads = None
-        worker.leave()
-        context.registry.keep_leading(upgrade.id, leader_token, 0)
+        try:
+            worker.leave()
+        finally:
+            context.registry.keep_leading(upgrade.id, leader_token, 0)
 
 
 def _taken(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> int:

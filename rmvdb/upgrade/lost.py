@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -103,7 +104,7 @@ def gone(context: UpgradeContext, upgrades: Sequence[UpgradeRow]) -> list[Id]:
     found = dict[Id, None]()
     for upgrade in upgrades:
         writes, task = ClientWrites(context.registry, context.store), backfill_step.task(context, upgrade)
-        for ids in (*_moved(context, upgrade), *_pages(writes.ids(task, writes.upserted(task)))):
+        for ids in itertools.chain(_moved(context, upgrade), _pages(writes.ids(task, writes.upserted(task)))):
             missing = _not_served(context, ids)
             others = {key(id) for each in numbers if missing for id in _deleted_or_open(context, each, missing)}
             found |= dict.fromkeys(id for id in missing if key(id) not in others)

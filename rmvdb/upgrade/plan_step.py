@@ -167,9 +167,10 @@ def superseded(context: UpgradeContext, legs: Sequence[Leg], to_version: str) ->
         UpgradeRunning: no other upgrade may take its place.
     """
     row = context.registry.active_upgrade(context.gallery.id)
-    goes_on = row is not None and row.phase == Phase.SERVING_BOTH and row.undoes is None and not row.original
-    if row is None or (goes_on and len(legs) > 1):
-        if row is not None and not row.makes_way:
+    if row is None:
+        return None
+    if row.phase == Phase.SERVING_BOTH and row.undoes is None and not row.original and len(legs) > 1:
+        if not row.makes_way:
             refuse_paused(row)
         return row
     to = context.registry.version(row.to_version)

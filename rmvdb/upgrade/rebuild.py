@@ -355,7 +355,8 @@ class ArchiveMatcher:
         if self._upgrade.undoes is not None:
             self._left.update(record.id for record in records_in_new if readings[record.id].made is None)
         copied = [each.id for each in records_in_new if each.id in self._left or readings[each.id].is_copied_to(each)]
-        others = [id for id in (record.id for record in records_in_new) if id not in set(copied)]
+        as_copied = set(copied)
+        others = [record.id for record in records_in_new if record.id not in as_copied]
         often = {id for id, hash in zip(readings, hashes(list(readings)).tolist(), strict=True) if hash in self._often}
         self._explained.update(often.intersection(copied))
         for id in often.intersection(others):

@@ -28,7 +28,8 @@ class VerifyReport:
     problems: int = 0
     #: The first problems, a sentence each.
     examples: list[str] = field(default_factory=list)
-    #: Damaged or missing archive files, a sentence each. Only the ids of their records were compared.
+    #: What was not compared, a sentence each: damaged archive files, of whose records only the ids were, and the first items that
+    #: cannot be embedded again.
     unread: list[str] = field(default_factory=list)
 
     @property
@@ -41,6 +42,11 @@ class VerifyReport:
         self.problems += 1
         if len(self.examples) < NAMED:
             self.examples.append(sentence)
+
+    def leave_out(self, record: Id, why: str) -> None:
+        """Keep why a record was not embedded again, if there are few such records."""
+        if len(self.unread) < NAMED:
+            self.unread.append(f"record {record!r} cannot be embedded again, so its vector was not compared: {why}")
 
     def miss(self, ids: Sequence[Id]) -> None:
         """Count records that are gone, and keep the first."""

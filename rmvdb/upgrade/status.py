@@ -175,7 +175,7 @@ def _eta(row: UpgradeRow, now: Progress) -> float | None:
 def _silent(heard: Sequence[WorkerRow], today: float) -> list[str]:
     silent = sorted((row for row in heard if row.heard_at <= today - SILENT), key=lambda row: -row.heard_at)
     words = [f"{row.id}, silent since {today - row.heard_at:.0f} s" for row in silent[:MOST_SILENT]]
-    return words + ([f"and {len(silent) - MOST_SILENT} others, for longer"] if len(silent) > MOST_SILENT else [])
+    return words + ([f"and {counted(len(silent) - MOST_SILENT, 'other')}, for longer"] if len(silent) > MOST_SILENT else [])
 
 
 def _listing(row: UpgradeRow) -> str:

@@ -36,7 +36,7 @@ def test_one_item_that_cannot_be_embedded_is_set_aside_and_the_others_go_on(proj
     project.ask("quarantine", "retry")
     assert not project.json("status")["stopped"]
     refused(project, *NAIVE, code=1, saying="1 record is quarantined")
-    refused(project, "quarantine", "drop", "77", code=2, saying="No quarantined record is called '77'; did you mean '7'?")
+    refused(project, "quarantine", "drop", "77", code=2, saying="No quarantined record is called '77'; quarantined are 7: rmvdb")
     project.ask("quarantine", "drop", "7", "--yes")
     assert not project.json("status")["stopped"]
     project.ask(*NAIVE)

@@ -105,6 +105,30 @@ def test_two_workers_and_two_applications_share_no_disk(machine: Callable[[str],
         assert not opened.home.has("archive/things")
 
 
+def test_psi_comes_back_from_the_bucket_if_the_registry_and_every_machine_are_lost(
+    machine: Callable[[str], Project], tmp_path: Path
+) -> None:
+    """The registry holds the transforms, and each machine keeps copies. The bucket must not need either."""
+    operator = machine("operator").prepare(IDS)
+    models = operator.models()
+    operator.ask(
+        "upgrade", "--from", "v1", "--to", "v2", "--labels", "label", "--method", "ridge", "--until", "0.5", "--accept-risk"
+    )
+    with operator.client() as client:
+        before = [[hit.id for hit in client.search(models.item(id), limit=10)] for id in IDS[:20]]
+
+    lost = machine("the machine after the loss")
+    settings = lost.folder / "rmvdb.toml"
+    with operator.opened() as opened:
+        url = opened.settings.registry.url.get_secret_value()
+    settings.write_text(settings.read_text().replace(url, f"sqlite:///{tmp_path}/made-again.sqlite"))
+    lost.ask("init")
+    lost.ask("registry", "rebuild")
+    with lost.client() as client:
+        assert len(client.plan.legs) == 2
+        assert [[hit.id for hit in client.search(models.item(id), limit=10)] for id in IDS[:20]] == before
+
+
 def wait(done: Callable[[], bool], *, seconds: float = 240.0) -> None:
     end = time.monotonic() + seconds
     while not done():

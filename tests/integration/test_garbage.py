@@ -32,7 +32,7 @@ def collector(gallery: Gallery) -> Collector:
     return Collector(
         registry=gallery.registry,
         manifest=Manifest(LocalFolder(folder)),
-        artifacts=LocalFolder(folder / "artifacts"),
+        artifacts=[LocalFolder(folder / "artifacts")],
         archive=LocalFolder(folder / "archive"),
         caches=[LocalFolder(folder / "cache")],
         plans=LocalFolder(folder / "cache" / "plans"),

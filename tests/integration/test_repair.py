@@ -174,6 +174,21 @@ def test_a_record_that_a_client_wrote_or_deleted_since_the_look_is_left_alone(ga
     expect_whole(gallery)
 
 
+def test_a_record_that_a_client_wrote_since_the_look_keeps_no_other_from_being_restored(gallery: Gallery) -> None:
+    gallery.store.delete(NEW, [3, 4])
+    lose_the_archive(gallery)
+    conductor = gallery.conductor()
+    lost = conductor.lost(row(gallery))
+    gallery.source.of[3] = "newer"
+    with gallery.client() as client:
+        client.upsert([{"id": 3, "item": "newer", "n": 33}])
+    conductor.repair(row(gallery), lost, gallery.worker())
+    held = gallery.held()["new"]
+    assert held[3].fields == {"n": 33}
+    assert held[4].vector == pytest.approx(vector("v2", "t4"), abs=1e-6)
+    expect_whole(gallery)
+
+
 def test_a_collection_that_takes_no_record_without_fields_gets_none(gallery: Gallery) -> None:
     shape = gallery.store._collection(NEW).schema
     object.__setattr__(shape, "fields", (Field(name="n", type="INT64"),))

@@ -174,7 +174,7 @@ class _Parser:
             return Not(found) if opposite else found
         return left
 
-    def _not(self, token: _Token) -> Tree:
+    def _not(self) -> Tree:
         start = self._peek()
         part = self._unary()
         if not isinstance(part, _PARTS):
@@ -223,12 +223,10 @@ class _Parser:
         return self._number(computed(one, sign, other), start)
 
     def _unary(self) -> _Node:
-        token = self._peek()
         if not (sign := self._take("+", "-", "not", "!")):
             return self._power()
-        with_sign = self._deeper(lambda: self._not(token)) if sign in ("not", "!") else None
-        if with_sign is not None:
-            return with_sign
+        if sign in ("not", "!"):
+            return self._deeper(self._not)
         start = self._peek()
         value = self._deeper(self._unary)
         if not isinstance(value, int | float) or isinstance(value, bool):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable
 
@@ -29,7 +30,7 @@ def literal(value: Literal) -> str:
             raise FilterError(f"{value} cannot be written in a filter; Milvus serves whole numbers between {low} and {high}")
         return str(value)
     if isinstance(value, float):
-        if value - value != 0.0:
+        if not math.isfinite(value):
             raise FilterError(f"{value} cannot be written in a filter; use a finite number")
         return repr(value)
     # A line break ends a string for every engine. All other characters except quote and backslash stand for themselves.

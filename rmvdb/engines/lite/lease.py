@@ -129,7 +129,7 @@ def _hold(path: Path) -> None:
             # Waits while an owner ends: its address is gone once this process has the lease.
             try:
                 lock(lease, fcntl.LOCK_SH, beside(path, "lease"))
-            except EngineUnavailable:
+            except BaseException:
                 lease.close()
                 raise
             _leases[path] = lease

@@ -78,10 +78,10 @@ class _Refused:
         if self._ids:
             named = ", ".join(map(repr, self._ids[:5])) + (" …" if len(self._ids) > 5 else "")
             count, what = sent - len(self._ids), counted(len(self._ids), "record")
-            others = f"the other {counted(count, 'record')} of this call are written; " if count else ""
+            others = f"; the other {counted(count, 'record')} of this call are written" if count else ""
             raise EngineKilled(
-                f"{' '.join(session.engine())} ended {_TRIES} times at the write of {what} of {schema.collection!r} ({named}), "
-                f"not written; {others}look at the values of their fields",
+                f"{' '.join(session.engine())} ended {_TRIES} times at the write of {what} of {schema.collection!r} ({named})"
+                f"{others}; look at the fields of those that are named",
                 ids=self._ids,
             ) from self._cause
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rmvdb.errors import AlreadyExists, ArtifactError, UsageError
+from rmvdb.errors import AlreadyExists, UsageError
 from rmvdb.registry import manifest_rows
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import UpgradeRow, VersionRow
@@ -75,10 +75,9 @@ def test_that_embed_queries_takes_no_probe_survives_the_manifest(registry: Regis
     assert manifest_rows._value_from_json(type_, json.loads(json.dumps(row["query_probes"]))) == b""
 
 
-def test_an_artifact_is_found_by_its_hash(registry: Registry) -> None:
+def test_an_artifact_is_registered_once(registry: Registry) -> None:
     for _ in range(2):
         registry.add_artifact(sha256="c" * 64, kind="reverse", suffix=".safetensors", size=2**40)
 
-    assert registry.artifact("c" * 64).size == 2**40
-    with pytest.raises(ArtifactError, match="not in the registry"):
-        registry.artifact("d" * 64)
+    (row,) = registry.artifacts()
+    assert (row.sha256, row.size) == ("c" * 64, 2**40)

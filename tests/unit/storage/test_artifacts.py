@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rmvdb.errors import ArtifactError
 from rmvdb.storage import files
 from rmvdb.storage.artifacts import Artifacts
+from rmvdb.storage.folders import LocalFolder
 
 
 @given(data=st.binary(max_size=2000), suffix=st.sampled_from(["json", "safetensors", ".json"]))
@@ -132,3 +133,20 @@ def test_removing_twice_is_removing_once(tmp_path: Path) -> None:
         files.remove(tmp_path / "a" / "b" / "c")
         files.remove(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bucket_keeps_each_file_for_a_machine_that_lost_its_folder_and_a_registry_that_lost_its_rows(tmp_path: Path) -> None:
+    bucket = LocalFolder(tmp_path / "bucket")
+    digest = Artifacts(tmp_path / "lost", bucket=lambda: bucket).put(b"psi", suffix="safetensors")
+    other = Artifacts(tmp_path / "other", bucket=lambda: bucket)
+    assert list(other.here([digest, "0" * 64])) == [(digest, b"psi")]
+    assert other.get(digest) == b"psi"
+    assert other.lacking([digest, "0" * 64]) == ["0" * 64]
+    (tmp_path / "bucket" / f"{digest}.safetensors").write_bytes(b"altered")
+    assert other.get(digest) == b"psi"
+    with pytest.raises(ArtifactError, match=f"{digest}.safetensors was altered"):
+        Artifacts(tmp_path / "third", bucket=lambda: bucket).get(digest)
+
+
+def test_a_folder_without_a_bucket_lacks_nothing_there(tmp_path: Path) -> None:
+    assert Artifacts(tmp_path).lacking(["0" * 64]) == []
