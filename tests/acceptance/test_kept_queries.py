@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, event
 
+from rmvdb.errors import StalePlan
 from rmvdb.items.queries import line_of, read_queries
+from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.upgrade import plan_step
 from tests.support.project import Project
 
@@ -34,6 +36,19 @@ def test_no_query_is_kept_by_default(project: Project) -> None:
     assert "queries:" not in project.ask("status").stdout
     assert project.ask("queries", "export").stdout == ""
     assert "0 kept queries of things removed" in project.ask("queries", "clear").stdout  # there is nothing to ask about
+
+
+def test_a_connect_that_fails_leaves_no_thread(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application tries again and again."""
+    keep(project)
+
+    def refuse(*_: object) -> None:
+        raise StalePlan("the registry is away")
+
+    monkeypatch.setattr(CurrentPlan, "_ask", refuse)
+    with pytest.raises(StalePlan, match="the registry is away"), project.client():
+        pass
+    assert not [each.name for each in threading.enumerate() if each.name.startswith("rmvdb-queries")]
 
 
 def test_real_queries_are_shown_given_to_a_plan_and_removed(project: Project, caplog: pytest.LogCaptureFixture) -> None:

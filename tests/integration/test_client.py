@@ -384,3 +384,15 @@ def test_a_record_that_ends_the_engine_is_quarantined_alone(tmp_path: Path) -> N
     assert set(gallery.held()["new"]) == set(range(1, 21)) - {3}
     assert [row.reason for row in gallery.registry.quarantined(gallery.upgrade.id)] == ["ended"]
     gallery.registry.close()
+
+
+def test_each_refusal_of_a_copied_registry_is_an_error_of_its_own(gallery: Gallery) -> None:
+    """The traceback of one that is raised again and again would keep the items of every search."""
+    with gallery.client() as client:
+        client._current_plan._not_owner = errors.NotOwner("it has gone back")
+        refused = []
+        for _ in range(2):
+            with pytest.raises(errors.NotOwner, match="it has gone back") as told:
+                client.search("t1")
+            refused.append(told.value)
+    assert refused[0] is not refused[1]

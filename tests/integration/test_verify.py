@@ -241,6 +241,13 @@ def test_only_what_is_embedded_again_is_read_with_its_vector(gallery: Gallery, m
     assert with_vectors.count(False) == 40
 
 
+def test_a_record_that_cannot_be_embedded_again_is_named_and_is_no_difference(gallery: Gallery) -> None:
+    gallery.source.of[3] = "broken"
+    report = gallery.conductor().verify(row(gallery), sample=40)
+    assert report.ok
+    assert report.unread == ["record 3 cannot be embedded again, so its vector was not compared: ValueError: broken"]
+
+
 @pytest.mark.parametrize("fit", [3, 0])
 def test_items_that_do_not_fit_into_memory_together_are_embedded_again_in_smaller_parts(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch, fit: int

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from rmvdb.errors import ArtifactError
+from rmvdb.errors import ArtifactError, HomeUnreachable
 from rmvdb.items.digest import item_digest
 from rmvdb.storage import files
 from rmvdb.storage.archive import Archive, ArchiveFile
@@ -386,3 +386,21 @@ def test_a_kept_embedding_that_is_not_what_it_says_is_made_again(
 
     assert again.get([1], np.ones((1, 2), np.float32), [b"x"])[1].tolist() == [1, 1, 1]
     assert [record.__dict__["action"] for record in caplog.records] == ["cache-skip"]
+
+
+def test_embeddings_that_a_bucket_does_not_give_for_a_moment_are_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not damaged, and to make them again takes long."""
+    one = np.ones((1, 4), np.float32)
+    EmbeddingCache(LocalFolder(tmp_path), model="v2").put([1], one, [b"item"], one)
+    other = EmbeddingCache(LocalFolder(tmp_path), model="v2")
+
+    def away(*_: object) -> bytes:
+        raise HomeUnreachable("the bucket did not answer")
+
+    with monkeypatch.context() as moment:
+        moment.setattr(LocalFolder, "read", away)
+        with pytest.raises(HomeUnreachable):
+            other.knows([1])
+    assert other.knows([1]) == {1}
