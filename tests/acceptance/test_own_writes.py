@@ -26,7 +26,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("own-writes")
     with MilvusServer(folder / "milvus", settings={"proxy.timeTickInterval": 1000, "common.session.ttl": 60}) as server:
-        made = Project(folder / "project", milvus=server.address, batch=20)
+        made = Project(folder / "project", milvus=server.address, batch=20, retry_for=60.0)  # on a busy machine, too
         settings = made.folder / "rmvdb.toml"
         settings.write_text(settings.read_text().replace("longest_search = 1.5", "longest_search = 10.0"))
         made.prepare(IDS)
