@@ -80,8 +80,8 @@ class _Refused:
             count, what = sent - len(self._ids), counted(len(self._ids), "record")
             others = f"; the other {counted(count, 'record')} of this call are written" if count else ""
             raise EngineKilled(
-                f"{' '.join(session.engine())} ended {_TRIES} times at the write of {what} of {schema.collection!r} ({named})"
-                f"{others}; look at the fields of those that are named",
+                f"{' '.join(session.engine())} ended {_TRIES} times at the write of {what} of {schema.collection!r} ({named}), "
+                f"and did not write {'it' if len(self._ids) == 1 else 'them'}{others}; look at the fields of the named ones",
                 ids=self._ids,
             ) from self._cause
 
