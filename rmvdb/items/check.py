@@ -52,8 +52,9 @@ def embed_checked(
 ) -> tuple[Vectors, dict[int, str]]:
     """Return vectors (n, dim) and, by index, why an item has none. Its row is NaN, so that it cannot pass for a vector.
 
-    An item fails if it cannot be read, or if its vector is not finite or `metric` cannot rank it. A failed item is tried twice.
-    With `confirm`, for vectors that are kept, one item is embedded once more, alone.
+    An item fails if it cannot be read, or if its vector is not finite, has another shape than those of other items, or cannot be
+    ranked by `metric`. A failed item is tried twice. With `confirm`, for vectors that are kept, one item is embedded once more,
+    alone.
 
     Raises: ModelError if the model is broken, not an item: the shape is wrong, a confirmed row differs, or every item fails and
     so does every item of `known_good`, which returns items that could be embedded before.
@@ -77,15 +78,23 @@ def _embed_in_halves(
     vectors = np.full((len(items), dim), np.nan, np.float32)
     failed: dict[int, str] = {}
     waiting = [list(range(len(items)))] if items else []
+    broken: ModelError | None = None
     while waiting:
         part = waiting.pop()
-        reason = _embed_into(vectors, embedder, items, part, metric)
+        try:
+            reason = _embed_into(vectors, embedder, items, part, metric)
+        except ModelError as exc:
+            if len(part) == len(items):
+                raise
+            broken, reason = exc, str(exc)  # a part alone: the others tell whether it is the model
         if reason and len(part) == 1:
             failed[part[0]] = reason
         elif reason:
             # Good rows are kept: only the others are tried again, the first half first.
             rest = [index for index in part if not np.isfinite(vectors[index]).all()]
             waiting += [half for half in (rest[len(rest) // 2 :], rest[: len(rest) // 2]) if half]
+    if broken and len(failed) == len(items):
+        raise broken
     return vectors, failed
 
 
@@ -103,7 +112,12 @@ def _try_again(
     embedder: Embedder, items: Sequence[Item], vectors: Vectors, failed: dict[int, str], metric: Metric | None
 ) -> dict[int, str]:
     """Embed each failed item once more: an embedder behind a network may have been away for a moment. Return what still fails."""
-    reasons = {index: _embed_into(vectors, embedder, items, [index], metric) for index in failed}
+    reasons = {}
+    for index in failed:
+        try:
+            reasons[index] = _embed_into(vectors, embedder, items, [index], metric)
+        except ModelError as exc:  # the others are good
+            reasons[index] = str(exc)
     return {index: reason for index, reason in reasons.items() if reason}
 
 
@@ -129,17 +143,43 @@ def _embed_into(vectors: Vectors, embedder: Embedder, items: Sequence[Item], par
         raise
     except (Exception, SystemExit) as exc:  # noqa: BLE001 (foreign code: whatever it raises is the reason)
         return reason_of(exc)
-    made = as_array(output)
-    if made.shape != (len(part), vectors.shape[1]):
-        raise wrong_shape(made, len(part), vectors.shape[1])
+    made, reason = _rows(output, len(part), vectors.shape[1])
     good = np.asarray(np.isfinite(made).all(axis=1))
     if not good.all():
         vectors[np.array(part)[good]] = made[good]
-        return "the embedder gives NaN or infinity for it"
+        return reason or "the embedder gives NaN or infinity for it"
     odd = unrankable(made, metric) if metric else {}
     good[list(odd)] = False
     vectors[np.array(part)[good]] = made[good]
     return f"its vector {next(iter(odd.values()))}" if odd else ""
+
+
+def _rows(output: Any, n: int, dim: int) -> tuple[Vectors, str]:
+    """Return an output as (n, dim). If some rows of a list have another shape, those are NaN, and the reason is returned, too.
+
+    Raises: ModelError if no row has the shape.
+    """
+    try:
+        made = as_array(output)
+        if made.shape != (n, dim):
+            raise wrong_shape(made, n, dim)
+    except ModelError:
+        if not isinstance(output, list | tuple) or len(output) != n:
+            raise
+        made, reason = np.full((n, dim), np.nan, np.float32), ""
+        for at, row in enumerate(output):
+            try:
+                one = as_array(row)
+            except ModelError:
+                one = np.empty(0, np.float32)
+            if one.shape == (dim,):
+                made[at] = one
+            else:
+                reason = f"the embedder gives shape {one.shape} for it and must give ({dim},)"
+        if np.isnan(made).all():
+            raise
+        return made, reason
+    return made, ""
 
 
 def scored(classifier: Classifier, vectors: Vectors) -> Vectors:

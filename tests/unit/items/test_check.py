@@ -141,6 +141,35 @@ def test_a_wrong_shape_is_the_models_fault(output: Callable[[Sequence[Item]], An
         embed_checked(Gives(output), ["a", "b"], 3)
 
 
+@pytest.mark.parametrize("odd", [[1.0, 2.0], "vectors", None, [[1.0, 2.0, 3.0]]])
+def test_one_row_of_another_shape_is_that_items_fault(odd: object) -> None:
+    good = [1.0, 2.0, 3.0]
+    vectors, failed = embed_checked(Gives(lambda items: [odd if item == "bad" else good for item in items]), ["a", "bad", "b"], 3)
+    assert list(failed) == [1]
+    assert "must give" in failed[1] or "instead of an array" in failed[1]
+    assert vectors[[0, 2]].tolist() == [good, good]
+
+
+@pytest.mark.parametrize("items", [["bad", "a"], ["a", "bad"], ["a", "b", "bad", "c"]])
+def test_an_item_that_makes_a_batch_of_tensors_ragged_is_named(items: list[str]) -> None:
+    """Such an embedder fails for the whole batch, and gives the bad item alone another dimension."""
+    embedder = Gives(lambda items: torch.stack([torch.ones(2 if item == "bad" else 3) for item in items]))
+    vectors, failed = embed_checked(embedder, items, 3)
+    assert list(failed) == [items.index("bad")]
+    assert "gives shape (1, 2) for 1 items and must give (1, 3)" in failed[items.index("bad")]
+    assert np.isfinite(np.delete(vectors, items.index("bad"), axis=0)).all()
+
+
+def test_items_that_all_have_another_dimension_are_the_models_fault_though_it_fails_for_them_together() -> None:
+    def embed(items: Sequence[Item]) -> Vectors:
+        if len(items) > 1:
+            raise MemoryError
+        return np.zeros((1, 2), np.float32)
+
+    with pytest.raises(ModelError, match=r"gives shape \(1, 2\) for 1 items"):
+        embed_checked(Gives(embed), ["a", "b"], 3)
+
+
 @pytest.mark.parametrize(
     "output",
     [
