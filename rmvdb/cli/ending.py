@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def verify(gallery: str | None, sample: int, repair: bool, yes: bool, as_json: bool) -> None:
-    """Compare the new collection with the records that filled it. The exit code is 1 if anything differs.
+    """Compare the new collection with the records that filled it: each id, each field, and the vectors of a sample.
+
+    The exit code is 1 if anything differs.
 
     \b
     Example:

@@ -103,7 +103,7 @@ def _attempts(call: waiting.Call) -> Retrying:
 def outdated(shown_url: str, revision: str | None) -> str:
     """Say that the schema is not the one that this code needs, and what to do."""
     if revision is None:
-        return f"The registry at {shown_url} has no tables yet; run: rmvdb db upgrade"
+        return f"The registry at {shown_url} has no tables yet; run: rmvdb db upgrade, or rmvdb registry rebuild if it was lost"
     if revision < REVISION:
         return f"The registry at {shown_url} is at revision {revision}, but this rmvdb needs {REVISION}; run: rmvdb db upgrade"
     return (
