@@ -8,8 +8,11 @@ hashes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +37,8 @@ from rmvdb.upgrade.report import VerifyPosition, VerifyReport
 
 #: Records that are compared at once, unless one batch holds more.
 AT_ONCE = 1_000
+#: Parts that are read while an earlier one is compared: each waits for the engine's clock.
+AHEAD = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +54,18 @@ class UnexplainedRecords:
     changed: list[Id] = field(default_factory=list)
     #: Ids whose last known write is an upsert, and that no collection holds.
     absent: list[Id] = field(default_factory=list)
+
+
+class _Part(NamedTuple):
+    """Some retired batches, and their records as the new collection has them."""
+
+    batches: Sequence[MovedBatch]
+    #: The records that were archived, and those of them that no client has written, by id.
+    archived: int
+    expected: Mapping[Id, Reading]
+    found: Mapping[Id, Record]
+    #: Every read that asks for it shows the writes that came before.
+    moment: Moment
 
 
 class Verify:
@@ -88,14 +105,13 @@ class Verify:
         total = self._registry.progress(task.upgrade).total
         newest = newest_by_hash(batches)
         differing: dict[Id, float] = {}
-        for part in _parts(batches[at.batches :]):
-            left_out = report.unread.append
-            archived = [each for batch in part for each in self._moved.readings(task, batch, newest, left_out)]
-            differing |= self._compare(task, archived, report, sample=sample, of=total)
-            report.fields_compared += len(archived)
+        parts = _parts(batches[at.batches :])
+        for part in _read_ahead(parts, lambda some: self._read(task, some, newest, report.unread.append)):
+            differing |= self._compare(task, part, report, sample=sample, of=total)
+            report.fields_compared += part.archived
             at = VerifyPosition(
-                batch=part[-1].id,
-                batches=at.batches + len(part),
+                batch=part.batches[-1].id,
+                batches=at.batches + len(part.batches),
                 fields_compared=report.fields_compared,
                 embedded_again=report.embedded_again,
             )
@@ -227,17 +243,23 @@ class Verify:
 
     # --- records that batches moved -----------------------------------------------------------------------------------
 
-    def _compare(self, task: Task, archived: Sequence[Reading], report: VerifyReport, *, sample: int, of: int) -> dict[Id, float]:
+    def _read(
+        self, task: Task, batches: Sequence[MovedBatch], newest: Mapping[int, int], left_out: Callable[[str], None]
+    ) -> _Part:
+        archived = [each for batch in batches for each in self._moved.readings(task, batch, newest, left_out)]
+        written = self._registry.announced(task.upgrade, [reading.record.id for reading in archived])
+        expected = {reading.record.id: reading for reading in archived if key(reading.record.id) not in written}
+        moment = self._store.moment()  # all that follows shows every write before it, and waits for the engine's clock once
+        found = self._stored(task, list(expected), vector=task.in_place, after=moment)
+        return _Part(batches, len(archived), expected, found, moment)
+
+    def _compare(self, task: Task, part: _Part, report: VerifyReport, *, sample: int, of: int) -> dict[Id, float]:
         """Note every difference except in vectors, and return the records whose vectors differ, with the distance.
 
         A sample is embedded again. In place, each record without the very vector that its batch made is embedded again, too: an
         engine that has gone back holds the former vector.
         """
-        ids = [reading.record.id for reading in archived]
-        written = self._registry.announced(task.upgrade, ids)
-        expected = {reading.record.id: reading for reading in archived if key(reading.record.id) not in written}
-        moment = self._store.moment()  # all that follows shows every write before it, and waits for the engine's clock once
-        found = self._stored(task, list(expected), vector=task.in_place, after=moment)
+        _, _, expected, found, moment = part
         since = self._registry.announced(task.upgrade, expected.keys())
         other: set[Id] = set()
         for id, reading in expected.items():
@@ -318,6 +340,22 @@ def _valid(begun: VerifyPosition | None, batches: Sequence[MovedBatch]) -> Verif
     """Return the position to resume from: the beginning, unless the batches before it are still the same."""
     before = [batch.id for batch in batches if begun and batch.id <= begun.batch]
     return begun if begun and len(before) == begun.batches else VerifyPosition()
+
+
+def _read_ahead(parts: Iterable[list[MovedBatch]], read: Callable[[list[MovedBatch]], _Part]) -> Iterator[_Part]:
+    """Yield what is read of each part, in order, and read the next ones meanwhile."""
+    reading: deque[Future[_Part]] = deque()
+    with ThreadPoolExecutor(AHEAD, thread_name_prefix="rmvdb-verify") as pool:
+        try:
+            for part in parts:
+                reading.append(pool.submit(read, part))
+                if len(reading) > AHEAD:
+                    yield reading.popleft().result()
+            while reading:
+                yield reading.popleft().result()
+        finally:
+            for left in reading:
+                left.cancel()
 
 
 def _parts(batches: Sequence[MovedBatch]) -> Iterator[list[MovedBatch]]:
