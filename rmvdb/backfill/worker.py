@@ -104,10 +104,17 @@ class Worker:
         self._registry.retire_worker(self.name)
 
     @contextmanager
-    def within_limits(self, upgrade: int, gallery: str, *, count: int, stop: threading.Event) -> Iterator[None]:
-        """Copy `count` records outside of any batch, once the limits would let a batch begin or `stop` is set."""
-        while (left := self._wait_for_limits(upgrade, gallery)) and not stop.is_set():
+    def within_limits(
+        self, upgrade: int, gallery: str, *, count: int, stop: threading.Event, check: Callable[[], None]
+    ) -> Iterator[None]:
+        """Copy `count` records outside of any batch, once the limits would let a batch begin.
+
+        `check` runs before each look at them, and may raise what ends the wait: a pause, a stop.
+        """
+        check()
+        while left := self._wait_for_limits(upgrade, gallery):
             stop.wait(min(left, LOOK))
+            check()
         self._throttle.begin(count)
         try:
             yield
@@ -164,7 +171,7 @@ class Worker:
                 progress(now)
                 return now
             idle = 0.0 if claimed is not None else hand.idle
-            hand.reap(patience=idle)
+            hand.reap(patience=LOOK if action is Action.WAIT else idle)
             if claimed is None and not hand:
                 stop.wait(min(max(self._throttle.wait(), idle), LOOK))
 

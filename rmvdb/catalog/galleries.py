@@ -75,8 +75,10 @@ def add_gallery(
 
 
 def _check_name(name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
-        raise errors.UsageError(f"{name!r} cannot name a gallery; begin with a letter, then letters, digits, '_' and '-'")
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,99}", name):
+        raise errors.UsageError(
+            f"{name!r} cannot name a gallery; begin with a letter, then letters, digits, '_' and '-', at most 100 in all"
+        )
 
 
 def _register(registry: Registry, store: VectorStore, *, name: str, schema: Schema, adopted: bool, **values: Any) -> GalleryRow:
@@ -209,11 +211,14 @@ def remove_gallery(registry: Registry, store: VectorStore, gallery: GalleryRow, 
     if drop:
         owner.expect(gallery.name)
     for row in registry.collections(gallery.id):
+        if row.dropped_at is not None:
+            continue  # another program may have made one of this name since
         if drop and not row.adopted:
             store.drop(row.name)
+            owner.release(row.name)
             registry.mark_dropped(row.name)
-        elif row.dropped_at is None:
+        else:
             left.append(row.name)
-        owner.release(row.name)
+            owner.release(row.name)
     registry.remove_gallery(gallery.name)  # last, so that after a kill the same command finishes
     return left

@@ -65,9 +65,9 @@ def _last(app: App, name: str) -> str:
 
 
 @contextmanager
-def conducting(app: App, gallery: str | None) -> Iterator[tuple[Conductor, progress.Reporter]]:
-    """Give a conductor that Ctrl-C stops, and its reporter."""
-    with progress.stoppable() as stop, progress.reporting() as report:
+def conducting(app: App, gallery: str | None, *, err: bool = False) -> Iterator[tuple[Conductor, progress.Reporter]]:
+    """Give a conductor that Ctrl-C stops, and its reporter. With `err`, nothing goes to stdout."""
+    with progress.stoppable() as stop, progress.reporting(err=err) as report:
         yield app.conductor(gallery, say=report.say, announce=report.announce, report=report, stop=stop), report
 
 
@@ -89,6 +89,8 @@ def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: progress.Repo
         raise errors.WrongPhase(f"Upgrade {row.id} has ended; see what took its place: rmvdb history")
     if row.phase == "cut over":
         report.say(what_now(row))
+    elif row.phase == "cleaning up":
+        report.say("the clean-up has begun; finish it with rmvdb cleanup")
     elif row.phase == "serving both":
         now, served = app.registry.progress(row.id), searched(app.registry.plan(conductor.gallery.name))
         report.say(f"{now.done} of {counted(now.total, 'record is', 'records are')} re-embedded (t = {now.t:.2f}); {served}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -42,7 +41,7 @@ def verify(gallery: str | None, sample: int, repair: bool, yes: bool, as_json: b
     """
     app, row = active_upgrade(gallery)
     if repair:
-        _repair(app, gallery, row, yes=yes)
+        _repair(app, gallery, row, yes=yes, as_json=as_json)
     with progress.reporting(quiet=as_json) as report:
         checked = app.conductor(gallery, report=report).verify(row, sample=sample)
     if as_json:
@@ -59,13 +58,13 @@ def verify(gallery: str | None, sample: int, repair: bool, yes: bool, as_json: b
     click.get_current_context().exit(0 if checked.ok else 1)
 
 
-def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool) -> None:
-    with conducting(app, gallery) as (conductor, report):
+def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool, as_json: bool) -> None:
+    with conducting(app, gallery, err=as_json) as (conductor, report):
         if missing := conductor.gone(row):
             if not yes:
                 are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
                 question = f"{' and '.join(missing)} {are} gone. Create {them} again, empty, and look for the lost records?"
-                output.agree(question, "created", "rmvdb verify --repair --yes")
+                output.agree(question, "created", "rmvdb verify --repair --yes", err=as_json)
             conductor.make_again(row)
         lost = conductor.lost(row)
         if lost.for_good:
@@ -76,7 +75,7 @@ def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool) -> Non
             report.say("no lost record can be put back, and the fields of every other record match its last known write")
             return
         if not yes:
-            output.agree(f"{' '.join(what)} Do this?", "changed", "rmvdb verify --repair --yes")
+            output.agree(f"{' '.join(what)} Do this?", "changed", "rmvdb verify --repair --yes", err=as_json)
         conductor.repair(row, lost, app.worker())
 
 
@@ -129,10 +128,8 @@ def cutover(gallery: str | None, accept_missing: bool, force: bool) -> None:
       rmvdb cutover
     """
     app, row = active_upgrade(gallery)
-    if accept_missing:
-        app.registry.set_upgrade(row.id, plan=replace(row.plan, accept_missing=True))
     with conducting(app, gallery) as (conductor, report):
-        conductor.finish(row, app.worker(), force=force)
+        conductor.finish(row, app.worker(), force=force, accept_missing=accept_missing)
         report.say(what_now(app.registry.upgrade(row.id)))
 
 
@@ -179,11 +176,12 @@ def gc(dry_run: bool, yes: bool, as_json: bool) -> None:
     """
     collector = open_app().collector()
     garbage = collector.run(remove=False)
-    if not as_json:
-        _print_garbage(garbage)
+    asks = not (dry_run or yes or garbage.nothing)
+    if asks or not as_json:
+        _print_garbage(garbage, err=as_json)
     if not (dry_run or garbage.nothing):
-        if not yes:
-            output.agree("Remove all this? You cannot undo it", "removed", "rmvdb gc --yes")
+        if asks:
+            output.agree("Remove all this? You cannot undo it", "removed", "rmvdb gc --yes", err=as_json)
         garbage = collector.run(remove=True)
         if not as_json:
             output.echo("removed")
@@ -191,16 +189,18 @@ def gc(dry_run: bool, yes: bool, as_json: bool) -> None:
         output.print_json(garbage.to_json())
 
 
-def _print_garbage(garbage: Found) -> None:
+def _print_garbage(garbage: Found, *, err: bool) -> None:
     for name, count in garbage.rows.items():
         if count:
-            output.echo(f"registry: {count:,} {name}")
+            output.echo(f"registry: {count:,} {name}", err=err)
     if garbage.files:
-        output.echo(f"home: {counted(garbage.files, 'file')}, {garbage.bytes / 1e6:,.1f} MB of archive, cache and artifacts")
+        output.echo(
+            f"home: {counted(garbage.files, 'file')}, {garbage.bytes / 1e6:,.1f} MB of archive, cache and artifacts", err=err
+        )
     if garbage.nothing:
-        output.echo("nothing to remove")
+        output.echo("nothing to remove", err=err)
     for sentence in garbage.kept:
-        output.echo(f"kept: {sentence}")
+        output.echo(f"kept: {sentence}", err=err)
 
 
 @click.command()

@@ -38,12 +38,12 @@ def echo(words: str, *, err: bool = False) -> None:
     click.echo(shown(words), err=err)
 
 
-def agree(question: str, done: str, command: str) -> None:
-    """Ask. Raises NeedsConsent if the answer is no, or if there is no terminal to ask on."""
+def agree(question: str, done: str, command: str, *, err: bool = False) -> None:
+    """Ask, on stderr if `err`. Raises NeedsConsent if the answer is no, or if there is no terminal to ask on."""
     try:
-        agreed = click.confirm(shown(question))
+        agreed = click.confirm(shown(question), err=err)
     except click.Abort:
-        click.echo()
+        click.echo(err=err)
         agreed = False
     if not agreed:
         raise errors.NeedsConsent(f"Nothing was {done}; run {command} to agree")

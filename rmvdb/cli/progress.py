@@ -99,8 +99,8 @@ def log_to_stdout() -> logging.Logger:
 class Reporter:
     """Shows progress on stderr: bars on a terminal, else a line when a step begins and at every tenth of it."""
 
-    def __init__(self, progress: Any, *, quiet: bool) -> None:
-        self._progress, self._quiet = progress, quiet
+    def __init__(self, progress: Any, *, quiet: bool, err: bool = False) -> None:
+        self._progress, self._quiet, self._err = progress, quiet, err
         self._tasks: dict[str, Any] = {}
         self._tenths: dict[str, int] = {}
 
@@ -112,14 +112,14 @@ class Reporter:
             if step not in self._tasks:
                 self._tasks[step] = self._progress.add_task(step, total=total)
             self._progress.update(self._tasks[step], completed=done, total=total)
-        elif (tenth := done * 10 // total) > self._tenths.get(step, -1):
+        elif (tenth := done * 10 // total) != self._tenths.get(step, -1):
             self._tenths[step] = tenth
             echo(f"{step}: {done} of {total}", err=True)
 
     def say(self, words: str) -> None:
         """Say a sentence."""
         if not self._quiet:
-            self.show(lambda: echo(words))
+            self.show(lambda: echo(words, err=self._err))
 
     def announce(self, words: str) -> None:
         """Say on stderr what a step waits for."""
@@ -137,12 +137,12 @@ class Reporter:
 
 
 @contextmanager
-def reporting(*, quiet: bool = False) -> Iterator[Reporter]:
-    """Give a reporter while the block runs."""
+def reporting(*, quiet: bool = False, err: bool = False) -> Iterator[Reporter]:
+    """Give a reporter while the block runs. With `err` it says its sentences on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bars:
-        yield Reporter(bars, quiet=quiet)
+        yield Reporter(bars, quiet=quiet, err=err)

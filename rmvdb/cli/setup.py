@@ -155,7 +155,11 @@ def registry_rebuild() -> None:
     """
     app = open_app()
     with progress.stoppable() as stop, progress.reporting() as report:
-        app.rebuild(say=report.say, report=report, stop=stop).run()
+        try:
+            app.rebuild(say=report.say, report=report, stop=stop).run()
+        except errors.AlreadyExists:
+            app.share_artifacts()  # a run that was killed after all else has left this
+            raise
         app.share_artifacts()
     for row in app.registry.galleries():
         upgrade = app.registry.active_upgrade(row.id)

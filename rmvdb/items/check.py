@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from rmvdb.types import Item, Metric, Vectors
 TOLERANCE = 1e-5
 #: If every item of several fails, this many known good ones are tried before the model or the source counts as broken.
 KNOWN_GOOD = 10
+#: If so many single items fail and none is good yet, known good ones are tried at once.
+SINGLE_FAILURES = 10
 #: How far rounding may put a probability outside 0 and 1.
 ROUNDING = 1e-3
 
@@ -59,10 +62,9 @@ def embed_checked(
     Raises: ModelError if the model is broken, not an item: the shape is wrong, a confirmed row differs, or every item fails and
     so does every item of `known_good`, which returns items that could be embedded before.
     """
-    vectors, failed = _embed_in_halves(embedder, items, dim, metric)
-    others = known_good() if failed and len(failed) == len(items) else ()
-    if len(items) > 1 or others:  # one item alone cannot be compared with anything
-        _refuse_broken_model(embedder, len(items), failed, others, dim, metric)
+    works = functools.cache(lambda: _works(embedder, known_good(), dim, metric))
+    vectors, failed = _embed_in_halves(embedder, items, dim, metric, works)
+    if len(items) > 1 or (failed and works()):  # one item alone cannot be compared with anything
         failed = _try_again(embedder, items, vectors, failed, metric)
     good = [index for index in range(len(items)) if index not in failed]
     if confirm and len(good) > 1:
@@ -72,9 +74,12 @@ def embed_checked(
 
 
 def _embed_in_halves(
-    embedder: Embedder, items: Sequence[Item], dim: int, metric: Metric | None
+    embedder: Embedder, items: Sequence[Item], dim: int, metric: Metric | None, works: Callable[[], bool | None]
 ) -> tuple[Vectors, dict[int, str]]:
-    """Embed items, and halve a batch that fails until the items that fail stand alone. Return vectors, and reasons by index."""
+    """Embed items, and halve a batch that fails until the items that fail stand alone. Return vectors, and reasons by index.
+
+    Raises: ModelError if every item fails and the model does not work for others either.
+    """
     vectors = np.full((len(items), dim), np.nan, np.float32)
     failed: dict[int, str] = {}
     waiting = [list(range(len(items)))] if items else []
@@ -84,28 +89,38 @@ def _embed_in_halves(
         try:
             reason = _embed_into(vectors, embedder, items, part, metric)
         except ModelError as exc:
-            if len(part) == len(items):
+            if len(part) == len(items) and not works():
                 raise
-            broken, reason = exc, str(exc)  # a part alone: the others tell whether it is the model
+            broken, reason = exc, str(exc)  # others tell whether it is the model
         if reason and len(part) == 1:
             failed[part[0]] = reason
+            # Such a model may take a minute for each item before it fails.
+            if len(failed) == SINGLE_FAILURES and not np.isfinite(vectors).any() and works() is False:
+                raise _fails_for_each(failed)
         elif reason:
             # Good rows are kept: only the others are tried again, the first half first.
             rest = [index for index in part if not np.isfinite(vectors[index]).all()]
             waiting += [half for half in (rest[len(rest) // 2 :], rest[: len(rest) // 2]) if half]
-    if broken and len(failed) == len(items):
-        raise broken
+    hopeless = bool(failed) and len(failed) == len(items) and not works()
+    if hopeless and (broken or len(items) > 1 or works() is False):
+        raise broken or _fails_for_each(failed)
     return vectors, failed
 
 
-def _refuse_broken_model(
-    embedder: Embedder, items: int, failed: dict[int, str], others: Sequence[Item], dim: int, metric: Metric | None
-) -> None:
-    """Raise ModelError if every one of so many items fails, and every one of `others` does, too."""
-    if not failed or len(failed) < items:
-        return
-    if all(_embed_into(np.empty((1, dim), np.float32), embedder, [item], [0], metric) for item in others):
-        raise ModelError(f"The embedder fails for each of {counted(items, 'item')}: {failed[0]}; fix the embedder or its items")
+def _works(embedder: Embedder, items: Sequence[Item], dim: int, metric: Metric | None) -> bool | None:
+    """Whether the model can embed one of these items, which it could before. None if there are none."""
+    for item in items:
+        try:
+            if not _embed_into(np.empty((1, dim), np.float32), embedder, [item], [0], metric):
+                return True
+        except ModelError:
+            continue
+    return False if items else None
+
+
+def _fails_for_each(failed: Mapping[int, str]) -> ModelError:
+    reason = failed[min(failed)]
+    return ModelError(f"The embedder fails for each of {counted(len(failed), 'item')}: {reason}; fix the embedder or its items")
 
 
 def _try_again(

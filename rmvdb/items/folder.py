@@ -34,7 +34,10 @@ class ImageFolder:
             raise UsageError(f"{pattern!r} is not a pattern of files; name fields of the record, as in photos/{{id}}.jpg")
         # The folder is all that comes before the first field, so a record's values cannot lead out of it.
         fixed, slash, _ = pattern[: pattern.index("{")].rpartition("/")
-        self.folder = (base or Path.cwd()) / Path(fixed + slash).expanduser()
+        try:
+            self.folder = (base or Path.cwd()) / Path(fixed + slash).expanduser()
+        except RuntimeError as exc:
+            raise UsageError(f"The folder of {pattern!r} cannot be found: {exc} Write its whole path") from exc
         #: The fields that the names are made from, besides the id.
         self.fields = tuple(dict.fromkeys(name for name in names if name != "id"))
         self._template = pattern[len(fixed + slash) :]

@@ -51,8 +51,8 @@ class Batches(Database):
                 s.add(shared_queries.new_batch(upgrade_id, priority, ids, origin))
 
     @transaction
-    def add_late(self, s: Session, /, upgrade_id: int, ids: Sequence[Id]) -> None:
-        """Append records as a last batch. Leave out records that are quarantined or in a batch that is not retired.
+    def add_late(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, batch: int = 1_000) -> None:
+        """Append records as last batches of at most so many. Leave out those that are quarantined or in an unretired batch.
 
         If a record were in two batches at once, one batch would miss it because the other moved it.
 
@@ -61,14 +61,16 @@ class Batches(Database):
         """
         shared_queries.refuse_ended(s, upgrade_id)
         shared_queries.lock_list(s, upgrade_id)
-        listed = set(ids).intersection(shared_queries.listed(s, upgrade_id))
+        listed = shared_queries.listed_among(s, upgrade_id, ids)
         aside = shared_queries.set_aside(s, upgrade_id, ids)
-        if late := [id for id in ids if id not in listed and key(id) not in aside]:
-            s.add(shared_queries.new_batch(upgrade_id, shared_queries.last_priority(s, upgrade_id) + 1, late, None))
+        late = [id for id in ids if id not in listed and key(id) not in aside]
+        first = shared_queries.last_priority(s, upgrade_id) + 1
+        for priority, some in enumerate(shared_queries.chunks(late, batch), start=first):
+            s.add(shared_queries.new_batch(upgrade_id, priority, some, None))
 
     @transaction
-    def put_back(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, of: int) -> None:
-        """Append records that batch `of` moved and that are lost since. Their new batch restores them from the archive.
+    def put_back(self, s: Session, /, upgrade_id: int, moved_and_lost: Mapping[int, Sequence[Id]]) -> None:
+        """Append the records that these batches moved and that are lost since. Their new batches restore them from the archive.
 
         Leave out records that are in a batch that is not retired.
 
@@ -77,12 +79,13 @@ class Batches(Database):
         """
         shared_queries.refuse_ended(s, upgrade_id)
         shared_queries.lock_list(s, upgrade_id)
-        row, listed = s.get_one(BatchRow, of), set(ids).intersection(shared_queries.listed(s, upgrade_id))
-        if lost := [id for id in ids if id not in listed]:
-            begun = {"state": BatchState.CLAIMED, "archive": row.archive, "restore": True}
-            s.add(
-                shared_queries.new_batch(upgrade_id, shared_queries.last_priority(s, upgrade_id) + 1, lost, row.origin, **begun)
-            )
+        listed = shared_queries.listed_among(s, upgrade_id, [id for ids in moved_and_lost.values() for id in ids])
+        first = shared_queries.last_priority(s, upgrade_id) + 1
+        for priority, (batch, ids) in enumerate(moved_and_lost.items(), start=first):
+            if lost := [id for id in ids if id not in listed]:
+                row = s.get_one(BatchRow, batch)
+                begun = {"state": BatchState.CLAIMED, "archive": row.archive, "restore": True}
+                s.add(shared_queries.new_batch(upgrade_id, priority, lost, row.origin, **begun))
 
     @transaction
     def discard_list(self, s: Session, /, upgrade_id: int, *, leader_token: int | None = None) -> None:

@@ -37,6 +37,6 @@ class Quarantine(Database):
         if requeue:
             first = shared_queries.last_priority(s, upgrade_id) + 1
             # One batch each: a batch that fails as a whole stops the upgrade, and these records may fail again.
-            listed = set(ids).intersection(shared_queries.listed(s, upgrade_id))
+            listed = shared_queries.listed_among(s, upgrade_id, ids)
             released = [id for id in ids if key(id) in removed and id not in listed]
             s.add_all([shared_queries.new_batch(upgrade_id, first + at, [id], None) for at, id in enumerate(released)])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Row, Select, and_, case, delete, func, select, update
+from sqlalchemy import ColumnElement, Delete, Row, Select, Update, and_, case, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
@@ -33,6 +33,8 @@ Named = TypeVar("Named", VersionRow, GalleryRow, CollectionRow)
 COPYING = (BatchState.CLAIMED, BatchState.WRITING)
 #: Batches that a worker works on, or left.
 BEGUN = (*COPYING, BatchState.REMOVING)
+#: Rows that one statement deletes or changes at most: PostgreSQL ends a statement after 30 seconds.
+MANY = 100_000
 #: Seconds after which rmvdb forgets a silent client or worker, and how many it forgets at once, because writes wait meanwhile.
 FORGOTTEN, SOME = 86400.0, 1000
 #: The lock on a gallery's row for a change of its epoch or a new write. It excludes itself and `{"read": True}`.
@@ -186,7 +188,15 @@ def refuse_gone_on(s: Session, upgrade_id: int | None, phase: str | None, leader
 def forget_work(s: Session, upgrades: Sequence[int]) -> None:
     """Delete the work lists, intents and quarantine of these upgrades, and the requests of searches."""
     for table in (BatchRow, IntentRow, QuarantineRow, AskedForRow):
-        s.execute(delete(table).where(table.upgrade_id.in_(upgrades)))
+        piecewise(s, delete(table), table.upgrade_id.in_(upgrades))
+
+
+def piecewise(s: Session, change: Delete | Update, which: ColumnElement[bool]) -> None:
+    """Delete or change the rows that match, `MANY` at a time. A row that was changed must not match any more."""
+    (own,) = change.table.primary_key
+    some = change.where(own.in_(select(own).where(which).limit(MANY))).execution_options(synchronize_session=False)
+    while s.execute(some).rowcount:  # type: ignore[attr-defined]
+        pass
 
 
 def new_batch(upgrade_id: int, priority: int, ids: Sequence[Id], origin: Mapping[str, Any] | None, **begun: Any) -> BatchRow:
@@ -208,8 +218,17 @@ def lock_list(s: Session, upgrade_id: int) -> None:
 
 def listed(s: Session, upgrade_id: int) -> Iterator[Id]:
     """Yield the ids of every batch that is not retired."""
-    rows = s.scalars(select(BatchRow.ids).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state != BatchState.RETIRED))
-    return (id for packed in rows for id in unpack_ids(packed))
+    after, mine = 0, and_(BatchRow.upgrade_id == upgrade_id, BatchRow.state != BatchState.RETIRED)
+    # A page at a time: PostgreSQL ends a transaction that sends nothing for ten seconds, and unpacking takes long.
+    page = select(BatchRow.id, BatchRow.ids).where(mine).order_by(BatchRow.id).limit(500)
+    while rows := s.execute(page.where(BatchRow.id > after)).all():
+        for after, packed in rows:  # noqa: B007 (the next page begins after the last)
+            yield from unpack_ids(packed)
+
+
+def listed_among(s: Session, upgrade_id: int, ids: Collection[Id]) -> set[Id]:
+    """Return those of these ids that a batch holds which is not retired."""
+    return set(ids).intersection(listed(s, upgrade_id)) if ids else set()
 
 
 def set_aside(s: Session, upgrade_id: int, ids: Sequence[Id]) -> set[str]:

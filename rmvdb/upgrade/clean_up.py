@@ -34,6 +34,8 @@ def clean_up(context: UpgradeContext, upgrade: UpgradeRow, *, accept_missing: bo
         change_epoch.serve(context, context.registry.upgrade(upgrade.id), EpochName.ALONE)
     dropped, served = upgrade.leaving, context.registry.plan(context.gallery.name).legs[0].collection
     for collection in dropped:
+        if context.registry.collection(collection).dropped_at is not None:
+            continue  # by an earlier try: another program may have made one of this name since
         # A conductor that was suspended between its check and its call may have moved them back.
         change_epoch.say_moved(context, context.store.move_aliases(collection, served), served)
         change_epoch.drop(context, collection)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from rmvdb import errors
 from rmvdb.backfill.worker import Worker
 from rmvdb.registry.tables import UpgradeRow
@@ -10,6 +12,8 @@ from rmvdb.types import Id, IdType
 from rmvdb.upgrade import backfill_step, keep_original, late
 from rmvdb.upgrade.context import UpgradeContext
 
+#: Pages of late records that are listed in one transaction, which reads the work list once.
+LISTED_AT_ONCE = 50
 #: The most rounds of late records. If records still come after them, another program writes into the old collection without end.
 ROUNDS = 20
 
@@ -70,13 +74,14 @@ def _outwait_writes(context: UpgradeContext, grace: float) -> None:
 
 def _list_late(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> int:
     """Put late records on the work list. Return how many."""
-    total = 0
-    for page in late.find_late(context, upgrade, collection):
-        if page.ids:
-            context.registry.add_late(upgrade.id, page.ids)
-        if page.taken_in:  # in this order: a kill between the two leaves them listed
-            context.registry.forget_done(upgrade.id, list(page.taken_in), upto=max(page.taken_in.values()))
-        total += len(page.ids)
+    total, pages = 0, (page for page in late.find_late(context, upgrade, collection) if page.ids)
+    while some := list(itertools.islice(pages, LISTED_AT_ONCE)):
+        ids = [id for page in some for id in page.ids]
+        context.registry.add_late(upgrade.id, ids, batch=context.services.batch)
+        for page in some:
+            if page.taken_in:  # in this order: a kill between the two leaves them listed
+                context.registry.forget_done(upgrade.id, list(page.taken_in), upto=max(page.taken_in.values()))
+        total += len(ids)
     return total
 
 

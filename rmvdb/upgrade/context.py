@@ -96,15 +96,15 @@ class UpgradeContext:
                 f"The work on gallery {gallery!r} is being rebuilt; wait until rmvdb registry rebuild has ended, or run it again"
             )
 
-    def check_stop(self) -> None:
-        """Raise Stopped if it should stop. Wait while the upgrade that it leads is paused."""
-        if self.stop.is_set():
+    def check_stop(self, given_up: threading.Event | None = None) -> None:
+        """Raise Stopped if it should stop, or if `given_up` is set. Wait while the upgrade that it leads is paused."""
+        if self.stop.is_set() or (given_up is not None and given_up.is_set()):
             raise errors.Stopped(RESUMABLE)
         if self.leads is not None and self.registry.upgrade(self.leads).paused:
-            self.wait_for_resume(self.leads)
+            self.wait_for_resume(self.leads, given_up)
 
-    def wait_for_resume(self, upgrade: int) -> None:
-        """Wait until the upgrade is no longer paused.
+    def wait_for_resume(self, upgrade: int, given_up: threading.Event | None = None) -> None:
+        """Wait until the upgrade is no longer paused, or `given_up` is set.
 
         Raises:
             Paused: this worker has other galleries to work on.
@@ -116,7 +116,7 @@ class UpgradeContext:
         while self.registry.upgrade(upgrade).paused:
             self.registry.refuse_ended(upgrade)
             self.hear_pause(True)
-            if self.stop.wait(LOOK):
+            if self.stop.wait(LOOK) or (given_up is not None and given_up.is_set()):
                 raise errors.Stopped(RESUMABLE)
         self.hear_pause(False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 
 from rmvdb.registry.tables import UpgradeRow
@@ -76,8 +76,11 @@ def _copied_to(context: UpgradeContext, upgrade: int, epoch: int) -> CopyPositio
 @contextmanager
 def _copy_permit(context: UpgradeContext, upgrade: UpgradeRow, count: int) -> Iterator[None]:
     """Wait until so many records of the original may be copied. `rmvdb throttle` and `rmvdb pause` apply to them, too."""
-    worker = context.worker
-    with worker.within_limits(upgrade.id, context.gallery.name, count=count, stop=context.stop) if worker else nullcontext():
+    limits: AbstractContextManager[None] = nullcontext()
+    if context.worker is not None:
+        gallery, check = context.gallery.name, context.check_stop
+        limits = context.worker.within_limits(upgrade.id, gallery, count=count, stop=context.stop, check=check)
+    with limits:
         context.check_stop()
         context.registry.refuse_ended(upgrade.id)
         context.registry.refuse_overtaken(upgrade.id, context.leader_token)  # another leader may empty the copy by now

@@ -80,7 +80,7 @@ def late_records(context: UpgradeContext, upgrade: UpgradeRow) -> int:
 def _forgetting_writes(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> Iterator[None]:
     upto = context.registry.last_intent()  # no other process writes these records now, so no later write is deleted here
     if upgrade.in_place:  # no collection shows which records are still lifted
-        context.registry.add_late(upgrade.id, ids)
+        context.registry.add_late(upgrade.id, ids, batch=context.services.batch)
     yield
     context.registry.forget_done(upgrade.id, ids, upto=upto)  # only now: a kill would lose the note of a deletion
 

@@ -57,6 +57,7 @@ def find_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
     lost = find_moved_and_lost(context, upgrade)
     lost.late = _late(context, upgrade, but=lost.in_old)
     task = backfill_step.task(context, upgrade)
+    context.announce("comparing each record with its last known write")
     unexplained = verify.check_of(context).unexplained(task, context.check_stop)
     # Either the engine lost a client's write, or the registry lost a deletion. To lose the write would be worse.
     written = _with_items(context, task, unexplained.absent)
@@ -79,7 +80,8 @@ def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
     """Find the records that batches moved and that are lost, except for those that a client has written or deleted since."""
     task, lost, seen = backfill_step.task(context, upgrade), Lost(), set[Id]()
     elsewhere: list[Id] = []
-    before = work_list.LAST
+    before, looked = work_list.LAST, 0
+    total, _ = context.registry.counts(upgrade.id).get(BatchState.RETIRED, (0, 0))
     while page := context.registry.batches(upgrade.id, before=before, state=BatchState.RETIRED):
         for row in page:  # the last batch that moved a record has its last reading
             ids = [id for id in moved_ids(row) if id not in seen]
@@ -90,7 +92,8 @@ def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
             seen.update(ids if task.in_place else missing)
             elsewhere += _sort(context, task, row.id, missing, read, lost)
             context.check_stop()
-        before = page[-1].id
+        before, looked = page[-1].id, looked + len(page)
+        context.report("looking for lost records", looked, total)
     _look_elsewhere(context, upgrade, task, elsewhere, lost)
     return lost
 

@@ -181,9 +181,12 @@ def superseded(context: UpgradeContext, legs: Sequence[Leg], to_version: str) ->
         )
     what = "a roll back" if row.undoes else "an upgrade"
     whole = " that keeps the original, so that no other can take its place" if row.original and not row.undoes else ""
+    way_out = "rmvdb cleanup, or rmvdb rollback"
+    if row.undoes:
+        way_out = "rmvdb cleanup" if row.phase == Phase.CUT_OVER else "rmvdb rollback, then rmvdb cleanup"
     raise errors.UpgradeRunning(
         f"Gallery {context.gallery.name!r} is in {what} from {row.from_version} to {row.to_version} ({row.phase}){whole}; "
-        "end it first: rmvdb cleanup, or rmvdb rollback"
+        f"end it first: {way_out}"
     )
 
 

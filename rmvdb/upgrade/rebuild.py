@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
@@ -271,17 +271,23 @@ class Rebuild:
         if not self._store.exists(upgrade.new_collection):
             return
         matcher = ArchiveMatcher(self._registry, self._store, self._archive, upgrade)
-        files = matcher.readable(self._archive.files(gallery.name, str(upgrade.id)), self._say)
+        files = matcher.readable(self._checking(self._archive.files(gallery.name, str(upgrade.id))), self._say)
         for done, file in enumerate(files, start=1):
             matcher.at(file)
             self._report("reading the archive", done, len(files))
             self._check_stop()
-        matcher.at_the_rest()
+        matcher.at_the_rest(self._check_stop)
         self._say(
             f"upgrade {upgrade.id} from {upgrade.from_version} to {upgrade.to_version}, {upgrade.phase}: "
             f"{counted(matcher.moved, 'record was', 'records were')} moved into {upgrade.new_collection}, "
             f"{counted(matcher.written, 'was', 'were')} written there by clients"
         )
+
+    def _checking(self, files: Sequence[ArchiveFile]) -> Iterator[ArchiveFile]:
+        for done, file in enumerate(files, start=1):
+            yield file
+            self._report("checking the archive", done, len(files))
+            self._check_stop()
 
     def _look_behind(self, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
         """Note the records that superseded upgrades had moved: those upgrades may go on after a roll back.
@@ -336,7 +342,7 @@ class ArchiveMatcher:
         self._priorities = count(1)
         self.moved = self.written = 0
 
-    def readable(self, files: Sequence[ArchiveFile], say: Callable[[str], None]) -> list[ArchiveFile]:
+    def readable(self, files: Iterable[ArchiveFile], say: Callable[[str], None]) -> list[ArchiveFile]:
         """Return the files whose checksum matches. Records of damaged files count as client-written."""
         read: dict[ArchiveFile, npt.NDArray[np.uint64]] = {}
         for file in files:
@@ -363,7 +369,7 @@ class ArchiveMatcher:
             self._unexplained.setdefault(id, file)
         self._note(file, copied, [id for id in others if id not in often])
 
-    def at_the_rest(self) -> None:
+    def at_the_rest(self, check_stop: Callable[[], None]) -> None:
         """Note the records that no reading explains: clients wrote them."""
         files: dict[ArchiveFile, list[Id]] = defaultdict(list)
         for id, file in self._unexplained.items():
@@ -373,6 +379,7 @@ class ArchiveMatcher:
             self._note(file, [], ids)
         if self._filled_from_empty:
             for page in self._store.scan(self._upgrade.new_collection):
+                check_stop()
                 known = np.isin(hashes([record.id for record in page]), self._read)
                 self._note_written([record.id for record, is_known in zip(page, known, strict=True) if not is_known])
 

@@ -21,7 +21,7 @@ from rmvdb.serving import sketch
 from rmvdb.serving.announced_writes import Writes
 from rmvdb.text import counted
 from rmvdb.types import Id, Item, Leg, Record, ServingPlan, Vectors
-from rmvdb.upgrade import backfill_step, keep_original
+from rmvdb.upgrade import backfill_step, keep_original, verify
 from rmvdb.upgrade.compare import UnexplainedRecords
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.lost import Lost, count_of, find_moved_and_lost
@@ -37,16 +37,14 @@ def repair(context: UpgradeContext, upgrade: UpgradeRow, lost: Lost, worker: Wor
     """
     context.owner.settle(context.gallery.name)
     _explain(context, upgrade, lost.unexplained)
-    for batch, ids in lost.in_old.items():
-        if upgrade.undoes is None:
-            context.registry.add_late(upgrade.id, ids)
-        else:  # the batch before had these files, which hold its vectors
-            context.registry.put_back(upgrade.id, ids, of=batch)
-    for batch, ids in lost.archived.items():
-        context.registry.put_back(upgrade.id, ids, of=batch)
+    if upgrade.undoes is None:
+        _move_again(context, upgrade, [id for ids in lost.in_old.values() for id in ids])
+    else:  # the batches before had files, which hold their vectors
+        context.registry.put_back(upgrade.id, lost.in_old)
+    context.registry.put_back(upgrade.id, lost.archived)
     if lost.in_original:  # into the copy that the batches read
         keep_original.mirror(context, upgrade).take_in(lost.in_original, keep_original.beside(upgrade))
-        context.registry.add_late(upgrade.id, lost.in_original)
+        _move_again(context, upgrade, lost.in_original)
     places = {
         "the old collection": count_of(lost.in_old),
         "the archive": count_of(lost.archived),
@@ -56,18 +54,24 @@ def repair(context: UpgradeContext, upgrade: UpgradeRow, lost: Lost, worker: Wor
         if number:
             context.say(f"{counted(number, 'record was', 'records were')} moved and lost since; putting back from {place}")
     if lost.late:
-        context.registry.add_late(upgrade.id, lost.late)
+        _move_again(context, upgrade, lost.late)
         late = counted(len(lost.late), "record")
         context.say(f"{late} came into {' and '.join(upgrade.old_collections)} since the cut-over, and will be moved, too")
     if any(places.values()) or lost.late:
         backfill_step.backfill(context, upgrade, worker, until=1.0)
+        context.check_stop()  # a worker that is stopped returns
     if lost.in_source:
         _write_items(context, upgrade, lost.in_source)
 
 
 def gone(context: UpgradeContext, upgrade: UpgradeRow) -> list[str]:
     """Return the collections that the upgrade fills and that do not exist: another program dropped them, or the engine went
-    back."""
+    back.
+
+    Raises:
+        WrongPhase: nothing is moved yet.
+    """
+    verify.refuse_planned(upgrade)
     return [name for name in backfill_step.task(context, upgrade).new if not context.store.exists(name)]
 
 
@@ -89,6 +93,10 @@ def put_back_late(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) 
 def shown(ids: Sequence[Id]) -> str:
     """Return the first of these ids, as a sentence names them."""
     return ", ".join(map(repr, ids[:SHOWN])) + (" …" if len(ids) > SHOWN else "")
+
+
+def _move_again(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> None:
+    context.registry.add_late(upgrade.id, ids, batch=context.services.batch)
 
 
 def _explain(context: UpgradeContext, upgrade: UpgradeRow, unexplained: UnexplainedRecords) -> None:

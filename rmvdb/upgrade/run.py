@@ -146,15 +146,19 @@ class Conductor(UpgradeContext):
             except errors.Paused:
                 self.wait_for_resume(upgrade.id)
 
-    def finish(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> None:
-        """Ask for the cut-over, and cut over, or wait until the process that leads the upgrade does. `force` applies to both."""
+    def finish(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False, accept_missing: bool = False) -> None:
+        """Ask for the cut-over, and cut over, or wait until the process that leads the upgrade does. `force` applies to both.
+
+        `accept_missing`: the records that vanished without a reason were deleted.
+        """
         said = ""
         while True:
             upgrade = self.registry.upgrade(upgrade.id)
             refuse_paused(upgrade)  # a command paused it; a cut-over under way waits
             self._expect_ready(upgrade)
-            if not upgrade.plan.cutover:
-                self.registry.set_upgrade(upgrade.id, plan=replace(upgrade.plan, cutover=True))
+            asked = replace(upgrade.plan, cutover=True, accept_missing=accept_missing or upgrade.plan.accept_missing)
+            if asked != upgrade.plan:
+                self.registry.set_upgrade(upgrade.id, plan=asked)
             try:
                 with leadership.recording_failure(self, upgrade, worker):
                     return self._through_pauses(upgrade, lambda now: self.cut_over(now, worker, force=force))
@@ -201,6 +205,8 @@ class Conductor(UpgradeContext):
         """Raise WrongPhase if an upgrade cannot be cut over, and has not been."""
         if upgrade.phase == Phase.CUT_OVER:
             return
+        if upgrade.phase == Phase.CLEANING_UP:
+            raise errors.WrongPhase("The upgrade is cut over, and its clean-up has begun; finish it with rmvdb cleanup")
         if upgrade.phase != Phase.SERVING_BOTH or not upgrade.listed:
             raise errors.WrongPhase(f"The upgrade is {upgrade.phase}; run rmvdb upgrade until its backfill is done")
         if upgrade.plan.until < 1.0 and backfill_step.unfinished(self, upgrade):

@@ -27,12 +27,17 @@ def verify(context: UpgradeContext, upgrade: UpgradeRow, *, sample: int = 200) -
         WrongPhase: nothing is moved yet.
     """
     context.owner.expect(context.gallery.name)
-    if upgrade.phase == Phase.PLANNED:
-        raise errors.WrongPhase(f"The upgrade is {upgrade.phase}: there is nothing to compare yet; run rmvdb upgrade first")
+    refuse_planned(upgrade)
     report = _compare(context, upgrade, sample=sample)
     if not report.ok:
         _forget(context, upgrade)
     return report
+
+
+def refuse_planned(upgrade: UpgradeRow) -> None:
+    """Raise WrongPhase if nothing can have moved yet."""
+    if upgrade.phase == Phase.PLANNED:
+        raise errors.WrongPhase(f"The upgrade is {upgrade.phase}: there is nothing to compare yet; run rmvdb upgrade first")
 
 
 def check_of(context: UpgradeContext) -> Verify:

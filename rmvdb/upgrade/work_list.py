@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rmvdb import errors
 from rmvdb.planning.orders.table import ORDERS
 from rmvdb.planning.question import Question
 from rmvdb.registry.codec import key, unpack_ids
@@ -21,7 +21,6 @@ from rmvdb.registry.tables import BatchRow, UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.storage import files
 from rmvdb.storage.archive import ArchiveFile
-from rmvdb.text import RESUMABLE
 from rmvdb.types import BatchState, Id, Leg
 from rmvdb.upgrade import plan_step
 from rmvdb.upgrade.context import UpgradeContext
@@ -73,11 +72,7 @@ def list_work(context: UpgradeContext, upgrade: UpgradeRow, given_up: threading.
     if upgrade.listed:
         return
 
-    def check_stop() -> None:
-        context.check_stop()
-        if given_up is not None and given_up.is_set():
-            raise errors.Stopped(RESUMABLE)
-
+    check_stop = functools.partial(context.check_stop, given_up)
     context.registry.discard_list(upgrade.id, leader_token=context.leader_token)  # of an interrupted listing
     first = context.registry.next_priority(upgrade.id)
     with closing(_undone(context, upgrade) if upgrade.undoes else _in_order(context, upgrade, check_stop)) as work:
@@ -157,6 +152,7 @@ def _undone(context: UpgradeContext, upgrade: UpgradeRow) -> Generator[tuple[lis
     An id that no batch decided to remove needs no file: its record is in its place, or another program deleted it.
     """
     assert upgrade.undoes is not None  # noqa: S101 (the caller looked)
+    context.announce("reading what the upgrade has moved")
     seen = context.registry.listed_ids(upgrade.id)
     often = _often(context, upgrade.undoes)
     for archive, moved in _moved(context, upgrade.undoes):
@@ -184,6 +180,7 @@ def _moved(context: UpgradeContext, upgrade: int) -> Iterator[tuple[Mapping[str,
                 yield row.archive, removed
                 yield {}, [] if row.state == BatchState.RETIRED else _undecided(context, row, set(removed))
         before = page[-1].id
+        context.check_stop()
 
 
 def _undecided(context: UpgradeContext, batch: BatchRow, removed: Set[Id]) -> list[Id]:

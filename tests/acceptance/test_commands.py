@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from rmvdb.engines.milvus import MilvusStore
+from rmvdb.planning.question import Question
 from rmvdb.registry.schema import REVISION_TABLE, head
 from rmvdb.types import Index, Record, Segments
 from tests.acceptance.conftest import IDS, NAIVE
@@ -295,3 +296,44 @@ def test_the_new_collection_is_called_as_asked(project: Project) -> None:
     )
     project.ask(*NAIVE, "--collection", "things_by_v2")
     assert [leg["collection"] for leg in project.json("status")["legs"]] == ["things_by_v2"]
+
+
+def test_with_json_nothing_but_json_goes_to_stdout(half: Project) -> None:
+    _, new = (each["name"] for each in half.json("gallery", "show")["collections"])
+    with half.opened() as app:
+        moved = next(app.store.scan(new))[0].id
+        app.store.delete(new, [moved])
+    refused = half.ask("verify", "--repair", "--json", code=2)
+    assert refused.stdout == ""
+    assert "Do this?" in refused.stderr
+    repaired = half.ask("verify", "--repair", "--yes", "--json")
+    assert json.loads(repaired.stdout)["problems"] == 0
+    assert "1 record was moved and lost since" in repaired.stderr
+    assert half.ask("gc", "--json", code=None).stdout[:1] in ("", "{")
+    assert half.ask("queries", "clear", "--json", code=None).stdout[:1] in ("", "{")
+
+
+def test_a_cut_over_that_is_refused_accepts_no_missing_records_for_later(half: Project) -> None:
+    half.ask("pause")
+    assert "paused" in half.ask("cutover", "--accept-missing", code=2).stderr
+    with half.opened() as app:
+        (upgrade,) = app.registry.upgrades(app.registry.gallery("things").id)
+        assert not upgrade.plan.accept_missing
+
+
+def test_an_upgrade_that_is_being_cleaned_up_names_that_command(half: Project) -> None:
+    half.ask(*NAIVE)
+    with half.opened() as app:
+        (upgrade,) = app.registry.upgrades(app.registry.gallery("things").id)
+        app.registry.begin_clean_up(upgrade.id)
+    assert "rmvdb cleanup" in half.ask("cutover", code=2).stderr
+    assert "the clean-up has begun; finish it with rmvdb cleanup" in half.ask(*NAIVE).stdout
+
+
+def test_nothing_is_repaired_before_anything_moved(project: Project) -> None:
+    with project.opened() as app:
+        conductor = app.conductor("things")
+        question = conductor.resolve(Question(gallery="things", from_version="v1", to_version="v2", method="naive"))
+        conductor.begin(question, conductor.plan(question), app.worker())
+    for words in (("verify",), ("verify", "--repair", "--yes")):
+        assert "there is nothing to compare yet" in project.ask(*words, code=2).stderr

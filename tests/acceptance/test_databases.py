@@ -61,7 +61,10 @@ def test_an_upgrade_stays_in_its_database(tmp_path: Path, milvus_server: MilvusS
 
 def test_two_databases_hold_a_collection_of_one_name(tmp_path: Path, milvus_server: MilvusServer, database: str) -> None:
     """Each is the gallery of a project of its own, and neither owns the other's."""
-    here, there = (Project(tmp_path / name, milvus=place, retry_for=60.0) for name, place in (("here", milvus_server.address), ("there", database)))
+    here, there = (
+        Project(tmp_path / name, milvus=place, retry_for=60.0)
+        for name, place in (("here", milvus_server.address), ("there", database))
+    )
     try:
         for project in (here, there):
             project.prepare(IDS)
@@ -69,7 +72,7 @@ def test_two_databases_hold_a_collection_of_one_name(tmp_path: Path, milvus_serv
         assert there.collections()["v2"] == 100
         assert here.collections() == {"v1": 100}
     finally:
-        for project, place in ((here, milvus_server.address), (there, database)):
+        for project in (here, there):
             clear(project)
         for left in collections(database):
             MilvusClient(database).drop_collection(left)

@@ -18,6 +18,7 @@ from rmvdb.registry.tables import BatchRow
 from rmvdb.types import BatchState, Phase
 from rmvdb.upgrade.run import Conductor
 from rmvdb.upgrade.status import status
+from rmvdb.upgrade.work_list import made_beside
 from tests.support.inprocess import TIMES, Gallery, make
 from tests.support.waiting import wait_until
 
@@ -289,3 +290,41 @@ def test_no_time_is_left_once_it_is_as_far_as_was_asked(tmp_path: Path) -> None:
     assert ([each.split()[0] for each in now.workers or []], now.done, now.total, now.eta) == (["another"], 20, 40, None)
     assert now.doing.endswith("20 of 40 records are re-embedded, as far as --until says; to continue, run rmvdb upgrade")
     gallery.registry.close()
+
+
+def test_a_batch_that_fails_while_the_listing_is_paused_ends_the_command(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its listing thread waits for the end of the pause, and the error for that thread."""
+    registry, upgrade = gallery.registry, gallery.upgrade.id
+    monkeypatch.setattr("rmvdb.upgrade.work_list.LISTED_AT_ONCE", 1)
+    real = registry.add_batches
+
+    def add(*args: Any, **options: Any) -> None:
+        real(*args, **options)
+        registry.pause(upgrade)
+
+    def fail(*_: object, **__: object) -> None:
+        wait_until(lambda: registry.upgrade(upgrade).paused)
+        raise errors.DiskFull("No space left")
+
+    monkeypatch.setattr(registry, "add_batches", add)
+    conductor = gallery.conductor()
+    ended = list[BaseException]()
+
+    def advance() -> None:
+        try:
+            with made_beside(conductor, registry.upgrade(upgrade)):
+                fail()
+        except errors.DiskFull as exc:
+            ended.append(exc)
+
+    conductor.leads = upgrade
+    thread = threading.Thread(target=advance)
+    thread.start()
+    thread.join(10.0)
+    hung = thread.is_alive()
+    conductor.stop.set()
+    thread.join()
+    assert not hung
+    assert len(ended) == 1

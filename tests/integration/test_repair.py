@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmvdb.errors import CollectionMissing, WrongPhase
+from rmvdb.catalog.galleries import remove_gallery
+from rmvdb.errors import CollectionMissing, Stopped, WrongPhase
 from rmvdb.learning.method import Method
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.mark import mark_of
 from rmvdb.registry.tables import UpgradeRow
-from rmvdb.types import Field, Id, Phase, Record
+from rmvdb.types import Field, Id, Index, Phase, Record
 from rmvdb.upgrade.lost import Lost
 from tests.support.inprocess import Gallery, drive, make, vector
 from tests.support.kept_original import begin, go_on
@@ -260,3 +261,50 @@ def test_after_a_roll_back_a_record_that_is_moved_again_keeps_a_vector_that_v1_w
     conductor.clean_up(back)
     assert not gallery.store.exists(NEW)
     gallery.registry.close()
+
+
+def test_late_records_come_in_batches_of_the_usual_size(gallery: Gallery) -> None:
+    """Forty at once would need the memory of forty; the conductor's batches have ten."""
+    assert gallery.conductor().advance(row(gallery), gallery.worker()).phase == Phase.CUT_OVER
+    texts = {1000 + at: f"late {at}" for at in range(35)}
+    gallery.source.of.update(texts)
+    gallery.store.upsert(OLD, [Record(id=id, vector=vector("v1", text), fields={"n": id}) for id, text in texts.items()])
+    before = gallery.registry.batches(gallery.upgrade.id)[-1].id
+    lost, _ = repaired(gallery)
+    assert sorted(lost.late) == sorted(texts)
+    made = gallery.registry.batches(gallery.upgrade.id, after=before)
+    assert [len(unpack_ids(batch.ids)) for batch in made] == [10, 10, 10, 5]
+    assert set(texts) <= gallery.records(NEW).keys()
+
+
+def test_a_repair_that_is_stopped_says_so_and_does_not_go_on_to_verify(gallery: Gallery) -> None:
+    gallery.store.upsert(OLD, [Record(id=3, vector=vector("v1", "t3"), fields={"n": 3})])
+    gallery.store.delete(NEW, [3])
+    conductor = gallery.conductor()
+    lost = conductor.lost(row(gallery))
+    gallery.store.before = lambda *_: conductor.stop.set()
+    with pytest.raises(Stopped):
+        conductor.repair(row(gallery), lost, gallery.worker())
+    gallery.store.before = lambda *_: None
+    repaired(gallery)
+    expect_whole(gallery)
+
+
+def test_a_clean_up_that_is_run_again_leaves_what_another_program_made_meanwhile(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run dropped the old collection, and ended before it had removed the archive."""
+    assert gallery.conductor().advance(row(gallery), gallery.worker()).phase == Phase.CUT_OVER
+    schema = gallery.store.describe(OLD)
+    with monkeypatch.context() as patched:
+        patched.setattr(gallery.archive, "clear", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            gallery.conductor().clean_up(row(gallery))
+    assert not gallery.store.exists(OLD)
+    gallery.store.create(schema, Index(type="FLAT"))
+    gallery.store.upsert(OLD, [Record(id=1, vector=vector("v1", "theirs"), fields={"n": 1})])
+    gallery.conductor().clean_up(row(gallery))
+    assert row(gallery).phase == Phase.ENDED
+    assert gallery.store.count(OLD) == 1
+    remove_gallery(gallery.registry, gallery.store, gallery.registry.gallery("texts"), drop=True)
+    assert gallery.store.count(OLD) == 1

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import pytest
 
 from rmvdb import errors
+from rmvdb.backfill.hand import Hand
 from rmvdb.engines.faiss import FaissStore
 from rmvdb.protocols import always
 from rmvdb.registry.claims import Claim
@@ -204,3 +205,20 @@ def test_a_claim_whose_answer_was_lost_is_kept_by_no_heartbeat(gallery: Gallery,
     drive(gallery)
     assert lost
     gallery.expect_moved()
+
+
+def test_a_worker_that_stops_waits_for_its_batches_and_does_not_spin(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, rounds, real = threading.Event(), list[float](), Hand.reap
+
+    def slow() -> None:
+        stop.set()
+        time.sleep(1.0)
+
+    def reap(self: Hand, *, patience: float) -> None:
+        rounds.append(patience)
+        real(self, patience=patience)
+
+    monkeypatch.setattr(Hand, "reap", reap)
+    gallery.store.before = once("upsert", gallery.task.new[0], slow)
+    gallery.worker(width=3).run(gallery.task, gallery.backfill, stop=stop)
+    assert len(rounds) < 60, len(rounds)

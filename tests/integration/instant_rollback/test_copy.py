@@ -295,3 +295,30 @@ def test_a_conductor_that_was_suspended_before_it_finished_the_copy_changes_no_m
     with pytest.raises(errors.UpgradeRunning, match=f"took upgrade {row.id} over"):
         first.deploy(row)
     expect_holds(gallery, row.new_collection, "v2")
+
+
+@pytest.mark.usefixtures("_small_pages")
+def test_a_worker_with_other_galleries_leaves_a_copy_that_is_paused(gallery: Gallery) -> None:
+    """Paused in mid-copy, while the rate holds it up: it would wait there for ever."""
+    row, conductor, worker = begin(gallery), gallery.conductor(), gallery.worker(limits=Limits(rate=20))
+    worker.patient = False
+
+    def pause(*_: object) -> None:
+        gallery.registry.set_upgrade(row.id, paused=True)
+
+    conductor.report, ended = pause, list[BaseException]()
+
+    def deploy() -> None:
+        try:
+            conductor.advance(row, worker)
+        except errors.Paused as exc:
+            ended.append(exc)
+
+    thread = threading.Thread(target=deploy)
+    thread.start()
+    thread.join(10.0)
+    left = [str(each) for each in ended]
+    gallery.registry.set_upgrade(row.id, paused=False)
+    conductor.stop.set()
+    thread.join()
+    assert left == [f"Upgrade {row.id} is paused; to continue, run rmvdb resume"]

@@ -170,6 +170,28 @@ def test_items_that_all_have_another_dimension_are_the_models_fault_though_it_fa
         embed_checked(Gives(embed), ["a", "b"], 3)
 
 
+@pytest.mark.parametrize("items", [["bad"], ["bad", "bad"]])
+def test_items_of_another_shape_that_stand_alone_are_judged_by_known_good_ones(items: list[str]) -> None:
+    embedder = Gives(lambda items: torch.stack([torch.ones(2 if item == "bad" else 3) for item in items]))
+    vectors, failed = embed_checked(embedder, items, 3, known_good=lambda: ["a", "b"])
+    assert list(failed) == list(range(len(items)))
+    assert np.isnan(vectors).all()
+    with pytest.raises(ModelError, match=r"and must give \(\d, 3\)"):
+        embed_checked(embedder, items, 3, known_good=lambda: ["bad"])
+
+
+def test_a_model_that_is_away_is_not_asked_for_each_of_a_thousand_items() -> None:
+    calls: list[int] = []
+
+    def embed(items: Sequence[Item]) -> Vectors:
+        calls.append(len(items))
+        raise TimeoutError("no answer within 30 s")
+
+    with pytest.raises(ModelError, match="fails for each of 10 items: TimeoutError: no answer within 30 s"):
+        embed_checked(Gives(embed), ["a"] * 1000, 3, known_good=lambda: ["b"] * 10)
+    assert len(calls) < 50
+
+
 @pytest.mark.parametrize(
     "output",
     [
