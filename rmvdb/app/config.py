@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import unquote
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
@@ -16,7 +17,7 @@ from pydantic_settings import SettingsError
 from rmvdb.app import config_file, wrong_settings
 from rmvdb.app.settings import DatabaseUrl, ProjectSettings
 from rmvdb.errors import ConfigError
-from rmvdb.storage import ownership
+from rmvdb.storage import files, ownership
 
 
 def load(path: Path | None = None, *, trust: bool = False, how: str = "trust=True") -> ProjectSettings:
@@ -65,9 +66,10 @@ def _resolved(settings: ProjectSettings, base: Path) -> ProjectSettings:
     elif "://" not in uri and not uri.startswith("unix:"):
         uri = str(_absolute(Path(uri), base))
     if not url:
-        url = f"sqlite:///{home / 'registry.sqlite'}"
+        url = f"sqlite:///{_in_url(home) / 'registry.sqlite'}"
     elif url.startswith("sqlite:///") and url != "sqlite:///:memory:":
-        url = f"sqlite:///{_absolute(Path(url.removeprefix('sqlite:///')), base)}"
+        file = files.expanded(Path(url.removeprefix("sqlite:///")))
+        url = f"sqlite:///{_absolute(file, base if file.is_absolute() else _in_url(base))}"
     flag = settings.throttle.flag
     changes = {
         "home": home,
@@ -80,4 +82,14 @@ def _resolved(settings: ProjectSettings, base: Path) -> ProjectSettings:
 
 
 def _absolute(path: Path, base: Path) -> Path:
-    return Path(os.path.normpath(base.absolute() / path.expanduser()))
+    return Path(os.path.normpath(base.absolute() / files.expanded(path)))
+
+
+def _in_url(folder: Path) -> Path:
+    """Return a folder that is to stand in the URL of a database. Raise ConfigError if it would mean another one there."""
+    if "?" in str(folder) or unquote(str(folder)) != str(folder):
+        raise ConfigError(
+            f"{folder} cannot hold the registry: in the URL of a database a ? ends the path, and a % with two digits stands for "
+            "another character; rename that folder, or set registry.url to a database elsewhere"
+        )
+    return folder

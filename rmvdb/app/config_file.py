@@ -36,7 +36,7 @@ def find(path: Path | None) -> Path | None:
         if found is not None and not found.is_file():
             raise ConfigError(f"{found} is not a file that can be read: a folder, or a link to nothing; mount it, or remove it")
         return found
-    chosen = chosen.expanduser().absolute()
+    chosen = files.expanded(chosen).absolute()
     file = chosen / NAME if chosen.is_dir() else chosen
     if not file.is_file():
         whose = "" if path else " (named by RMVDB_CONFIG)"

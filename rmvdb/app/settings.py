@@ -58,8 +58,8 @@ class MilvusSection(Section):
 
     uri: str = Field(
         default="",
-        description="A file ending in .db (Milvus Lite) or the http(s) address of a server, with a database if it is not `default`: "
-        "http://localhost:19530/photos. The default is milvus.db in home.",
+        description="A file ending in .db (Milvus Lite) or the http(s) address of a server, with a database if it is not "
+        "`default`: http://localhost:19530/photos. The default is milvus.db in home.",
     )
     token: SecretStr = Field(
         default=SecretStr(""), description="The user:password or the API key of a server.", examples=["root:Milvus"]

@@ -41,8 +41,10 @@ def add_version(
     Raises: ModelError if the embedder or the classifier cannot be loaded or used, Mismatch if the dimension is not `dim` or the
     version cannot be `compatible_with` that one, AlreadyExists if the name means another version.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise errors.UsageError(f"{name!r} cannot name a model version; use letters, digits, '.', '_' and '-'")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise errors.UsageError(
+            f"{name!r} cannot name a model version; use at most 100 letters, digits, '.', '_' and '-', a letter or digit first"
+        )
     embedder = load_embedder(spec, options)
     kind, probes, failures = probe(embedder, kind=kind)
     _check_probes(spec, probes, failures, metric=metric, dim=dim)

@@ -37,7 +37,9 @@ class ImageFolder:
         try:
             self.folder = (base or Path.cwd()) / Path(fixed + slash).expanduser()
         except RuntimeError as exc:
-            raise UsageError(f"The folder of {pattern!r} cannot be found: {exc} Write its whole path") from exc
+            raise UsageError(
+                f"The folder of {pattern!r} cannot be found, because the home of its user is unknown; write its whole path"
+            ) from exc
         #: The fields that the names are made from, besides the id.
         self.fields = tuple(dict.fromkeys(name for name in names if name != "id"))
         self._template = pattern[len(fixed + slash) :]

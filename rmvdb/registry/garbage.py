@@ -65,7 +65,7 @@ class Garbage(Database):
                 parts = delete(ArtifactPartRow).where(ArtifactPartRow.sha256.in_(gone))
                 s.execute(parts.execution_options(synchronize_session=False))
             if remove and counts[name]:
-                s.execute(delete(table).where(which).execution_options(synchronize_session=False))
+                shared_queries.piecewise(s, delete(table), which)
         return counts
 
 

@@ -56,9 +56,11 @@ class Intents(Database):
             return None
         # A repetition, because the first answer was lost or an epoch was changing, must not wait for its own first try.
         mine = and_(IntentRow.record.in_([key(id) for id in ids]), IntentRow.client == client)
-        s.execute(delete(IntentRow).where(IntentRow.gallery_id == row.id, or_(mine, _forgotten(row))))
+        s.execute(delete(IntentRow).where(IntentRow.gallery_id == row.id, mine))
         plan = shared_queries.plan(s, row, row.epoch)
         upgrade = _writing_for(s, row, plan)
+        if upgrade is None:  # a statement of its own, because SQLite uses no index for an `or`
+            s.execute(delete(IntentRow).where(IntentRow.gallery_id == row.id, _forgotten(row)))
         at = now(s)
         made = [
             IntentRow(
@@ -155,8 +157,9 @@ class Intents(Database):
     @transaction
     def forget_done(self, s: Session, /, upgrade_id: int, ids: Collection[Id], *, upto: int) -> None:
         """Delete the done intents of these records up to that number: another program has put the records where they are."""
-        mine = and_(IntentRow.upgrade_id == upgrade_id, IntentRow.record.in_([key(id) for id in ids]))
-        s.execute(delete(IntentRow).where(mine, IntentRow.done, IntentRow.id <= upto))
+        mine = [row.id for row in _intents_of(s, upgrade_id, ids, and_(IntentRow.done, IntentRow.id <= upto))]
+        for some in shared_queries.chunks(mine, 5_000):
+            s.execute(delete(IntentRow).where(IntentRow.id.in_(some)))
 
     @transaction
     def written(self, s: Session, /, upgrade_id: int, *, after: int = 0, limit: int = 1000) -> Sequence[IntentRow]:
@@ -227,6 +230,8 @@ def _behind(s: Session, gallery: GalleryRow) -> Any:
 
 
 def _intents_of(s: Session, upgrade_id: int, ids: Collection[Id], which: ColumnElement[bool]) -> Iterable[IntentRow]:
+    # The statement does not name the upgrade: SQLite would read all its intents rather than look these records up.
+    gallery = select(UpgradeRow.gallery_id).where(UpgradeRow.id == upgrade_id).scalar_subquery()
     for some in shared_queries.chunks([key(id) for id in ids], 5_000):
-        rows = select(IntentRow).where(IntentRow.upgrade_id == upgrade_id, IntentRow.record.in_(some), which)
-        yield from s.scalars(rows.order_by(IntentRow.id))
+        rows = select(IntentRow).where(IntentRow.gallery_id == gallery, IntentRow.record.in_(some), which)
+        yield from (row for row in s.scalars(rows.order_by(IntentRow.id)) if row.upgrade_id == upgrade_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rmvdb.errors import ArtifactError, HomeUnreachable, RegistryError, SchemaOutdated
+from rmvdb.errors import ArtifactError, RegistryError, SchemaOutdated
 from rmvdb.registry.manifest_rows import Contents
 from rmvdb.storage import files
 from rmvdb.storage.folders import Folder
@@ -59,11 +59,7 @@ class Manifest:
             HomeUnreachable: the bucket does not answer.
             SchemaOutdated: a newer rmvdb wrote it.
         """
-        try:
-            whole = json.loads(self._home.read(NAME))
-        except ValueError:
-            whole = None
-        return self._checked(whole)
+        return self._checked(self._home.read(NAME))
 
     def check_forgotten(self) -> None:
         """Raise RegistryError if the file holds galleries. Call this for a registry that has none."""
@@ -78,7 +74,11 @@ class Manifest:
             "rmvdb registry rebuild. To start again without it, move that file away"
         )
 
-    def _checked(self, whole: Any) -> Contents:
+    def _checked(self, data: bytes) -> Contents:
+        try:
+            whole: Any = json.loads(data)
+        except ValueError:
+            whole = None
         if isinstance(whole, dict) and isinstance(whole.get("rmvdb"), int) and whole["rmvdb"] > FORMAT:
             raise SchemaOutdated(
                 f"{self.path} is of format {whole['rmvdb']}, this rmvdb knows {FORMAT}; install the newer release that wrote it"
@@ -95,9 +95,13 @@ class Manifest:
     def _known(self) -> Contents | None:
         """Return the contents, or None if the file is missing or damaged. The next write repairs it."""
         try:
-            return self.read()
-        except HomeUnreachable:
+            data = self._home.read(NAME)
+        except ArtifactError as exc:
+            if isinstance(exc.__cause__, FileNotFoundError):
+                return None
             raise  # it may hold the galleries of another registry
+        try:
+            return self._checked(data)
         except ArtifactError:
             return None
 

@@ -34,7 +34,7 @@ COPYING = (BatchState.CLAIMED, BatchState.WRITING)
 #: Batches that a worker works on, or left.
 BEGUN = (*COPYING, BatchState.REMOVING)
 #: Rows that one statement deletes or changes at most: PostgreSQL ends a statement after 30 seconds.
-MANY = 100_000
+MANY = 50_000
 #: Seconds after which rmvdb forgets a silent client or worker, and how many it forgets at once, because writes wait meanwhile.
 FORGOTTEN, SOME = 86400.0, 1000
 #: The lock on a gallery's row for a change of its epoch or a new write. It excludes itself and `{"read": True}`.

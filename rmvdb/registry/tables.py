@@ -31,7 +31,7 @@ from rmvdb.registry.columns import PlanJson, Serial, Words
 from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 
 #: The revision of these tables: every call compares it with the database's.
-REVISION = "0007"
+REVISION = "0008"
 #: Where the database's is: a name of our own, since it may be shared with an application that uses Alembic too.
 REVISION_TABLE = "rmvdb_revision"
 
@@ -367,7 +367,12 @@ class IntentRow(Table):
 
     __tablename__ = "intents"
     # An id is never reused: a write that is marked done late must not mark another one.
-    __table_args__ = (Index("ix_intents_record", "gallery_id", "record"), {"sqlite_autoincrement": True})
+    __table_args__ = (
+        Index("ix_intents_record", "gallery_id", "record"),
+        # The few that are not done, among all writes of an upgrade.
+        Index("ix_intents_open", "gallery_id", sqlite_where=text("done = 0"), postgresql_where=text("NOT done")),
+        {"sqlite_autoincrement": True},
+    )
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     gallery_id: Mapped[int] = mapped_column(ForeignKey("galleries.id"))

@@ -275,8 +275,8 @@ def _end(s: Session, ended: Sequence[int], *, note: str, resume: int | None) -> 
     """End the first of these upgrades. The others ended before."""
     if resume is not None:
         # The writes meanwhile went into another collection, and another program wrote the records put back here: no sketch fits.
-        theirs = IntentRow.upgrade_id.in_([*ended, resume])
-        s.execute(update(IntentRow).where(theirs).values(upgrade_id=resume, sketch=None))
+        theirs = IntentRow.upgrade_id.in_(ended) | and_(IntentRow.upgrade_id == resume, IntentRow.sketch.is_not(None))
+        shared_queries.piecewise(s, update(IntentRow).values(upgrade_id=resume, sketch=None), theirs)
     shared_queries.forget_work(s, ended)
     row = s.get_one(UpgradeRow, ended[0])
     if row.phase == Phase.ENDED:

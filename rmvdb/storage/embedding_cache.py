@@ -108,8 +108,10 @@ class EmbeddingCache:
         self.folder.write(f"{digest}.parquet", data)
         with self._lock:
             if self._embeddings is not None and digest not in self._read:
+                embeddings = dict(self._embeddings)  # another one: a thread may be reading this one
+                self._add(embeddings, data)
                 self._read.add(digest)
-                self._add(self._embeddings, data)
+                self._embeddings = embeddings
 
     def _load(self) -> dict[_Key, Vectors]:
         with self._lock:

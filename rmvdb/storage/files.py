@@ -7,6 +7,7 @@ import errno
 import functools
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
@@ -34,6 +35,16 @@ def make_folder(folder: Path, what: str) -> None:
         raise ConfigError(f"The folder {str(folder)!r} cannot be made ({reason}); set {what} to one that can be written") from exc
 
 
+def expanded(path: Path) -> Path:
+    """Return the path with the home of a user for ~. Raise ConfigError if nobody knows that home."""
+    try:
+        return path.expanduser()
+    except RuntimeError as exc:
+        raise ConfigError(
+            f"{str(path)!r} cannot be found, because the home of its user is unknown; write the whole path"
+        ) from exc
+
+
 def durable_write(path: Path, data: bytes | memoryview, *, mode: int | None = None) -> None:
     """Write the whole file or nothing. When this returns, the file survives a power cut.
 
@@ -54,6 +65,11 @@ def durable_write(path: Path, data: bytes | memoryview, *, mode: int | None = No
     finally:
         with contextlib.suppress(OSError):
             pending.unlink(missing_ok=True)
+
+
+def is_pending(name: str) -> bool:
+    """Return whether `durable_write` was writing a file under this name. A killed process leaves it."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", name) is not None
 
 
 def read(path: Path) -> bytes:

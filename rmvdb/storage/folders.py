@@ -56,7 +56,10 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def entries(self, path: str = "") -> Iterator[Entry]:
-        """Yield all files below this path, in the order of their paths; none if there is no such folder."""
+        """Yield all files below this path, in the order of their paths; none if there is no such folder.
+
+        Raises: ArtifactError if the folder cannot be read, HomeUnreachable if the bucket does not answer.
+        """
 
     @abc.abstractmethod
     def has(self, path: str) -> bool:
@@ -99,22 +102,24 @@ class LocalFolder(Folder):
 
     def entries(self, path: str = "") -> Iterator[Entry]:
         """Yield all files below this path, and what passes for one, such as a pipe; but no links."""
-        try:
-            found = sorted(os.scandir(self.path / path), key=lambda each: each.name)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for each in found:
-            relative = f"{path}/{each.name}" if path else each.name
-            if each.is_dir(follow_symlinks=False):
-                yield from self.entries(relative)
-            elif not each.is_symlink():
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    status = each.stat()
-                    yield Entry(path=relative, bytes=status.st_size, written=status.st_mtime_ns / 1e9)
+        with _translated(self.path / path):
+            try:
+                found = sorted(os.scandir(self.path / path), key=lambda each: each.name)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            for each in found:
+                relative = f"{path}/{each.name}" if path else each.name
+                if each.is_dir(follow_symlinks=False):
+                    yield from self.entries(relative)
+                elif not each.is_symlink():
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                        status = each.stat()
+                        yield Entry(path=relative, bytes=status.st_size, written=status.st_mtime_ns / 1e9)
 
     def has(self, path: str) -> bool:
         """Tell whether there is such a folder in this one."""
-        return (self.path / path).is_dir()
+        with _translated(self.path / path):
+            return (self.path / path).is_dir()
 
     def remove(self, path: str) -> None:
         """Remove one file. Do nothing if there is none."""
@@ -123,6 +128,17 @@ class LocalFolder(Folder):
     def clear(self, path: str = "") -> None:
         """Remove the folder of this path with everything in it."""
         files.remove(files.inside(self.path, path) if path else self.path)
+
+
+@contextlib.contextmanager
+def _translated(folder: Path) -> Iterator[None]:
+    """Raise ArtifactError if the system refuses to list the folder: a command that root ran may have made it."""
+    try:
+        yield
+    except OSError as exc:
+        raise ArtifactError(
+            f"{folder} cannot be read ({exc.strerror}); correct its owner or its rights (chown, chmod) and run the step again"
+        ) from exc
 
 
 def parent(path: str) -> str:

@@ -13,6 +13,7 @@ from rmvdb import errors
 from rmvdb.registry.garbage import SHA256
 from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.registry import Registry
+from rmvdb.storage import files
 from rmvdb.storage.folders import Entry, Folder
 from rmvdb.types import Phase
 
@@ -89,7 +90,7 @@ class Collector:
         used = self.registry.artifacts_in_use() | spared
         for folder, entry in chain.from_iterable(map(_old, self.artifacts)):
             stem = PurePosixPath(entry.path).stem
-            if SHA256.fullmatch(stem) and stem not in used:
+            if (SHA256.fullmatch(stem) and stem not in used) or files.is_pending(entry.name):
                 yield folder, entry
 
     def _old_archives(self, garbage: Found) -> Iterator[_Place]:

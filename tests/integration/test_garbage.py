@@ -120,6 +120,20 @@ def test_young_rows_and_files_stay(gallery: Gallery, monkeypatch: pytest.MonkeyP
     assert collector(gallery).run(remove=True).files == 1
 
 
+def test_what_a_killed_process_was_writing_goes_when_it_is_a_day_old(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "FILES", 86400.0)
+    (folder := gallery.folder / "artifacts").mkdir(exist_ok=True)
+
+    (left := folder / f".{'a' * 64}.json.0123456789ab.tmp").write_bytes(b"half")
+    (theirs := folder / ".notes.tmp").write_bytes(b"theirs")
+    collector(gallery).run(remove=True)
+    assert left.exists()
+    for each in (left, theirs):
+        os.utime(each, (1.0, 1.0))
+    collector(gallery).run(remove=True)
+    assert (left.exists(), theirs.exists()) == (False, True)
+
+
 def test_an_archive_that_this_registry_does_not_know_is_kept_and_said(gallery: Gallery) -> None:
     path = gallery.folder / "archive" / "others" / "7" / "a.parquet"
     path.parent.mkdir(parents=True)

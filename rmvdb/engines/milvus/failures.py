@@ -12,8 +12,10 @@ from rmvdb.engines.milvus.driver import ONCE, foreign_errors
 if TYPE_CHECKING:
     from rmvdb.engines.milvus.driver import MilvusClient
 
-#: Milvus' own codes: the collection does not exist, and it is not loaded.
-MISSING, NOT_LOADED = 100, 101
+#: Milvus' own codes: the collection does not exist, it is not loaded, the database does not exist.
+MISSING, NOT_LOADED, _NO_DATABASE = 100, 101, 800
+#: How 2.3.5 says that the database does not exist, under a code that says nothing.
+_NO_DATABASE_TEXT = re.compile(r"database:\S+ not found")
 #: The code of segcore, which reads filters and holds vectors, in Milvus Lite 2.5.
 SEGCORE = 2000
 #: Milvus' own codes for "not now": unavailable, busy, rate limit, (not) recovering, no replica, channel, segment (it was merged
@@ -24,19 +26,20 @@ _TRANSIENT_CODES = {2, 4, 8, 103, 106, 401, 500, 501, 503, 600, 601, 602, 901, 9
 _INVALID = {6, 9, MISSING, 1100, 1700, 1701}
 #: pymilvus' code for a channel that it could not open.
 _NOT_CONNECTED = 2
-#: The words of Milvus and Lite under a code that says nothing (unexpected error, segcore), by code.
+#: The words of Milvus and Lite under a code that says nothing (unexpected error, segcore), by code. The groups hold the words
+#: that decide.
 _TRANSIENT_TEXT = {
     65535: re.compile(
-        r"no available shard|channel .*not available|not (ready|healthy|serviceable)|recovering"
-        r"|node .*(offline|not match|not found)|delegator not found|segment not found\[segment="
-        r"|util/grpcclient|find no available \w+, check"  # a part of Milvus does not reach another one
-        r"|context (canceled|deadline exceeded)"  # a busy server gave up a part of the call
+        r"(no available shard|not (?:ready|healthy|serviceable)|recovering|delegator not found|segment not found\[segment=)"
+        r"|channel (?=.*?(not available))|node (?=.*?(offline|not match|not found))"
+        r"|(util/grpcclient|find no available \w+, check)"  # a part of Milvus does not reach another one
+        r"|(context (?:canceled|deadline exceeded))"  # a busy server gave up a part of the call
     ),
-    SEGCORE: re.compile(r"mmap manager has not been init", re.IGNORECASE),  # Lite answers a moment before it has started
+    SEGCORE: re.compile(r"(mmap manager has not been init)", re.IGNORECASE),  # Lite answers a moment before it has started
 }
 _TRANSIENT_TEXT[1] = _TRANSIENT_TEXT[65535]  # servers before 2.3
 #: The words of segcore and of a server for an answer over their limit, which they estimate from the average record.
-_TOO_LARGE = re.compile(r"results exceed the (limit size|maxOutputSize)")
+_TOO_LARGE = re.compile(r"(results exceed the (?:limit size|maxOutputSize))")
 #: How often a call that got no answer is sent again, if it is neither patient nor permitted.
 _SILENCES = 1
 #: The places in its source that Milvus puts before its message.
@@ -68,7 +71,7 @@ TRANSIENT = {Failure.BUSY, Failure.SILENT, Failure.CUT}
 
 
 def classify(exc: BaseException, *, sent: bool, quoted: str = "") -> Failure:
-    """Return what an error means, by its code; if the code says nothing, by Milvus' words without those of the user.
+    """Return what an error means, by its code; if the code says nothing, by Milvus' words, and not by those of the user alone.
 
     `sent`: there was a connection. `quoted`: the user's words in the call, which an engine may quote.
     """
@@ -84,7 +87,7 @@ def classify(exc: BaseException, *, sent: bool, quoted: str = "") -> Failure:
         return Failure.BUSY
     if code in _INVALID or getattr(exc, "is_input_error", False):
         return Failure.REFUSED
-    if _says_closed(exc) or (code in _TRANSIENT_TEXT and _TRANSIENT_TEXT[code].search(_without(_said(exc), quoted))):
+    if _says_closed(exc) or (code in _TRANSIENT_TEXT and _says(_TRANSIENT_TEXT[code], exc, quoted)):
         return Failure.BUSY
     return Failure.FAILED
 
@@ -139,15 +142,16 @@ def _says_closed(exc: BaseException) -> bool:
     return code_of(exc) == 1 and text_of(exc).startswith(_CLOSED)  # pymilvus may put its count of tries before it
 
 
-def _without(text: str, quoted: str) -> str:
-    """Return an engine's sentence without the words that it may quote."""
-    words = {word for word in re.findall(r"\w+", quoted) if len(word) > 1}
-    return re.sub(r"\w+", lambda found: "" if found[0] in words else found[0], text)
+def _says(pattern: re.Pattern[str], exc: BaseException, quoted: str) -> bool:
+    """Return whether an engine's sentence fits. It may quote the user, so one of the words that decide must be its own."""
+    users = set(re.findall(r"\w+", quoted))
+    fits = pattern.finditer(_said(exc))
+    return any(word not in users for found in fits for group in found.groups("") for word in re.findall(r"\w+", group))
 
 
 def is_too_large(exc: BaseException, quoted: str) -> bool:
     """Return whether the engine refuses to give so much in one answer. `quoted`: the user's words in the call."""
-    return bool(_TOO_LARGE.search(_without(_said(exc), quoted)))
+    return _says(_TOO_LARGE, exc, quoted)
 
 
 def is_loading(client: MilvusClient, collection: str) -> bool:
@@ -205,3 +209,8 @@ def _status(exc: BaseException) -> str:
 def _details(exc: BaseException) -> str:
     details = getattr(exc, "details", None)
     return str((details() if callable(details) else "") or "")
+
+
+def lacks_database(exc: BaseException) -> bool:
+    """Whether the server has no database of the name in its address."""
+    return code_of(exc) == _NO_DATABASE or _NO_DATABASE_TEXT.fullmatch(text_of(exc)) is not None

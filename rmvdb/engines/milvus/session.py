@@ -26,6 +26,7 @@ from rmvdb.engines.milvus.failures import (
     classify,
     code_of,
     is_loading,
+    lacks_database,
     next_step,
     status_of,
     text_of,
@@ -280,6 +281,8 @@ class Session:
             self.schemas.pop(collection, None)
             self.introduced.discard((place, collection))
             return CollectionMissing(f"There is no collection {collection!r} at {place}{self._others(collection)}")
+        if lacks_database(exc):
+            return EngineError(f"Milvus at {place} has no such database ({text}); create it, or correct the name in milvus.uri")
         if code_of(exc) == NOT_LOADED:
             way_out = f"load it with MilvusClient({place!r}).load_collection({collection!r})"
             return EngineError(f"Collection {collection!r} is not loaded, so that it cannot be searched; {way_out}")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, insert
 
 from rmvdb.errors import Mismatch
 from rmvdb.registry.registry import Registry
-from rmvdb.registry.tables import GalleryRow, UpgradeRow
+from rmvdb.registry.tables import GalleryRow, IntentRow, UpgradeRow
 from rmvdb.types import BatchState, Phase
+from tests.support.migrated import migrate
 from tests.support.photos import NEW, NEWEST, OLD, OLD_AGAIN, TIMES, add_gallery, add_upgrade, at_once, claimed, opened, supersede
 from tests.support.waiting import fall_silent, grow_old, run_out
 
@@ -283,3 +286,54 @@ def test_an_id_that_postgresql_could_not_keep_is_refused_by_name(registry: Regis
     for id, saying in (("a\0b", "contains NUL"), ("ü" * 1251, r"The id 'ü{59}… has more than 2,500 bytes")):
         with pytest.raises(Mismatch, match=saying):
             opened(registry, [id])  # type: ignore[list-item]
+
+
+def test_done_writes_are_forgotten_up_to_a_number(registry: Registry, upgrade: UpgradeRow) -> None:
+    for turn, id in enumerate((1, 2, 1)):
+        registry.close_intents(opened(registry, [id], client=f"c1#{turn}"))
+    opened(registry, [1], client="c2")
+    numbers = [row.id for row in registry.written(upgrade.id)]
+    registry.forget_done(upgrade.id, [1, 3], upto=numbers[1])
+    assert [row.id for row in registry.written(upgrade.id)] == numbers[1:]
+    registry.forget_done(upgrade.id, [1, 3], upto=numbers[3])
+    assert [row.id for row in registry.written(upgrade.id)] == [numbers[1], numbers[3]]
+
+
+def test_no_call_reads_all_that_clients_wrote_during_an_upgrade(sqlite_url: str) -> None:
+    """SQLite counts the instructions of its statements: a row that is read takes some."""
+    migrate(sqlite_url)
+    registry = Registry(sqlite_url)
+    gallery = add_gallery(registry)
+    upgrade = add_upgrade(registry, gallery)
+    epoch = registry.announce("photos", [NEW, OLD], TIMES)
+    made, steps = 5_000, Counter[str]()
+    done = {
+        "gallery_id": gallery.id, "upgrade_id": upgrade.id, "kind": "upsert", "done": True, "epoch": 1, "client": "c0",
+        "opened_at": 0.0, "deadline": 0.0,
+    }  # fmt: skip
+    with registry.engine.begin() as connection:
+        connection.execute(insert(IntentRow), [done | {"record": str(number)} for number in range(made)])
+
+    def count(name: str, call: Callable[[], object]) -> None:
+        def note(connection: object, cursor: sqlite3.Cursor, *_: object) -> None:
+            cursor.connection.set_progress_handler(lambda: steps.update([name]), 1)
+
+        event.listen(registry.engine, "before_cursor_execute", note)
+        call()
+        event.remove(registry.engine, "before_cursor_execute", note)
+
+    count("open during it", lambda: opened(registry, [1, 2]))
+    count("writes under way", lambda: registry.open_writes(gallery.id))
+    registry.withdraw_intents(opened(registry, [1, 2]))  # the same write again
+    count("activate", lambda: registry.activate("photos", epoch))
+    count("decide", lambda: registry.intents(upgrade.id, [1, 2]))
+    count("announced", lambda: registry.announced(upgrade.id, [1, 2]))
+    count("last done", lambda: registry.last_done(upgrade.id, [1, 2]))
+    count("forget", lambda: registry.forget_done(upgrade.id, [3, 4], upto=made))
+    count("page", lambda: registry.written(upgrade.id, after=made - 10, limit=5))
+    registry.set_upgrade(upgrade.id, phase=Phase.ENDED)
+    count("open after it", lambda: opened(registry, [1, 2]))
+    registry.close()
+
+    assert {name for name, number in steps.items() if number > made} == set()
+    assert len(steps) == 9

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from rmvdb.errors import UpgradeRunning, WrongPhase
+from rmvdb.registry import shared_queries
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import GalleryRow, UpgradeRow
@@ -194,6 +196,32 @@ def test_an_upgrade_goes_on_with_the_writes_made_while_another_had_its_place(
     assert registry.batches(heir.id) == []
     assert [each.note for each in registry.history(upgrade.id)][1:] == ["superseded", f"goes on after upgrade {heir.id}"]
     assert registry.history(heir.id)[-1].note == "given up"
+
+
+def test_intents_go_some_at_a_time_because_a_server_ends_a_statement_of_30_seconds(
+    registry: Registry, upgrade: UpgradeRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_queries, "MANY", 2)
+    changed: list[int] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith(("DELETE FROM intents", "UPDATE intents")):
+            changed.append(cursor.rowcount)
+
+    registry.close_intents(opened(registry, [1, 2, 3, 4, 5]))
+    heir = supersede(registry, upgrade)
+    registry.set_upgrade(heir.id, phase=Phase.SERVING_BOTH)
+    registry.activate("photos", registry.announce("photos", [NEWEST, NEW, OLD], TIMES, upgrade=heir.id))
+    later = opened(registry, [6, 7, 8])
+    registry.close_intents(later, dict.fromkeys(later.intents, b"sketch"))
+    event.listen(registry.engine, "after_cursor_execute", note)
+    registry.end(heir.id, note="given up", resume=upgrade.id)
+    resumed = registry.written(upgrade.id)
+    registry.end(upgrade.id, note="cleaned up")
+
+    assert [(row.record, row.sketch) for row in resumed] == [(str(id), None) for id in range(1, 9)]
+    assert registry.written(upgrade.id) == []
+    assert changed == [2, 1, 0, 0, 2, 2, 2, 2, 0]
 
 
 def test_phases_and_notes_make_the_history(registry: Registry, upgrade: UpgradeRow) -> None:

@@ -7,10 +7,24 @@ import json
 
 import pytest
 
+from rmvdb.catalog import versions
 from rmvdb.errors import AlreadyExists, UsageError
 from rmvdb.registry import manifest_rows
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import UpgradeRow, VersionRow
+from rmvdb.types import Metric
+
+
+def test_a_name_that_a_database_could_not_store_with_that_of_a_head_is_refused(registry: Registry) -> None:
+    def add(name: str) -> VersionRow:
+        return versions.add_version(
+            registry, name=name, spec="tests.support.embedders:Words", options={}, classifier=None, metric=Metric.COSINE,
+            dim=None, kind=None,
+        )  # fmt: skip
+
+    with pytest.raises(UsageError, match="cannot name a model version; use at most 100 letters, digits"):
+        add("v" * 101)
+    assert add("v" * 100).name == "v" * 100
 
 
 def test_a_model_version_is_removed_when_nothing_needs_it_any_more(registry: Registry, upgrade: UpgradeRow) -> None:

@@ -14,6 +14,7 @@ import pytest
 from rmvdb import types
 from rmvdb.app import config, config_file, wiring, wrong_settings
 from rmvdb.errors import ConfigError
+from rmvdb.registry.engine import parsed_url
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -89,6 +90,33 @@ def test_the_file_is_found_from_a_folder_below(folder: Path, monkeypatch: pytest
     assert settings.home == folder / "data"
     assert settings.milvus.uri == str(folder / "vectors" / "milvus.db")
     assert settings.registry.url.get_secret_value() == f"sqlite:///{folder}/jobs.sqlite"
+
+
+@pytest.mark.parametrize("name", ["a?b", "50%41"])
+def test_a_folder_that_would_be_another_one_in_the_registrys_url_is_refused_by_name(folder: Path, name: str) -> None:
+    (there := folder / name).mkdir()
+    file = written(there, "")
+    assert f"{there}/.rmvdb cannot hold the registry: in the URL of a database a ? ends the path" in sentence(file)
+    written(there, '[registry]\nurl = "sqlite:///jobs.sqlite"')
+    assert f"{there} cannot hold the registry" in sentence(file)
+    for elsewhere in (f"sqlite:///{folder}/jobs.sqlite", "sqlite:///:memory:", "postgresql+psycopg://db/rmvdb"):
+        written(there, f'[registry]\nurl = "{elsewhere}"')
+        assert config.load(file).registry.url.get_secret_value() == elsewhere
+
+
+@pytest.mark.parametrize("name", ["50 %", "a#b", "ü & co"])
+def test_in_any_other_folder_the_registry_is_where_the_settings_say(folder: Path, name: str) -> None:
+    (there := folder / name).mkdir()
+    settings = config.load(written(there, ""))
+    assert settings.registry_file == there / ".rmvdb" / "registry.sqlite"
+    assert parsed_url(settings.registry.url.get_secret_value()).database == str(settings.registry_file)
+
+
+@pytest.mark.parametrize("text", ['home = "~nobody-here/x"', '[registry]\nurl = "sqlite:///~nobody-here/x"'])
+def test_the_home_of_a_user_that_nobody_knows_is_a_sentence(folder: Path, text: str) -> None:
+    written(folder, text)
+    assert "'~nobody-here/x' cannot be found, because the home of its user is unknown; write the whole path" in sentence()
+    assert "'~nobody-here/x' cannot be found" in sentence(Path("~nobody-here/x"))
 
 
 def test_an_argument_wins_over_the_variable_and_that_over_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,11 @@ def test_relative_folders_start_at_the_given_base(folder: Path, monkeypatch: pyt
     assert sources.load(f"folder:/{{id}}{folder}/secret.jpg").load(records(1)) == {}
 
 
+def test_a_folder_in_the_home_of_a_user_that_nobody_knows_is_a_sentence() -> None:
+    with pytest.raises(UsageError, match=r"The folder of '~nobody-here/\{id\}\.jpg' cannot be found, because the home"):
+        sources.load("folder:~nobody-here/{id}.jpg")
+
+
 @pytest.mark.parametrize("id", ["../secret", "train/../../secret", "/etc/passwd", "..", "", "a\0b", "x" * 300, "photos/../../x"])
 def test_no_id_leads_out_of_the_folder(folder: Path, id: str) -> None:
     for pattern in ("photos/{id}.jpg", "photos/{id}", "photos/{split}/{id}.jpg", "photos/{id}/../../secret.jpg"):

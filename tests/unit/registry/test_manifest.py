@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rmvdb.registry import manifest as room
 from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.manifest_rows import Contents
 from rmvdb.storage.folders import LocalFolder
+from tests.support.rights import a_user
 
 
 def contents(*galleries: str, version: str = "v1", at: float = 1.25) -> Contents:
@@ -98,6 +100,18 @@ def test_the_next_change_repairs_a_damaged_manifest(manifest: Manifest) -> None:
     Path(manifest.path).parent.mkdir()
     Path(manifest.path).write_text("damaged")
     manifest.write(contents("photos"))
+    assert manifest.read() == contents("photos")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
+def test_one_that_cannot_be_read_is_not_taken_for_none(manifest: Manifest) -> None:
+    manifest.write(contents("photos"))
+    Path(manifest.path).chmod(0)
+    with a_user():
+        for use in (manifest.read, manifest.check_forgotten, lambda: manifest.write(contents("texts", version="v9"))):
+            with pytest.raises(ArtifactError, match=r"manifest\.json cannot be read \(Permission denied\)"):
+                use()
+    Path(manifest.path).chmod(0o600)
     assert manifest.read() == contents("photos")
 
 

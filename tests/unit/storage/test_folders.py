@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import threading
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from rmvdb.storage.bucket import Bucket
 from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.storage.folders import Folder, LocalFolder
 from rmvdb.types import Record
+from tests.support.rights import a_user
 from tests.support.s3 import S3Server
 
 HERE = "a folder on a disk"
@@ -108,6 +110,27 @@ def test_embeddings_are_kept_there_and_found_by_another_process(folder: Folder) 
     assert other.size == one.size > 0
     one.clear()
     assert EmbeddingCache(folder, model="v 2/ü", dim=3).knows([1]) == set()
+
+
+def test_what_another_thread_reads_stays_as_it_is_while_embeddings_are_kept(folder: Folder) -> None:
+    cache = EmbeddingCache(folder, model="v2")
+    cache.put([1], np.ones((1, 2), np.float32), [b"x"], np.eye(1, 3, dtype=np.float32))
+    reading = iter(cache._load())
+    cache.put([2], np.ones((1, 2), np.float32), [b"y"], np.eye(1, 3, dtype=np.float32))
+    assert [id for id, _ in reading] == [1]
+    assert cache.knows([1, 2, 3]) == {1, 2}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
+def test_a_folder_that_this_user_may_not_read_is_named(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "home")
+    folder.write("plans/a/b", b"x")
+    (tmp_path / "home" / "plans").chmod(0)
+    with a_user():
+        for use in (lambda: list(folder.entries("plans")), lambda: folder.has("plans/a")):
+            with pytest.raises(ArtifactError, match=r"home/plans.* cannot be read \(Permission denied\); correct its owner or"):
+                use()
+    (tmp_path / "home" / "plans").chmod(0o700)
 
 
 # --- a bucket -----------------------------------------------------------------------------------------------------------
