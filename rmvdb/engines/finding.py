@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rmvdb.engines.filters import ids_in
+from rmvdb.engines.filters import ids_in, literal, read
+from rmvdb.errors import FilterError
 from rmvdb.protocols import VectorStore
 from rmvdb.types import Hit, Id, Metric, Moment, Record, Schema, Vectors
 
@@ -68,7 +70,7 @@ def _search_by_field(
     missed: dict[Id, str],
 ) -> None:
     """Search for a record with a filter by one of its fields, and add it to `missed` if the search misses it."""
-    if record.vector is None or not (filter := _by_field(record)):
+    if record.vector is None or not (filter := _by_field(schema, record)):
         return
     name, how = schema.collection, f"a search with the filter {filter!r}"
     ask = functools.partial(store.search, name, record.vector[None], limit=_HITS, filter=filter, search=search)
@@ -87,13 +89,16 @@ def _judge(schema: Schema, id: Id, vector: Vectors, hits: Sequence[Hit], missed:
         missed.setdefault(id, f"{how} does not find it")
 
 
-def _by_field(record: Record) -> str:
-    """Return a filter by one of the record's fields; empty if none is a short text or a number."""
+def _by_field(schema: Schema, record: Record) -> str:
+    """Return a filter by one of the record's numbers or short texts; empty if it has none that a filter can name."""
     for name, value in record.fields.items():
-        if name.isidentifier() and type(value) is int and abs(value) < 2**53:
-            return f"{name} == {value}"
-        if name.isidentifier() and isinstance(value, str) and value.isascii() and value.isalnum() and len(value) < 100:
-            return f'{name} == "{value}"'
+        number = type(value) is int and abs(value) < 2**53
+        text = isinstance(value, str) and value.isascii() and value.isalnum() and len(value) < 100
+        if name.isidentifier() and (number or text):
+            filter = f"{name} == {literal(value)}"
+            with contextlib.suppress(FilterError):  # for instance, the name is a keyword, or the field is JSON
+                read(filter, schema)
+                return filter
     return ""
 
 

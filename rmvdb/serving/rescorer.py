@@ -112,7 +112,7 @@ class Rescorer:
         self._embedders.close()
         self._sharing.close()
         if self._shared is not None:
-            self._shared.share()
+            self._shared.close()
 
     def prepare(self, plan: ServingPlan, most: int | None) -> float:
         """Wait until the source is loaded, for `budget` seconds at most. Return how many of them are left for this search.

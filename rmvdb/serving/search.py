@@ -192,8 +192,8 @@ class Reader:
         )
 
     def _single_since(self, plan: ServingPlan) -> bool:
-        """Return whether that plan has one collection and is still in force, so that no record left it meanwhile."""
-        return len(plan.legs) == 1 and self._current_plan.refresh().epoch == plan.epoch
+        """Return whether that plan has one collection and may still be used, so that no record left it meanwhile."""
+        return len(plan.legs) == 1 and self._current_plan.current().epoch == plan.epoch
 
     def _asked(
         self,

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 EVERY, APART = 10.0, 3.0
 #: The most records that wait.
 WAITING = 5_000
-#: Seconds for which the registry may answer: a client that is closed waits for it.
+#: Seconds for which the registry may answer, and for which a client that is closed waits.
 LONGEST = 5.0
 
 
@@ -82,6 +82,12 @@ class SharedVectors:
                         "The vectors that searches made could not be kept for the backfill: %s", exc, extra={"action": "share"}
                     )
                 self._told = True
+
+    def close(self) -> None:
+        """Share the remaining vectors. Wait LONGEST seconds at most, and keep no process from its end: the engine may be away."""
+        last = threading.Thread(target=self.share, name="rmvdb-share-last", daemon=True)
+        last.start()
+        last.join(LONGEST)
 
     def _share(self, shared: Mapping[Id, Embedded]) -> None:
         for embedder, collection in {(each.embedder, each.collection) for each in shared.values()}:

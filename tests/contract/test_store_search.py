@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rmvdb.engines.faiss import FaissStore
+from rmvdb.engines.finding import not_found
 from rmvdb.errors import EngineError, FilterError, Mismatch
 from rmvdb.learning import hyperbolic
 from rmvdb.protocols import VectorStore
-from rmvdb.types import Metric, Record, Vectors
+from rmvdb.types import Field, Metric, Record, Vectors
 from tests.support.records import DIM, FLAT, METRICS, bare, filled, in_threads, plain, records_of, scanned, stacked, vectors_of
 
 
@@ -228,3 +231,21 @@ def test_a_call_after_a_moment_shows_every_write_before_it_in_every_collection(s
             assert turn not in [hit.id for hit in found]
     finally:
         store.drop(other)
+
+
+@pytest.mark.parametrize("fields", [{"größe": 42}, {"like": 1, "in": 2, "or": "a", "and": 4, "not": 5}, {"id": 7}], ids=str)
+def test_records_are_found_though_no_filter_can_name_their_fields(
+    store: VectorStore, collection: str, fields: Mapping[str, Any]
+) -> None:
+    schema = plain(collection, id_field="pk")
+    store.create(schema, FLAT)
+    store.upsert(collection, [Record(id=1, vector=vectors_of(1)[0], fields=fields)])
+    assert not_found(store, schema, store.get(collection, [1], vector=True)) == {}
+
+
+@pytest.mark.parametrize("value", [5, "a"])
+def test_records_are_found_though_their_json_is_a_number_or_a_text(faiss_store: FaissStore, collection: str, value: Any) -> None:
+    schema = replace(plain(collection), fields=(Field(name="note", type="JSON"),))
+    faiss_store.create(schema, FLAT)
+    faiss_store.upsert(collection, [Record(id=1, vector=vectors_of(1)[0], fields={"note": value})])
+    assert not_found(faiss_store, schema, faiss_store.get(collection, [1], vector=True)) == {}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from rmvdb.engines.lite.files import beside, error_of, open_private, serves, usable
-from rmvdb.engines.lite.locks import RELEASE, START, lock
+from rmvdb.engines.lite.locks import RELEASE, START, lock, unlocked_after
 from rmvdb.errors import EngineUnavailable
 
 #: Seconds without any user after which the owner ends.
@@ -45,7 +45,7 @@ def address(path: Path | str, *, idle: float = IDLE) -> str:
         with contextlib.suppress(FileNotFoundError):
             if serves(known := place.read_text(errors="replace"), path):
                 return known
-        with open_private(place) as file:
+        with open_private(place) as file, unlocked_after(file):
             lock(file, fcntl.LOCK_EX, place)
             return _known_or_started(path, file, idle)
     except OSError as exc:

@@ -43,7 +43,7 @@ def gate(path: Path | str, *, alone: bool, patience: float = 2.0) -> Iterator[No
     except OSError as exc:
         files.close()
         raise error_of(path, exc) from exc
-    with files:
+    with files, unlocked_after(turn, room):
         # Each process takes a turn first, and a replacement keeps it: a stream of searches cannot keep a writer waiting.
         _wait_for(turn, alone=alone, deadline=deadline)
         if not alone:
@@ -69,6 +69,16 @@ def _wait_for(lock: IO[bytes], *, alone: bool, deadline: float) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def unlocked_after(*files: IO[bytes]) -> Iterator[None]:
+    """Unlock the files at the end. A process that was forked meanwhile has them open, so closing them would not unlock them."""
+    try:
+        yield
+    finally:
+        for file in files:
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def lock(file: IO[bytes], how: int, name: Path) -> None:

@@ -116,4 +116,4 @@ def _complete(answers: Sequence[_Answer], limit: int, filter: str, session: Sess
 
 
 def _search_params(search: Mapping[str, Any], wanted: int) -> dict[str, Any]:
-    return {name: max(int(value), wanted) if name in _AT_LEAST_LIMIT else value for name, value in search.items()}
+    return {name: max(int(float(value)), wanted) if name in _AT_LEAST_LIMIT else value for name, value in search.items()}

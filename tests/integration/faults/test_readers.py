@@ -152,6 +152,20 @@ def test_a_search_refuses_while_the_registry_cannot_hear_that_its_client_lives(
         assert [hit.id for hit in client.search("t1", limit=1)] == [1]
 
 
+def test_a_slow_search_is_answered_by_a_plan_that_is_fresh_and_else_refused_as_stale(planned: Gallery) -> None:
+    wire, took = Wire(planned.registry), [0.5]
+    with Client("texts", registry=wire, store=planned.store, loaded_models=planned.loaded_models, engine_timeout=1.0) as client:  # type: ignore[arg-type]
+        silent(client._current_plan)
+        client._current_plan.refresh()
+        planned.store.before = lambda *_: time.sleep(took[0])
+        wire.is_cut = True
+        assert [hit.id for hit in client.search("t3", limit=1)] == [3]
+        took[0] = 2.5  # its plan is too old by its end
+        with pytest.raises(errors.StalePlan, match="could miss records: The registry cannot be reached"):
+            client.search("t3", limit=1)
+        wire.is_cut = False
+
+
 class Counted:
     """A lock that counts how often it was asked for."""
 

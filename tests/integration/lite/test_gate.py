@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -18,6 +20,7 @@ from rmvdb.errors import DiskFull
 from rmvdb.types import Index, Record
 from tests.support.lite_processes import SCHEMA
 from tests.support.small_disk import on_small_disk
+from tests.support.spawned import run_spawned
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes through /proc, which is Linux's")
 
@@ -116,3 +119,20 @@ def test_a_writer_without_the_gate_needs_room_for_others_too(path: Path, monkeyp
         pass
     with lite.gate(path, alone=False), pytest.raises(DiskFull, match="make room"), lite.gate(path, alone=True, patience=0.1):
         pass
+
+
+def _fork_inside(file: Path) -> None:
+    with lite.gate(file, alone=True):
+        child = os.fork()
+        if not child:
+            signal.pause()
+    began = time.monotonic()
+    try:
+        with lite.gate(file, alone=True, patience=30.0):
+            assert time.monotonic() - began < 15.0
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_process_that_was_forked_while_a_thread_was_inside_the_gate_does_not_close_it(tmp_path: Path) -> None:
+    run_spawned(_fork_inside, tmp_path / "x.db", seconds=120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import stat
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from rmvdb.engines import lite
 from rmvdb.engines.lite import lease, locks
 from rmvdb.errors import EngineUnavailable
 from tests.support.descriptors import few_descriptors
+from tests.support.spawned import run_spawned
 
 
 @pytest.fixture
@@ -61,6 +63,28 @@ def test_a_reader_of_the_address_waits_for_no_lock(path: Path) -> None:
         began = time.monotonic()
         assert lite.address(path, idle=5.0) == address
         assert time.monotonic() - began < 5.0
+
+
+def _fork_while_the_server_starts(file: Path) -> None:
+    real, children = lease._start_owner, list[int]()
+
+    def start(*args: object) -> str:
+        children.append(os.fork())
+        if not children[0]:
+            signal.pause()
+        return real(*args)  # type: ignore[arg-type]
+
+    lease._start_owner = start  # type: ignore[assignment]
+    lite.address(file, idle=1.0)
+    try:
+        with (file.parent / ".x.db.address").open("ab") as free:
+            fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+
+
+def test_a_process_that_was_forked_while_the_server_started_does_not_keep_the_lock_of_its_address(tmp_path: Path) -> None:
+    run_spawned(_fork_while_the_server_starts, tmp_path / "x.db", seconds=120)
 
 
 def test_a_server_that_does_not_start_is_started_more_and_more_rarely(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

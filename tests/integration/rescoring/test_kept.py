@@ -283,6 +283,21 @@ def test_a_client_that_is_closed_while_it_embeds_ends_at_once(gallery: Gallery) 
     go_on.set()
 
 
+def test_a_client_is_closed_while_the_engine_is_away_from_the_vectors_that_it_shares(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmvdb.serving.shared_vectors.LONGEST", 0.2)
+    go_on = threading.Event()
+    client = application(gallery, shared=sharing(gallery))
+    gallery.store.looked = lambda call, _: go_on.wait(60.0) if call == "get" else None  # type: ignore[assignment]
+    client.search("anything", rescore=40)
+    began = time.monotonic()
+    client.close()
+    took = time.monotonic() - began
+    go_on.set()
+    assert took < 20.0
+
+
 # --- for everybody ------------------------------------------------------------------------------------------------------------
 
 

@@ -18,10 +18,10 @@ from rmvdb.engines import filters
 from rmvdb.engines.filters import INT64_BOUNDS, LITE_2, LITE_3, MILVUS, MILVUS_2_3, between, both, ids_in, literal, write
 from rmvdb.engines.filters import parse as tree_of
 from rmvdb.engines.filters.evaluate import pieces
-from rmvdb.engines.filters.write import spelled
 from rmvdb.errors import FilterError, UsageError
 from rmvdb.types import IdType, Metric, Schema
 from tests.support import filtering
+from tests.support.spelled import spelled
 
 #: Nothing but undeclared fields.
 OPEN = Schema(collection="c", dim=2, metric=Metric.L2, id_type=IdType.INT64)
@@ -326,6 +326,13 @@ def test_a_filter_that_is_too_long_is_refused_and_thousands_of_parts_are_not() -
     assert (filters.holds(chain)({"n": 5000}), filters.holds(chain)({"n": 4999})) == (True, False)
     nested = write(chain, LITE_2, OPEN).text
     assert max(itertools.accumulate((sign == "(") - (sign == ")") for sign in nested)) == 13
+
+
+def test_only_the_tree_of_a_short_filter_is_kept() -> None:
+    """The tree of a list of 10,000 ids takes 0.44 MB."""
+    short, long = "n in [1, 2, 3]", f"n in [{', '.join(map(str, range(10_000)))}]"
+    assert filters.parse(short) is filters.parse(short)
+    assert filters.parse(long) is not filters.parse(long)
 
 
 def test_a_stack_that_is_nearly_used_up_is_no_error_of_ours() -> None:

@@ -283,3 +283,14 @@ def test_parameters_that_must_cover_the_limit_are_raised_to_it(recorder: tuple[R
     assert servicer.search.consistency_level == common_pb2.ConsistencyLevel.Strong
     store.search("c", np.ones((1, 4), np.float32), limit=50, search={"ef": 3})
     assert searched(servicer)["ef"] >= 50
+
+
+@pytest.mark.parametrize("ef", [64, "64", 64.0, "64.0"])
+def test_parameters_that_must_cover_the_limit_may_be_whole_numbers_in_any_form(
+    recorder: tuple[Recorder, MilvusStore], ef: object
+) -> None:
+    servicer, store = recorder
+    store.create(Schema(collection="c", dim=4, metric=Metric.IP, id_type=IdType.INT64), Index(type="HNSW"))
+    check(Index(type="HNSW", search={"ef": ef}), dim=4, metric=Metric.IP, engine="")
+    store.search("c", np.ones((1, 4), np.float32), limit=1, search={"ef": ef})
+    assert searched(servicer) == {"ef": 64}
