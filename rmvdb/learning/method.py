@@ -239,12 +239,15 @@ class AsQueries:
     old: Vectors
     #: (n, d_new)
     new: Vectors
-    #: Whether each query is an excerpt of its record's text, which that record answers. Else it is the record's own item.
+    #: Whether queries are excerpts of their records' texts, which these records answer. Else each is its record's own item.
     excerpts: bool
+    #: Which queries are their records' own items all the same, (n,), such as short texts. None: none of the excerpts is.
+    whole: npt.NDArray[np.bool_] | None = None
 
     def take(self, rows: npt.NDArray[np.intp]) -> AsQueries:
         """Return these rows."""
-        return AsQueries(old=self.old[rows], new=self.new[rows], excerpts=self.excerpts)
+        whole = None if self.whole is None else self.whole[rows]
+        return AsQueries(old=self.old[rows], new=self.new[rows], excerpts=self.excerpts, whole=whole)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

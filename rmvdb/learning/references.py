@@ -106,7 +106,8 @@ def kept(old: Vectors, new: Vectors, old_metric: Metric, new_metric: Metric) -> 
         geometry.comparable(vectors[:MOST], metric) if metric is Metric.COSINE else vectors[:MOST]
         for vectors, metric in ((old, old_metric), (new, new_metric))
     )
-    a, b = (np.ascontiguousarray(vectors, dtype=np.float32) for vectors in first)
+    # Copies: a view would keep the whole sample in memory.
+    a, b = (np.array(vectors, dtype=np.float32, order="C") for vectors in first)
     return References(old=a, new=b, old_metric=old_metric, new_metric=new_metric)
 
 

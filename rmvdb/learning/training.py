@@ -106,11 +106,11 @@ def fit(
 
     `start` is a linear ψ, or a method that gives one: `procrustes`, `ridge`, `centred`. ψ(x) = norm(W x̂ + b + MLP(x̂)) starts
     there, and ρ at the identity. 15 % of the pairs are held out, and the weights that do best on them are kept, the first ones
-    among them. A method is fitted on the other pairs, and if nothing is better, on all. A ψ that has seen the pairs held out
-    looks better than it is, the more so the fewer pairs and the more dimensions there are, and then hardly anything beats it.
-    Without labels, the best weights are those by which ψ's ten nearest records contain most of the new model's ten nearest. If
-    the method learns from labels, the best weights have the highest mean average precision, since labels lead away from the new
-    model's neighbours.
+    among them. A method is fitted on the other pairs. If nothing is better, it is fitted on all, and there is no ρ. A ψ that has
+    seen the pairs held out looks better than it is, the more so the fewer pairs and the more dimensions there are, and then
+    hardly anything beats it. Without labels, the best weights are those by which ψ's ten nearest records contain most of the new
+    model's ten nearest. If the method learns from labels, the best weights have the highest mean average precision, since labels
+    lead away from the new model's neighbours.
 
     After `seconds` the training ends with the best weights so far; without `start`, with the last ones.
 
@@ -229,11 +229,10 @@ def _fit_from(
     modules = course.modules
     best = stopping.Best(modules, _check_of(course, held_out, by_class=method.contrasts and held_out.labels is not None))
     _descend(modules, course.loss, len(course.pairs), settings, clock, best)
-    found = course.fitted()
     if not best.is_start:
-        return found
+        return course.fitted()
     whole = _in_closed_form(start, every, logged, metrics, settings.seed) if isinstance(start, Method) else first
-    return replace(found, reverse=whole)
+    return Fitted(reverse=whole)
 
 
 def _check_of(course: _Course, held_out: Pairs, *, by_class: bool) -> Callable[[], float]:

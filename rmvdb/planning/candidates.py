@@ -46,12 +46,13 @@ def candidates(trial: Trial, choice: Choice) -> list[Candidate]:
 
 
 def sure_to_start(made: Sequence[Candidate]) -> list[Candidate]:
-    """Leave out blends whose ranks stand as they are, where the queries are unknown: a blend has a part of a map, too.
+    """Leave out maps, and blends whose ranks stand as they are, where the queries are unknown: a blend has a part of a map, too.
 
     The old model's own query starts exactly where the old model is. If every best hit is rescored, a blend decides only which
-    are found. If nothing else was made, because a blend was asked for, nothing is left out.
+    are found. If nothing else was made, because these were asked for, nothing is left out.
     """
-    return [each for each in made if each.rescore or each.measured.fitted.blend is None] or list(made)
+    twice = [each for each in made if METHODS[each.method].embeds_twice] or list(made)
+    return [each for each in twice if each.rescore or each.measured.fitted.blend is None] or twice
 
 
 def _made(trial: Trial, methods: Sequence[Method], order: str) -> list[Candidate]:

@@ -22,6 +22,8 @@ TS = tuple(i / 10 for i in range(11))
 NEIGHBOURS = 10
 #: One for each old leg, newest first, then one for the new leg. None leaves distances as they are.
 Calibrations = tuple[LegScale | None, ...]
+#: The row of a query in a gallery that does not hold it.
+NOT_THERE = -1
 UNCALIBRATED: tuple[None, None] = (None, None)
 
 
@@ -231,7 +233,8 @@ def neighbours(queries: Vectors, gallery: Vectors, *, metric: Metric, itself: np
     """Return relevance without labels, (Q, G): each query's nearest records by the new model, but not its row `itself`."""
     distances = geometry.distances(queries, gallery, metric=metric)
     if itself is not None:
-        distances[np.arange(len(queries)), itself] = np.inf
+        known = np.flatnonzero(itself != NOT_THERE)
+        distances[known, itself[known]] = np.inf
     most = max(1, min(NEIGHBOURS, len(gallery) // 20))
     alike = np.zeros_like(distances, dtype=np.bool_)
     np.put_along_axis(alike, np.argsort(distances, axis=1, kind="stable")[:, :most], True, axis=1)

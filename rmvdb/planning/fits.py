@@ -69,7 +69,7 @@ class Fits:
 
     def _served(self, method: Method) -> tuple[Method, Fitted]:
         # Without labels the new model's own neighbours decide relevance, and any ρ can only lead away from them.
-        if method.has_head and self.labelled and self._keeps_quality(fitted := self._fit(method)):
+        if method.has_head and self.labelled and (fitted := self._fit(method)).head is not None and self._keeps_quality(fitted):
             return method, fitted
         return method.headless, self._fit(method.headless)
 

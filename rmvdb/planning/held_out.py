@@ -18,7 +18,7 @@ from rmvdb.planning.curve import Calibrations, Course
 from rmvdb.planning.objective import Objective
 from rmvdb.planning.part import Part, Queries
 from rmvdb.text import counted
-from rmvdb.types import Metric
+from rmvdb.types import Metric, Vectors
 
 #: With fewer queries nothing can be measured.
 LEAST_QUERIES = 10
@@ -53,8 +53,13 @@ class HeldOutParts:
     choosers: tuple[Part, ...] = ()
 
     def with_log(self, check: Pairs, judge: Pairs) -> HeldOutParts:
-        """Return the parts with logged queries in place of records. The right answers are the new model's nearest records."""
-        return HeldOutParts.of(self.train, self.check.asked_by(check), self.judge.asked_by(judge), ())
+        """Return the parts with logged queries in place of records. The right answers are the new model's nearest records.
+
+        Each half of `check` has half of its queries.
+        """
+        every = np.arange(len(check))
+        one, two = (half.asked_by(check.take(every[at::2])) for at, half in enumerate(self.halves))
+        return replace(self, check=self.check.asked_by(check), halves=(one, two), judge=self.judge.asked_by(judge), choosers=())
 
     @classmethod
     def of(cls, train: Part, check: Part, judge: Part, asked: Sequence[Queries]) -> HeldOutParts:
@@ -73,10 +78,7 @@ class HeldOutParts:
         """
         metric = self.judge.new_metric
         asked = [part.query_set.new for part in (self.check, self.judge, *self.choosers)]
-        here, new = geometry.comparable(np.concatenate(asked), metric), geometry.comparable(logged.new, metric)  # (q, d), (n, d)
-        some = (new[start : start + quality.CHUNK] for start in range(0, len(new), quality.CHUNK))
-        nearest = [geometry.distances(each, here, metric=Metric.COSINE).min(axis=1) for each in some]
-        fresh = np.flatnonzero(np.concatenate([*nearest, np.empty(0)]) > SAME)
+        fresh = np.flatnonzero(first_same(logged.new, np.concatenate(asked), metric) < 0)
         return logged.take(fresh) if len(fresh) else None
 
     def calibrated(self, fitted: Fitted, objective: Objective, *, calibrate: bool) -> Scales:
@@ -151,6 +153,16 @@ def _asked(queries: Queries, seed: int) -> list[Queries]:
     if len(known) < 2 * LEAST_TO_CHOOSE:
         return [queries.take(known)]
     return [queries.take(known[::2]), queries.take(known[1::2])]
+
+
+def first_same(queries: Vectors, others: Vectors, metric: Metric) -> npt.NDArray[np.intp]:
+    """Return for each query (n, d) the row of the first of the `others` (q, d) that is the same query, −1 if there is none."""
+    here, new = geometry.comparable(others, metric), geometry.comparable(queries, metric)
+    found = np.full(len(new), -1)
+    for start in range(0, len(new), quality.CHUNK):
+        same = geometry.distances(new[start : start + quality.CHUNK], here, metric=Metric.COSINE) <= SAME  # (c, q)
+        found[start : start + quality.CHUNK] = np.where(same.any(axis=1), same.argmax(axis=1), -1)
+    return found
 
 
 def merit(courses: Sequence[Course]) -> float:

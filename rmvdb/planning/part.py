@@ -12,7 +12,17 @@ import numpy.typing as npt
 from rmvdb.learning import calibration, geometry, references
 from rmvdb.learning.calibration import Calibration
 from rmvdb.learning.method import AsQueries, Fitted, Pairs
-from rmvdb.planning.curve import TS, Calibrations, Course, Curve, calibrated_distances, course_of, curve_of, neighbours
+from rmvdb.planning.curve import (
+    NOT_THERE,
+    TS,
+    Calibrations,
+    Course,
+    Curve,
+    calibrated_distances,
+    course_of,
+    curve_of,
+    neighbours,
+)
 from rmvdb.planning.objective import Objective
 from rmvdb.planning.quality import Bools, Floats
 from rmvdb.planning.split import Split, split
@@ -62,6 +72,12 @@ class Queries:
 
     def __len__(self) -> int:
         return len(self.new)
+
+    @property
+    def answerable(self) -> int:
+        """Return how many queries have a record that they should find and one that they should not."""
+        others = ~(self.relevance | self.leave_out)
+        return int((self.relevance.any(axis=1) & others.any(axis=1)).sum())
 
     def take(self, rows: npt.NDArray[np.intp]) -> Queries:
         """Return these queries only."""
@@ -185,13 +201,15 @@ class Part:
         """Return records as queries. An excerpt of a record's text may find that record. A record's own item must not."""
         asked = self.pairs.as_queries
         rows = self._drawn(asked, self.most_queries)
-        excerpts = asked is not None and asked.excerpts
-        itself = self._itself(rows) & (not excerpts)
+        whole = np.full(len(rows), asked is None or not asked.excerpts)  # (q,)
+        if asked is not None and asked.whole is not None:
+            whole |= asked.whole[rows]
+        itself = self._itself(rows) & whole[:, None]
         if labelled and (labels := self.pairs.labels) is not None:
             alike: Bools = labels[rows, None] == labels[None, :]
         else:
             new = self.pairs.new if asked is None else asked.new
-            alike = neighbours(new[rows], self.pairs.new, metric=self.new_metric, itself=None if excerpts else rows)
+            alike = neighbours(new[rows], self.pairs.new, metric=self.new_metric, itself=np.where(whole, rows, NOT_THERE))
         return self._queries(asked, rows, relevance=alike & ~itself, leave_out=itself)
 
     def _queries(self, asked: AsQueries | None, rows: npt.NDArray[np.intp], *, relevance: Bools, leave_out: Bools) -> Queries:

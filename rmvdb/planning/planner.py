@@ -24,12 +24,13 @@ from rmvdb.planning.prediction import Prediction, predict
 from rmvdb.planning.question import Question
 from rmvdb.planning.sample import Sample, Sampler, side_of, vectors_of
 from rmvdb.planning.split import MOST_HELD_OUT
+from rmvdb.planning.trial import Candidate
 from rmvdb.protocols import Classifier, Order, Source, VectorStore
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.text import counted
-from rmvdb.types import Id, Item, Leg, Metric, Query, ReportProgress
+from rmvdb.types import Id, Leg, Metric, Query, ReportProgress
 
 if TYPE_CHECKING:
     from rmvdb.registry.tables import VersionRow
@@ -41,6 +42,8 @@ UNKNOWN_QUERIES = (
     f"Both models embed each query, because fewer than {trials.LEAST_LOGGED} real queries are known to try a map on: give "
     "--queries FILE, or let clients keep some: [search] keep_queries"
 )
+#: More queries with answers narrow the interval, but cost their number times the sample in memory.
+MOST_JUDGED = 2000
 #: The part of the time that may go into embedding the sample.
 EMBEDDING = 0.5
 
@@ -132,15 +135,10 @@ class Planner:
         told = [predict(trial, each) for each in made]
         by_candidate = dict(zip(map(id, made), told, strict=True))
         servable = [each for each in made if both or not METHODS[each.method].needs_old_embedders] or made
+        free = self._knows_queries(to, trial)
         return Comparison(
             rows=rows_of(trial, told),
-            recommended=chosen(
-                servable,
-                lambda each: by_candidate[id(each)],
-                objective=trial.objective,
-                declared=_is_declared(legs, to),
-                seed=trial.seed,
-            ),
+            recommended=_chosen(legs, to, trial, servable, lambda each: by_candidate[id(each)], free=free),
             relevance=trial.relevance,
             objective=trial.objective,
             skipped=sample.skipped,
@@ -175,7 +173,7 @@ class Planner:
         If there are queries with answers, they are searched for in place of the records, and their answers join the sample.
         """
         asked = question.asked() or (list(log) if self._unasked(legs[0]) is None else [])
-        judged = [each for each in asked if each.answers]
+        judged = _drawn([each for each in asked if each.answers], MOST_JUDGED, question.seed)
         logged = [each for each in asked if not each.answers and any(method.trains_reverse for method in methods)]
         if judged or logged:
             self._refuse_unasked(legs[0])
@@ -187,7 +185,7 @@ class Planner:
             report,
             seed=question.seed,
             queries=judged,
-            logged=_drawn(logged, question),
+            logged=[each.item for each in _drawn(logged, question.sample, question.seed)],
             labels=question.labels,
             side=question.side,
             texts=to.probe_kind == "text",
@@ -230,24 +228,22 @@ class Planner:
             return self._unmeasured(question, legs, Metric(to.metric), sample, orders[0])
         trial = self._trial(question, legs, to, sample, self._confidences(known, sample, orders), held_out, sum(counts), report)
         both = Method.NAIVE in self._able(legs, to)
-        once = question.method is not None or not self._asks_texts(to) or trial.by_log or trial.relevance != "neighbours"
-        if not once:  # the others could not be chosen
+        free = question.method is not None or self._knows_queries(to, trial)
+        if not free:  # the others could not be chosen
             methods = [method for method in methods if METHODS[method].embeds_twice] or methods
         made = candidates(trial, Choice(methods=tuple(methods), both=both, rescore=self._rescore(question, sample)))
-        if not once:
-            made = sure_to_start(made)
         report("measuring", 0, 1)
-        told = chosen(
-            made, functools.partial(predict, trial), objective=trial.objective, declared=_is_declared(legs, to), seed=trial.seed
-        )
+        told = _chosen(legs, to, trial, made, functools.partial(predict, trial), free=free)
         report("measuring", 1, 1)
-        if once or told.extractions == 1:
-            return told
-        return replace(told, choice=f"{told.choice}. {UNKNOWN_QUERIES}")
+        return told
 
-    def _asks_texts(self, to: VersionRow) -> bool:
-        """Return whether queries are texts, or are embedded their own way, so that records stand for them badly."""
-        return to.probe_kind == "text" or self._loaded_models.chain(to.name).has_own_queries
+    def _knows_queries(self, to: VersionRow, trial: trials.Trial) -> bool:
+        """Return whether the trial measures as searches will.
+
+        Records stand badly for queries that are texts or that are embedded their own way, unless labels tell what is right.
+        """
+        asks_texts = to.probe_kind == "text" or self._loaded_models.chain(to.name).has_own_queries
+        return not asks_texts or trial.by_log or trial.relevance != "neighbours"
 
     def _trial(
         self,
@@ -369,10 +365,27 @@ def _is_declared(legs: Sequence[Leg], to: VersionRow) -> bool:
     return to.compatible_with == legs[0].model
 
 
-def _drawn(logged: Sequence[Query], question: Question) -> list[Item]:
-    """Draw at most as many queries as records are sampled."""
-    rows = np.random.default_rng(question.seed).permutation(len(logged))[: question.sample]
-    return [logged[row].item for row in sorted(rows.tolist())]
+def _chosen(
+    legs: Sequence[Leg],
+    to: VersionRow,
+    trial: trials.Trial,
+    made: Sequence[Candidate],
+    told: Callable[[Candidate], Prediction],
+    *,
+    free: bool,
+) -> Prediction:
+    """Choose one of these candidates. Unless `free`, it is one that is sure to start where the old model is."""
+    some = made if free else sure_to_start(made)
+    best = chosen(some, told, objective=trial.objective, declared=_is_declared(legs, to), seed=trial.seed)
+    if free or best.extractions == 1:
+        return best
+    return replace(best, choice=f"{best.choice}. {UNKNOWN_QUERIES}")
+
+
+def _drawn(queries: Sequence[Query], most: int, seed: int) -> list[Query]:
+    """Draw at most so many queries, and keep their order."""
+    rows = np.random.default_rng(seed).permutation(len(queries))[:most]
+    return [queries[row] for row in sorted(rows.tolist())]
 
 
 def _pairs(question: Question, sample: Sample) -> Pairs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -185,8 +186,8 @@ class Sampler:
         drawn = [records[row] for row in rng.permutation(len(records))[:AS_QUERIES]]
         items = given(self._source, drawn)[0]
         asked = {record.id: excerpt(items[record.id], rng) for record in drawn if record.id in items}
-        excerpts = any(query is not items[id] for id, query in asked.items())
-        if not (own or excerpts):
+        cut = {id for id, query in asked.items() if query is not items[id]}
+        if not (own or cut):
             return None, {}
         queries = [asked.get(record.id) for record in records]
         try:
@@ -194,7 +195,8 @@ class Sampler:
             old = {at: self._embedded_queries(leg.embedder, leg.transforms, queries, report) for at, leg in legs.items()}
         except errors.ModelError:  # its queries are of another kind than its records, such as texts that search pictures
             return None, {}
-        return AsQueries(old=old.pop(0), new=new, excerpts=excerpts), old
+        whole = np.array([record.id not in cut for record in records])
+        return AsQueries(old=old.pop(0), new=new, excerpts=bool(cut), whole=whole), old
 
     def _embedded_queries(
         self, version: str, transforms: Sequence[str], queries: Sequence[Item | None], report: ReportProgress
@@ -339,10 +341,14 @@ class Sampler:
 
 
 def _shuffled(records: Sequence[Record], first: Set[Id], seed: int) -> list[Record]:
-    """Return these records in random order, those in `first` before the others, so that any part of them is a fair sample."""
+    """Return these records in random order, every second one of `first` while there are any.
+
+    So those in `first` come early, and any part of the others is a fair sample.
+    """
     places = np.random.default_rng(seed).permutation(len(records)).tolist()
     drawn = [records[place] for place in places]
-    return sorted(drawn, key=lambda record: record.id not in first)
+    parts = ([record for record in drawn if (record.id in first) is wanted] for wanted in (True, False))
+    return [record for both in itertools.zip_longest(*parts) for record in both if record is not None]
 
 
 def _known_good(records: Sequence[Record], found: Set[Id]) -> Sequence[Record]:

@@ -16,7 +16,7 @@ from rmvdb.learning.method import METHODS, Fitted, Method, Pairs, TrainingSettin
 from rmvdb.planning import quality
 from rmvdb.planning.curve import TS, Calibrations, Course, Curve
 from rmvdb.planning.fits import Fits
-from rmvdb.planning.held_out import HeldOutParts, Scales, merit, parts_by_order
+from rmvdb.planning.held_out import LEAST_QUERIES, HeldOutParts, Scales, first_same, merit, parts_by_order
 from rmvdb.planning.objective import DEFAULT, Objective
 from rmvdb.planning.part import OlderCollection, Part, Queries
 from rmvdb.planning.quality import Bools, Floats
@@ -24,7 +24,7 @@ from rmvdb.text import counted
 from rmvdb.types import Metric, ReportProgress
 
 LEAST_PAIRS = 60
-#: With fewer logged queries, records choose and measure.
+#: With fewer different logged queries, records choose and measure.
 LEAST_LOGGED = 200
 
 
@@ -191,17 +191,20 @@ class Trial:
         self._scales: dict[tuple[object, ...], Scales] = {}
 
     def _hold_log_out(self) -> bool:
-        """Take a fifth of the logged queries to choose by and a fifth to measure by, if they are enough for both."""
-        if (
-            self.logged is None
-            or len(self.logged) < LEAST_LOGGED
-            or any(each.own_queries is not None for each in self.train.behind)
-        ):
+        """Take a fifth of the logged queries to choose by and a fifth to measure by, if they are enough for both.
+
+        A query that was logged several times is one query: all of them go to the same part, and one of them measures.
+        """
+        if self.logged is None or any(each.own_queries is not None for each in self.train.behind):
             return False
-        rows, fifth = np.random.default_rng(self.seed).permutation(len(self.logged)), len(self.logged) // 5
-        check, judge = self.logged.take(rows[:fifth]), self.logged.take(rows[fifth : 2 * fifth])
+        same = first_same(self.logged.new, self.logged.new, self.train.new_metric)
+        _, firsts, number = np.unique(same, return_index=True, return_inverse=True)
+        if len(firsts) < LEAST_LOGGED:
+            return False
+        order, fifth = np.random.default_rng(self.seed).permutation(len(firsts)), len(firsts) // 5
+        check, judge = (self.logged.take(firsts[order[start : start + fifth]]) for start in (0, fifth))
         self._parts_by_order = {name: parts.with_log(check, judge) for name, parts in self._parts_by_order.items()}
-        self.logged = self.logged.take(rows[2 * fifth :])
+        self.logged = self.logged.take(np.flatnonzero(np.isin(number, order[2 * fifth :])))
         return True
 
     @property
@@ -228,8 +231,8 @@ class Trial:
 
     @property
     def evaluated(self) -> int:
-        """Return the number of queries to measure on."""
-        return len(self._parts_by_order[self.orders[0]].judge.query_set)
+        """Return the number of queries to measure on, without those that have nothing to find or nothing to miss."""
+        return self._parts_by_order[self.orders[0]].judge.query_set.answerable
 
     def parts(self, order: str) -> HeldOutParts:
         """Return the parts in one backfill order."""
@@ -330,9 +333,23 @@ def _check_size(sample: Part) -> None:
 
 
 def _check_relevance(parts: HeldOutParts) -> None:
-    """Raise PlanRefused if no query of a part has a relevant record there."""
-    if not (parts.check.query_set.relevance.any() and parts.judge.query_set.relevance.any()):
-        raise PlanRefused("Too few records of the sample share a label to measure anything; leave --labels out")
+    """Raise PlanRefused if too few queries measure, or none in a half of the part to choose by."""
+    judge, labels = parts.judge, parts.judge.pairs.labels
+    known = judge.query_set.answerable
+    if known >= LEAST_QUERIES and all(half.query_set.answerable for half in parts.halves):
+        return
+    if judge.queries is not None and len(parts.check.pairs) < LEAST_QUERIES:
+        raise PlanRefused(
+            "Nearly all records of the sample are answers to the queries, so too few are left to train and to choose on; raise "
+            "--sample or --minutes, or give fewer queries"
+        )
+    if labels is None:
+        few = counted(known, "record of the sample is", "records of the sample are")
+        raise PlanRefused(f"{few} too few to measure by; raise --sample, or add records that no earlier plan was trained on")
+    names, counts = np.unique(labels, return_counts=True)
+    if 2 * counts.max(initial=0) > len(labels):
+        raise PlanRefused(f"Hardly any record has another label than {str(names[counts.argmax()])!r}; leave --labels out")
+    raise PlanRefused("Too few records of the sample share a label to measure anything; leave --labels out")
 
 
 def _parts_of(fitted: Fitted) -> tuple[object, ...]:

@@ -28,6 +28,7 @@ def tcp(milvus_server: MilvusServer) -> Iterator[str]:
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there = await asyncio.open_unix_connection(path)
+        writers.extend((writer, there[1]))
         await asyncio.gather(copy(reader, there[1]), copy(there[0], writer))
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -44,8 +45,11 @@ def tcp(milvus_server: MilvusServer) -> Iterator[str]:
         while not stop.is_set():
             await asyncio.sleep(0.1)
         server.close()
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*(each.wait_closed() for each in writers), return_exceptions=True)
 
-    address: list[str] = []
+    address, writers = list[str](), list[asyncio.StreamWriter]()
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     wait_until(lambda: bool(address))

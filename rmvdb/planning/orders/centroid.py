@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class Centroid:
         """Take the means in one pass over records with vectors and that field. The number of classes bounds the memory."""
         sums: dict[Any, tuple[npt.NDArray[np.float64], int]] = {}
         for record in records:
-            label = record.fields.get(label_field)
+            label = _class_of(record, label_field)
             if label is not None and record.vector is not None:
                 total, count = sums.get(label, (np.zeros(1), 0))
                 sums[label] = (total + geometry.comparable(record.vector[None], metric)[0], count + 1)
@@ -42,7 +42,7 @@ class Centroid:
     def confidence(self, records: Sequence[Record]) -> npt.NDArray[np.float32]:
         """Return each record's nearness to the mean of its own class, (n,)."""
         nearness = np.full(len(records), -np.inf, dtype=np.float32)
-        labels = [record.fields.get(self.label_field) for record in records]
+        labels = [_class_of(record, self.label_field) for record in records]
         known = [row for row, label in enumerate(labels) if label in self.means]
         if known:
             vectors = geometry.comparable(stacked([records[row] for row in known]), self.metric)  # (k, d)
@@ -55,6 +55,12 @@ def make(records: Iterable[Record], known: Known) -> Centroid:
     """Learn the means from these records."""
     assert known.label_field is not None  # noqa: S101 (the table looked)
     return Centroid.learned(records, label_field=known.label_field, metric=known.metric)
+
+
+def _class_of(record: Record, label_field: str) -> Hashable | None:
+    """Return the class of a record, None if it has none. A list or another JSON value counts as its text."""
+    label = record.fields.get(label_field)
+    return label if isinstance(label, Hashable) else str(label)
 
 
 def _nearness(a: Vectors, b: Vectors, metric: Metric) -> npt.NDArray[np.float32]:

@@ -101,3 +101,11 @@ def test_kept_vectors_of_cosine_have_length_1_and_others_keep_theirs():
     kept = references.kept(3 * old_g, 3 * new_g, Metric.COSINE, Metric.L2)
     np.testing.assert_allclose(kept.old, old_g, atol=1e-6)
     np.testing.assert_array_equal(kept.new, 3 * new_g)
+
+
+@pytest.mark.parametrize("metric", [Metric.COSINE, Metric.IP, Metric.L2])
+def test_kept_vectors_do_not_keep_the_whole_sample_in_memory(metric):
+    (_, old_g), (_, new_g) = spaces(queries=0, records=1200)
+    kept = references.kept(old_g, new_g, metric, metric)
+    assert not np.shares_memory(kept.old, old_g)
+    assert not np.shares_memory(kept.new, new_g)

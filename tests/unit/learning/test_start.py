@@ -111,6 +111,15 @@ def test_if_nothing_is_better_the_result_is_the_start_itself():
     assert again.to_bytes() == first.to_bytes()  # of all pairs, those held out too
 
 
+@pytest.mark.parametrize("labels", [False, True])
+def test_if_nothing_is_better_there_is_no_head_that_would_pass_for_a_trained_one(labels):
+    new = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32)
+    y = np.arange(200) if labels else None  # each record of its own class: nothing can be learned from them
+    found = fit(Pairs(old=new, new=new, labels=y), method=Method.RM, settings=QUICK, start=Method.PROCRUSTES, **COSINE)
+    assert found.head is None
+    assert not found.reverse.config.skip
+
+
 def test_a_start_by_its_method_has_not_seen_the_pairs_that_are_held_out():
     pairs = sample(300, labels=False, noise=0.1)
     kept, _ = stopping.split(pairs, 0)

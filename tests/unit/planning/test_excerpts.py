@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from rmvdb.learning.method import AsQueries, Pairs
@@ -57,6 +59,22 @@ def test_a_record_answers_an_excerpt_of_its_own_text_but_not_its_own_item() -> N
         assert len(queries) == 17  # those that were embedded as queries
         assert queries.leave_out.any() != excerpts
         assert (queries.relevance & itself).any() == excerpts
+
+
+def test_a_short_text_among_excerpts_does_not_find_itself() -> None:
+    made = part(excerpts=True)
+    asked = made.pairs.as_queries
+    assert asked is not None
+    whole = np.arange(20) % 2 == 0
+    mixed = replace(asked, whole=whole, new=np.where(whole[:, None], made.pairs.new, asked.new))
+    itself = np.arange(3, 20)[:, None] == np.arange(20)
+    for labels in (made.pairs.labels, None):
+        queries = replace(made, pairs=replace(made.pairs, labels=labels, as_queries=mixed)).query_set
+        np.testing.assert_array_equal(queries.leave_out, itself & whole)
+        assert not (queries.relevance & itself & whole).any()
+        assert (queries.relevance.sum(axis=1) > 0).all()
+    halved = replace(made, pairs=replace(made.pairs, as_queries=mixed)).take(np.arange(10, 20)).query_set
+    np.testing.assert_array_equal(halved.leave_out.any(axis=1), whole[10:])
 
 
 def test_each_collection_is_asked_by_the_same_excerpts() -> None:

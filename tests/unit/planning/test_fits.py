@@ -36,3 +36,24 @@ def test_a_trained_map_starts_at_the_linear_one_that_is_worth_most(best: Method,
     fits.fitted(Method.RQT)
 
     assert starts == [best]
+
+
+def test_a_method_that_learned_no_head_is_the_method_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+    monkeypatch.setattr(training, "fit", lambda *_, **__: Fitted())
+    fits = Fits(
+        Part(
+            pairs=Pairs(old=old, new=old, labels=np.arange(200) % 4),
+            old_metric=Metric.COSINE,
+            new_metric=Metric.COSINE,
+            confidence=np.zeros(200),
+        ),
+        None,
+        worth=lambda _: 0.0,
+        keeps_quality=lambda _: True,  # nothing is lost by what changes nothing
+        settings=TrainingSettings(),
+        seconds=None,
+        progress=lambda *_: None,
+    )
+
+    assert fits.fitted(Method.RM)[0] is Method.MCL

@@ -1,5 +1,7 @@
 """Each order gives a confidence by which the least sure records go first."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,14 @@ def test_the_centroid_order_is_the_cosine_to_the_class_mean():
     for record, actual in zip(some, order.confidence(some), strict=True):
         mean = np.mean([unit[other.id] for other in some if other.fields == record.fields], axis=0)
         assert actual == pytest.approx(unit[record.id] @ mean / np.linalg.norm(mean), abs=1e-5)
+
+
+def test_a_label_that_is_a_list_or_an_object_is_a_class_like_another():
+    some = records(30)
+    expected = Centroid.learned(some, label_field="kind").confidence(some)
+    for odd in (lambda kind: [kind, "x"], lambda kind: {"kind": kind}):
+        changed = [replace(record, fields={"kind": odd(record.fields["kind"])}) for record in some]
+        np.testing.assert_array_equal(Centroid.learned(changed, label_field="kind").confidence(changed), expected)
 
 
 @pytest.mark.parametrize("metric", [Metric.COSINE, Metric.IP, Metric.L2])

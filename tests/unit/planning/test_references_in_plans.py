@@ -72,3 +72,10 @@ def test_without_known_queries_a_blend_serves_only_if_its_best_hits_are_rescored
     assert Method.BLEND in {each.method for each in left if each.rescore}
     only = candidates(trial(uneven()), Choice(methods=(Method.BLEND,)))
     assert sure_to_start(only) == only
+
+
+def test_without_known_queries_no_map_serves_alone():
+    made = candidates(trial(uneven()), Choice(methods=(Method.NAIVE, Method.PROCRUSTES)))
+    assert {each.method for each in sure_to_start(made)} == {Method.NAIVE}
+    only = candidates(trial(uneven()), Choice(methods=(Method.PROCRUSTES,)))
+    assert sure_to_start(only) == only  # it was asked for

@@ -1,0 +1,121 @@
+"""What a planner draws, and what it recommends where nobody knows the queries. All in one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmvdb.learning.method import Method
+from rmvdb.planning import planner as planners
+from rmvdb.planning import sample as samples
+from rmvdb.planning.planner import Planner
+from rmvdb.planning.question import Question
+from rmvdb.planning.sample import Sample
+from rmvdb.serving.loaded_models import Chain
+from rmvdb.storage.artifacts import Artifacts
+from rmvdb.storage.embedding_cache import EmbeddingCache
+from rmvdb.storage.folders import LocalFolder
+from rmvdb.types import Item, Leg, Metric, Query, Vectors
+from tests.support.inprocess import DIMS, Gallery, TextEmbedder, make, vector
+
+LEG = Leg(collection="texts_v1", model="v1", metric=Metric.COSINE, embedder="v1")
+#: v2 sees what v1 sees, from elsewhere: any map is right.
+TURN = np.linalg.qr(np.random.default_rng(0).normal(size=(DIMS["v2"], DIMS["v2"])))[0][: DIMS["v1"]].astype(np.float32)
+
+
+class Turned(TextEmbedder):
+    """Its queries are embedded their own way."""
+
+    def embed(self, items: Sequence[Item]) -> Vectors:
+        """(n, dim)"""
+        seen = np.stack([vector("v1", item) for item in items])
+        return seen if self.version == "v1" else seen @ TURN
+
+    embed_queries = embed
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Iterator[Gallery]:
+    """Eighty texts."""
+    made = make(tmp_path, records=80, deployed=False)
+    made.loaded_models._load_embedder = Turned
+    made.loaded_models._load_chain = lambda version: Chain(embedder=version, dim=DIMS[version], has_own_queries=True)
+    yield made
+    made.registry.close()
+
+
+def planner(gallery: Gallery) -> Planner:
+    return Planner(
+        store=gallery.store,
+        loaded_models=gallery.loaded_models,
+        artifacts=Artifacts(gallery.folder / "artifacts"),
+        source=gallery.source,
+        cache=lambda version: EmbeddingCache(LocalFolder(gallery.folder / "embeddings"), model=version),
+        folder=gallery.folder / "plans",
+    )
+
+
+def question(**options: object) -> Question:
+    return Question(gallery="texts", from_version="v1", to_version="v2", rescore=0, **options)  # type: ignore[arg-type]
+
+
+def judged(gallery: Gallery, *ids: int) -> str:
+    """Write a file of queries, each of which one record answers."""
+    file = gallery.folder / "judged.jsonl"
+    file.write_text("\n".join(json.dumps({"item": f"t{id}", "answers": [id]}) for id in ids))
+    return str(file)
+
+
+METHODS = (Method.NAIVE, Method.PROCRUSTES)
+
+
+def test_a_comparison_recommends_what_a_plan_would_choose(gallery: Gallery) -> None:
+    to = gallery.registry.version("v2")
+    found = planner(gallery).compare(question(), [LEG], to, classifiers=[None], methods=METHODS, orders=["random"])
+    plan = planner(gallery).plan(question(order="random"), [LEG], to, classifiers=[None])
+    assert plan.method in (Method.NAIVE, Method.BLEND)
+    assert found.recommended.method is Method.NAIVE
+    assert found.recommended.choice.endswith(planners.UNKNOWN_QUERIES)
+    assert {row.name for row in found.rows} >= set(METHODS)  # all are shown
+    asked = question(queries=judged(gallery, *range(1, 21)))
+    known = planner(gallery).compare(asked, [LEG], to, classifiers=[None], methods=METHODS, orders=["random"])
+    assert known.recommended.method is Method.PROCRUSTES
+
+
+def test_so_many_queries_measure_at_most(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planners, "MOST_JUDGED", 12)
+    asked, to = question(queries=judged(gallery, *range(1, 31))), gallery.registry.version("v2")
+    found = planner(gallery).compare(asked, [LEG], to, classifiers=[None], methods=METHODS, orders=["random"])
+    assert found.recommended.evaluated == 12
+
+
+def drawn(gallery: Gallery, **options: object) -> Sample:
+    report = lambda *_: None  # noqa: E731
+    return planner(gallery)._sampler.sample("v2", [LEG], [80], frozenset(), report, seed=0, **options)  # type: ignore[arg-type]
+
+
+def test_a_slow_embedder_leaves_answers_and_others(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "CHUNK", 10)
+    monkeypatch.setattr(samples, "ENOUGH", 20)
+    queries = [Query(item=f"t{id}", answers=(id,)) for id in range(1, 41)]
+    found = drawn(gallery, queries=queries, seconds=0.0)
+    assert found.queries is not None
+    assert (len(found.records), found.queries.relevance.any(axis=0).sum()) == (20, 10)
+    few = drawn(gallery, queries=queries[:6], seconds=0.0)
+    assert few.queries is not None
+    assert (len(few.records), few.queries.relevance.any(axis=0).sum()) == (20, 6)
+
+
+def test_it_is_known_of_each_query_whether_it_is_an_excerpt(gallery: Gallery) -> None:
+    long = {id for id in gallery.source.of if id % 3 == 0}  # type: ignore[operator]
+    for id in long:
+        gallery.source.of[id] = " ".join(f"t{id}w{number}" for number in range(40))
+    found = drawn(gallery, texts=True)
+    assert found.as_queries is not None
+    assert found.as_queries.excerpts
+    assert found.as_queries.whole is not None
+    assert {record.id for record, whole in zip(found.records, found.as_queries.whole, strict=True) if not whole} == long
