@@ -333,10 +333,10 @@ def _check_size(sample: Part) -> None:
 
 
 def _check_relevance(parts: HeldOutParts) -> None:
-    """Raise PlanRefused if too few queries measure, or none in a half of the part to choose by."""
+    """Raise PlanRefused if too few queries measure, or none of a half of the part to choose by has something to find."""
     judge, labels = parts.judge, parts.judge.pairs.labels
     known = judge.query_set.answerable
-    if known >= LEAST_QUERIES and all(half.query_set.answerable for half in parts.halves):
+    if known >= LEAST_QUERIES and all(half.query_set.relevance.any() for half in parts.halves):
         return
     if judge.queries is not None and len(parts.check.pairs) < LEAST_QUERIES:
         raise PlanRefused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,17 @@ class UpgradeContext:
         """Report progress. Raise Stopped if it should stop."""
         self.check_stop()
         self.report(step, done, total)
+
+    def report_if_slow(self) -> ReportProgress:
+        """Return a function that checks for a stop and, from two seconds on, reports progress."""
+        began = time.monotonic()
+
+        def report(step: str, done: int, total: int) -> None:
+            self.check_stop()
+            if time.monotonic() - began > 2.0:
+                self.report(step, done, total)
+
+        return report
 
     def can_load(self, version: str) -> bool:
         """Whether the embedder of a version can be loaded. If not, say what follows."""

@@ -82,6 +82,7 @@ def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
     elsewhere: list[Id] = []
     before, looked = work_list.LAST, 0
     total, _ = context.registry.counts(upgrade.id).get(BatchState.RETIRED, (0, 0))
+    report = context.report_if_slow()
     while page := context.registry.batches(upgrade.id, before=before, state=BatchState.RETIRED):
         for row in page:  # the last batch that moved a record has its last reading
             ids = [id for id in moved_ids(row) if id not in seen]
@@ -91,9 +92,9 @@ def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
             missing = [id for id in ids if id not in there and key(id) not in written]
             seen.update(ids if task.in_place else missing)
             elsewhere += _sort(context, task, row.id, missing, read, lost)
-            context.check_stop()
-        before, looked = page[-1].id, looked + len(page)
-        context.report("looking for lost records", looked, total)
+            looked += 1
+            report("looking for lost records", looked, total)
+        before = page[-1].id
     _look_elsewhere(context, upgrade, task, elsewhere, lost)
     return lost
 

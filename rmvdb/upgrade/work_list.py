@@ -152,7 +152,6 @@ def _undone(context: UpgradeContext, upgrade: UpgradeRow) -> Generator[tuple[lis
     An id that no batch decided to remove needs no file: its record is in its place, or another program deleted it.
     """
     assert upgrade.undoes is not None  # noqa: S101 (the caller looked)
-    context.announce("reading what the upgrade has moved")
     seen = context.registry.listed_ids(upgrade.id)
     often = _often(context, upgrade.undoes)
     for archive, moved in _moved(context, upgrade.undoes):
@@ -171,7 +170,8 @@ def _often(context: UpgradeContext, upgrade: int) -> npt.NDArray[np.uint64]:
 
 def _moved(context: UpgradeContext, upgrade: int) -> Iterator[tuple[Mapping[str, Any], list[Id]]]:
     """Read the batches, the last first: the files of old vectors with the moved ids, then no file with the ids that stayed."""
-    before = LAST
+    before, report = LAST, context.report_if_slow()
+    total, read = sum(batches for batches, _ in context.registry.counts(upgrade).values()), 0
     while page := context.registry.batches(upgrade, before=before):
         for row in page:
             decided = row.state in (BatchState.RETIRED, BatchState.REMOVING)
@@ -179,8 +179,8 @@ def _moved(context: UpgradeContext, upgrade: int) -> Iterator[tuple[Mapping[str,
                 removed = unpack_ids(row.remove) if decided else []
                 yield row.archive, removed
                 yield {}, [] if row.state == BatchState.RETIRED else _undecided(context, row, set(removed))
-        before = page[-1].id
-        context.check_stop()
+        before, read = page[-1].id, read + len(page)
+        report("reading what the upgrade has moved", read, total)
 
 
 def _undecided(context: UpgradeContext, batch: BatchRow, removed: Set[Id]) -> list[Id]:
