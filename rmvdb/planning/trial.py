@@ -336,7 +336,9 @@ def _check_relevance(parts: HeldOutParts) -> None:
     """Raise PlanRefused if too few queries measure, or none of a half of the part to choose by has something to find."""
     judge, labels = parts.judge, parts.judge.pairs.labels
     known = judge.query_set.answerable
-    if known >= LEAST_QUERIES and all(half.query_set.relevance.any() for half in parts.halves):
+    size = sum(len(part.pairs) for part in (parts.train, parts.check, judge))
+    least = min(LEAST_QUERIES, size // 10)  # a fifth of a small sample is few
+    if known >= max(least, 1) and all(half.query_set.relevance.any() for half in parts.halves):
         return
     if judge.queries is not None and len(parts.check.pairs) < LEAST_QUERIES:
         raise PlanRefused(
