@@ -39,9 +39,10 @@ def repair(context: UpgradeContext, upgrade: UpgradeRow, lost: Lost, worker: Wor
     _explain(context, upgrade, lost.unexplained)
     if upgrade.undoes is None:
         _move_again(context, upgrade, [id for ids in lost.in_old.values() for id in ids])
-    else:  # the batches before had files, which hold their vectors
+    elif lost.in_old:  # the batches before had files, which hold their vectors
         context.registry.put_back(upgrade.id, lost.in_old)
-    context.registry.put_back(upgrade.id, lost.archived)
+    if lost.archived:
+        context.registry.put_back(upgrade.id, lost.archived)
     if lost.in_original:  # into the copy that the batches read
         keep_original.mirror(context, upgrade).take_in(lost.in_original, keep_original.beside(upgrade))
         _move_again(context, upgrade, lost.in_original)
@@ -96,7 +97,8 @@ def shown(ids: Sequence[Id]) -> str:
 
 
 def _move_again(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> None:
-    context.registry.add_late(upgrade.id, ids, batch=context.services.batch)
+    if ids:
+        context.registry.add_late(upgrade.id, ids, batch=context.services.batch)
 
 
 def _explain(context: UpgradeContext, upgrade: UpgradeRow, unexplained: UnexplainedRecords) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 import rmvdb
 from rmvdb import errors
-from rmvdb.app.wiring import App
 from rmvdb.types import BatchState, Id, Record
 from tests.acceptance.conftest import IDS, TRAINED
 from tests.support.application import searching
@@ -214,23 +213,6 @@ def test_a_command_on_a_lost_registry_says_how_to_bring_it_back(project: Project
     assert [row["name"] for row in project.json("model", "list")] == ["v1", "v2"]
     with project.client() as client:
         assert client.count() == 400
-
-
-def test_a_rebuild_that_was_killed_at_its_end_leaves_the_artifacts_to_the_next(
-    planned: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Everything else is rebuilt by then, so that the command has nothing more to do; other machines need ψ, too."""
-    remove_sqlite(planned)
-    planned.ask("init")
-    with monkeypatch.context() as patched:
-        patched.setattr(App, "share_artifacts", lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            planned.ask("registry", "rebuild")
-    with planned.opened() as app:
-        assert not app.registry.artifacts()
-    assert "only an empty one is rebuilt" in planned.ask("registry", "rebuild", code=2).stderr
-    with planned.opened() as app:
-        assert app.registry.artifacts()
 
 
 def test_an_altered_manifest_is_refused_and_nothing_is_made_of_it(project: Project) -> None:
