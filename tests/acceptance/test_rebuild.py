@@ -13,6 +13,7 @@ import pytest
 
 import rmvdb
 from rmvdb import errors
+from rmvdb.app.wiring import App
 from rmvdb.types import BatchState, Id, Record
 from tests.acceptance.conftest import IDS, TRAINED
 from tests.support.application import searching
@@ -213,6 +214,16 @@ def test_a_command_on_a_lost_registry_says_how_to_bring_it_back(project: Project
     assert [row["name"] for row in project.json("model", "list")] == ["v1", "v2"]
     with project.client() as client:
         assert client.count() == 400
+
+
+def test_a_rebuild_of_what_is_rebuilt_shares_the_artifacts_all_the_same(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier run may have been killed after all else, and other machines need the artifacts."""
+    shared: list[App] = []
+    monkeypatch.setattr(App, "share_artifacts", shared.append)
+    assert "only an empty one is rebuilt" in project.ask("registry", "rebuild", code=2).stderr
+    assert len(shared) == 1
 
 
 def test_an_altered_manifest_is_refused_and_nothing_is_made_of_it(project: Project) -> None:
