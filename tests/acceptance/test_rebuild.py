@@ -221,7 +221,7 @@ def test_a_rebuild_of_what_is_rebuilt_shares_the_artifacts_all_the_same(
 ) -> None:
     """An earlier run may have been killed after all else, and other machines need the artifacts."""
     shared: list[App] = []
-    monkeypatch.setattr(App, "share_artifacts", shared.append)
+    monkeypatch.setattr(App, "share_artifacts", lambda app: shared.append(app))
     assert "only an empty one is rebuilt" in project.ask("registry", "rebuild", code=2).stderr
     assert len(shared) == 1
 
