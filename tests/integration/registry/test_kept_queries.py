@@ -164,19 +164,25 @@ def test_a_client_that_is_killed_while_it_writes_leaves_whole_writes_only(
 
 def test_a_client_makes_no_statement_for_most_of_its_queries(registry: Registry, gallery: GalleryRow) -> None:
     statements: list[str] = []
-    event.listen(registry.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+
+    def note(*args: Any) -> None:
+        if not args[2].startswith(("BEGIN", "SELECT clock", "UPDATE clock")):  # these depend on how long ago the last call was
+            statements.append(args[2])
+
+    event.listen(registry.engine, "before_cursor_execute", note)
+    each = 4 if registry.engine.dialect.name == "sqlite" else 5  # PostgreSQL: the lock, too
     keeper = QueryKeeper("photos", registry=registry, most=20, days=30.0, draws=random.Random(3))
     for number in range(200):
         keeper.offer([f"q{number}"])
     assert statements == []  # it writes once a minute
     keeper._write()
-    assert 0 < len(statements) <= 8
+    assert len(statements) == each, statements
     statements.clear()
     before = keeper._bar
     keeper.offer([f"r{number}" for number in range(100)])
     assert len(keeper._held) < 30  # the rest would not be kept
     keeper.close()
-    assert len(statements) <= 8
+    assert len(statements) == each, statements
     assert keeper._bar < before
     assert registry.count_queries("photos").count == 20
 
