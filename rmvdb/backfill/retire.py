@@ -11,7 +11,7 @@ from rmvdb import errors
 from rmvdb.backfill.fate import Decision, Evidence, Fate, LaterEvidence, later_fate, record_fate, too_many
 from rmvdb.backfill.records import BatchRecords, root_of, same
 from rmvdb.backfill.task import Task, grace
-from rmvdb.engines.finding import BY_VECTOR, TOGETHER, not_found
+from rmvdb.engines.finding import TOGETHER, not_found
 from rmvdb.protocols import Permit
 from rmvdb.registry.codec import key, pack_ids, schema_from_json, unpack_ids
 from rmvdb.registry.tables import BatchRow, CollectionRow, IntentRow
@@ -21,6 +21,8 @@ from rmvdb.types import BatchState, Id, Moment, Record
 
 #: Seconds to wait before each repeat of searches that missed a record.
 _PATIENCE = (0.2, 2.0, 10.0)
+#: The share of a batch's sample that an approximate index may pass over. A search with a filter finds all of the batch.
+_PASSED_OVER = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +124,7 @@ class Retiring(BatchRecords):
                 return
 
     def _missed(self, collection: str, ids: Sequence[Id], moment: Moment) -> dict[Id, str]:
-        """Return the records that searches miss, and how. An approximate index may miss one of a search without a filter.
+        """Return the records that searches miss, and how. An approximate index may pass over a few.
 
         The answers show each write before `moment`, so that the engine's clock is waited for once.
         """
@@ -130,8 +132,8 @@ class Retiring(BatchRecords):
         get = functools.partial(self._store.get, strong=not moment, after=moment)
         held = [record.id for record in get(collection, ids, fields=())]
         sample = get(collection, held[:: max(1, len(held) // TOGETHER)][:TOGETHER], fields=(), vector=True)
-        missed = not_found(self._store, schema_from_json(row.schema), sample, among=held, search=row.search, after=moment)
-        return {} if len(missed) == 1 and next(iter(missed.values())).startswith(BY_VECTOR) else missed
+        missed = not_found(self._store, schema_from_json(row.schema), sample, among=held, after=moment)
+        return missed.hidden or (missed.passed_over if len(missed.passed_over) > _PASSED_OVER * len(sample) else {})
 
     def _row(self, collection: str) -> CollectionRow:
         """Return the registry's row of a collection, of which no column that is read here ever changes."""

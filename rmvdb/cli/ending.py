@@ -51,6 +51,8 @@ def verify(gallery: str | None, sample: int, repair: bool, yes: bool, as_json: b
             output.echo(f"differs: {example}")
         for sentence in checked.unread:
             output.echo(f"left out: {sentence}")
+        if checked.approximation:
+            output.echo(checked.approximation)
         output.echo(
             f"{counted(checked.records, 'record')}, {checked.fields_compared} compared, {checked.embedded_again} embedded again: "
             f"{counted(checked.problems, 'difference')}"

@@ -4,6 +4,8 @@ The table follows Milvus' documentation (milvus.io/docs, source milvus-io/milvus
 reference/index.md). If versions differ, the table has the wider range, and the server has the last word. An index that an engine
 lacks is refused by the engine's name and version.
 
+An index looks at part of a collection. `reach` says how a search looks at as much as it can, and what it is sure to find then.
+
 GPU indexes compare by L2 or IP only: "Currently, GPU indexes do not support COSINE distance" (gpu-index-overview.md; Milvus
 2.4.12 answers "metric type not found or not supported, supported: [L2 IP]", milvus issue 36605). gpu-ivf-pq.md names COSINE
 all the same. It is refused here, too, because IP over normalised vectors gives the same order on every version.
@@ -65,6 +67,26 @@ class _Kind:
     #: Rules between parameters, or with the dimension: (index, dim) → the problem, "" if there is none.
     rules: tuple[Callable[[Index, int], str], ...] = ()
     metrics: tuple[Metric, ...] = (Metric.COSINE, Metric.IP, Metric.L2)
+    #: Whether a filter is sure to find all that match: by reading each list, or row by row if few match.
+    filters: bool = True
+    #: Whether its distances are too coarse to tell a record from its neighbours.
+    coarse: bool = False
+    #: The most hits of one search.
+    most: int = 16_384
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reach:
+    """What a search is sure to find that looks at as much as the index can, however long it takes."""
+
+    #: The parameters of such a search.
+    search: Mapping[str, object] = field(default_factory=dict)
+    #: Whether it finds every record that matches a filter by key.
+    filters: bool = True
+    #: Whether a record is among the nearest of its own vector. A graph may pass over a few all the same.
+    nearest: bool = True
+    #: The most hits that it may ask for.
+    most: int = 16_384
 
 
 def _number(value: object) -> float | None:
@@ -110,6 +132,7 @@ _PQ: _Parameters = {"nlist": _LISTS, "m": _LISTS, "nbits": _Range(low=1, high=64
 _PROBES: _Parameters = {"nprobe": _LISTS}
 _GPU = (Metric.L2, Metric.IP)
 
+#: `most` follows gpu-index-overview.md: 256 for GPU_IVF_FLAT, as Milvus 2.4 has it (1,024 since 2.5).
 _KINDS: Mapping[str, _Kind] = {
     # docs.zilliz.com/docs/autoindex-explained: the level is Zilliz Cloud's; elsewhere AUTOINDEX has no parameters.
     "AUTOINDEX": _Kind(search={"level": _Range(low=1, high=10)}),
@@ -118,7 +141,7 @@ _KINDS: Mapping[str, _Kind] = {
     "IVF_FLAT": _Kind(build={"nlist": _LISTS}, search=_PROBES, rules=(_probes_fit,)),
     "IVF_SQ8": _Kind(build={"nlist": _LISTS}, search=_PROBES, rules=(_probes_fit,)),
     # ivf-pq.md
-    "IVF_PQ": _Kind(build=_PQ, search=_PROBES, required=("m",), rules=(_probes_fit, _splits_evenly)),
+    "IVF_PQ": _Kind(build=_PQ, search=_PROBES, required=("m",), rules=(_probes_fit, _splits_evenly), coarse=True),
     # hnsw.md
     "HNSW": _Kind(build={"M": _Range(low=2, high=2048), "efConstruction": _COUNT}, search={"ef": _COUNT}),
     # reference/index.md, scann.md
@@ -154,9 +177,11 @@ _KINDS: Mapping[str, _Kind] = {
         },
         rules=(_degrees_fall, _cpu_search_has_ef),
         metrics=_GPU,
+        filters=False,  # no page says that it reads row by row where few match
+        most=1_024,
     ),
     # gpu-ivf-flat.md
-    "GPU_IVF_FLAT": _Kind(build={"nlist": _LISTS}, search=_PROBES, rules=(_probes_fit,), metrics=_GPU),
+    "GPU_IVF_FLAT": _Kind(build={"nlist": _LISTS}, search=_PROBES, rules=(_probes_fit,), metrics=_GPU, most=256),
     # gpu-ivf-pq.md
     "GPU_IVF_PQ": _Kind(
         build={**_PQ, "cache_dataset_on_device": _FLAG},
@@ -164,9 +189,11 @@ _KINDS: Mapping[str, _Kind] = {
         required=("m",),
         rules=(_probes_fit, _splits_evenly),
         metrics=_GPU,
+        coarse=True,
+        most=1_024,
     ),
     # gpu-brute-force.md
-    "GPU_BRUTE_FORCE": _Kind(metrics=_GPU),
+    "GPU_BRUTE_FORCE": _Kind(metrics=_GPU, most=4_096),
 }
 
 #: The index types of an engine, by the beginning of its version. An engine that is not here counts as having them all. Lite 3
@@ -177,6 +204,8 @@ _HAS: Mapping[str, tuple[str, ...]] = {
     "milvus-lite 3": ("AUTOINDEX", "FLAT"),
     "milvus 2.3.": tuple(name for name in _KINDS if name not in ("GPU_CAGRA", "GPU_BRUTE_FORCE")),
 }
+#: How many records a search keeps in mind that looks at as much as it can. An index with lists reads all of them.
+_WIDE: Mapping[str, int] = {"ef": 512, "search_list": 512, "itopk_size": 512, "reorder_k": 1_024}
 #: Milvus 2.3 refuses an index without these; later versions have defaults.
 _NO_DEFAULT_IN_2_3 = ("nlist", "M", "efConstruction")
 
@@ -219,6 +248,19 @@ def search_for(there: Index, chosen: Index, *, dim: int) -> Mapping[str, object]
     if there.params:  # Lite 3 does not give them
         _check_rules(replace(there, search=chosen.search), kind, dim)
     return chosen.search
+
+
+def reach(there: Index) -> Reach:
+    """Return what searches with an existing index can be sure to find. Nothing is known of a type that is not in the table."""
+    kind = _KINDS.get(there.type)
+    if kind is None:
+        return Reach(filters=False, nearest=False)
+    names = {*kind.search, "ef"} if there.type == "AUTOINDEX" else kind.search  # a graph, as a rule
+    search: dict[str, object] = {name: wide for name, wide in _WIDE.items() if name in names}
+    if "nprobe" in kind.search:
+        search["nprobe"] = int(_value(there.params, "nlist", 128))
+    rough = str(there.params.get("with_raw_data", "")).lower() == "false"  # SCANN
+    return Reach(search=search, filters=kind.filters, nearest=not (kind.coarse or rough), most=kind.most)
 
 
 def _kind(name: str) -> _Kind:

@@ -125,6 +125,7 @@ class Verify:
         self._compare_ids(task, batches, self._expected(task, batches, newest), report, look=look)
         self._compare_written(task, report, sample=sample, look=look)
         self._count_missing(task, report)
+        report.judge_index()
         for id, distance in self._unwritten(task, differing).items():
             lies = f"record {id!r} embedded again lies {distance:.1e} from the stored vector"
             report.complain(f"{lies}; if its item has changed, write it again")

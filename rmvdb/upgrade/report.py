@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rmvdb.text import counted
 from rmvdb.types import Id
 
 #: Problems that a report names. It counts the others.
 NAMED = 20
+#: The share of the searched records that an approximate index may pass over.
+PASSED_OVER = 0.05
 
 
 @dataclass(kw_only=True, slots=True)
@@ -21,6 +24,8 @@ class VerifyReport:
     embedded_again: int = 0
     #: Records that searches were asked for, by their own vectors.
     searched: int = 0
+    #: Those that the index passed over, a sentence each: only a search with a filter finds them.
+    passed_over: list[str] = field(default_factory=list)
     #: Listed records that left the old collection without a batch and without a client's deletion.
     missing: int = 0
     #: The first of them.
@@ -42,6 +47,20 @@ class VerifyReport:
         self.problems += 1
         if len(self.examples) < NAMED:
             self.examples.append(sentence)
+
+    def judge_index(self) -> None:
+        """Count the records that the index passed over as problems if they are more than an approximation explains."""
+        if len(self.passed_over) > max(1, PASSED_OVER * self.searched):
+            for sentence in self.passed_over:
+                self.complain(sentence)
+            self.passed_over = []
+
+    @property
+    def approximation(self) -> str:
+        """How many records the index passed over, in words; empty if none, or if each is a problem."""
+        few = counted(len(self.passed_over), "record is", "records are")
+        what = f"the index is approximate: {few} found with a filter and not by the own vector alone, of {self.searched} searched"
+        return what if self.passed_over else ""
 
     def leave_out(self, record: Id, why: str) -> None:
         """Keep why a record was not embedded again, if there are few such records."""

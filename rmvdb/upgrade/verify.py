@@ -72,6 +72,8 @@ def expect_verified(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyRepor
     _forget(context, upgrade)  # the next comparison begins at the first batch, whatever the result
     for sentence in report.unread:
         context.say(f"left out: {sentence}")
+    if report.approximation:
+        context.say(report.approximation)
     if not report.ok:
         raise errors.VerifyFailed(
             f"{counted(report.problems, 'difference')}, such as: {report.examples[0]}; "

@@ -20,7 +20,7 @@ from rmvdb.engines.milvus import MilvusStore
 from tests.acceptance.conftest import NAIVE
 from tests.support.application import searching
 from tests.support.milvus_server import MilvusServer
-from tests.support.on_servers import IDS, PATIENT, clear, make
+from tests.support.on_servers import IDS, LONGER, PATIENT, clear, make
 from tests.support.postgres import PASSWORD, Postgres
 from tests.support.project import Project
 from tests.support.records import HOSTILE
@@ -50,6 +50,27 @@ def test_a_gallery_on_a_server_is_upgraded_and_rolled_back(
     client.close()
     assert watch.searches > 5
     assert {each["model"]: each["records"] for each in project.json("gallery", "show")["collections"]} == {"v1": 200}
+    clear(project)
+
+
+def test_a_gallery_with_an_index_of_lists_is_upgraded(tmp_path: Path, milvus_server: MilvusServer, postgres_url: str) -> None:
+    """Its searches with a filter find a part of the matches, without rmvdb, too. No record is missing for that."""
+    ids = list(range(1, 2_501))
+    lists = 'type = "IVF_FLAT"\nparams = { nlist = 64 }\nsearch = { nprobe = 2 }'
+    project = make(
+        tmp_path,
+        milvus_server,
+        postgres_url,
+        ids=ids,
+        changed={**LONGER, 'type = "AUTOINDEX"': lists, "batch = 50": "batch = 500"},
+    )
+    assert "cut over: 2500 records verified" in project.run(*NAIVE, timeout=600).stdout
+    new = project.json("gallery", "show")["collections"][-1]["name"]
+    client = _pymilvus(milvus_server)
+    assert client.describe_index(new, "vector")["index_type"] == "IVF_FLAT"
+    client.close()
+    with project.client() as application:
+        assert len(application.search(project.models().item(7), limit=1_000, filter="id <= 1000")) < 1_000
     clear(project)
 
 

@@ -129,7 +129,7 @@ def costs(app: Any) -> dict[str, float]:
     def look() -> None:
         held = [record.id for record in app.store.get(row.name, ids, fields=())]
         records = app.store.get(row.name, held[:TOGETHER], fields=(), vector=True)
-        not_found(app.store, schema_from_json(row.schema), records, among=held, search=row.search)
+        not_found(app.store, schema_from_json(row.schema), records, among=held)
 
     looked = [seconds_of(look) for _ in range(10)]
     marked = [seconds_of(lambda: owner.note("things", app.registry.raise_trace("things"))) for _ in range(10)]

@@ -393,6 +393,27 @@ def test_not_one_record_of_a_batch_leaves_old_that_a_filtered_search_does_not_fi
     made.registry.close()
 
 
+@pytest.mark.parametrize(("each", "stays"), [(5, False), (2, True)])
+def test_records_leave_old_though_an_approximate_index_passes_over_some_in_new(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, each: int, stays: bool
+) -> None:
+    """A search with a filter finds each of a batch. Those without one may miss a quarter of its sample."""
+    monkeypatch.setattr("rmvdb.backfill.retire._PATIENCE", (0.0,))
+    real, few = gallery.store.search, [id for id in gallery.source.of if id % each == 0]
+
+    def search(*args: Any, **options: Any) -> Any:
+        found = real(*args, **options)
+        return found if options.get("filter") else [[hit for hit in hits if hit.id not in few] for hits in found]
+
+    gallery.store.search = search  # type: ignore[method-assign]
+    if stays:
+        with pytest.raises(errors.EngineError, match=r"a search by its own vector does not find it; the batch stays in"):
+            drive(gallery)
+    else:
+        drive(gallery)
+    assert bool(gallery.held()["old"]) == stays
+
+
 def test_no_archive_goes_that_alone_holds_records_which_an_earlier_upgrade_had_moved(gallery: Gallery) -> None:
     """The second collection lost records before a third version took over, which never saw them."""
     drive(gallery)

@@ -287,19 +287,44 @@ def test_searches_are_asked_for_what_clients_wrote_too(gallery: Gallery, monkeyp
     ]
 
 
+@pytest.mark.parametrize(("passed_over", "differ"), [(2, 0), (3, 3)])
+def test_an_approximate_index_may_pass_over_a_few_records_that_a_filter_finds(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, passed_over: int, differ: int
+) -> None:
+    """One record in twenty. HNSW did so with one in seventy, and no repeat, no index and no compaction changed it."""
+    few = list(gallery.source.of)[:passed_over]
+    real = gallery.store.search
+
+    def search(*args: Any, **options: Any) -> Any:
+        found = real(*args, **options)
+        return found if options.get("filter") else [[hit for hit in hits if hit.id not in few] for hits in found]
+
+    monkeypatch.setattr(gallery.store, "search", search)
+    report = gallery.conductor().verify(row(gallery), sample=40)
+    assert (report.searched, report.problems) == (40, differ)
+    said = "the index is approximate: 2 records are found with a filter and not by the own vector alone, of 40 searched"
+    assert report.approximation == ("" if differ else said)
+    if differ:
+        assert (
+            report.examples[0]
+            == f"record {few[0]} is in texts_v2, and a search by its own vector does not find it; look at its index"
+        )
+
+
 def test_a_filter_by_a_field_finds_as_many_as_there_are(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     with gallery.client() as client:
         client.upsert([{"id": id, "item": f"t{id}", "n": 7} for id in (1, 2, 3)])
     records = gallery.store.get("texts_v2", [1], vector=True)
     shape = schema_from_json(gallery.registry.collection("texts_v2").schema)
-    assert not_found(gallery.store, shape, records) == {}
+    assert not any(not_found(gallery.store, shape, records))
     real = gallery.store.search
 
     def search(*args: Any, **options: Any) -> Any:
         return [[hit for hit in hits if hit.id == 1] for hits in real(*args, **options)]
 
     monkeypatch.setattr(gallery.store, "search", search)
-    assert not_found(gallery.store, shape, records) == {1: "a search with the filter 'n == 7' finds 1 of 3 records"}
+    missed = not_found(gallery.store, shape, records)
+    assert missed == ({1: "a search with the filter 'n == 7' finds 1 of 3 records"}, {})
 
 
 def test_the_cut_over_waits_until_searches_find_all_there_is(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 #: Such tests, by folder, file or name, and why they take so long.
 LONG = {
+    "tests/acceptance/test_bad_files.py": "upgrades with files altered or a disk full",
+    "tests/acceptance/test_compatible_losses.py": "trains each loss",
     "tests/acceptance/test_curves.py": "five upgrades that train",
     "tests/acceptance/test_examples.py": "programs with upgrades",
     "tests/acceptance/test_hyperbolic.py": "trains models of the user's",
@@ -27,6 +29,7 @@ LONG = {
     "tests/acceptance/test_secrets.py": "each command on servers",
     "tests/acceptance/test_servers.py": "whole upgrades on servers",
     "tests/acceptance/test_simulate.py": "trains each method",
+    "tests/acceptance/test_speed.py": "each row of the benchmark once, small",
     "tests/acceptance/test_suspension.py": "processes stand still for longer than a lease",
     "tests/acceptance/test_third_version.py": "two upgrades each",
     "tests/acceptance/test_upgrade.py::test_a_model_that_is_declared_compatible_is_upgraded_to_without_training": "upgrades",
@@ -40,6 +43,7 @@ LONG = {
     "tests/integration/test_engine_deaths.py": "engines die and start again",
     "tests/integration/test_hangs.py": "databases stand still",
     "tests/integration/test_moments.py": "registries and engines go back",
+    "tests/integration/test_throttle.py::test_a_slow_embedder_or_store_holds_up_the_work_not_the_memory": "waits for slow parts",
     "tests/integration/third_version": "two upgrades each",
     "tests/model": "every state of the protocol",
 }

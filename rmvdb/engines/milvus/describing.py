@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rmvdb.engines import index_rules
 from rmvdb.engines.milvus.connection import Engine
 from rmvdb.engines.milvus.driver import ONCE
 from rmvdb.engines.milvus.session import Session
@@ -40,6 +41,7 @@ def _noted(session: Session, collection: str, raw: Mapping[str, Any]) -> Schema:
     metric = index.get("metric_type", "")
     if metric not in set(Metric):
         _refuse(collection, f"has no index with a metric on {vector['name']!r}", "create one, such as AUTOINDEX with COSINE")
+    session.most[collection] = session.most[name] = index_rules.reach(Index(type=index["index_type"])).most
     found = session.schemas[collection] = session.schemas[name] = _schema(name, raw, Metric(metric))
     return found
 

@@ -66,7 +66,8 @@ def search(
         return [_Answer(hits_of(schema, fields, hits, condition.test), len(hits.ids)) for hits in found]
 
     parts = _parts(queries, limit)
-    answers = [answer for part in parts for answer in _filled(part, limit, ask, loose=condition.test is not None)]
+    most = session.most.get(collection, WINDOW)
+    answers = [answer for part in parts for answer in _filled(part, limit, ask, most=most, loose=condition.test is not None)]
     if condition.test is not None:
         _complete(answers, limit, filter or "", session)
     return [answer.hits[:limit] for answer in answers]
@@ -84,16 +85,18 @@ class _Answer(NamedTuple):
     rows: int
 
 
-def _filled(queries: Vectors, limit: int, ask: Callable[[Vectors, int], list[_Answer]], *, loose: bool) -> list[_Answer]:
-    """Answer every query. Ask for more hits if duplicated keys, or records that don't match, may have cost some.
+def _filled(
+    queries: Vectors, limit: int, ask: Callable[[Vectors, int], list[_Answer]], *, most: int, loose: bool
+) -> list[_Answer]:
+    """Answer every query. Ask for more hits, up to `most`, if duplicated keys, or records that don't match, may have cost some.
 
     Every short list is checked. Under load Milvus 2.3.5 shows, once in hundreds of searches, every version that a record ever had
     (93 of each were counted). All rows of an answer then belong to a record or two.
     """
     answers, wanted = ask(queries, limit), limit
     short = [at for at, answer in enumerate(answers) if answer.rows and len(answer.hits) < limit]  # an empty answer hides nothing
-    while short and wanted < WINDOW:
-        wanted = min(max(_MORE * wanted, _MORE_AT_LEAST), WINDOW)
+    while short and wanted < most:
+        wanted = min(max(_MORE * wanted, _MORE_AT_LEAST), most)
         size = max(1, _HITS // wanted)
         parts = [short[start : start + size] for start in range(0, len(short), size)]
         more = {at: answer for part in parts for at, answer in zip(part, ask(queries[part], wanted), strict=True)}

@@ -112,6 +112,8 @@ class Session:
         self._gate, self._inside = gate, threading.local()
         #: The schema of each collection, until it is described again or the engine says that it does not exist.
         self.schemas: dict[str, Schema] = {}
+        #: The most hits that a search of a collection may ask for, by the type of its index.
+        self.most: dict[str, int] = {}
         #: Rows written into each collection since its last flush.
         self.unflushed: dict[str, int] = {}
         #: The flushed segments of each collection, as this session last saw them before a flush.

@@ -19,7 +19,7 @@ from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
 from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.types import ServingPlan
-from tests.support.inprocess import DIMS, Gallery, TextEmbedder, make
+from tests.support.inprocess import DIMS, TIMES, Gallery, TextEmbedder, make
 from tests.support.waiting import wait_until
 
 
@@ -49,8 +49,8 @@ def application(gallery: Gallery, load: Callable[[str], Any]) -> Client:
 
 @pytest.fixture
 def hasty(tmp_path: Path) -> Iterator[Gallery]:
-    """Eight texts in the old collection, which is served alone; a plan is old after a fifth of a second."""
-    made = make(tmp_path, records=8, deployed=False)
+    """Eight texts in the old collection, which is served alone; a plan is old after half a second."""
+    made = make(tmp_path, records=8, deployed=False, times=TIMES | {"max_age": 0.5})
     yield made
     made.registry.close()
 

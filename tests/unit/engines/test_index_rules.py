@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, milvus_pb2_grpc, schema_pb2
 
-from rmvdb.engines.index_rules import check, search_for
+from rmvdb.engines.index_rules import Reach, check, reach, search_for
 from rmvdb.engines.milvus import MilvusStore
 from rmvdb.errors import ConfigError
 from rmvdb.types import IdType, Index, Metric, Schema
@@ -170,6 +170,32 @@ def test_an_engine_that_does_not_tell_how_an_index_was_built_has_the_last_word()
     assert search_for(Index(type="IVF_FLAT"), chosen, dim=8) == {"nprobe": 500}
 
 
+# What a search can be sure to find
+
+
+def test_each_type_of_index_is_asked_for_as_much_as_it_can_read() -> None:
+    lists = {"nlist": "64"}
+    assert reach(Index(type="FLAT")) == Reach()
+    assert reach(Index()) == reach(Index(type="HNSW")) == Reach(search={"ef": 512})
+    assert (
+        reach(Index(type="IVF_FLAT", params=lists)) == reach(Index(type="IVF_SQ8", params=lists)) == Reach(search={"nprobe": 64})
+    )
+    assert reach(Index(type="IVF_FLAT")).search == {"nprobe": 128}  # Milvus' own number of lists
+    assert reach(Index(type="IVF_PQ", params=lists)) == Reach(search={"nprobe": 64}, nearest=False)
+    assert reach(Index(type="SCANN", params=lists)) == Reach(search={"nprobe": 64, "reorder_k": 1_024})
+    assert not reach(Index(type="SCANN", params={"with_raw_data": "false"})).nearest
+    assert reach(Index(type="GPU_IVF_FLAT", params=lists)) == Reach(search={"nprobe": 64}, most=256)
+    cagra = reach(Index(type="GPU_CAGRA"))
+    assert cagra == Reach(search={"itopk_size": 512, "ef": 512}, filters=False, most=1_024)  # ef: with adapt_for_cpu
+    assert reach(Index(type="HNSW_SQ")) == Reach(filters=False, nearest=False)
+
+
+@pytest.mark.parametrize("index", [*GOOD, *GPU], ids=lambda index: index.type)
+def test_the_widest_search_of_an_index_is_within_its_own_rules(index: Index) -> None:
+    widest = {name: value for name, value in reach(index).search.items() if (index.type, name) != ("AUTOINDEX", "ef")}
+    check(Index(type=index.type, params=index.params, search={**index.search, **widest}), dim=128, metric=Metric.IP, engine="")
+
+
 # The parameters on the wire
 
 
@@ -180,6 +206,8 @@ class Recorder(milvus_pb2_grpc.MilvusServiceServicer):  # type: ignore[misc]
         self.collection: milvus_pb2.CreateCollectionRequest | None = None
         self.index: milvus_pb2.CreateIndexRequest | None = None
         self.search: milvus_pb2.SearchRequest | None = None
+        #: The number of hits of each search.
+        self.wanted: list[int] = []
         self.load_state = common_pb2.LoadState.LoadStateNotLoad
 
     def Connect(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's names
@@ -225,6 +253,7 @@ class Recorder(milvus_pb2_grpc.MilvusServiceServicer):  # type: ignore[misc]
 
     def Search(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.search = request
+        self.wanted.append(next(int(pair.value) for pair in request.search_params if pair.key == "topk"))
         ids = schema_pb2.IDs(int_id=schema_pb2.LongArray(data=[1]))
         data = schema_pb2.SearchResultData(num_queries=1, top_k=1, ids=ids, scores=[0.5], topks=[1], primary_field_name="id")
         return milvus_pb2.SearchResults(results=data)
@@ -294,3 +323,15 @@ def test_parameters_that_must_cover_the_limit_may_be_whole_numbers_in_any_form(
     check(Index(type="HNSW", search={"ef": ef}), dim=4, metric=Metric.IP, engine="")
     store.search("c", np.ones((1, 4), np.float32), limit=1, search={"ef": ef})
     assert searched(servicer) == {"ef": 64}
+
+
+@pytest.mark.parametrize(("index", "most"), [("GPU_IVF_FLAT", 256), ("GPU_IVF_PQ", 1_024), ("GPU_CAGRA", 1_024)])
+def test_a_short_answer_is_asked_for_again_within_what_the_index_gives(
+    recorder: tuple[Recorder, MilvusStore], index: str, most: int
+) -> None:
+    """Each type of GPU index has a largest number of hits, and refuses a search for more."""
+    servicer, store = recorder
+    store.create(Schema(collection="c", dim=4, metric=Metric.IP, id_type=IdType.INT64), Index(type=index))
+    store.search("c", np.ones((1, 4), np.float32), limit=200)
+    assert servicer.wanted[0] == 200
+    assert 200 < max(servicer.wanted[1:]) <= most
