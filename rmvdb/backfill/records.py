@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ class BatchRecords:
         self._rows: dict[str, CollectionRow] = {}
         #: The engine's moment of the last `settle`: each batch that is due was copied before it.
         self._settled_at: Moment = 0
+        #: Copied records that searches without a filter were asked for, and those that the index passed over.
+        self._searched = self._passed_over = 0
+        self._counting = threading.Lock()
 
     def _read(self, task: Task, ids: Sequence[Id], *, after: Moment = 0) -> dict[str, list[Record]]:
         """Read these ids by old collection, each from the newest that holds it: that copy is what clients see.

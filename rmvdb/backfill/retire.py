@@ -21,8 +21,8 @@ from rmvdb.types import BatchState, Id, Moment, Record
 
 #: Seconds to wait before each repeat of searches that missed a record.
 _PATIENCE = (0.2, 2.0, 10.0)
-#: The share of a batch's sample that an approximate index may pass over. A search with a filter finds all of the batch.
-_PASSED_OVER = 0.25
+#: The shares that an approximate index may pass over: of one batch's sample, and of all samples once there are many.
+_OF_ONE, _OF_ALL, _MANY = 0.25, 0.05, 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,8 +132,12 @@ class Retiring(BatchRecords):
         get = functools.partial(self._store.get, strong=not moment, after=moment)
         held = [record.id for record in get(collection, ids, fields=())]
         sample = get(collection, held[:: max(1, len(held) // TOGETHER)][:TOGETHER], fields=(), vector=True)
-        missed = not_found(self._store, schema_from_json(row.schema), sample, among=held, after=moment)
-        return missed.hidden or (missed.passed_over if len(missed.passed_over) > _PASSED_OVER * len(sample) else {})
+        missed = not_found(self._store, schema_from_json(row.schema), sample, among=held, search=row.search, after=moment)
+        few = len(missed.passed_over)
+        with self._counting:
+            self._searched, self._passed_over = self._searched + len(sample), self._passed_over + few
+            often = self._passed_over > _OF_ALL * max(_MANY, self._searched)
+        return missed.hidden or (missed.passed_over if few > max(1, _OF_ONE * len(sample)) or (few and often) else {})
 
     def _row(self, collection: str) -> CollectionRow:
         """Return the registry's row of a collection, of which no column that is read here ever changes."""

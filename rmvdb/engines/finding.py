@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from rmvdb.canonical.vectors import unrankable
 from rmvdb.engines import index_rules
 from rmvdb.engines.filters import ids_in, literal, read
 from rmvdb.errors import FilterError
@@ -29,67 +29,124 @@ _ROUNDING = 1e-4
 class NotFound(NamedTuple):
     """The records that searches miss, and how, in words."""
 
-    #: Searches miss them that would find them in any index of this type.
+    #: The index is sure to find them, if they are in it.
     hidden: dict[Id, str]
-    #: Searches for the nearest found farther ones instead. An approximate index may pass over some: HNSW did so with 0.6 % of
-    #: 20,000 records that differ in length and are compared by IP, and searches with a filter by key found each of them.
+    #: The search found farther ones instead. An approximate index may pass over some: HNSW passed over 0.6 % of 20,000 records
+    #: that differ in length and are compared by IP. Searches with a filter by key found each of them.
     passed_over: dict[Id, str]
 
 
 def not_found(
-    store: VectorStore, schema: Schema, records: Sequence[Record], *, among: Sequence[Id] = (), after: Moment = 0
+    store: VectorStore,
+    schema: Schema,
+    records: Sequence[Record],
+    *,
+    among: Sequence[Id] = (),
+    search: Mapping[str, object] | None = None,
+    after: Moment = 0,
 ) -> NotFound:
-    """Return the records that a search misses which looks at as much as the index can, whatever the gallery's own searches do.
+    """Search for records by their own vectors, and return those that the collection's index does not find.
 
-    `records` have their vectors and are at most TOGETHER. `among`: the ids of these and more records of the collection. A search
-    with a filter by key must find them, whatever its vector. `after`: the moment that the other searches show every write before;
-    after 0 they are strong.
+    A search without a filter asks as applications do, by the parameters `search`. What it misses is asked for again, and every
+    filter at once, with as much as the index can read. `records` have their vectors and are at most TOGETHER. `among`: the ids of
+    these and more records of the collection. A search with a filter by key must find them, whatever its vector. `after`: the
+    moment that the other searches show every write before; after 0 they are strong.
     """
-    missed = NotFound({}, {})
     own_vectors = {each.id: each.vector for each in records if each.vector is not None and np.any(each.vector)}
-    if not own_vectors:
-        return missed
-    name, ids = schema.collection, list(own_vectors)
-    vectors = np.stack(list(own_vectors.values()))  # (n, dim)
-    reach = index_rules.reach(store.index(name))
-    search = functools.partial(store.search, name, search=reach.search)
-    if reach.filters:
-        wanted, most = list(among) or ids, min(_IDS, reach.most)
-        for part in (wanted[start : start + most] for start in range(0, len(wanted), most)):
-            # Not at Strong, because applications search so. It may miss a recent write, and the caller repeats it.
-            [hits] = search(vectors[:1], limit=len(part), filter=ids_in(schema.id_field, part))
-            there = {hit.id for hit in hits}
-            missed.hidden.update({id: "a search with a filter by its key does not find it" for id in part if id not in there})
-    if reach.nearest:
+    asked = _Asked(store, schema, after)
+    if own_vectors and asked.reach.filters:
+        asked.by_key(list(among) or list(own_vectors), next(iter(own_vectors.values())))
         if records[0].id in own_vectors:
-            _search_by_field(store, schema, records[0], search, after, missed)
-        near = search(vectors, limit=_HITS, strong=not after, after=after)
-        for id, vector, hits in zip(ids, vectors, near, strict=True):
-            _judge(schema, id, vector, hits, missed, "a search by its own vector")
-    return missed
+            asked.by_field(records[0])
+    if own_vectors and asked.reach.nearest:
+        asked.by_vector(own_vectors, search or {})
+    return asked.missed
 
 
-def _search_by_field(
-    store: VectorStore, schema: Schema, record: Record, search: Callable[..., list[list[Hit]]], after: Moment, missed: NotFound
-) -> None:
-    """Search for a record with a filter by one of its fields, and note whether the search misses it."""
-    if record.vector is None or not (filter := _by_field(schema, record)):
-        return
-    name, how = schema.collection, f"a search with the filter {filter!r}"
-    ask = functools.partial(search, record.vector[None], limit=_HITS, filter=filter)
-    [hits] = ask(strong=not after, after=after)
-    if len(hits) < _HITS and (matching := min(_HITS, store.count(name, filter=filter))) > len(hits):
-        [hits] = ask(strong=True)  # the others may be fresh writes
-        if len(hits) < matching:
-            missed.hidden.setdefault(record.id, f"{how} finds {len(hits)} of {matching} records")
-    _judge(schema, record.id, record.vector, hits, missed, how)
+class _Asked:
+    """The searches of one call of `not_found`, and what they missed."""
 
+    def __init__(self, store: VectorStore, schema: Schema, after: Moment) -> None:
+        self._store, self._schema, self._after = store, schema, after
+        self.reach = index_rules.reach(store.index(schema.collection))
+        self.missed = NotFound({}, {})
 
-def _judge(schema: Schema, id: Id, vector: Vectors, hits: Sequence[Hit], missed: NotFound, how: str) -> None:
-    own, slack = _own_distance(schema.metric, vector)
-    as_near = len(hits) == _HITS and hits[-1].distance <= own + slack
-    if not as_near and id not in missed.hidden and all(hit.id != id for hit in hits):
-        missed.passed_over.setdefault(id, f"{how} does not find it")
+    def by_key(self, ids: Sequence[Id], vector: Vectors) -> None:
+        """Search with a filter by key, which matches all these ids and no other record."""
+        most = min(_IDS, self.reach.most)
+        for part in (ids[start : start + most] for start in range(0, len(ids), most)):
+            # Not at Strong, because applications search so. It may miss a recent write, and the caller repeats it.
+            [hits] = self._store.search(
+                self._schema.collection,
+                vector[None],
+                limit=len(part),
+                filter=ids_in(self._schema.id_field, part),
+                search=self.reach.search,
+            )
+            there = {hit.id for hit in hits}
+            left = [id for id in part if id not in there]
+            for id in self._rankable(self._store.get(self._schema.collection, left, fields=(), vector=True) if left else ()):
+                self._hide(id, "a search with a filter by its key does not find it")
+
+    def by_field(self, record: Record) -> None:
+        """Search with a filter by one of the record's fields."""
+        if record.vector is None or not (filter := _by_field(self._schema, record)):
+            return
+        how = f"a search with the filter {filter!r}"
+        [hits] = self._near(record.vector[None], filter=filter, strong=not self._after)
+        if len(hits) < _HITS:
+            matching = next(self._store.scan(self._schema.collection, filter=filter, fields=(), vector=True, page=_HITS), [])
+            if len(hits) < (most := len(self._rankable(matching))):
+                [hits] = self._near(record.vector[None], filter=filter, strong=True)  # the others may be fresh writes
+                if len(hits) < most:
+                    self._hide(record.id, f"{how} finds {len(hits)} of {most} records")
+        if self.reach.nearest and not self._finds(record.id, record.vector, hits):
+            self._miss(record.id, hits, how)
+
+    def by_vector(self, vectors: Mapping[Id, Vectors], search: Mapping[str, object]) -> None:
+        """Search without a filter, as applications do. What that misses is asked for with as much as the index can read."""
+        left, near = list(vectors), dict[Id, list[Hit]]()
+        for params in (search, self.reach.search):
+            asked = np.stack([vectors[id] for id in left])  # (n, dim)
+            near = dict(zip(left, self._near(asked, search=params, strong=not self._after), strict=True))
+            left = [id for id in left if not self._finds(id, vectors[id], near[id])]
+            if not left:
+                return
+        for id in left:
+            self._miss(id, near[id], "a search by its own vector")
+
+    def _rankable(self, records: Sequence[Record]) -> list[Id]:
+        """Return the ids of the records that a search can find: it finds no vector that the metric cannot rank."""
+        vectors = {each.id: each.vector for each in records if each.vector is not None}
+        odd = unrankable(np.stack(list(vectors.values())), self._schema.metric) if vectors else {}
+        return [id for at, id in enumerate(vectors) if at not in odd]
+
+    def _near(
+        self, vectors: Vectors, *, strong: bool, filter: str = "", search: Mapping[str, object] | None = None
+    ) -> list[list[Hit]]:
+        return self._store.search(
+            self._schema.collection,
+            vectors,
+            limit=_HITS,
+            filter=filter,
+            search=self.reach.search if search is None else search,
+            strong=strong,
+            after=None if strong else self._after,
+        )
+
+    def _finds(self, id: Id, vector: Vectors, hits: Sequence[Hit]) -> bool:
+        """Return whether a record is among its hits, or so many are as near."""
+        own, slack = _own_distance(self._schema.metric, vector)
+        return any(hit.id == id for hit in hits) or (len(hits) == _HITS and hits[-1].distance <= own + slack)
+
+    def _miss(self, id: Id, hits: Sequence[Hit], how: str) -> None:
+        if self.reach.exact or len(hits) < _HITS:  # it did not find farther ones instead
+            self._hide(id, f"{how} does not find it")
+        elif id not in self.missed.hidden:
+            self.missed.passed_over.setdefault(id, f"{how} does not find it")
+
+    def _hide(self, id: Id, how: str) -> None:
+        self.missed.hidden.setdefault(id, how)
 
 
 def _by_field(schema: Schema, record: Record) -> str:

@@ -4,7 +4,7 @@ The table follows Milvus' documentation (milvus.io/docs, source milvus-io/milvus
 reference/index.md). If versions differ, the table has the wider range, and the server has the last word. An index that an engine
 lacks is refused by the engine's name and version.
 
-An index looks at part of a collection. `reach` says how a search looks at as much as it can, and what it is sure to find then.
+A search looks at part of a collection. `reach` says how it looks at as much as the index can, and what it is sure to find then.
 
 GPU indexes compare by L2 or IP only: "Currently, GPU indexes do not support COSINE distance" (gpu-index-overview.md; Milvus
 2.4.12 answers "metric type not found or not supported, supported: [L2 IP]", milvus issue 36605). gpu-ivf-pq.md names COSINE
@@ -67,8 +67,10 @@ class _Kind:
     #: Rules between parameters, or with the dimension: (index, dim) → the problem, "" if there is none.
     rules: tuple[Callable[[Index, int], str], ...] = ()
     metrics: tuple[Metric, ...] = (Metric.COSINE, Metric.IP, Metric.L2)
-    #: Whether a filter is sure to find all that match: by reading each list, or row by row if few match.
+    #: Whether a filter is sure to find all that match, if each list is read, or each row if few match.
     filters: bool = True
+    #: Whether the nearest records are sure to be found, if each list is read.
+    exact: bool = False
     #: Whether its distances are too coarse to tell a record from its neighbours.
     coarse: bool = False
     #: The most hits of one search.
@@ -77,14 +79,15 @@ class _Kind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reach:
-    """What a search is sure to find that looks at as much as the index can, however long it takes."""
+    """What a search is sure to find if it looks at as much as the index can, however long it takes."""
 
     #: The parameters of such a search.
     search: Mapping[str, object] = field(default_factory=dict)
-    #: Whether it finds every record that matches a filter by key.
+    #: Whether it finds every record that matches a filter.
     filters: bool = True
-    #: Whether a record is among the nearest of its own vector. A graph may pass over a few all the same.
+    #: Whether a record is among the nearest of its own vector. If the index is not `exact`, it may pass over a few.
     nearest: bool = True
+    exact: bool = False
     #: The most hits that it may ask for.
     most: int = 16_384
 
@@ -137,8 +140,8 @@ _KINDS: Mapping[str, _Kind] = {
     # docs.zilliz.com/docs/autoindex-explained: the level is Zilliz Cloud's; elsewhere AUTOINDEX has no parameters.
     "AUTOINDEX": _Kind(search={"level": _Range(low=1, high=10)}),
     # reference/index.md
-    "FLAT": _Kind(),
-    "IVF_FLAT": _Kind(build={"nlist": _LISTS}, search=_PROBES, rules=(_probes_fit,)),
+    "FLAT": _Kind(exact=True),
+    "IVF_FLAT": _Kind(build={"nlist": _LISTS}, search=_PROBES, rules=(_probes_fit,), exact=True),
     "IVF_SQ8": _Kind(build={"nlist": _LISTS}, search=_PROBES, rules=(_probes_fit,)),
     # ivf-pq.md
     "IVF_PQ": _Kind(build=_PQ, search=_PROBES, required=("m",), rules=(_probes_fit, _splits_evenly), coarse=True),
@@ -181,7 +184,7 @@ _KINDS: Mapping[str, _Kind] = {
         most=1_024,
     ),
     # gpu-ivf-flat.md
-    "GPU_IVF_FLAT": _Kind(build={"nlist": _LISTS}, search=_PROBES, rules=(_probes_fit,), metrics=_GPU, most=256),
+    "GPU_IVF_FLAT": _Kind(build={"nlist": _LISTS}, search=_PROBES, rules=(_probes_fit,), metrics=_GPU, exact=True, most=256),
     # gpu-ivf-pq.md
     "GPU_IVF_PQ": _Kind(
         build={**_PQ, "cache_dataset_on_device": _FLAG},
@@ -193,7 +196,7 @@ _KINDS: Mapping[str, _Kind] = {
         most=1_024,
     ),
     # gpu-brute-force.md
-    "GPU_BRUTE_FORCE": _Kind(metrics=_GPU, most=4_096),
+    "GPU_BRUTE_FORCE": _Kind(metrics=_GPU, exact=True, most=4_096),
 }
 
 #: The index types of an engine, by the beginning of its version. An engine that is not here counts as having them all. Lite 3
@@ -255,12 +258,12 @@ def reach(there: Index) -> Reach:
     kind = _KINDS.get(there.type)
     if kind is None:
         return Reach(filters=False, nearest=False)
-    names = {*kind.search, "ef"} if there.type == "AUTOINDEX" else kind.search  # a graph, as a rule
+    names = {*kind.search, "ef"} if there.type == "AUTOINDEX" else kind.search  # HNSW, but on Zilliz Cloud and on GPUs
     search: dict[str, object] = {name: wide for name, wide in _WIDE.items() if name in names}
     if "nprobe" in kind.search:
         search["nprobe"] = int(_value(there.params, "nlist", 128))
     rough = str(there.params.get("with_raw_data", "")).lower() == "false"  # SCANN
-    return Reach(search=search, filters=kind.filters, nearest=not (kind.coarse or rough), most=kind.most)
+    return Reach(search=search, filters=kind.filters, nearest=not (kind.coarse or rough), exact=kind.exact, most=kind.most)
 
 
 def _kind(name: str) -> _Kind:

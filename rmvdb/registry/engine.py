@@ -29,6 +29,8 @@ _POSTGRES = {
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
+    # A pooler that gives each transaction another session has no statement that an earlier one prepared.
+    "prepare_threshold": None,
 }
 #: Milliseconds after which PostgreSQL ends an idle transaction: its process may be suspended while it locks rows.
 _SUSPENDED = 10_000

@@ -101,7 +101,12 @@ class Verify:
         """
         batches = list(self._moved.retired(task))
         at = _valid(begun, batches)
-        report = VerifyReport(fields_compared=at.fields_compared, embedded_again=at.embedded_again)
+        report = VerifyReport(
+            fields_compared=at.fields_compared,
+            embedded_again=at.embedded_again,
+            searched=at.searched,
+            passed_over=at.passed_over,
+        )
         total = self._registry.progress(task.upgrade).total
         newest = newest_by_hash(batches)
         differing: dict[Id, float] = {}
@@ -114,6 +119,8 @@ class Verify:
                 batches=at.batches + len(part.batches),
                 fields_compared=report.fields_compared,
                 embedded_again=report.embedded_again,
+                searched=report.searched,
+                passed_over=report.passed_over,
             )
             if report.ok and not differing:
                 keep(at)

@@ -24,8 +24,9 @@ class VerifyReport:
     embedded_again: int = 0
     #: Records that searches were asked for, by their own vectors.
     searched: int = 0
-    #: Those that the index passed over, a sentence each: only a search with a filter finds them.
-    passed_over: list[str] = field(default_factory=list)
+    #: Those that an approximate index passed over, and the first of them, a sentence each.
+    passed_over: int = 0
+    index_misses: list[str] = field(default_factory=list)
     #: Listed records that left the old collection without a batch and without a client's deletion.
     missing: int = 0
     #: The first of them.
@@ -48,19 +49,24 @@ class VerifyReport:
         if len(self.examples) < NAMED:
             self.examples.append(sentence)
 
+    def pass_over(self, sentences: Sequence[str]) -> None:
+        """Count records that an approximate index passed over, and keep the first sentences."""
+        self.passed_over += len(sentences)
+        self.index_misses += sentences[: NAMED - len(self.index_misses)]
+
     def judge_index(self) -> None:
         """Count the records that the index passed over as problems if they are more than an approximation explains."""
-        if len(self.passed_over) > max(1, PASSED_OVER * self.searched):
-            for sentence in self.passed_over:
-                self.complain(sentence)
-            self.passed_over = []
+        if self.passed_over > max(1, PASSED_OVER * self.searched):
+            self.problems += self.passed_over
+            self.examples += (self.index_misses or [self.approximation])[: NAMED - len(self.examples)]
 
     @property
     def approximation(self) -> str:
-        """How many records the index passed over, in words; empty if none, or if each is a problem."""
-        few = counted(len(self.passed_over), "record is", "records are")
-        what = f"the index is approximate: {few} found with a filter and not by the own vector alone, of {self.searched} searched"
-        return what if self.passed_over else ""
+        """How many records the index passed over, in words; empty if none."""
+        few = counted(self.passed_over, "record")
+        return (
+            f"the index is approximate: searches by their own vectors miss {few} of {self.searched}" if self.passed_over else ""
+        )
 
     def leave_out(self, record: Id, why: str) -> None:
         """Keep why a record was not embedded again, if there are few such records."""
@@ -86,3 +92,5 @@ class VerifyPosition:
     batches: int = 0
     fields_compared: int = 0
     embedded_again: int = 0
+    searched: int = 0
+    passed_over: int = 0

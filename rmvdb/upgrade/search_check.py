@@ -1,9 +1,10 @@
-"""Searches for records that are known to be there, as users make them."""
+"""Searches for records that are known to be there."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rmvdb.engines.finding import TOGETHER, NotFound, not_found
 from rmvdb.protocols import VectorStore
@@ -29,13 +30,14 @@ def search(
     `after`: the moment that the searches show every write before; after 0 they are strong.
     """
     for name, records in records_by_collection.items():
-        schema = schema_from_json(registry.collection(name).schema)
+        row = registry.collection(name)
+        schema = schema_from_json(row.schema)
         for start in range(0, len(records), TOGETHER):
             some = records[start : start + TOGETHER]
-            missed = _missed(store, schema, some, after)
+            missed = _missed(store, schema, some, row.search, after)
             for id, how in missed.hidden.items():
                 report.complain(_sentence(name, id, how))
-            report.passed_over += [_sentence(name, id, how) for id, how in missed.passed_over.items()]
+            report.pass_over([_sentence(name, id, how) for id, how in missed.passed_over.items()])
             report.searched += len(some)
 
 
@@ -43,18 +45,16 @@ def _sentence(collection: str, id: Id, how: str) -> str:
     return f"record {id!r} is in {collection}, and {how}; look at its index"
 
 
-def _missed(store: VectorStore, schema: Schema, records: Sequence[Record], after: Moment) -> NotFound:
+def _missed(store: VectorStore, schema: Schema, records: Sequence[Record], params: Mapping[str, Any], after: Moment) -> NotFound:
     """Return the records that searches still miss once the engine has flushed and indexed everything, and how they miss them."""
-    missed = not_found(store, schema, records, after=after)
-    if any(missed):  # a client may have written or deleted it since
-        time.sleep(_AGAIN_AFTER)
-        missed = _again(store, schema, records)
-    if missed.hidden:
-        store.settle(schema.collection, missed=True)
-        missed = _again(store, schema, records)
+    missed = not_found(store, schema, records, search=params, after=after)
+    for waited in (False, True):
+        if not (missed.hidden if waited else any(missed)):
+            break
+        if waited:
+            store.settle(schema.collection, missed=True)
+        else:  # a client may have written or deleted it since
+            time.sleep(_AGAIN_AFTER)
+        records = store.get(schema.collection, [each.id for each in records], vector=True)
+        missed = not_found(store, schema, records, search=params)
     return missed
-
-
-def _again(store: VectorStore, schema: Schema, records: Sequence[Record]) -> NotFound:
-    there = store.get(schema.collection, [each.id for each in records], vector=True)
-    return not_found(store, schema, there)

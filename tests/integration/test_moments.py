@@ -348,7 +348,7 @@ def test_a_removal_that_arrives_after_a_roll_back_is_found_and_undone(gallery: G
     assert set(gallery.records(gallery.task.old[0])) == set(gallery.source.of)
 
 
-def test_verify_asks_what_a_user_asks(gallery: Gallery) -> None:
+def test_verify_searches_with_a_filter_too(gallery: Gallery) -> None:
     drive(gallery)
     real = gallery.store.search
 
@@ -393,25 +393,57 @@ def test_not_one_record_of_a_batch_leaves_old_that_a_filtered_search_does_not_fi
     made.registry.close()
 
 
-@pytest.mark.parametrize(("each", "stays"), [(5, False), (2, True)])
+@pytest.mark.parametrize(
+    ("records", "few", "stays"),
+    [
+        (20, 5, False),  # a quarter of one batch
+        (20, 6, True),
+        (1, 1, True),  # its search finds nothing at all
+        (40, 5, False),
+        (3, 1, True),  # the search of three gives all there is
+    ],
+)
 def test_records_leave_old_though_an_approximate_index_passes_over_some_in_new(
-    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, each: int, stays: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int, few: int, stays: bool
 ) -> None:
-    """A search with a filter finds each of a batch. Those without one may miss a quarter of its sample."""
+    """A search with a filter finds each of a batch. One without may find farther records instead of a quarter of its sample."""
     monkeypatch.setattr("rmvdb.backfill.retire._PATIENCE", (0.0,))
-    real, few = gallery.store.search, [id for id in gallery.source.of if id % each == 0]
+    made = make(tmp_path, records=records, batch=20)
+    real, hidden = made.store.search, list(made.source.of)[:few]
 
-    def search(*args: Any, **options: Any) -> Any:
-        found = real(*args, **options)
-        return found if options.get("filter") else [[hit for hit in hits if hit.id not in few] for hits in found]
+    def search(*args: Any, limit: int, **options: Any) -> Any:
+        found = real(*args, limit=limit + few, **options)
+        return [[hit for hit in hits if options.get("filter") or hit.id not in hidden][:limit] for hits in found]
 
-    gallery.store.search = search  # type: ignore[method-assign]
+    made.store.search = search  # type: ignore[method-assign]
+    made.store.index = lambda _: Index(type="HNSW")  # type: ignore[method-assign]
     if stays:
         with pytest.raises(errors.EngineError, match=r"a search by its own vector does not find it; the batch stays in"):
-            drive(gallery)
+            drive(made)
     else:
-        drive(gallery)
-    assert bool(gallery.held()["old"]) == stays
+        drive(made)
+    assert bool(made.held()["old"]) == stays
+    made.registry.close()
+
+
+def test_records_stay_once_an_index_passes_over_more_than_one_in_twenty_of_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of ten in each batch: no batch alone would tell."""
+    monkeypatch.setattr("rmvdb.backfill.retire._PATIENCE", ())
+    made = make(tmp_path, records=200, batch=10)
+    real = made.store.search
+
+    def search(*args: Any, limit: int, **options: Any) -> Any:
+        found = real(*args, limit=limit + 20, **options)
+        return [[hit for hit in hits if options.get("filter") or int(hit.id) % 10 != 3][:limit] for hits in found]
+
+    made.store.search = search  # type: ignore[method-assign]
+    made.store.index = lambda _: Index(type="HNSW")  # type: ignore[method-assign]
+    with pytest.raises(errors.EngineError, match=r"a search by its own vector does not find it; the batch stays in"):
+        drive(made)
+    assert 100 <= len(made.held()["old"]) < 200
+    made.registry.close()
 
 
 def test_no_archive_goes_that_alone_holds_records_which_an_earlier_upgrade_had_moved(gallery: Gallery) -> None:

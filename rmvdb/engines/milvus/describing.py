@@ -9,7 +9,7 @@ from rmvdb.engines import index_rules
 from rmvdb.engines.milvus.connection import Engine
 from rmvdb.engines.milvus.driver import ONCE
 from rmvdb.engines.milvus.session import Session
-from rmvdb.errors import CannotAdopt
+from rmvdb.errors import CannotAdopt, EngineError
 from rmvdb.types import Field, IdType, Index, Metric, Schema
 
 if TYPE_CHECKING:
@@ -47,10 +47,19 @@ def _noted(session: Session, collection: str, raw: Mapping[str, Any]) -> Schema:
 
 
 def index(session: Session, collection: str) -> Index:
-    """Return the index on the vectors as it was built, as far as the engine tells; Lite 3 gives no parameters."""
+    """Return the index on the vectors as it was built, as far as the engine tells; Lite 3 gives no parameters.
+
+    Raises:
+        EngineError: The collection has none any more.
+    """
     field = schema_of(session, collection).vector_field
     found = session.run(collection, lambda client: vector_index(client, collection, field))
-    return Index(type=found["index_type"], params={name: found[name] for name in found.keys() - _NO_PARAMETERS})
+    if not found:
+        raise EngineError(f"Collection {collection!r} has no index on {field!r} any more; create one, and load it")
+    session.most[collection] = index_rules.reach(Index(type=found["index_type"])).most
+    nested = found.pop("params", None)  # as pymilvus' ORM, Java, Go and Node send them
+    params = {**(nested if isinstance(nested, dict) else {}), **found}
+    return Index(type=found["index_type"], params={name: params[name] for name in params.keys() - _NO_PARAMETERS})
 
 
 def exists(session: Session, collection: str) -> bool:
@@ -119,12 +128,17 @@ def _adoptable(collection: str, raw: Mapping[str, Any], engine: Engine) -> None:
         _refuse(collection, f"has vectors of type {kinds}", "copy it into a collection of FLOAT_VECTOR")
     if vectors[0].get("nullable"):
         _refuse(collection, "may hold records without a vector", "copy it into a collection whose vector is not nullable")
-    if nested := next((field for field in raw["fields"] if "STRUCT" in field["type"].name), None):
+    if nested := next((field for field in raw["fields"] if _is_struct(field)), None):
         _refuse(collection, f"has the field {nested['name']!r} of structs", "copy it with fields of their own")
     if not engine.partition_keys and any(field.get("is_partition_key") for field in raw["fields"]):
         _refuse(collection, f"has a partition key, in which {' '.join(engine)} loses records", "use Milvus 2.4 or newer")
     if _seconds(raw.get("properties", {}).get("collection.ttl.seconds")) > 0:
         _refuse(collection, "forgets records by itself (collection.ttl.seconds)", "drop that property")
+
+
+def _is_struct(field: Mapping[str, Any]) -> bool:
+    """Return whether a field holds structs. Milvus 2.6 describes it as an array, of which the element has that type."""
+    return any("STRUCT" in str(getattr(field.get(part), "name", "")) for part in ("type", "element_type"))
 
 
 def _refuse(collection: str, what: str, way_out: str) -> None:

@@ -69,7 +69,7 @@ def search(
     most = session.most.get(collection, WINDOW)
     answers = [answer for part in parts for answer in _filled(part, limit, ask, most=most, loose=condition.test is not None)]
     if condition.test is not None:
-        _complete(answers, limit, filter or "", session)
+        _complete(answers, limit, filter or "", session, most)
     return [answer.hits[:limit] for answer in answers]
 
 
@@ -109,12 +109,12 @@ def _filled(
     return answers
 
 
-def _complete(answers: Sequence[_Answer], limit: int, filter: str, session: Session) -> None:
-    """Raise FilterError if records beyond the most that an engine gives may match."""
-    if short := next((answer for answer in answers if answer.rows >= WINDOW and len(answer.hits) < limit), None):
+def _complete(answers: Sequence[_Answer], limit: int, filter: str, session: Session, most: int) -> None:
+    """Raise FilterError if records beyond the `most` that an index gives may match."""
+    if short := next((answer for answer in answers if answer.rows >= max(limit, most) and len(answer.hits) < limit), None):
         raise FilterError(
             f"The filter {filters.shown(filter)} cannot be answered: {session.version()} cannot express all of it, and of "
-            f"the {WINDOW:,} nearest records that it gave {len(short.hits)} match; ask for fewer than {limit}, or narrow it"
+            f"the {short.rows:,} nearest records that it gave {len(short.hits)} match; ask for fewer than {limit}, or narrow it"
         )
 
 

@@ -14,7 +14,7 @@ from pymilvus.grpc_gen import common_pb2, milvus_pb2, milvus_pb2_grpc, schema_pb
 
 from rmvdb.engines.index_rules import Reach, check, reach, search_for
 from rmvdb.engines.milvus import MilvusStore
-from rmvdb.errors import ConfigError
+from rmvdb.errors import ConfigError, RmvdbError
 from rmvdb.types import IdType, Index, Metric, Schema
 
 GOOD = [
@@ -175,16 +175,15 @@ def test_an_engine_that_does_not_tell_how_an_index_was_built_has_the_last_word()
 
 def test_each_type_of_index_is_asked_for_as_much_as_it_can_read() -> None:
     lists = {"nlist": "64"}
-    assert reach(Index(type="FLAT")) == Reach()
+    assert reach(Index(type="FLAT")) == Reach(exact=True)
     assert reach(Index()) == reach(Index(type="HNSW")) == Reach(search={"ef": 512})
-    assert (
-        reach(Index(type="IVF_FLAT", params=lists)) == reach(Index(type="IVF_SQ8", params=lists)) == Reach(search={"nprobe": 64})
-    )
+    assert reach(Index(type="IVF_FLAT", params=lists)) == Reach(search={"nprobe": 64}, exact=True)
+    assert reach(Index(type="IVF_SQ8", params=lists)) == Reach(search={"nprobe": 64})
     assert reach(Index(type="IVF_FLAT")).search == {"nprobe": 128}  # Milvus' own number of lists
     assert reach(Index(type="IVF_PQ", params=lists)) == Reach(search={"nprobe": 64}, nearest=False)
     assert reach(Index(type="SCANN", params=lists)) == Reach(search={"nprobe": 64, "reorder_k": 1_024})
     assert not reach(Index(type="SCANN", params={"with_raw_data": "false"})).nearest
-    assert reach(Index(type="GPU_IVF_FLAT", params=lists)) == Reach(search={"nprobe": 64}, most=256)
+    assert reach(Index(type="GPU_IVF_FLAT", params=lists)) == Reach(search={"nprobe": 64}, exact=True, most=256)
     cagra = reach(Index(type="GPU_CAGRA"))
     assert cagra == Reach(search={"itopk_size": 512, "ef": 512}, filters=False, most=1_024)  # ef: with adapt_for_cpu
     assert reach(Index(type="HNSW_SQ")) == Reach(filters=False, nearest=False)
@@ -335,3 +334,27 @@ def test_a_short_answer_is_asked_for_again_within_what_the_index_gives(
     store.search("c", np.ones((1, 4), np.float32), limit=200)
     assert servicer.wanted[0] == 200
     assert 200 < max(servicer.wanted[1:]) <= most
+
+
+def test_the_parameters_of_an_index_that_another_client_made_are_read_too(recorder: tuple[Recorder, MilvusStore]) -> None:
+    """pymilvus' ORM, Java, Go and Node send them as one value, `params`, and Milvus describes them so."""
+    servicer, store = recorder
+    store.create(Schema(collection="c", dim=4, metric=Metric.IP, id_type=IdType.INT64), Index(type="FLAT"))
+    assert servicer.index is not None
+    del servicer.index.extra_params[:]
+    told = {"index_type": "IVF_FLAT", "metric_type": "IP", "params": json.dumps({"nlist": 1_024})}
+    servicer.index.extra_params.extend(common_pb2.KeyValuePair(key=key, value=value) for key, value in told.items())
+    found = store.index("c")
+    assert (found.type, found.params) == ("IVF_FLAT", {"nlist": 1_024})
+    assert reach(found).search == {"nprobe": 1_024}
+    assert search_for(found, Index(type="IVF_FLAT", search={"nprobe": 256}), dim=4) == {"nprobe": 256}
+
+
+def test_a_collection_that_has_lost_its_index_is_named(recorder: tuple[Recorder, MilvusStore]) -> None:
+    servicer, store = recorder
+    store.create(Schema(collection="c", dim=4, metric=Metric.IP, id_type=IdType.INT64), Index(type="FLAT"))
+    servicer.index = None
+    with pytest.raises(
+        EngineError, match="Collection 'c' has no index on 'vector' any more; create one, and load the collection"
+    ):
+        store.index("c")
