@@ -45,8 +45,10 @@ class VectorStore(Protocol):
         """Return this moment. Return 0 if the engine cannot tell it, or gives no answer at once: a call after 0 is strong."""
         ...
 
-    def create(self, schema: Schema, index: Index) -> None:
+    def create(self, schema: Schema, index: Index, *, like: str | None = None) -> None:
         """Create the collection with its index, and load it. Does nothing if it exists with that schema.
+
+        `like`: a collection whose layout it gets: shards, partitions, replicas, properties, indexes on fields, consistency level.
 
         Raises:
             AlreadyExists: it exists with another schema.

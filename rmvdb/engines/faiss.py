@@ -51,8 +51,8 @@ class FaissStore:
         """Return 0: every call shows every write."""
         return 0
 
-    def create(self, schema: Schema, index: Index) -> None:
-        """Create the collection; do nothing if it exists, but AlreadyExists for another schema. `index` has no effect."""
+    def create(self, schema: Schema, index: Index, *, like: str | None = None) -> None:
+        """Create the collection; do nothing if it exists, but AlreadyExists for another schema. The rest has no effect."""
         with self._lock:
             found = self._collections.setdefault(schema.collection, _Collection(schema))
         if _essence(found.schema) != _essence(schema):

@@ -9,7 +9,6 @@ from typing import Any
 from rmvdb import errors
 from rmvdb.catalog.checks import check_unchanged
 from rmvdb.engines import index_rules
-from rmvdb.registry.codec import schema_from_json
 from rmvdb.registry.tables import UpgradeRow, VersionRow
 from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.timing import uptime
@@ -53,13 +52,14 @@ def create(context: UpgradeContext, collection: str, model: str, *, like: str) -
     Raises:
         AlreadyExists: a collection of that name holds records, and the registry does not know it.
     """
-    old, version = schema_from_json(context.registry.collection(like).schema), context.registry.version(model)
-    schema = replace(old, collection=collection, dim=version.dim, metric=Metric(version.metric).stored)
+    version = context.registry.version(model)
+    there = context.store.describe(like)  # it may have got fields since it was registered
+    schema = replace(there, collection=collection, dim=version.dim, metric=Metric(version.metric).stored)
     check_index(context, version)
     context.say(
         f"creating collection {schema.collection} ({schema.dim} dimensions, {schema.metric}, {context.services.index.type})"
     )
-    context.store.create(schema, context.services.index)
+    context.store.create(schema, context.services.index, like=like)
     # Count first: another process registers a collection before it fills it.
     if context.store.count(collection) and collection not in _known(context):
         raise errors.AlreadyExists(

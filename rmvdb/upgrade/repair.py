@@ -81,7 +81,8 @@ def make_again(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     context.owner.expect(context.gallery.name)
     for name in gone(context, upgrade):
         context.say(f"making {name} again, without records")
-        context.store.create(schema_from_json(context.registry.collection(name).schema), context.services.index)
+        schema, old = schema_from_json(context.registry.collection(name).schema), upgrade.old_collections[0]
+        context.store.create(schema, context.services.index, like=old)
     context.owner.settle(context.gallery.name)
 
 

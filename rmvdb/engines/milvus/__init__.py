@@ -1,8 +1,8 @@
 """VectorStore over pymilvus: a Milvus server or cluster from 2.3 on, or a Milvus Lite process.
 
 `store` lists the verbs. They are in `creating`, `describing`, `searching`, `reading`, `writing` and `settling`; `rows` has their
-records. Each verb is a call of a `session`, which repeats it if that helps, on a `connection`. `failures` interprets errors. Only
-`driver` imports pymilvus.
+records, and `layouts` what a new collection takes over from another. Each verb is a call of a `session`, which repeats it if that
+helps, on a `connection`. `failures` interprets errors. Only `driver` imports pymilvus.
 
 Measured on Milvus 2.3.5, Milvus Lite 2.5.1 and 3.2.2, and decisive for this code:
 

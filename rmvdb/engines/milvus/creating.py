@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rmvdb.engines.milvus import layouts
 from rmvdb.engines.milvus.connection import Engine
 from rmvdb.engines.milvus.describing import dim_of, exists, read, vector_index
 from rmvdb.engines.milvus.driver import ONCE, foreign_errors, pymilvus
@@ -20,18 +21,19 @@ if TYPE_CHECKING:
 _LOADED_AFTER = 600.0
 
 
-def create(session: Session, schema: Schema, index: Index) -> None:
+def create(session: Session, schema: Schema, index: Index, *, like: str | None = None) -> None:
     """Create the collection with its index and load it; finish one that was left half made.
 
     Raises:
         AlreadyExists: The collection exists with another schema.
     """
-    name, engine = schema.collection, session.engine()
-    made = not exists(session, name) and _make(session, schema, engine)
+    name = schema.collection
+    wanted = layouts.layout(session, like) if like and exists(session, like) else layouts.Layout()
+    made = not exists(session, name) and _make(session, schema, wanted)
     if not made:
         _same(schema, read(session, name))
     try:
-        _finish(session, schema, index)
+        _finish(session, schema, index, wanted)
     except EngineUnavailable:
         raise  # another process may have finished and filled it meanwhile; the next call finishes the rest
     except RmvdbError:
@@ -59,15 +61,13 @@ def move_aliases(session: Session, collection: str, target: str) -> list[str]:
     return aliases
 
 
-def _make(session: Session, schema: Schema, engine: Engine) -> bool:
+def _make(session: Session, schema: Schema, layout: layouts.Layout) -> bool:
     """Create the collection; return False if another process was faster."""
+    made = _engine_schema(schema, session.engine())
     try:
         session.run(
             schema.collection,
-            # For other programs that read it; every call of rmvdb names its own level.
-            lambda client: client.create_collection(
-                schema.collection, schema=_engine_schema(schema, engine), consistency_level="Bounded", **ONCE
-            ),
+            lambda client: client.create_collection(schema.collection, schema=made, **layout.of_collection, **ONCE),
         )
     except EngineError:
         if not exists(session, schema.collection):
@@ -76,7 +76,7 @@ def _make(session: Session, schema: Schema, engine: Engine) -> bool:
     return True
 
 
-def _finish(session: Session, schema: Schema, index: Index) -> None:
+def _finish(session: Session, schema: Schema, index: Index, layout: layouts.Layout) -> None:
     name, field = schema.collection, schema.vector_field
     params = index_params(schema, index, session.engine())
 
@@ -90,12 +90,13 @@ def _finish(session: Session, schema: Schema, index: Index) -> None:
                     raise
         if found and found.get("metric_type") != schema.metric.value:
             raise AlreadyExists(f"Collection {name!r} exists with metric {found.get('metric_type')}; drop it or take its name")
-        client.load_collection(name, _async=True, **ONCE)
+        layouts.index_fields(client, name, layout)
+        client.load_collection(name, _async=True, **layout.of_load, **ONCE)
 
     def load(client: MilvusClient) -> str:
         state = str(client.get_load_state(name, **ONCE)["state"].name)
         if state not in ("Loading", "Loaded"):
-            client.load_collection(name, _async=True, **ONCE)
+            client.load_collection(name, _async=True, **layout.of_load, **ONCE)
         return state
 
     session.run(name, finish)

@@ -14,7 +14,7 @@ from pymilvus.grpc_gen import common_pb2, milvus_pb2, milvus_pb2_grpc, schema_pb
 
 from rmvdb.engines.index_rules import Reach, check, reach, search_for
 from rmvdb.engines.milvus import MilvusStore
-from rmvdb.errors import ConfigError, RmvdbError
+from rmvdb.errors import ConfigError, EngineError
 from rmvdb.types import IdType, Index, Metric, Schema
 
 GOOD = [
@@ -353,8 +353,7 @@ def test_the_parameters_of_an_index_that_another_client_made_are_read_too(record
 def test_a_collection_that_has_lost_its_index_is_named(recorder: tuple[Recorder, MilvusStore]) -> None:
     servicer, store = recorder
     store.create(Schema(collection="c", dim=4, metric=Metric.IP, id_type=IdType.INT64), Index(type="FLAT"))
+    assert store.index("c").type == "FLAT"
     servicer.index = None
-    with pytest.raises(
-        EngineError, match="Collection 'c' has no index on 'vector' any more; create one, and load the collection"
-    ):
+    with pytest.raises(EngineError, match="Collection 'c' has no index on 'vector' any more; create one, and load it"):
         store.index("c")
