@@ -40,7 +40,8 @@ READS = {
     "active_upgrade", "upgrade", "upgrades", "history", "next_priority", "listed_ids", "workers", "batches", "counts",
     "last_done", "last_intent", "readings", "progress", "blocked", "intents", "announced", "written", "open_writes",
     "quarantined", "slowest_client", "refuse_ended", "refuse_overtaken", "expired_writes", "describe", "exists", "index",
-    "search", "get", "moment", "scan", "count", "read", "found", "ids", "path", "left", "files", "settle", "segments", "identity", "trace",
+    "search", "get", "moment", "scan", "count", "read", "found", "ids", "path", "left", "files", "settle", "segments", "identity",
+    "trace",
     "field_names", "collection_names", "unservable", "shown_url", "unready", "fields_of", "settles_at_once", "gaps", "let_go",
     "asked_for", "pending_batches", "kept_queries",
 }  # fmt: skip

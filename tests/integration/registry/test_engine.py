@@ -139,3 +139,18 @@ def test_a_full_disk_is_not_a_registry_that_does_not_answer(tmp_path: Path) -> N
     since = time.monotonic()
     assert on_small_disk(tmp_path, "3m", FULL).startswith("The disk that holds the registry is full; free some space")
     assert time.monotonic() - since < 40
+
+
+@pytest.mark.postgres
+def test_a_statement_may_run_in_a_session_that_has_not_prepared_it(postgres_url: str) -> None:
+    """A pooler may give each transaction another session. psycopg prepared a statement at its sixth run."""
+    schema.upgrade(postgres_url)
+    registry = Registry(postgres_url, patience=5)
+    add_gallery(registry)
+    for _ in range(12):
+        assert registry.gallery("photos").name == "photos"
+    with registry.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar() == 0
+        connection.exec_driver_sql("DEALLOCATE ALL")
+    assert registry.gallery("photos").name == "photos"
+    registry.close()
