@@ -59,7 +59,9 @@ def test_a_record_counts_as_found_if_the_index_has_it_though_applications_look_a
         assert not any(not_found(server_store, schema, some, among=range(3_000)))
     server_store.delete(schema.collection, [7])
     server_store.count(schema.collection)  # at Strong
-    assert set(not_found(server_store, schema, records[:TOGETHER]).hidden) == {7}
+    missed = not_found(server_store, schema, records[:TOGETHER])
+    # The distances of IVF_PQ are too coarse to tell. Those of the others tell what is gone, if not why.
+    assert {*missed.hidden, *missed.passed_over} == (set() if index.type == "IVF_PQ" else {7})
     server_store.drop(schema.collection)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rmvdb.engines.milvus.driver import MilvusClient
 
 #: The parts of an index's description that are not parameters.
-_NO_PARAMETERS = {"index_type", "metric_type", "dim", "field_name", "index_name", "state"}
+_NO_PARAMETERS = {"index_type", "metric_type", "dim", "field_name", "index_name", "state", "params"}
 _NO_PARAMETERS |= {"total_rows", "indexed_rows", "pending_index_rows"}
 
 
@@ -57,9 +57,14 @@ def index(session: Session, collection: str) -> Index:
     if not found:
         raise EngineError(f"Collection {collection!r} has no index on {field!r} any more; create one, and load it")
     session.most[collection] = index_rules.reach(Index(type=found["index_type"])).most
-    nested = found.pop("params", None)  # as pymilvus' ORM, Java, Go and Node send them
-    params = {**(nested if isinstance(nested, dict) else {}), **found}
-    return Index(type=found["index_type"], params={name: params[name] for name in params.keys() - _NO_PARAMETERS})
+    return Index(type=found["index_type"], params=parameters(found))
+
+
+def parameters(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters in an index's description. pymilvus' ORM, Java, Go and Node send them as one value, `params`."""
+    nested = found.get("params")
+    every = {**(nested if isinstance(nested, dict) else {}), **found}
+    return {name: every[name] for name in every.keys() - _NO_PARAMETERS}
 
 
 def exists(session: Session, collection: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rmvdb.engines.milvus.describing import read, schema_of
+from rmvdb.engines.milvus.describing import parameters, read, schema_of
 from rmvdb.engines.milvus.driver import ONCE, foreign_errors, pymilvus
 from rmvdb.engines.milvus.session import Session
 from rmvdb.errors import EngineError, EngineUnavailable
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 #: The beginnings of the properties that users set. An engine adds some of its own.
 _PROPERTIES = ("collection.", "lazyload.", "mmap.", "partitionkey.")
-#: The parts of an index's description that are not parameters.
-_DESCRIBED = {"index_type", "field_name", "index_name", "state", "total_rows", "indexed_rows", "pending_index_rows"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,17 +53,16 @@ def layout(session: Session, collection: str) -> Layout:
 
 def index_fields(client: MilvusClient, collection: str, layout: Layout) -> None:
     """Make the indexes on fields that the collection does not have yet."""
-    there = {each["field_name"] for each in _indexes(client, collection)} if layout.indexes else set()
+    there = set(client.list_indexes(collection, **ONCE)) if layout.indexes else set()
     for each in layout.indexes:
-        if each["field_name"] in there:
+        if (name := each["index_name"]) in there:
             continue
         params = pymilvus().MilvusClient.prepare_index_params()
-        own = {name: value for name, value in each.items() if name not in _DESCRIBED}
-        params.add_index(each["field_name"], index_type=each.get("index_type", ""), index_name=each["index_name"], params=own)
+        params.add_index(each["field_name"], index_type=each.get("index_type", ""), index_name=name, params=parameters(each))
         try:
             client.create_index(collection, params, sync=False, **ONCE)
         except foreign_errors():  # another process may have been faster
-            if each["field_name"] not in {now["field_name"] for now in _indexes(client, collection)}:
+            if name not in client.list_indexes(collection, **ONCE):
                 raise
 
 
