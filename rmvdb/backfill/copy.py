@@ -30,9 +30,11 @@ class Copying(NewVectors):
         present = {record.id for record in old}
         if batch.restore:
             old += self._lost_since(task, batch, present)
-        left = self._left(task, batch, [record.id for record in old])
+        stand_ins = self._stand_ins(task, batch, old)
+        left = self._left(task, batch, [record.id for record in old if record.id not in stand_ins])
         lost = self._lost_before(task, batch, {record.id for record in old})
-        made, reasons = self._embed(task, batch, [*(record for record in old if record.id not in left), *lost])
+        moving = [*(record for record in old if record.id not in left), *lost]
+        made, reasons = self._embed(task, batch, moving, stand_ins)
         kept = self._kept_earlier(task, batch, present)
         known = {record.id for records in kept.values() for record in records}
         kept[task.old[0]] = [*kept.get(task.old[0], []), *(record for record in lost if record.id not in known)]

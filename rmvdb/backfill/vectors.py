@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ from rmvdb.types import Id, Metric, Record, Vectors
 
 #: Seconds between two comparisons of the model with its registration.
 CHECK_EVERY = 60.0
+#: How far ψ's vector may lie from itself, made again, as a share of its length.
+_ALIKE = 1e-3
 #: Why a record is set aside, by id.
 Reasons = dict[Id, str]
 
@@ -50,9 +52,11 @@ class NewVectors(BatchRecords):
         self._one_at_a_time = threading.Lock()
         self._metrics: dict[str, Metric] = {}
 
-    def _embed(self, task: Task, batch: BatchRow, old: Sequence[Record]) -> tuple[dict[str, list[Record]], Reasons]:
+    def _embed(
+        self, task: Task, batch: BatchRow, old: Sequence[Record], stand_ins: Set[Id]
+    ) -> tuple[dict[str, list[Record]], Reasons]:
         """Return the records with their new vectors, by target collection, and the reasons of those without one."""
-        made = self._from_archive(task, batch, old)
+        made = self._from_archive(task, batch, [record for record in old if record.id not in stand_ins])
         ready = {record.id for records in made.values() for record in records}
         rest = [record for record in old if record.id not in ready]
         embedded, reasons = self._from_items(task, rest, batch.origin)
@@ -67,6 +71,29 @@ class NewVectors(BatchRecords):
             collection: [each.put_back_for(wanted[each.record.id]) for each in readings if each.record.id in wanted]
             for collection, readings in self._readings(batch.origin).items()
         }
+
+    def _stand_ins(self, task: Task, batch: BatchRow, old: Sequence[Record]) -> set[Id]:
+        """Return, for a roll back, the records of which ψ's vector is in the place of the old model's: a client wrote them.
+
+        The registry knows such a write, unless it went back or was rebuilt since. The vector itself tells, too.
+        """
+        if task.undoes is None or not task.fallback_transforms:
+            return set()
+        archived = (each.record for each in self._readings(batch.origin).get(task.new[0], []))
+        before = {record.id: record.vector for record in archived}
+        rest = [record.id for record in old if record.id not in before]
+        before |= {each.id: each.vector for each in self._store.get(task.new[0], rest, fields=(), vector=True)} if rest else {}
+        both = [
+            (record.id, record.vector, there)
+            for record in old
+            if record.vector is not None and (there := before.get(record.id)) is not None
+        ]
+        if not both:
+            return set()
+        made = self._loaded_models.apply(task.fallback_transforms, np.stack([now for _, now, _ in both]))  # (n, d_old)
+        there = np.stack([vector for _, _, vector in both])
+        alike = np.linalg.norm(made - there, axis=1) <= _ALIKE * np.linalg.norm(there, axis=1)
+        return {id for (id, _, _), is_alike in zip(both, alike, strict=True) if is_alike}
 
     def _from_items(
         self, task: Task, old: Sequence[Record], origin: Mapping[str, Any] | None

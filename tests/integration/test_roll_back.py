@@ -256,3 +256,34 @@ def test_psi_stands_in_for_nothing_that_only_an_archive_could_give_back(tmp_path
     with pytest.raises(errors.ArtifactError, match="was altered"):
         conductor.advance(back, gallery.worker())
     gallery.registry.close()
+
+
+@pytest.mark.parametrize("far", [0.5, 0.0])
+def test_a_forgotten_write_leaves_no_vector_of_psi_in_the_place_of_the_old_models(tmp_path: Path, far: float) -> None:
+    """A write leaves ψ's vector in an old collection that still has the record. A registry that went back knows no such write.
+
+    The record moved later, with ψ's vector in the archive, or it never moved.
+    """
+    gallery = make(tmp_path, records=200, deployed=False)
+    assert gallery.conductor().roll_back(gallery.upgrade) is None
+    conductor = gallery.conductor()
+    question = conductor.resolve(Question(gallery="texts", from_version="v1", to_version="v2", method=Method.RQT, order="random"))
+    row = go_on(gallery, conductor.begin(question, conductor.plan(question), gallery.worker(), until=0.01, cutover=False))
+    still = list(gallery.records("texts_v1"))[:20]
+    with gallery.client() as client:
+        for id in still:
+            put(gallery, client, id, f"other {id}")
+    held = gallery.records("texts_v1")
+    assert not any(np.allclose(held[id].vector, vector("v1", f"other {id}"), atol=0.1) for id in still)  # type: ignore[arg-type]
+    with gallery.registry.engine.begin() as connection:
+        connection.execute(text("DELETE FROM intents"))
+    if far:
+        gallery.worker(width=1).run(conductor.task(row), gallery.backfill, until=far)
+    back = conductor.roll_back(gallery.registry.upgrade(row.id))
+    assert back is not None
+    assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+    held = gallery.records("texts_v1")
+    assert held.keys() == gallery.source.of.keys()
+    for id, item in gallery.source.of.items():
+        assert np.allclose(held[id].vector, vector("v1", item), atol=1e-6), (id, item)  # type: ignore[arg-type]
+    gallery.registry.close()
