@@ -96,7 +96,7 @@ class Upgrades(Parts):
             started = time.monotonic()
             command = self.project.start(*words)
             self.command = command if tries < 2 else None  # on a slow machine planning would never end
-            out, err = command.communicate(timeout=PATIENCE)
+            out, err = command.communicate(timeout=3 * PATIENCE)  # a plan trains, and shares the machine
             if command.returncode == 0:
                 self.commands += 1
                 return True
