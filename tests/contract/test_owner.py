@@ -15,6 +15,7 @@ import pytest
 from rmvdb.engines import lite
 from rmvdb.engines.milvus import MilvusStore
 from rmvdb.engines.milvus.creating import _make
+from rmvdb.engines.milvus.layouts import Layout
 from rmvdb.errors import CannotAdopt, CollectionMissing, NotOwner
 from rmvdb.protocols import VectorStore
 from rmvdb.registry import mark, schema
@@ -90,7 +91,7 @@ def test_a_mark_that_is_half_made_is_made_whole_by_its_owner_and_refused_to_othe
     one, two = registries(), registries()
     half = mark._shape(name, one.identity())
     if isinstance(store, MilvusStore):
-        _make(store, half, store.engine())  # without an index, and not loaded
+        _make(store, half, Layout())  # without an index, and not loaded
         with pytest.raises(CannotAdopt):
             store.describe(half.collection)
     else:
