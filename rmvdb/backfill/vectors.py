@@ -73,9 +73,9 @@ class NewVectors(BatchRecords):
         }
 
     def _stand_ins(self, task: Task, batch: BatchRow, old: Sequence[Record]) -> set[Id]:
-        """Return, for a roll back, the records of which ψ's vector is in the place of the old model's: a client wrote them.
+        """Return, for a roll back, the records that would keep a vector that ψ made. A client wrote them during the upgrade.
 
-        The registry knows such a write, unless it went back or was rebuilt since. The vector itself tells, too.
+        The registry may have forgotten such a write: it went back, or was rebuilt. So the vectors are compared.
         """
         if task.undoes is None or not task.fallback_transforms:
             return set()

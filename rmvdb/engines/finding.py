@@ -31,8 +31,8 @@ class NotFound(NamedTuple):
 
     #: The index is sure to find them, if they are in it.
     hidden: dict[Id, str]
-    #: The search found farther ones instead. An approximate index may pass over some: HNSW passed over 0.6 % of 20,000 records
-    #: that differ in length and are compared by IP. Searches with a filter by key found each of them.
+    #: The search found farther ones instead. An approximate index may pass over some. HNSW passed over 6 of 998 records that
+    #: differ in length and are compared by IP, though asked for 1,000 hits, in a collection with many replaced rows.
     passed_over: dict[Id, str]
 
 

@@ -7,6 +7,7 @@ hashes.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -110,8 +111,8 @@ class Verify:
         total = self._registry.progress(task.upgrade).total
         newest = newest_by_hash(batches)
         differing: dict[Id, float] = {}
-        parts = _parts(batches[at.batches :])
-        for part in _read_ahead(parts, lambda some: self._read(task, some, newest, report.unread.append)):
+        read = functools.partial(self._read, task, newest=newest, left_out=report.unread.append)
+        for part in _read_ahead(_parts(batches[at.batches :]), read):
             differing |= self._compare(task, part, report, sample=sample, of=total)
             report.fields_compared += part.archived
             at = VerifyPosition(
