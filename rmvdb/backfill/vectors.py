@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from rmvdb import errors
 from rmvdb.backfill.records import BatchRecords, vector_of
 from rmvdb.backfill.task import Task
 from rmvdb.canonical.vectors import unrankable
-from rmvdb.items.check import KNOWN_GOOD, embed_checked
+from rmvdb.items.check import KNOWN_GOOD, TOLERANCE, distances, embed_checked
 from rmvdb.items.digest import item_digest
 from rmvdb.items.sources import given
 from rmvdb.protocols import Source, VectorStore
@@ -21,7 +22,7 @@ from rmvdb.registry.codec import key
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import BatchRow
 from rmvdb.serving.loaded_models import LoadedModels
-from rmvdb.storage.archive import Archive, ArchiveFile
+from rmvdb.storage.archive import Archive, ArchiveFile, Reading
 from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.text import counted
 from rmvdb.types import Id, Metric, Record, Vectors
@@ -67,10 +68,37 @@ class NewVectors(BatchRecords):
         """Return, for a roll back, the records as they were, in their former collections, except for records written since."""
         written = self._written(task, [record.id for record in old])
         wanted = {record.id: record for record in old if key(record.id) not in written}
-        return {
-            collection: [each.put_back_for(wanted[each.record.id]) for each in readings if each.record.id in wanted]
+        archived = {
+            collection: [each for each in readings if each.record.id in wanted]
             for collection, readings in self._readings(batch.origin).items()
         }
+        newest = archived.get(task.new[0], [])
+        of_other_items = self._of_other_items(task, {each.record.id: wanted[each.record.id] for each in newest}, newest)
+        return {
+            collection: [
+                replace(again, vector=of_other_items.get(again.id, again.vector))
+                for again in (each.put_back_for(wanted[each.record.id]) for each in readings)
+            ]
+            for collection, readings in archived.items()
+        }
+
+    def _of_other_items(self, task: Task, now: Mapping[Id, Record], archived: Sequence[Reading]) -> dict[Id, Vectors]:
+        """Return the vectors of records whose items are no longer those of their archived vectors.
+
+        A client wrote these records where they had moved, and the registry has forgotten it: it went back, or was rebuilt. If the
+        embedder or the item is missing, the archived vector has to do.
+        """
+        written = [now[each.record.id] for each in archived if each.has_another_vector(now[each.record.id])]
+        if not written or self._source is None:
+            return {}
+        try:
+            self._loaded_models.embedder(self._loaded_models.chain(task.version).embedder)
+        except errors.ModelError:
+            return {}
+        made, _ = self._from_items(task, written, None)
+        before = {each.record.id: vector_of(each.record) for each in archived}
+        # The item may be the same: another worker may have written the vector, which differs by rounding.
+        return {id: vector for id, vector in made.items() if distances(before[id][None], vector[None])[0] > TOLERANCE}
 
     def _stand_ins(self, task: Task, batch: BatchRow, old: Sequence[Record]) -> set[Id]:
         """Return, for a roll back, the records that would keep a vector that ψ made. A client wrote them during the upgrade.

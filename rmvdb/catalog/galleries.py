@@ -84,6 +84,7 @@ def _check_name(name: str) -> None:
 def _register(registry: Registry, store: VectorStore, *, name: str, schema: Schema, adopted: bool, **values: Any) -> GalleryRow:
     """Take the collection for the gallery, and register both."""
     owner = Owner(registry, store)
+    was_marked = owner.read(schema.collection) is not None
     owner.take(name, schema.collection)
     try:
         return registry.add_gallery(name=name, schema=schema, adopted=adopted, **values)
@@ -92,6 +93,7 @@ def _register(registry: Registry, store: VectorStore, *, name: str, schema: Sche
             return registered
         if not adopted:
             store.drop(schema.collection)
+        if not was_marked:
             owner.release(schema.collection)
         raise
 

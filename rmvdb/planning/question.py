@@ -25,6 +25,8 @@ class Question:
     to_version: str
     #: The collections that the upgrade would empty, newest first.
     old: tuple[str, ...] = ()
+    #: When the gallery was added: another one of that name may have been removed before, and had other records.
+    added: float = 0.0
     #: `VersionRow.digest` of the new version, then of the versions in these collections.
     versions: tuple[str, ...] = ()
     #: None chooses among `choose.CANDIDATES` by the sample.

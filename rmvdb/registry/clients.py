@@ -29,6 +29,8 @@ class Serving:
     next: ServingPlan | None
     #: The gallery's trace, a number that only rises.
     trace: int = 0
+    #: When the gallery was added. Another one may have got its name since.
+    added: float = 0.0
 
 
 class Clients(Database):
@@ -57,7 +59,7 @@ class Clients(Database):
         report["rescoring"] = rescoring and dict(rescoring)
         same = self._confirmed(gallery, client, known, report) if known and known.plan.epoch == holds else None
         if same is None:
-            return self._refreshed(gallery, client, holds, report)
+            return self._refreshed(gallery, client, holds, report, known)
         self._keep_time()
         return same
 
@@ -96,7 +98,9 @@ class Clients(Database):
         c.execute(statement)
 
     @transaction
-    def _refreshed(self, s: Session, /, gallery: str, client: str, holds: int, report: Mapping[str, Any]) -> Serving:
+    def _refreshed(
+        self, s: Session, /, gallery: str, client: str, holds: int, report: Mapping[str, Any], known: Serving | None
+    ) -> Serving:
         # Locked, so that no epoch changes before every reader sees the epoch that this client gets.
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock={"read": True})
         values = {"gallery_id": row.id, "seen_at": clock(), "epoch": holds or row.epoch, **report}
@@ -106,11 +110,13 @@ class Clients(Database):
             shared_queries.forget_silent(s, ClientRow, ClientRow.gallery_id == row.id, longer=longest_age)
             s.execute(insert(ClientRow).values(id=client, **values))
         trace = s.get(TraceRow, row.id)
-        if holds > max(row.epoch, trace.reported if trace else 0):  # this registry has gone back: it doesn't know that epoch
+        same = known is None or known.added == row.created_at  # the gallery may have been removed, and another one added
+        if same and holds > max(row.epoch, trace.reported if trace else 0):  # this registry has gone back: it knows no such epoch
             s.add(trace := trace or TraceRow(gallery_id=row.id, number=0))
             trace.reported = holds
         upcoming = shared_queries.plan(s, row, row.next_epoch) if row.next_epoch else None
-        return Serving(plan=shared_queries.plan(s, row, row.epoch), next=upcoming, trace=trace.number if trace else 0)
+        now = shared_queries.plan(s, row, row.epoch)
+        return Serving(plan=now, next=upcoming, trace=trace.number if trace else 0, added=row.created_at)
 
     @transaction
     def leave(self, s: Session, /, client: str) -> None:

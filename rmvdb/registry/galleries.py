@@ -52,7 +52,13 @@ class Galleries(Database):
         """
         if s.scalar(select(GalleryRow).where(GalleryRow.name == name)):
             raise errors.AlreadyExists(f"Gallery {name!r} exists; see it with: rmvdb gallery show {name}")
-        if holder := s.scalar(select(CollectionRow).where(CollectionRow.name == schema.collection)):
+        holder = s.scalar(select(CollectionRow).where(CollectionRow.name == schema.collection))
+        if holder is not None and holder.dropped_at is not None:
+            raise errors.AlreadyExists(
+                f"A collection {schema.collection!r} belonged to gallery {s.get_one(GalleryRow, holder.gallery_id).name!r} until "
+                "rmvdb dropped it; run rmvdb gc an hour after that and then this command again, or give yours another name"
+            )
+        if holder is not None:
             raise errors.AlreadyExists(
                 f"Collection {schema.collection!r} belongs to gallery {s.get_one(GalleryRow, holder.gallery_id).name!r} already"
             )

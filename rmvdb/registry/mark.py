@@ -198,6 +198,16 @@ class Owner:
         Raises:
             UsageError: the other registry has written meanwhile.
         """
+        before = self.refuse_at_work(collections, wait)
+        for name, mark in before.items():
+            if mark is not None and mark.owner != self._mine:
+                self._store.drop(mark_of(name))
+            self.take(gallery, name)
+        marks = [mark for mark in before.values() if mark is not None]
+        return max((mark.number for mark in marks), default=0), max((mark.epoch for mark in marks), default=0)
+
+    def refuse_at_work(self, collections: Iterable[str], wait: Callable[[], None]) -> dict[str, Mark | None]:
+        """Raise UsageError if another process writes these marks during the `wait`. Return the marks as they were before."""
         before = {name: self.read(name) for name in collections}
         wait()
         for name, mark in before.items():
@@ -205,12 +215,7 @@ class Owner:
                 raise errors.UsageError(
                     f"That registry is not lost: it wrote while this one waited ({now.where}); use that registry"
                 )
-        for name, mark in before.items():
-            if mark is not None and mark.owner != self._mine:
-                self._store.drop(mark_of(name))
-            self.take(gallery, name)
-        marks = [mark for mark in before.values() if mark is not None]
-        return max((mark.number for mark in marks), default=0), max((mark.epoch for mark in marks), default=0)
+        return before
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

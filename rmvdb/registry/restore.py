@@ -46,12 +46,12 @@ class Restoring(Database):
             manifest_rows.put_back(s, table, contents.get(table.__tablename__, ()))
         for gallery in s.scalars(select(GalleryRow)):
             shared_queries.serve_after(s, gallery, shared_queries.row_of_plan(s, gallery, gallery.epoch).legs)
-            _begin_rebuild(s, gallery, "brought back by registry rebuild")
+            _begin_rebuild(s, gallery, shared_queries.BROUGHT_BACK)
 
     @transaction
     def begin_rebuild(self, s: Session, /, gallery_id: int) -> None:
         """Let writes, claims and conductors of a gallery wait until `rebuilt`, and its work list be made again."""
-        _begin_rebuild(s, s.get_one(GalleryRow, gallery_id), "taken from a lost registry; its work list is made again")
+        _begin_rebuild(s, s.get_one(GalleryRow, gallery_id), shared_queries.TAKEN)
 
     @transaction
     def put_forward(self, s: Session, /, upgrade_id: int, phase: Phase, which: EpochName, *, note: str) -> None:
@@ -86,13 +86,25 @@ class Restoring(Database):
             s.add(row)
 
     @transaction
-    def add_written(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, kind: str = "upsert") -> None:
-        """Add a done intent for each record that clients wrote or deleted during the upgrade."""
-        gallery, at = s.scalars(shared_queries.gallery_of(upgrade_id)).one(), now(s)
+    def add_written(
+        self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, kind: str = "upsert", upto: int | None = None
+    ) -> list[Id]:
+        """Add a done intent for each record that clients wrote or deleted during the upgrade. Return the ids of these records.
+
+        `upto`: leave out the records with an intent of a larger number. Their clients have written them since.
+        """
+        # Locked, as a client that announces a write locks it: the intents of both have the order of their numbers.
+        gallery, at = (
+            s.scalars(shared_queries.gallery_of(upgrade_id).with_for_update(of=GalleryRow, **shared_queries.FOR_CHANGE)).one(),
+            now(s),
+        )
+        since = set[str]() if upto is None else _written_after(s, gallery, ids, upto)
+        ids = [id for id in ids if key(id) not in since]
         same = {"gallery_id": gallery.id, "upgrade_id": upgrade_id, "kind": kind, "done": True, "epoch": gallery.epoch}
         same |= {"client": "rebuilt", "opened_at": at, "deadline": at, "done_at": at}
         if ids:
             s.execute(insert(IntentRow), [same | {"record": key(id)} for id in ids])
+        return ids
 
     @transaction
     def forget_work(self, s: Session, /, upgrade_id: int) -> None:
@@ -103,6 +115,12 @@ class Restoring(Database):
     def rebuilt(self, s: Session, /, gallery_id: int) -> None:
         """Let writes, claims and conductors of a gallery continue, since its work is whole again."""
         s.get_one(GalleryRow, gallery_id).rebuilding = False
+
+
+def _written_after(s: Session, gallery: GalleryRow, ids: Sequence[Id], upto: int) -> set[str]:
+    """Return the keys of the records that have an intent with a larger number."""
+    later = select(IntentRow.record).where(IntentRow.gallery_id == gallery.id, IntentRow.id > upto)
+    return set(s.scalars(later)).intersection(map(key, ids))
 
 
 def _begin_rebuild(s: Session, gallery: GalleryRow, note: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Delete, Row, Select, Update, and_, case, delete, func, select, update
+from sqlalchemy import ColumnElement, Delete, Row, Select, Update, and_, case, delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from rmvdb import errors
@@ -39,6 +39,8 @@ MANY = 50_000
 FORGOTTEN, SOME = 86400.0, 1000
 #: The lock on a gallery's row for a change of its epoch or a new write. It excludes itself and `{"read": True}`.
 FOR_CHANGE = {"key_share": True}
+#: The notes of an upgrade whose work list is made again, because the registry was lost or went back.
+BROUGHT_BACK, TAKEN = "brought back by registry rebuild", "taken from a lost registry; its work list is made again"
 
 
 def named(
@@ -56,6 +58,19 @@ def named(
     if row is None:
         raise errors.UnknownName(kind, name, s.scalars(select(table.name)), hint=hint)
     return row
+
+
+def skip_numbers(s: Session, table: type[UpgradeRow], upto: int) -> None:
+    """Let the next row of this table get a larger number than `upto`."""
+    if upto <= (s.scalar(select(func.max(table.id))) or 0):
+        return
+    if s.get_bind().dialect.name == "postgresql":
+        sequence = func.pg_get_serial_sequence(table.__tablename__, "id")
+        s.execute(select(func.setval(sequence, func.greatest(upto, func.nextval(sequence)))))
+        return
+    last = {"name": table.__tablename__, "upto": upto}
+    if not s.execute(text("UPDATE sqlite_sequence SET seq = max(seq, :upto) WHERE name = :name"), last).rowcount:  # type: ignore[attr-defined]
+        s.execute(text("INSERT INTO sqlite_sequence (name, seq) VALUES (:name, :upto)"), last)
 
 
 def gallery_of(upgrade_id: int) -> Select[GalleryRow]:

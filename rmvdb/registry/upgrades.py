@@ -26,13 +26,14 @@ class Upgrades(Database):
     """Upgrades, their history, and the leadership of each."""
 
     @transaction
-    def add_upgrade(self, s: Session, /, details: Details = lambda _: {}, **values: Any) -> UpgradeRow:
-        """Register an upgrade.
+    def add_upgrade(self, s: Session, /, details: Details = lambda _: {}, *, above: int = 0, **values: Any) -> UpgradeRow:
+        """Register an upgrade, with a number `above` that one.
 
         Raises:
             UpgradeRunning: the gallery has an upgrade that has not ended.
         """
         try:
+            shared_queries.skip_numbers(s, UpgradeRow, above)
             row = _new_upgrade(s, values, details)
         except IntegrityError as exc:
             s.rollback()
@@ -44,9 +45,11 @@ class Upgrades(Database):
 
     @transaction
     def supersede(
-        self, s: Session, /, ended: int, details: Details = lambda _: {}, *, epoch: int, note: str, **values: Any
+        self, s: Session, /, ended: int, details: Details = lambda _: {}, *, epoch: int, note: str, above: int = 0, **values: Any
     ) -> UpgradeRow:
         """End one upgrade, withdraw its announced plan, and register the upgrade that takes its place, in one transaction.
+
+        Its number is `above` that one.
 
         Raises:
             WrongPhase: it has ended or is being cleaned up, or another epoch than `epoch` is in force, so the decision is out of
@@ -164,7 +167,9 @@ class Upgrades(Database):
         row = s.scalar(select(UpgradeRow).where(UpgradeRow.gallery_id == gallery_id, UpgradeRow.phase != Phase.ENDED))
         if row is None:
             return False
-        last = s.scalar(select(PhaseRow.note).where(PhaseRow.upgrade_id == row.id).order_by(PhaseRow.id.desc()).limit(1))
+        notes = select(PhaseRow.note).where(PhaseRow.upgrade_id == row.id).order_by(PhaseRow.id.desc())
+        # A registry that was lost and rebuilt since does not make the end older.
+        last = next((note for note in s.scalars(notes) if note not in (shared_queries.BROUGHT_BACK, shared_queries.TAKEN)), None)
         return not (last or "").startswith(GOES_ON)
 
     @transaction

@@ -48,7 +48,11 @@ class Reading:
 
     def put_back_for(self, record: Record) -> Record:
         """Return the record to put back for this one: as the batch read it, but with fields that were written since."""
-        return self.record if self._made(record) else replace(self.record, fields=record.fields)
+        return self.record if self.is_copied_to(record) else replace(self.record, fields=record.fields)
+
+    def has_another_vector(self, record: Record) -> bool:
+        """Tell whether this record has a vector that the batch did not make: somebody has written it since."""
+        return record.vector is not None and not self._made(record)
 
     def _made(self, record: Record) -> bool:
         return record.vector is not None and self.made == parquet.digest(record.vector)
@@ -137,6 +141,11 @@ class Archive:
         them."""
         found = [entry for entry in self._entries(folders, ".parquet") if entry.name.startswith(begins)]
         return [ArchiveFile(path=entry.path, sha256=_digest_in(entry)) for entry in sorted(found, key=_age, reverse=True)]
+
+    def last_upgrade(self, gallery: str) -> int:
+        """Return the largest number of an upgrade of this gallery that has files here. 0 without any."""
+        folders = (PurePosixPath(entry.path).parts[1] for entry in self.folder.entries(files.file_name(gallery)))
+        return max((int(name) for name in folders if name.isdecimal()), default=0)
 
     def ids(self, file: ArchiveFile) -> list[Id]:
         """Return the ids of its records, in order. Raise ArtifactError if the file is missing or altered."""

@@ -74,7 +74,13 @@ def _known(context: UpgradeContext) -> set[str]:
 
 
 def is_ours(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> bool:
-    """Whether the collection of an upgrade that never served can be dropped: it is a copy that the registry knows, or empty."""
+    """Whether the collection of an upgrade that never served can be dropped: it is a copy that the registry knows, or empty.
+
+    The collection of another gallery may have its name by now. That gallery's name is in the mark.
+    """
+    mark = context.owner.read(collection)
+    if mark is not None and mark.said.get("gallery", context.gallery.name) != context.gallery.name:
+        return False
     try:
         return bool(upgrade.original and collection in _known(context)) or not context.store.count(collection)
     except errors.EngineError:  # it is not loaded, or does not exist

@@ -40,6 +40,8 @@ from rmvdb.upgrade.report import VerifyPosition, VerifyReport
 AT_ONCE = 1_000
 #: Parts that are read while an earlier one is compared: each waits for the engine's clock.
 AHEAD = 2
+#: The most records with other fields that are looked at again. Of more, no server shows the former ones for a moment.
+LOOK_AGAIN = 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +57,8 @@ class UnexplainedRecords:
     changed: list[Id] = field(default_factory=list)
     #: Ids whose last known write is an upsert, and that no collection holds.
     absent: list[Id] = field(default_factory=list)
+    #: The number of the last intent before the reading. A later one decides for its record.
+    upto: int = field(default=0, compare=False)
 
 
 class _Part(NamedTuple):
@@ -111,9 +115,10 @@ class Verify:
         total = self._registry.progress(task.upgrade).total
         newest = newest_by_hash(batches)
         differing: dict[Id, float] = {}
+        odd: dict[Id, Record] = {}
         read = functools.partial(self._read, task, newest=newest, left_out=report.unread.append)
         for part in _read_ahead(_parts(batches[at.batches :]), read):
-            differing |= self._compare(task, part, report, sample=sample, of=total)
+            differing |= self._compare(task, part, report, odd, sample=sample, of=total)
             report.fields_compared += part.archived
             at = VerifyPosition(
                 batch=part.batches[-1].id,
@@ -123,7 +128,7 @@ class Verify:
                 searched=report.searched,
                 passed_over=report.passed_over,
             )
-            if report.ok and not differing:
+            if report.ok and not differing and not odd:
                 keep(at)
             progress(report.fields_compared, total)
 
@@ -134,6 +139,8 @@ class Verify:
         self._compare_written(task, report, sample=sample, look=look)
         self._count_missing(task, report)
         report.judge_index()
+        for id in self._still_odd(task, odd, look=look):
+            _complain_of_fields(report, task, id)
         for id, distance in self._unwritten(task, differing).items():
             lies = f"record {id!r} embedded again lies {distance:.1e} from the stored vector"
             report.complain(f"{lies}; if its item has changed, write it again")
@@ -144,9 +151,9 @@ class Verify:
 
         A roll back fills collections that were not empty, so unknown records are no difference there.
         """
-        reached = self._writes.reach(task)
+        upto, reached = self._registry.last_intent(), self._writes.reach(task)
         made = self._writes.upserted(task) if reached else {}
-        result = UnexplainedRecords(changed=self._writes.differing(task, made, look) if made else [])
+        result = UnexplainedRecords(upto=upto, changed=self._writes.differing(task, made, look) if made else [])
         batches = list(self._moved.retired(task))
         newest = newest_by_hash(batches)
         for part in _parts(batches):
@@ -168,10 +175,23 @@ class Verify:
         ids = [reading.record.id for reading in archived]
         written = self._registry.announced(task.upgrade, ids)
         expected = {reading.record.id: reading.record for reading in archived if key(reading.record.id) not in written}
+        return list(self._still_odd(task, self._odd(task, expected)))
+
+    def _odd(self, task: Task, expected: Mapping[Id, Record]) -> dict[Id, Record]:
+        """Return those of these records that have other fields where they have moved to, and that no client has written."""
         found = self._stored(task, list(expected), vector=False, after=self._store.moment())
         other = [id for id, record in found.items() if not same_fields(record.fields, expected[id].fields)]
         since = self._registry.announced(task.upgrade, other)
-        return [id for id in other if key(id) not in since]
+        return {id: expected[id] for id in other if key(id) not in since}
+
+    def _still_odd(self, task: Task, odd: dict[Id, Record], *, look: Callable[[], None] = lambda: None) -> dict[Id, Record]:
+        """Look again for a grace at most: a server may show a former record for a moment."""
+        end = time.monotonic() + task.grace
+        while odd and time.monotonic() < end:
+            time.sleep(0.1)
+            look()
+            odd = self._odd(task, odd)
+        return odd
 
     # --- ids ----------------------------------------------------------------------------------------------------------
 
@@ -262,8 +282,12 @@ class Verify:
         found = self._stored(task, list(expected), vector=task.in_place, after=moment)
         return _Part(batches, len(archived), expected, found, moment)
 
-    def _compare(self, task: Task, part: _Part, report: VerifyReport, *, sample: int, of: int) -> dict[Id, float]:
+    def _compare(
+        self, task: Task, part: _Part, report: VerifyReport, odd: dict[Id, Record], *, sample: int, of: int
+    ) -> dict[Id, float]:
         """Note every difference except in vectors, and return the records whose vectors differ, with the distance.
+
+        `odd` gets the records with other fields, which deserve a second look, as long as they are few.
 
         A sample is embedded again. In place, each record without the very vector that its batch made is embedded again, too: an
         engine that has gone back holds the former vector.
@@ -277,7 +301,10 @@ class Verify:
             if id not in found:
                 report.complain(f"record {id!r} was moved and is not in {' or '.join(task.new)}")
             elif not same_fields(found[id].fields, reading.record.fields):
-                report.complain(f"record {id!r} has other fields in {' or '.join(task.new)} than it had when it was moved")
+                if len(odd) < LOOK_AGAIN:
+                    odd[id] = reading.record
+                else:
+                    _complain_of_fields(report, task, id)
             elif task.in_place and not reading.is_copied_to(found[id]):
                 other.add(id)
         portion = min(1.0, sample / of) if of else 1.0
@@ -343,6 +370,10 @@ class Verify:
                 f"record {id!r} lies {differing[id]:.1e} from what {task.version} makes of the same item: a client with another "
                 "code of the model wrote it; write it again"
             )
+
+
+def _complain_of_fields(report: VerifyReport, task: Task, id: Id) -> None:
+    report.complain(f"record {id!r} has other fields in {' or '.join(task.new)} than it had when it was moved")
 
 
 def _valid(begun: VerifyPosition | None, batches: Sequence[MovedBatch]) -> VerifyPosition:

@@ -60,6 +60,7 @@ def resolve(context: UpgradeContext, question: Question) -> Question:
     return replace(
         question,
         from_version=legs[0].model,
+        added=context.gallery.created_at,
         old=tuple(leg.collection for leg in legs),
         versions=tuple(context.registry.version(name).digest for name in (question.to_version, *(leg.model for leg in legs))),
         instant_rollback=question.instant_rollback or lifts,

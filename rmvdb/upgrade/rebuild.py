@@ -70,7 +70,9 @@ class Rebuild:
             RegistryError: another process rebuilds it, or the manifest is too old for the collections, or cannot be read.
         """
         with self._alone():
-            if not self._is_begun():
+            if self._is_begun():
+                self._refuse_at_work()
+            else:
                 self._restore()
             refused = [self._refused(gallery) for gallery in self._registry.galleries() if gallery.rebuilding]
             if first := next(filter(None, refused), None):
@@ -138,7 +140,9 @@ class Rebuild:
         known = {row.name for row in self._registry.collections(gallery.id)}
         for row in self._registry.upgrades(gallery.id):
             known |= {row.new_collection, *row.old_collections}
-        if later := sorted(set(Owner(self._registry, self._store).marked(gallery.name)) - known):
+        marked = set(Owner(self._registry, self._store).marked(gallery.name)) - known
+        # A gallery add that was killed leaves an empty collection, or a mark alone.
+        if later := sorted(each for each in marked if self._store.exists(each) and self._store.count(each)):
             raise errors.CollectionMissing(
                 f"Gallery {gallery.name!r} has records in collection {later[0]!r}, which this registry does not know, so the "
                 f"gallery cannot be taken; {ways}"
@@ -184,6 +188,20 @@ class Rebuild:
         self._registry.restore(contents)
         versions = counted(len(contents["model_versions"]), "model version is", "model versions are")
         self._say(f"registry {self._registry.shown_url}: {versions} back")
+
+    def _refuse_at_work(self) -> None:
+        """Wait as the run did that began this, unless it got beyond that: perhaps it was killed while it waited.
+
+        Raises:
+            UsageError: another registry writes meanwhile, so this one is a copy that must not go on.
+        """
+        owner, behind = Owner(self._registry, self._store), list[str]()
+        for gallery in (each for each in self._registry.galleries() if each.rebuilding):
+            number = self._registry.trace(gallery.name).number
+            served = [leg.collection for leg in self._registry.plan(gallery.name).write_targets]
+            behind += [each for each in served if (mark := owner.read(each)) is not None and mark.number > number]
+        if behind:
+            owner.refuse_at_work(behind, self._wait)
 
     def _wait(self) -> None:
         self._say(f"waiting {self._quiet:g} s, until no write or batch that the lost registry knew of is under way")

@@ -68,6 +68,8 @@ def begin(
         made = _details(context.gallery.name, number, question, plan, legs, version, v1_writes=v1_writes, collection=collection)
         return made | {"plan": replace(made["plan"], until=until, cutover=cutover)}
 
+    # A registry that is lost may have left an archive under the next number. This upgrade must not take it for its own.
+    above = context.services.archive.last_upgrade(context.gallery.name)
     values = {
         "gallery_id": context.gallery.id,
         "from_version": legs[0].model,
@@ -78,10 +80,10 @@ def begin(
     }
     before = plan_step.superseded(context, legs, question.to_version)
     if before is None:
-        return context.registry.add_upgrade(details, **values)
+        return context.registry.add_upgrade(details, above=above, **values)
     with _making_way(context, before, worker, version.name):
         note = f"superseded by the upgrade to {version.name}"
-        return context.registry.supersede(before.id, details, epoch=epoch, note=note, supersedes=before.id, **values)
+        return context.registry.supersede(before.id, details, epoch=epoch, note=note, supersedes=before.id, above=above, **values)
 
 
 def _check_verdict(plan: Plan) -> None:

@@ -6,6 +6,7 @@ does not know stay as they are, and count as written by a client.
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Sequence
 
@@ -103,18 +104,16 @@ def _move_again(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id])
 
 
 def _explain(context: UpgradeContext, upgrade: UpgradeRow, unexplained: UnexplainedRecords) -> None:
-    if unexplained.unknown:
-        context.registry.add_written(upgrade.id, unexplained.unknown)
-        few = counted(len(unexplained.unknown), "record without a known write is", "records without a known write are")
+    note = functools.partial(context.registry.add_written, upgrade.id, upto=unexplained.upto)
+    if unknown := note(unexplained.unknown):
+        few = counted(len(unknown), "record without a known write is", "records without a known write are")
         context.say(f"{few} kept")
-    if unexplained.changed:
-        context.registry.add_written(upgrade.id, unexplained.changed)
-        differing = counted(len(unexplained.changed), "record differs", "records differ")
-        context.say(f"{differing} from what rmvdb last wrote, and the difference is kept: {shown(unexplained.changed)}")
-    if unexplained.absent:
-        context.registry.add_written(upgrade.id, unexplained.absent, kind="delete")
-        few = counted(len(unexplained.absent), "record that rmvdb wrote is", "records that rmvdb wrote are")
-        context.say(f"{few} in no collection, and taken for deleted: {shown(unexplained.absent)}")
+    if changed := note(unexplained.changed):
+        differing = counted(len(changed), "record differs", "records differ")
+        context.say(f"{differing} from what rmvdb last wrote, and the difference is kept: {shown(changed)}")
+    if absent := note(unexplained.absent, kind="delete"):
+        few = counted(len(absent), "record that rmvdb wrote is", "records that rmvdb wrote are")
+        context.say(f"{few} in no collection, and taken for deleted: {shown(absent)}")
 
 
 def _write_items(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> None:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rmvdb.catalog import galleries
-from rmvdb.errors import NotOwner, UnknownName, UsageError
+from rmvdb.errors import AlreadyExists, NotOwner, UnknownName, UsageError
+from rmvdb.learning.method import Method
+from rmvdb.planning.question import Question
 from rmvdb.registry import mark, schema
 from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.mark import Owner, is_mark, mark_of
 from rmvdb.registry.registry import Registry
 from rmvdb.serving.client import Client
 from rmvdb.storage.folders import LocalFolder
+from rmvdb.types import Index
 from rmvdb.upgrade.rebuild import Rebuild
 from tests.support.at_work import at_work
-from tests.support.inprocess import drive, make
-from tests.support.registries import adopt, another, copied, drive_until_copied, take
+from tests.support.inprocess import DIMS, Crash, drive, make
+from tests.support.lost import rebuilding
+from tests.support.registries import adopt, another, copied, drive_until_copied, put_back, take
 from tests.support.waiting import wait_until
 
 
@@ -112,6 +117,81 @@ def test_a_gallery_is_taken_from_a_registry_that_is_lost_and_not_from_one_that_l
         gallery.client()
     with Client("texts", registry=other, store=gallery.store, loaded_models=gallery.loaded_models) as client:
         assert len(client.search("t1", limit=40)) == 40
+
+
+def test_a_copy_of_a_living_registry_that_was_killed_while_it_took_a_gallery_is_still_refused(tmp_path: Path) -> None:
+    gallery = make(tmp_path)
+    backup = copied(gallery)
+    drive(gallery)
+    put_back(gallery, backup)
+    number = gallery.registry.trace("texts").number
+
+    def live(words: str) -> None:
+        if words.startswith("waiting"):  # the newer registry goes on
+            Owner(gallery.registry, gallery.store)._add("texts_v1", 10_000 + number, gallery="texts", epoch=9)
+
+    def die(_: str) -> None:
+        raise Crash
+
+    registry, rebuilt = gallery.registry, gallery.registry.rebuilt
+    registry.rebuilt = lambda _: None  # type: ignore[method-assign]
+    with pytest.raises(Crash):
+        take(gallery, say=die)
+    registry.rebuilt = rebuilt  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="is not lost"):
+        rebuilding(gallery, say=live).run()
+    assert registry.gallery("texts").rebuilding
+
+
+def test_an_upgrade_takes_no_archive_of_a_lost_registry_for_its_own(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=60, deployed=False)
+    assert gallery.conductor().roll_back(gallery.upgrade) is None
+    gallery.archive.write("texts", "7", "texts_v1", "1-1", records=list(gallery.records("texts_v1").values()))
+    conductor = gallery.conductor()
+    question = Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE, order="random")
+    question = conductor.resolve(question)
+    row = conductor.begin(question, conductor.plan(question), gallery.worker())
+    assert row.id > 7
+    assert f"_u{row.id}_" in row.new_collection
+    gallery.registry.close()
+
+
+def test_a_gallery_of_the_same_name_is_another_question(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=60, deployed=False)
+    assert gallery.conductor().roll_back(gallery.upgrade) is None
+    asked = Question(gallery="texts", from_version="v1", to_version="v2", method=Method.NAIVE, order="random")
+    before = gallery.conductor().resolve(asked)
+    galleries.remove_gallery(gallery.registry, gallery.store, gallery.registry.gallery("texts"), drop=False)
+    adopt(gallery.registry, gallery, "texts_v1")
+    assert before.key != gallery.conductor().resolve(asked).key
+    gallery.registry.close()
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_collection_that_is_not_adopted_after_all_keeps_only_the_mark_that_it_had(tmp_path: Path, marked: bool) -> None:
+    gallery = make(tmp_path)
+    drive(gallery)
+    gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
+    gallery.conductor().clean_up(gallery.registry.upgrade(gallery.upgrade.id))
+    shape = replace(gallery.store.describe("texts_v2"), collection="texts_v1", dim=DIMS["v1"])
+    gallery.store.create(shape, Index(type="FLAT"))
+    mine = Owner(gallery.registry, gallery.store)
+    if marked:
+        mine.take("texts", "texts_v1")
+    with pytest.raises(AlreadyExists, match=r"'texts_v1' belonged to gallery 'texts' until rmvdb dropped it"):
+        adopt(gallery.registry, gallery, "texts_v1", name="fresh")
+    assert (mine.read("texts_v1") is not None) == marked
+    assert gallery.store.exists("texts_v1")
+    gallery.registry.close()
+
+
+def test_a_mark_that_a_killed_gallery_add_has_left_keeps_nobody_from_taking_the_gallery(tmp_path: Path) -> None:
+    gallery = make(tmp_path)
+    shape = replace(gallery.store.describe("texts_v1"), collection="texts_v1_e1_abcdef")
+    gallery.store.create(shape, Index(type="FLAT"))
+    Owner(gallery.registry, gallery.store).take("texts", shape.collection)
+    assert "texts_v1" in take(gallery)
+    gallery.registry.close()
 
 
 def test_an_epoch_that_died_before_it_was_written_beside_the_data_is_brought_up_to_date(tmp_path: Path) -> None:

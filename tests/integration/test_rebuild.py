@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,12 @@ from sqlalchemy import text as statement
 
 from rmvdb import errors
 from rmvdb.serving.client import Client
-from rmvdb.types import BatchState, Id, Phase, Record, Vectors
+from rmvdb.types import BatchState, Id, Index, Phase, Record, Vectors
 from rmvdb.upgrade import leadership
 from rmvdb.upgrade.status import status
-from tests.support.inprocess import Crash, Gallery, crash_at, drive, make, vector
+from tests.support.inprocess import DIMS, Crash, Gallery, crash_at, drive, make, vector
 from tests.support.lost import lose, rebuilding
+from tests.support.registries import adopt
 from tests.support.waiting import wait_until
 
 #: Text and field `n` of every record that the gallery should hold.
@@ -175,6 +177,18 @@ def test_a_collection_that_was_given_up_stays_if_it_holds_records(tmp_path: Path
     made.store.upsert("texts_v2", [Record(id=1, vector=vector("v2", "t1"), fields={})])
     assert made.conductor().roll_back(made.upgrade) is None
     assert made.store.count("texts_v2") == 1
+    made.registry.close()
+
+
+def test_a_collection_that_was_given_up_stays_if_another_gallery_has_one_of_its_name_by_now(tmp_path: Path) -> None:
+    made = make(tmp_path, deployed=False)
+    assert made.conductor().roll_back(made.upgrade) is None
+    made.store.create(replace(made.store.describe("texts_v1"), collection="texts_v2", dim=DIMS["v2"]), Index(type="FLAT"))
+    with made.registry.engine.begin() as connection:
+        connection.execute(statement("DELETE FROM collections WHERE name = 'texts_v2'"))  # as rmvdb gc does after an hour
+    adopt(made.registry, made, "texts_v2", "v2", name="fresh")
+    assert made.conductor().drop_given_up() == []
+    assert made.store.exists("texts_v2")
     made.registry.close()
 
 

@@ -150,6 +150,20 @@ def test_a_moved_record_whose_only_write_the_registry_has_forgotten_is_kept_as_i
     expect_whole(gallery)
 
 
+def test_a_deletion_since_the_look_is_not_undone_by_what_the_look_found(gallery: Gallery) -> None:
+    gallery.store.upsert(NEW, [Record(id=3, vector=vector("v2", "theirs"), fields={"n": 33})])
+    conductor = gallery.conductor()
+    lost = conductor.lost(row(gallery))
+    assert lost.unexplained.changed == [3]
+    with gallery.client() as client:
+        client.delete([3])
+    del gallery.source.of[3]
+    conductor.repair(row(gallery), lost, gallery.worker())
+    assert conductor.lost(row(gallery)).in_source == []
+    assert 3 not in gallery.held()["new"]
+    expect_whole(gallery)
+
+
 def test_a_broken_item_keeps_no_other_record_from_being_restored(gallery: Gallery) -> None:
     gallery.store.delete(NEW, [3, 4, 5])
     lose_the_archive(gallery)

@@ -258,6 +258,30 @@ def test_psi_stands_in_for_nothing_that_only_an_archive_could_give_back(tmp_path
     gallery.registry.close()
 
 
+def test_a_forgotten_write_of_a_moved_record_returns_with_its_fields_and_the_vector_of_its_item(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=30)
+    gallery.worker(width=1).run(gallery.task, gallery.backfill, until=0.5)
+    other, same, gone, *_ = gallery.records("texts_v2")
+    before = gallery.records("texts_v1").keys()
+    with gallery.client() as client:
+        gallery.source.of[other] = "another"
+        client.upsert([{"id": other, "item": "another", "n": 1_001}, {"id": same, "item": f"t{same}", "n": 1_002}])
+        client.upsert([{"id": gone, "item": "without a source", "n": 1_003}])
+    del gallery.source.of[gone]
+    with gallery.registry.engine.begin() as connection:
+        connection.execute(text("DELETE FROM intents"))
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+    held = gallery.records("texts_v1")
+    assert before | {other, same, gone} <= held.keys() == {*gallery.source.of, gone}
+    assert [held[id].fields["n"] for id in (other, same, gone)] == [1_001, 1_002, 1_003]
+    for id, item in ((other, "another"), (same, f"t{same}"), (gone, f"t{gone}")):  # nothing else can be had for the last
+        assert np.allclose(held[id].vector, vector("v1", item), atol=1e-6), id  # type: ignore[arg-type]
+    gallery.registry.close()
+
+
 @pytest.mark.parametrize("far", [0.5, 0.0])
 def test_a_forgotten_write_leaves_no_vector_of_psi_in_the_place_of_the_old_models(tmp_path: Path, far: float) -> None:
     """A write leaves ψ's vector in an old collection that still has the record. A registry that went back knows no such write.

@@ -83,6 +83,8 @@ class Truth:
             self._of_shard[id % shards].add(id)
         self._open: dict[str, list[Write]] = {}
         self.returned = 0
+        #: Records that were written while the registry was at a state that it later lost.
+        self.forgotten: set[int] = set()
 
     def read(self, lines: Iterable[dict[str, Any]], writer: str) -> None:
         """Take in what a writer wrote down: {"begin": t, "write": n, "ids": […], "edition": e}, then {"end": t, "write": n}."""
@@ -102,8 +104,10 @@ class Truth:
         return write
 
     def may_come_back(self, since: float, now: float) -> None:
-        """The registry has forgotten what was deleted since then, so that a repair may put it back from the archive."""
-        for writes in self.writes.values():
+        """The registry has forgotten what was written since then. What was deleted, a repair may put back from the archive."""
+        for id, writes in self.writes.items():
+            if any(write.begin >= since for write in writes):
+                self.forgotten.add(id)
             if writes[-1].edition == GONE and writes[-1].begin >= since and len(writes) > 1:
                 writes.append(Write(begin=now, edition=writes[-2].edition))
 

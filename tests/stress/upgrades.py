@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -126,5 +127,10 @@ class Upgrades(Parts):
         """Repair if these words advise it because the registry has gone back: writes of just before are unknown to it."""
         if not self.registry_back or "--repair" not in words:
             return False
-        self.project.run("verify", "--repair", "--yes", code=None, timeout=PATIENCE)
+        said = self.project.run("verify", "--repair", "--yes", code=None, timeout=PATIENCE)
+        told = f"{said.stdout}\n{said.stderr}"
+        self.say(f"repaired: {told[-1000:]}")
+        for kept in re.findall(r"the difference is kept: ([\d, ]+)", told):
+            if other := {int(id) for id in kept.split(",") if id.strip()} - self.truth.forgotten:
+                raise Broken(f"a repair kept differences of records whose writes the registry never forgot: {sorted(other)}")
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
@@ -87,3 +88,20 @@ def test_no_client_is_forgotten_that_an_epoch_still_waits_for(registry: Registry
     registry.refresh("photos", client="newer", ready=1, trouble="")
 
     assert known(registry) == {"new", "newer"}
+
+
+def test_a_client_that_outlives_its_gallery_does_not_make_the_next_one_of_its_name_look_old(
+    registry: Registry, gallery: GalleryRow
+) -> None:
+    told = registry.refresh("photos", client="c", ready=1, trouble="")
+    later = replace(told, plan=replace(told.plan, epoch=5))
+    registry.leave("c")
+    registry.remove_gallery("photos")
+    add_gallery(registry)
+    registry.refresh("photos", client="c", ready=5, trouble="", holds=5, known=later)
+    assert registry.trace("photos").reported == 0
+
+    registry.refresh(
+        "photos", client="c", ready=5, trouble="", holds=5, known=registry.refresh("photos", client="d", ready=1, trouble="")
+    )
+    assert registry.trace("photos").reported == 5

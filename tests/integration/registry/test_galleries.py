@@ -73,7 +73,7 @@ def test_a_name_is_taken_once(registry: Registry, gallery: GalleryRow) -> None:
 def test_a_dropped_collections_name_is_not_used_again(registry: Registry, gallery: GalleryRow) -> None:
     registry.mark_dropped("photos_1")
 
-    with pytest.raises(AlreadyExists, match="Collection 'photos_1' belongs to gallery 'photos'"):
+    with pytest.raises(AlreadyExists, match="A collection 'photos_1' belonged to gallery 'photos' until rmvdb dropped it"):
         add_gallery(registry, "pictures", schema=shape("photos_1"))
 
 

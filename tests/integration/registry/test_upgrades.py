@@ -50,6 +50,17 @@ def test_columns_that_depend_on_the_number_of_an_upgrade_are_registered_with_it_
     assert (found.new_collection, found.plan.question) == (f"u{row.id}", {"number": row.id})
 
 
+def test_an_upgrade_can_skip_numbers_and_the_next_one_goes_on_from_there(registry: Registry, gallery: GalleryRow) -> None:
+    registry.add_version(name="v2", embedder="models:new", dim=8, metric="COSINE")
+    numbers = []
+    for above in (7, 7, 0, 41, 3):
+        row = add_upgrade(registry, gallery, above=above)
+        registry.end(row.id, note="given up")
+        numbers.append(row.id)
+    assert (numbers[0], numbers[3]) == (8, 42)
+    assert numbers == sorted(set(numbers))
+
+
 def test_of_eight_that_begin_an_upgrade_at_once_one_does(registry: Registry, gallery: GalleryRow) -> None:
     registry.add_version(name="v2", embedder="models:new", dim=8, metric="COSINE")
 

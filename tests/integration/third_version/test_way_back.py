@@ -234,6 +234,9 @@ def test_an_upgrade_that_goes_on_is_known_to_have_got_no_further_until_it_has(
             conductor.roll_back(gallery.registry.upgrade(third.id))
     assert gallery.registry.active_upgrade(first.gallery_id).id == first.id  # type: ignore[union-attr]
     assert not gallery.registry.since_given_up(first.gallery_id)
+    gallery.registry.begin_rebuild(first.gallery_id)  # the registry was lost at that moment, and is rebuilt
+    gallery.registry.rebuilt(first.gallery_id)
+    assert not gallery.registry.since_given_up(first.gallery_id)
     row = gallery.conductor().advance(gallery.registry.upgrade(first.id), gallery.worker())
     assert row.phase == Phase.CUT_OVER
     assert gallery.registry.since_given_up(first.gallery_id)
