@@ -6,7 +6,6 @@ does not know stay as they are, and count as written by a client.
 
 from __future__ import annotations
 
-import functools
 import uuid
 from collections.abc import Sequence
 
@@ -104,7 +103,9 @@ def _move_again(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id])
 
 
 def _explain(context: UpgradeContext, upgrade: UpgradeRow, unexplained: UnexplainedRecords) -> None:
-    note = functools.partial(context.registry.add_written, upgrade.id, upto=unexplained.upto)
+    def note(ids: Sequence[Id], kind: str = "upsert") -> list[Id]:
+        return context.registry.add_written(upgrade.id, ids, kind=kind, upto=unexplained.upto) if ids else []
+
     if unknown := note(unexplained.unknown):
         few = counted(len(unknown), "record without a known write is", "records without a known write are")
         context.say(f"{few} kept")

@@ -481,3 +481,25 @@ class _Turned(TextEmbedder):
 
     def embed(self, items: Sequence[Item]) -> Vectors:
         return -super().embed(items)
+
+
+def test_a_former_record_that_a_server_shows_for_a_moment_is_no_difference(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive(gallery)
+    real, former = gallery.store.get, iter(range(3))
+
+    def get(collection: str, ids: Sequence[Id], **options: Any) -> list[Record]:
+        found = real(collection, ids, **options)
+        if (
+            collection == "texts_v2"
+            and not options.get("vector")
+            and any(each.fields for each in found)
+            and next(former, None) is not None
+        ):
+            return [replace(each, fields={"n": 99}) if each.id == 7 else each for each in found]
+        return found
+
+    monkeypatch.setattr(gallery.store, "get", get)
+    assert gallery.verify().ok
+    assert next(former, None) is None  # it was shown, and looked at again
