@@ -86,16 +86,18 @@ class NewVectors(BatchRecords):
         """Return the vectors of records whose items are no longer those of their archived vectors.
 
         A client wrote these records where they had moved, and the registry has forgotten it: it went back, or was rebuilt. If the
-        embedder or the item is missing, the archived vector has to do.
+        embedder or the item is missing, the archived vector has to do. If the source is away, the batch waits for it.
         """
         written = [now[each.record.id] for each in archived if each.has_another_vector(now[each.record.id])]
         if not written or self._source is None:
             return {}
         try:
             self._loaded_models.embedder(self._loaded_models.chain(task.version).embedder)
-        except errors.ModelError:
+            made, _ = self._from_items(task, written, None)
+        except errors.SourceUnavailable:
+            raise
+        except (errors.ModelError, errors.SourceError):
             return {}
-        made, _ = self._from_items(task, written, None)
         before = {each.record.id: vector_of(each.record) for each in archived}
         # The item may be the same: another worker may have written the vector, which differs by rounding.
         return {id: vector for id, vector in made.items() if distances(before[id][None], vector[None])[0] > TOLERANCE}

@@ -93,7 +93,7 @@ def _register(registry: Registry, store: VectorStore, *, name: str, schema: Sche
             return registered
         if not adopted:
             store.drop(schema.collection)
-        if not was_marked:
+        if not was_marked and registry.holder(schema.collection) is None:
             owner.release(schema.collection)
         raise
 

@@ -48,18 +48,20 @@ class Clients(Database):
         p99_ms: float = 0.0,
         rescoring: Mapping[str, float] | None = None,
         known: Serving | None = None,
+        added: float | None = None,
     ) -> Serving:
         """Record a client's heartbeat and return the plan in force and the announced one.
 
         `holds`: the epoch that it serves by, 0 for none yet. `ready`: the newest epoch that it can serve. `trouble`: why it can't
         serve the announced one. `searches`, `p99_ms`: how many searches count, and how long they take.
         `rescoring`: the figures of rescoring in them. `known`: the last answer. If it still holds, this is a single statement.
+        `added`: when the gallery was added that the client serves; None if it serves none yet.
         """
         report = {"ready": ready, "trouble": trouble, "searches": searches, "p99_ms": p99_ms}
         report["rescoring"] = rescoring and dict(rescoring)
         same = self._confirmed(gallery, client, known, report) if known and known.plan.epoch == holds else None
         if same is None:
-            return self._refreshed(gallery, client, holds, report, known)
+            return self._refreshed(gallery, client, holds, report, added)
         self._keep_time()
         return same
 
@@ -99,7 +101,7 @@ class Clients(Database):
 
     @transaction
     def _refreshed(
-        self, s: Session, /, gallery: str, client: str, holds: int, report: Mapping[str, Any], known: Serving | None
+        self, s: Session, /, gallery: str, client: str, holds: int, report: Mapping[str, Any], added: float | None
     ) -> Serving:
         # Locked, so that no epoch changes before every reader sees the epoch that this client gets.
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock={"read": True})
@@ -110,7 +112,7 @@ class Clients(Database):
             shared_queries.forget_silent(s, ClientRow, ClientRow.gallery_id == row.id, longer=longest_age)
             s.execute(insert(ClientRow).values(id=client, **values))
         trace = s.get(TraceRow, row.id)
-        same = known is None or known.added == row.created_at  # the gallery may have been removed, and another one added
+        same = added is None or added == row.created_at  # the gallery may have been removed, and another one added
         if same and holds > max(row.epoch, trace.reported if trace else 0):  # this registry has gone back: it knows no such epoch
             s.add(trace := trace or TraceRow(gallery_id=row.id, number=0))
             trace.reported = holds

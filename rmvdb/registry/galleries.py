@@ -87,6 +87,12 @@ class Galleries(Database):
         return shared_queries.named(s, GalleryRow, "gallery", name, hint="make one: rmvdb gallery add NAME --model VERSION")
 
     @transaction
+    def holder(self, s: Session, /, collection: str) -> str | None:
+        """Return the name of the gallery that has this collection, if one has."""
+        has = and_(CollectionRow.name == collection, CollectionRow.dropped_at.is_(None))
+        return s.scalar(select(GalleryRow.name).join(CollectionRow, CollectionRow.gallery_id == GalleryRow.id).where(has))
+
+    @transaction
     def set_source(self, s: Session, /, gallery: str, source: str) -> None:
         """Change the source of a gallery's items."""
         shared_queries.named(s, GalleryRow, "gallery", gallery).source = source

@@ -150,9 +150,9 @@ class Intents(Database):
         return {row.record: row.kind for row in _intents_of(s, upgrade_id, ids, by_client)}
 
     @transaction
-    def last_intent(self, s: Session, /) -> int:
-        """Return the number of the last intent. Later intents have larger numbers."""
-        return s.scalar(select(func.max(IntentRow.id))) or 0
+    def last_intent(self, s: Session, /, gallery_id: int) -> int:
+        """Return the number of the gallery's last intent. Later intents of this gallery have larger numbers."""
+        return s.scalar(select(func.max(IntentRow.id)).where(IntentRow.gallery_id == gallery_id)) or 0
 
     @transaction
     def forget_done(self, s: Session, /, upgrade_id: int, ids: Collection[Id], *, upto: int) -> None:

@@ -66,7 +66,8 @@ def skip_numbers(s: Session, table: type[UpgradeRow], upto: int) -> None:
         return
     if s.get_bind().dialect.name == "postgresql":
         sequence = func.pg_get_serial_sequence(table.__tablename__, "id")
-        s.execute(select(func.setval(sequence, func.greatest(upto, func.nextval(sequence)))))
+        if s.execute(select(func.nextval(sequence))).scalar_one() < upto:
+            s.execute(select(func.setval(sequence, upto)))
         return
     last = {"name": table.__tablename__, "upto": upto}
     if not s.execute(text("UPDATE sqlite_sequence SET seq = max(seq, :upto) WHERE name = :name"), last).rowcount:  # type: ignore[attr-defined]

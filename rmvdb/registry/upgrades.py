@@ -27,7 +27,7 @@ class Upgrades(Database):
 
     @transaction
     def add_upgrade(self, s: Session, /, details: Details = lambda _: {}, *, above: int = 0, **values: Any) -> UpgradeRow:
-        """Register an upgrade, with a number `above` that one.
+        """Register an upgrade, with a number larger than `above`.
 
         Raises:
             UpgradeRunning: the gallery has an upgrade that has not ended.
@@ -49,7 +49,7 @@ class Upgrades(Database):
     ) -> UpgradeRow:
         """End one upgrade, withdraw its announced plan, and register the upgrade that takes its place, in one transaction.
 
-        Its number is `above` that one.
+        Its number is larger than `above`.
 
         Raises:
             WrongPhase: it has ended or is being cleaned up, or another epoch than `epoch` is in force, so the decision is out of
@@ -76,6 +76,7 @@ class Upgrades(Database):
         gallery.next_epoch, gallery.closing_until = None, None
         before.phase, before.ended_at = Phase.ENDED, day(s)
         s.flush()  # one active upgrade per gallery: the old one ends first
+        shared_queries.skip_numbers(s, UpgradeRow, above)
         row = _new_upgrade(s, values, details)
         s.add(PhaseRow(upgrade_id=ended, at=day(s), phase=Phase.ENDED, note=note))
         s.add(PhaseRow(upgrade_id=row.id, at=day(s), phase=row.phase, note=f"takes the place of upgrade {ended}"))

@@ -205,6 +205,7 @@ class CurrentPlan:
             p99_ms=p99_ms,
             rescoring=self._rescoring(),
             known=known,
+            added=self._told.added if self._told else None,
         )
         trace = self._told.trace if self._told else 0
         if serving.plan.epoch < holds or (serving.plan.epoch == holds and serving.trace < trace):

@@ -51,8 +51,8 @@ class Reading:
         return self.record if self.is_copied_to(record) else replace(self.record, fields=record.fields)
 
     def has_another_vector(self, record: Record) -> bool:
-        """Tell whether this record has a vector that the batch did not make: somebody has written it since."""
-        return record.vector is not None and not self._made(record)
+        """Tell whether this record has another vector than the batch made for it: somebody has written it since."""
+        return record.vector is not None and self.made is not None and not self._made(record)
 
     def _made(self, record: Record) -> bool:
         return record.vector is not None and self.made == parquet.digest(record.vector)

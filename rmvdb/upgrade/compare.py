@@ -40,7 +40,7 @@ from rmvdb.upgrade.report import VerifyPosition, VerifyReport
 AT_ONCE = 1_000
 #: Parts that are read while an earlier one is compared: each waits for the engine's clock.
 AHEAD = 2
-#: The most records with other fields that are looked at again. Of more, no server shows the former ones for a moment.
+#: The most records with other fields that are looked at again. A server does not show more former records for a moment.
 LOOK_AGAIN = 1_000
 
 
@@ -151,15 +151,22 @@ class Verify:
 
         A roll back fills collections that were not empty, so unknown records are no difference there.
         """
-        upto, reached = self._registry.last_intent(), self._writes.reach(task)
+        gallery = self._registry.upgrade(task.upgrade).gallery_id
+        upto, reached = self._registry.last_intent(gallery), self._writes.reach(task)
         made = self._writes.upserted(task) if reached else {}
         result = UnexplainedRecords(upto=upto, changed=self._writes.differing(task, made, look) if made else [])
         batches = list(self._moved.retired(task))
         newest = newest_by_hash(batches)
+        odd: dict[Id, Record] = {}
         for part in _parts(batches):
             archived = [each for batch in part for each in self._moved.readings(task, batch, newest, lambda _: None)]
-            result.changed.extend(self._rewritten(task, archived))
+            found = self._rewritten(task, archived)
+            if len(odd) < LOOK_AGAIN:
+                odd |= found
+            else:
+                result.changed.extend(found)
             look()
+        result.changed.extend(self._still_odd(task, odd, look=look))
         expected = self._expected(task, batches, newest)
         for collection in task.new if reached or task.undoes is None else ():
             for strangers, written in self._strangers(task, collection, batches, expected, lambda _: look()):
@@ -170,12 +177,12 @@ class Verify:
         result.absent.extend(self._writes.absent(task, made))
         return result
 
-    def _rewritten(self, task: Task, archived: Sequence[Reading]) -> list[Id]:
-        """Return the ids whose record has other fields than its batch moved, though no write of it is known."""
+    def _rewritten(self, task: Task, archived: Sequence[Reading]) -> dict[Id, Record]:
+        """Return the records that have other fields than their batch moved, though no write of them is known."""
         ids = [reading.record.id for reading in archived]
         written = self._registry.announced(task.upgrade, ids)
         expected = {reading.record.id: reading.record for reading in archived if key(reading.record.id) not in written}
-        return list(self._still_odd(task, self._odd(task, expected)))
+        return self._odd(task, expected)
 
     def _odd(self, task: Task, expected: Mapping[Id, Record]) -> dict[Id, Record]:
         """Return those of these records that have other fields where they have moved to, and that no client has written."""
@@ -184,7 +191,7 @@ class Verify:
         since = self._registry.announced(task.upgrade, other)
         return {id: expected[id] for id in other if key(id) not in since}
 
-    def _still_odd(self, task: Task, odd: dict[Id, Record], *, look: Callable[[], None] = lambda: None) -> dict[Id, Record]:
+    def _still_odd(self, task: Task, odd: dict[Id, Record], *, look: Callable[[], None]) -> dict[Id, Record]:
         """Look again for a grace at most: a server may show a former record for a moment."""
         end = time.monotonic() + task.grace
         while odd and time.monotonic() < end:

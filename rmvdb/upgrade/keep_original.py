@@ -78,7 +78,9 @@ def late_records(context: UpgradeContext, upgrade: UpgradeRow) -> int:
 
 @contextmanager
 def _forgetting_writes(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> Iterator[None]:
-    upto = context.registry.last_intent()  # no other process writes these records now, so no later write is deleted here
+    upto = context.registry.last_intent(
+        context.gallery.id
+    )  # no other process writes these records now, so no later write is deleted here
     if upgrade.in_place:  # no collection shows which records are still lifted
         context.registry.add_late(upgrade.id, ids, batch=context.services.batch)
     yield

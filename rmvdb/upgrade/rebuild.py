@@ -190,7 +190,7 @@ class Rebuild:
         self._say(f"registry {self._registry.shown_url}: {versions} back")
 
     def _refuse_at_work(self) -> None:
-        """Wait as the run did that began this, unless it got beyond that: perhaps it was killed while it waited.
+        """Wait again, unless an earlier run has caught up with the marks: perhaps it was killed while it waited.
 
         Raises:
             UsageError: another registry writes meanwhile, so this one is a copy that must not go on.
@@ -199,7 +199,7 @@ class Rebuild:
         for gallery in (each for each in self._registry.galleries() if each.rebuilding):
             number = self._registry.trace(gallery.name).number
             served = [leg.collection for leg in self._registry.plan(gallery.name).write_targets]
-            behind += [each for each in served if (mark := owner.read(each)) is not None and mark.number > number]
+            behind += [each for each in served if (mark := owner.read(each)) is not None and mark.number >= number]
         if behind:
             owner.refuse_at_work(behind, self._wait)
 

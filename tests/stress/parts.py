@@ -193,12 +193,15 @@ class Parts:
             return status(self.app.registry, self.app.registry.gallery("things")).to_json()
 
     def _goes_on(self) -> bool:
-        """Return whether the upgrades came any further lately; a verification that begins again is no further than it was."""
+        """Return whether the upgrades came any further since the faults are over; a verification that begins again did not.
+
+        As long as things are killed every few seconds, a verification may begin so often that it comes no further.
+        """
         now = self._status()
         far = [id(self.command), *(now[key] for key in ("upgrade", "phase", "epoch", "batches", "quarantined"))]
         with self.whole:
             verified = (self.app.registry.upgrade(now["upgrade"]).verifying or {}).get("fields_compared", 0)
-        if far != self.progress[0] or verified > self.progress[1]:
+        if far != self.progress[0] or verified > self.progress[1] or not self.over.is_set():
             self.progress = far, verified, time.monotonic()
         return time.monotonic() - self.progress[2] < PATIENCE
 

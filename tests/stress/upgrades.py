@@ -127,7 +127,7 @@ class Upgrades(Parts):
         """Repair if these words advise it because the registry has gone back: writes of just before are unknown to it."""
         if not self.registry_back or "--repair" not in words:
             return False
-        said = self.project.run("verify", "--repair", "--yes", code=None, timeout=PATIENCE)
+        said = self.project.run("verify", "--repair", "--yes", code=None, timeout=3 * PATIENCE)
         told = f"{said.stdout}\n{said.stderr}"
         self.say(f"repaired: {told[-1000:]}")
         for kept in re.findall(r"the difference is kept: ([\d, ]+)", told):

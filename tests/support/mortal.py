@@ -43,7 +43,7 @@ READS = {
     "search", "get", "moment", "scan", "count", "read", "found", "ids", "path", "left", "files", "settle", "segments", "identity",
     "trace",
     "field_names", "collection_names", "unservable", "shown_url", "unready", "fields_of", "settles_at_once", "gaps", "let_go",
-    "asked_for", "pending_batches", "kept_queries", "last_upgrade",
+    "asked_for", "pending_batches", "kept_queries", "last_upgrade", "holder",
 }  # fmt: skip
 
 

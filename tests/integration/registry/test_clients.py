@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
@@ -94,14 +93,12 @@ def test_a_client_that_outlives_its_gallery_does_not_make_the_next_one_of_its_na
     registry: Registry, gallery: GalleryRow
 ) -> None:
     told = registry.refresh("photos", client="c", ready=1, trouble="")
-    later = replace(told, plan=replace(told.plan, epoch=5))
     registry.leave("c")
     registry.remove_gallery("photos")
     add_gallery(registry)
-    registry.refresh("photos", client="c", ready=5, trouble="", holds=5, known=later)
+    registry.refresh("photos", client="c", ready=5, trouble="", holds=5, added=told.added)
     assert registry.trace("photos").reported == 0
 
-    registry.refresh(
-        "photos", client="c", ready=5, trouble="", holds=5, known=registry.refresh("photos", client="d", ready=1, trouble="")
-    )
+    now = registry.refresh("photos", client="d", ready=1, trouble="")
+    registry.refresh("photos", client="c", ready=5, trouble="", holds=5, added=now.added)
     assert registry.trace("photos").reported == 5
