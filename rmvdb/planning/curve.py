@@ -162,8 +162,7 @@ def curve_of(
 ) -> Curve:
     """Return the curve from the distances (Q, G) of each record in its old collection and in the new one.
 
-    `rescore`: so many of the nearest records of the old collections take their distance in the new one, and the others of the old
-    collections change by the mean change of these.
+    `rescore`: so many of the nearest records of the old collections take their distance in the new one, as a search does it.
     """
     measured = [
         (
@@ -215,18 +214,8 @@ def merged(
             left = np.flatnonzero(~moved)
             nearest = np.argpartition(d_old[:, left], min(rescore, len(left)) - 1, axis=1)[:, :rescore]
             columns = left[nearest]  # (Q, K)
-            true = np.take_along_axis(d_new, columns, 1)
-            found[:, left] += _shift(true, np.take_along_axis(d_old, columns, 1))
-            np.put_along_axis(found, columns, true, 1)
+            np.put_along_axis(found, columns, np.take_along_axis(d_new, columns, 1), 1)
         yield found
-
-
-def _shift(true: Floats, guessed: Floats) -> Floats:
-    """Return the mean change of the distances of rescored records, (Q, K) each, to (Q, 1)."""
-    known = np.isfinite(true) & np.isfinite(guessed)
-    changes = np.where(known, np.where(known, true, 0) - np.where(known, guessed, 0), 0)
-    shift: Floats = changes.sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1, keepdims=True), 1)
-    return shift
 
 
 def neighbours(queries: Vectors, gallery: Vectors, *, metric: Metric, itself: npt.NDArray[np.intp] | None = None) -> Bools:
