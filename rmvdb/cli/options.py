@@ -87,7 +87,13 @@ def sample_options(most: int) -> Decorator:
             help="About how long the plan may take. Its embeddings are kept for the next plan and for the backfill.",
         ),
         click.option("--paper", is_flag=True, help="Train with the paper's settings as printed, and do not calibrate."),
-        click.option("--seed", type=int, default=0, show_default=True, help="The seed of sample, split and training."),
+        click.option(
+            "--seed",
+            type=click.IntRange(0, 2**31 - 1),
+            default=0,
+            show_default=True,
+            help="The seed of sample, split and training.",
+        ),
     )
 
 

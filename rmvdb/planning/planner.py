@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 
 #: Records of the newest old collection to calibrate and to measure on, however small a part of the gallery they are.
 LEAST_HELD_OUT = 30
+#: A third version ends what the plan in force does for searches beside its legs, and no figure of a plan compares with that.
+ENDS = (
+    "The plan in force serves a blend or rescores, and both end when this upgrade is deployed. The figures compare with searches "
+    "without them"
+)
 #: Why no map serves alone for texts. Asked texts differ from stored ones, so records tell too little of how a map treats them.
 UNKNOWN_QUERIES = (
     f"Both models embed each query, because fewer than {trials.LEAST_LOGGED} real queries are known to try a map on: give "
@@ -230,7 +235,10 @@ class Planner:
         both = Method.NAIVE in self._able(legs, to)
         free = question.method is not None or self._knows_queries(to, trial)
         if not free:  # the others could not be chosen
-            methods = [method for method in methods if METHODS[method].embeds_twice] or methods
+            declared = _is_declared(legs, to)
+            specs = {method: METHODS[method] for method in methods}
+            sure = [method for method, spec in specs.items() if spec.embeds_twice or (declared and spec.shares_space)]
+            methods = sure or methods
         made = candidates(trial, Choice(methods=tuple(methods), both=both, rescore=self._rescore(question, sample)))
         report("measuring", 0, 1)
         told = _chosen(legs, to, trial, made, functools.partial(predict, trial), free=free)
@@ -310,6 +318,7 @@ class Planner:
         try:
             return Unmeasured(
                 order=order,
+                rescore=question.rescore or 0,
                 calibrations=trials.unmeasured(
                     _pairs(question, sample),
                     old_metric=legs[0].metric,
@@ -374,9 +383,14 @@ def _chosen(
     *,
     free: bool,
 ) -> Prediction:
-    """Choose one of these candidates. Unless `free`, it is one that is sure to start where the old model is."""
+    """Choose one of these candidates. Unless `free`, it is sure to start where the old model is, or declared to be compatible."""
+    declared = _is_declared(legs, to)
     some = made if free else sure_to_start(made)
-    best = chosen(some, told, objective=trial.objective, declared=_is_declared(legs, to), seed=trial.seed)
+    if declared and not free:
+        some = [*some, *(each for each in made if METHODS[each.method].shares_space and each not in some)]
+    best = chosen(some, told, objective=trial.objective, declared=declared, seed=trial.seed)
+    if any(leg.blend or leg.rescore for leg in legs):
+        best = replace(best, warnings=[*best.warnings, ENDS])
     if free or best.extractions == 1:
         return best
     return replace(best, choice=f"{best.choice}. {UNKNOWN_QUERIES}")

@@ -27,6 +27,9 @@ class Question:
     old: tuple[str, ...] = ()
     #: When the gallery was added: another one of that name may have been removed before, and had other records.
     added: float = 0.0
+    #: How searches embed their queries for these collections now, and how long one search may rescore, in milliseconds.
+    served: tuple[str, ...] = ()
+    rescore_ms: float = 0.0
     #: `VersionRow.digest` of the new version, then of the versions in these collections.
     versions: tuple[str, ...] = ()
     #: None chooses among `choose.CANDIDATES` by the sample.

@@ -29,6 +29,8 @@ from rmvdb.types import Id, Item, Leg, Query, Record, ReportProgress, Vectors
 CHUNK = 500
 #: How many records are embedded as queries.
 AS_QUERIES = 750
+#: The records of a sample from which on more are embedded as queries.
+LARGE = 20_000
 #: How many records are embedded, however long it takes.
 ENOUGH = 300
 #: With fewer records that have side information, h cannot learn to use it.
@@ -183,7 +185,9 @@ class Sampler:
         if self._source is None or not (own or texts):
             return None, {}
         rng = np.random.default_rng(seed)
-        drawn = [records[row] for row in rng.permutation(len(records))[:AS_QUERIES]]
+        # Of a larger sample the parts that measure are a smaller share.
+        most = AS_QUERIES * max(1, round(len(records) / LARGE))
+        drawn = [records[row] for row in rng.permutation(len(records))[:most]]
         items = given(self._source, drawn)[0]
         asked = {record.id: excerpt(items[record.id], rng) for record in drawn if record.id in items}
         cut = {id for id, query in asked.items() if query is not items[id]}

@@ -41,16 +41,18 @@ def verdict_of(
     start, end = course.values[0] - base.values[0], course.values[-1] - base.values[-1]
     (low, high), (_, end_high) = (quality.bootstrap(values, seed=seed) for values in (start, end))
     since = f"until t = {candidate.switch:g} both models embed each query: " if candidate.switch else ""
+    other = "it" if candidate.method is Method.NAIVE else "the method naive"  # without rescoring it starts where the old model is
+    other += " without --rescore" if candidate.rescore else ""
     span = f"{objective} at the start {_points(low)} to {_points(high)} points against {before}"
     if high < 0:
-        return "refuse", f"{since}{method} would start below {before} ({span}){without}; the method naive would not"
+        return "refuse", f"{since}{method} would start below {before} ({span}){without}; {other} would not"
     if lost := _lost(candidate, neighbours, seed):
         return "refuse", lost
     if end_high < 0:
         lost = f"{_points(quality.mean(end))} points of {objective}"
         return "warn", f"{since}{method} would end below the new model ({lost}); the method {method.headless} would not"
     if low < 0:
-        return "warn", f"{since}{method} may start below {before} ({span}){without}; the method naive would not"
+        return "warn", f"{since}{method} may start below {before} ({span}){without}; {other} would not"
     falls = _fallen(measured, naive, objective, seed)
     if below := [words for words, is_below in falls if is_below]:
         return (

@@ -6,7 +6,7 @@ import threading
 from typing import NamedTuple
 
 from rmvdb.protocols import VectorStore
-from rmvdb.timing import uptime
+from rmvdb.timing import counted, uptime
 from rmvdb.types import Moment
 
 
@@ -28,13 +28,15 @@ class OwnWrites:
     def __init__(self, store: VectorStore, *, engine_timeout: float) -> None:
         self._store, self._engine_timeout = store, engine_timeout
         self._lock = threading.Lock()
+        #: When the last write ended, in seconds of `counted`: a time of day that is set forward does not make the engine show it.
         self._ended, self._asked = float("-inf"), _Asked(float("-inf"), 0)
 
     def note(self) -> None:
         """Note that a write has ended. It may have failed in part."""
-        asked = self._ask()
+        ended = counted()
+        self._ask()
         with self._lock:
-            self._ended = max(self._ended, asked.at)
+            self._ended = max(self._ended, ended)
 
     def moment(self, staleness: float) -> Moment | None:
         """Return the moment to search after, None once the engine shows the last write to every search.
@@ -42,10 +44,9 @@ class OwnWrites:
         A search after a moment that is older than the staleness might lack what the engine owes to every search: other clients'
         writes, and records that workers have moved. So the moment is then asked for again.
         """
-        now = uptime()
-        if now - self._ended >= staleness + self._engine_timeout:
+        if counted() - self._ended >= staleness + self._engine_timeout:
             return None
-        asked = self._asked
+        now, asked = uptime(), self._asked
         return (asked if now - asked.at < staleness else self._ask()).moment
 
     def _ask(self) -> _Asked:

@@ -116,6 +116,7 @@ class Writer:
             written = kills.others(new)
             sketches |= {row.id: sketch.of(row.vector, item=digests[row.id]) for row in written if row.vector is not None}
             # An older collection that still has the record must not show the replaced content. Only workers remove from it.
+            in_time()  # counts as a call: if the engine refuses this reading, the write before it was made all the same
             for leg, stale in zip(older, self._reader.held(older, ids, after=moment), strict=True):
                 if stale:
                     with kills.noted():
@@ -147,7 +148,9 @@ class Writer:
             return going
 
         with self._writing("delete", ids, only=only if confirm else None) as (plan, in_time):
-            for leg in plan.write_targets:
+            for at, leg in enumerate(plan.write_targets):
+                if at:
+                    in_time()  # as in `_upsert`: a store may be refused before it calls this itself
                 self._store.delete(leg.collection, going, permit=in_time)
         return going
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from rmvdb.storage.parquet import pa
 from rmvdb.types import Id, Record
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +48,12 @@ class Reading:
         return self._made(record) and same_fields(record.fields, self.record.fields)
 
     def put_back_for(self, record: Record) -> Record:
-        """Return the record to put back for this one: as the batch read it, but with fields that were written since."""
-        return self.record if self.is_copied_to(record) else replace(self.record, fields=record.fields)
+        """Return the record to put back for this one: as the batch read it, but with fields that were written since.
+
+        The batch's own copy counts as unwritten, even if the engine returns a text in it as the number that it looks like.
+        """
+        copy = self._made(record) and same_fields(_parsed(record.fields), _parsed(self.record.fields))
+        return self.record if copy else replace(self.record, fields=record.fields)
 
     def has_another_vector(self, record: Record) -> bool:
         """Tell whether this record has another vector than the batch made for it: somebody has written it since."""
@@ -61,6 +66,18 @@ class Reading:
 def same_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Tell whether fields are equal, or equal as JSON, so that NaN equals NaN."""
     return dict(one) == dict(other) or json.dumps(dict(one), sort_keys=True) == json.dumps(dict(other), sort_keys=True)
+
+
+def _parsed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with each text that is JSON as its value: Milvus Lite returns a JSON field's text `"123"` as 123."""
+    return {name: _value(value) if isinstance(value, str) else value for name, value in fields.items()}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 class Archive:
@@ -100,15 +117,24 @@ class Archive:
 
     def found(self, file: ArchiveFile, *, left_out: Callable[[str], None] = lambda _: None) -> list[Reading]:
         """Return `readings`; or none, and tell `left_out`, if this one file is missing or altered, which may be for good."""
+        return self._whole(self.readings, file, left_out) or []
+
+    def found_ids(self, file: ArchiveFile, *, left_out: Callable[[str], None]) -> list[Id] | None:
+        """Return `ids`; or None, and tell `left_out`, as `found` does."""
+        return self._whole(self.ids, file, left_out)
+
+    def _whole(
+        self, read: Callable[[ArchiveFile], list[T]], file: ArchiveFile, left_out: Callable[[str], None]
+    ) -> list[T] | None:
         try:
-            return self.readings(file)
+            return read(file)
         except ArtifactError as exc:
             # If even its folder is missing, another archive may be mounted, or none.
             if not self.folder.has(parent(file.path)) or not isinstance(exc.__cause__, FileNotFoundError | None):
                 raise  # the archive is away, or this process may not read it; that can be repaired, and nothing is lost
             _log.warning("Left out: %s", exc, extra={"action": "archive-skip", "file": file.path})
             left_out(str(exc))
-            return []
+            return None
 
     def leave(self, *name: str, ids: Sequence[Id]) -> None:
         """Note that these records are about to leave their collection; the name begins with a batch's number.

@@ -216,9 +216,17 @@ class Verify:
         expected: npt.NDArray[np.uint64],
         hear: Callable[[Sequence[Record]], None],
     ) -> Iterator[tuple[list[Id], Mapping[str, IntentRow]]]:
-        """Read a collection page by page: the ids that are not expected there, with their last intents. `hear` gets each page."""
+        """Read a collection page by page: the ids that are not expected there, with their last intents. `hear` gets each page.
+
+        In place the collection held every record from the beginning. Until all are listed, none is known to be a stranger.
+        """
+        listed = not task.in_place or self._registry.upgrade(task.upgrade).listed
+        if task.in_place and listed:
+            expected = np.union1d(expected, self._moved.waiting(task))
         for page in self._store.scan(collection):
             hear(page)
+            if not listed:
+                continue
             strangers = outside(expected, [record.id for record in page])
             strangers = outside(self._moved.under_way(task, batches), strangers) if strangers else []
             if strangers:

@@ -55,6 +55,13 @@ class MovedBatches:
                 removed, left = hashes(moved_ids(row)), hashes(unpack_ids(row.left))
                 yield MovedBatch(row.id, row.archive, row.origin or {}, removed, hashes(unpack_ids(row.remove_from_new)), left)
 
+    def waiting(self, task: Task) -> npt.NDArray[np.uint64]:
+        """Return hashes of the ids that wait for their batch, and of quarantined ones. In place their records are in the new
+        collection all the while.
+        """
+        ids = [hashes(unpack_ids(row.ids)) for row in self.rows(task, BatchState.PENDING)]
+        return np.concatenate([*ids, hashes([row.record for row in self._registry.quarantined(task.upgrade)])])
+
     def under_way(self, task: Task, batches: Sequence[MovedBatch]) -> npt.NDArray[np.uint64]:
         """Return hashes of the ids in hand now, and of those moved by batches that were retired after `batches` were read."""
         ids = [hashes(unpack_ids(row.ids)) for state in IN_HAND for row in self.rows(task, state)]

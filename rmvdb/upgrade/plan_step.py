@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
 from rmvdb import errors
 from rmvdb.catalog.checks import check_made
 from rmvdb.catalog.versions import check_model
+from rmvdb.engines import index_rules
 from rmvdb.learning.method import Method
 from rmvdb.planning.comparison import Comparison
 from rmvdb.planning.plan import Plan
 from rmvdb.planning.planner import Planner
 from rmvdb.planning.question import Question
 from rmvdb.protocols import Classifier
-from rmvdb.registry.codec import unpack_ids
+from rmvdb.registry.codec import leg_to_json, unpack_ids
 from rmvdb.registry.shared_queries import refuse_paused
 from rmvdb.registry.tables import UpgradeRow, VersionRow
 from rmvdb.types import Id, Leg, Phase, Query
@@ -45,6 +47,12 @@ def resolve(context: UpgradeContext, question: Question) -> Question:
             f"Gallery {context.gallery.name!r} lies in {len(legs)} collections, and {_COPIES[lifts]} copies one; "
             "end the upgrade that is on, or leave the option out"
         )
+    _refuse_rescore(context, question, legs)
+    if base := context.registry.version(question.to_version).base:
+        raise errors.UsageError(
+            f"{question.to_version} is {base} with a head that another upgrade trained, and a plan cannot measure that; "
+            f"use --to {base}"
+        )
     if question.side and question.method not in (None, Method.FCT):
         raise errors.UsageError(f"Only the method fct uses side information, not {question.method}; leave --side out")
     models = {name: leg.model for leg in reversed(legs) for name in (leg.model, context.registry.version(leg.model).base) if name}
@@ -61,10 +69,28 @@ def resolve(context: UpgradeContext, question: Question) -> Question:
         question,
         from_version=legs[0].model,
         added=context.gallery.created_at,
+        served=tuple(json.dumps([leg.embedder, leg.transforms, leg_to_json(leg).get("blend"), leg.rescore]) for leg in legs),
+        rescore_ms=context.services.rescore_ms,
         old=tuple(leg.collection for leg in legs),
         versions=tuple(context.registry.version(name).digest for name in (question.to_version, *(leg.model for leg in legs))),
         instant_rollback=question.instant_rollback or lifts,
     )
+
+
+def _refuse_rescore(context: UpgradeContext, question: Question, legs: Sequence[Leg]) -> None:
+    """Raise UsageError if searches could not rescore so many records."""
+    if not question.rescore:
+        return
+    if question.method is Method.FCT:
+        raise errors.UsageError("The method fct searches one collection, so a search rescores nothing; leave --rescore out")
+    if not context.services.rescore_ms:
+        raise errors.UsageError("search.rescore_ms is 0, so no search is rescored; raise it, or leave --rescore out")
+    there = [context.store.index(leg.collection) for leg in legs]
+    most = min(index_rules.reach(each).most for each in (*there, context.services.index))
+    if question.rescore > most:
+        raise errors.UsageError(
+            f"--rescore is {question.rescore}, but a search gives at most {most} hits with these indexes; ask for fewer"
+        )
 
 
 def plan(context: UpgradeContext, question: Question, *, again: bool = False) -> Plan:

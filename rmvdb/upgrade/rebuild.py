@@ -328,11 +328,8 @@ class Rebuild:
 
     def _moved_on(self, file: ArchiveFile, collection: str) -> list[Id]:
         """Return the ids of a file that are in the collection of a later upgrade; none if the file is damaged."""
-        try:
-            ids = self._archive.ids(file) if self._store.exists(collection) else []
-        except errors.ArtifactError as exc:
-            self._say(f"left out: {exc}")
-            ids = []
+        there = self._store.exists(collection)
+        ids = self._archive.found_ids(file, left_out=lambda why: self._say(f"left out: {why}")) if there else None
         return [record.id for record in self._store.get(collection, ids, fields=())] if ids else []
 
 
@@ -361,13 +358,16 @@ class ArchiveMatcher:
         self.moved = self.written = 0
 
     def readable(self, files: Iterable[ArchiveFile], say: Callable[[str], None]) -> list[ArchiveFile]:
-        """Return the files whose checksum matches. Records of damaged files count as client-written."""
+        """Return the files whose checksum matches. Records of damaged files count as client-written.
+
+        Raises:
+            ArtifactError: this machine cannot reach the archive, or may not read it.
+        """
         read: dict[ArchiveFile, npt.NDArray[np.uint64]] = {}
         for file in files:
-            try:
-                read[file] = hashes(self._archive.ids(file))
-            except errors.ArtifactError as exc:
-                say(f"left out: {exc}")
+            ids = self._archive.found_ids(file, left_out=lambda why: say(f"left out: {why}"))
+            if ids is not None:
+                read[file] = hashes(ids)
         self._read, times = np.unique(np.concatenate([self._read, *read.values()]), return_counts=True)
         self._often = set(self._read[times > 1].tolist())
         return list(read)

@@ -169,7 +169,10 @@ def _often(context: UpgradeContext, upgrade: int) -> npt.NDArray[np.uint64]:
 
 
 def _moved(context: UpgradeContext, upgrade: int) -> Iterator[tuple[Mapping[str, Any], list[Id]]]:
-    """Read the batches, the last first: the files of old vectors with the moved ids, then no file with the ids that stayed."""
+    """Read the batches, the last first: the files of old vectors with the moved ids, then no file with the ids that stayed.
+
+    A batch of a repair that was interrupted has its files for the undecided ids, too.
+    """
     before, report = LAST, context.report_if_slow()
     total, read = sum(batches for batches, _ in context.registry.counts(upgrade).values()), 0
     while page := context.registry.batches(upgrade, before=before):
@@ -178,7 +181,11 @@ def _moved(context: UpgradeContext, upgrade: int) -> Iterator[tuple[Mapping[str,
             if row.archive is not None:
                 removed = unpack_ids(row.remove) if decided else []
                 yield row.archive, removed
-                yield {}, [] if row.state == BatchState.RETIRED else _undecided(context, row, set(removed))
+                # What a repair was putting back is in no collection, perhaps, but in the archive.
+                yield (
+                    row.archive if row.restore else {},
+                    [] if row.state == BatchState.RETIRED else _undecided(context, row, set(removed)),
+                )
         before, read = page[-1].id, read + len(page)
         report("reading what the upgrade has moved", read, total)
 

@@ -344,6 +344,22 @@ def test_a_write_that_new_takes_and_old_refuses_stays_announced(tmp_path: Path) 
     gallery.registry.close()
 
 
+def test_a_write_that_new_takes_and_a_reading_of_old_refuses_stays_announced(tmp_path: Path) -> None:
+    gallery = make(tmp_path, records=8)
+    real = gallery.store.get
+
+    def get(collection: str, *args: Any, **options: Any) -> list[Record]:
+        if collection == "texts_v1":
+            raise errors.Refused("no right to read")
+        return real(collection, *args, **options)
+
+    gallery.store.get = get  # type: ignore[method-assign]
+    with gallery.client() as client, pytest.raises(errors.Refused):
+        client.upsert([{"id": 3, "item": "cat"}])
+    assert open_writes(gallery) == 1
+    gallery.registry.close()
+
+
 def test_records_that_end_the_engine_keep_no_other_from_being_written_in_every_collection(gallery: Gallery) -> None:
     refusing(gallery, errors.EngineKilled("ended", ids=[3]), call="upsert", at=1, bad=(3,))
     with gallery.client() as client:

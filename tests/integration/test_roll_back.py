@@ -258,6 +258,28 @@ def test_psi_stands_in_for_nothing_that_only_an_archive_could_give_back(tmp_path
     gallery.registry.close()
 
 
+@pytest.mark.parametrize("copied_again", [False, True])
+def test_a_record_that_a_repair_was_putting_back_returns_to_the_old_collection(tmp_path: Path, copied_again: bool) -> None:
+    gallery = make(tmp_path, records=30)
+    drive(gallery)
+    gallery.store.delete("texts_v2", [3])
+    lost = gallery.conductor().lost(gallery.registry.upgrade(gallery.upgrade.id))
+    gallery.registry.put_back(gallery.upgrade.id, lost.archived)  # the repair ends here
+    if copied_again:
+        batch = gallery.registry.claim(gallery.upgrade.id, "w", lease=60.0, grace=1e6, copy=True)
+        assert batch is not None
+        gallery.backfill.copy(gallery.task, batch, lambda: None)
+        assert 3 in gallery.records("texts_v2")
+    conductor = gallery.conductor()
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER
+    held = gallery.records("texts_v1")
+    assert held.keys() == gallery.source.of.keys()
+    assert np.allclose(held[3].vector, vector("v1", "t3"), atol=1e-6)  # type: ignore[arg-type]
+    gallery.registry.close()
+
+
 def test_a_forgotten_write_of_a_moved_record_returns_with_its_fields_and_the_vector_of_its_item(tmp_path: Path) -> None:
     gallery = make(tmp_path, records=30)
     gallery.worker(width=1).run(gallery.task, gallery.backfill, until=0.5)

@@ -14,6 +14,7 @@ from rmvdb import errors
 from rmvdb.learning.method import Method
 from rmvdb.planning.question import Question
 from rmvdb.registry.codec import unpack_ids
+from rmvdb.registry.tables import UpgradeRow
 from rmvdb.types import Phase
 from rmvdb.upgrade import verify
 from tests.support.inprocess import Gallery, make
@@ -86,6 +87,25 @@ def test_records_that_an_engine_lost_when_it_went_back_are_found_and_put_back(ga
     conductor.repair(row, lost, gallery.worker())
     assert verify.verify(conductor, row).ok
     expect_holds(gallery, filled, "v2")
+
+
+def test_in_the_middle_of_the_backfill_nothing_differs_and_a_repair_keeps_no_record_from_its_batch(gallery: Gallery) -> None:
+    """In place the collection holds records that wait for their batch, still lifted."""
+    begun = go_on(gallery, begin(gallery, until=0.3))
+    conductor = gallery.conductor()
+    assert verify.verify(conductor, begun).ok
+    lost = conductor.lost(begun)
+    assert lost.unexplained.unknown == []
+    conductor.repair(begun, lost, gallery.worker())
+    row = go_on(gallery, _further(gallery, begun))
+    assert row.phase == Phase.CUT_OVER
+    expect_holds(gallery, row.new_collection, "v2")
+
+
+def _further(gallery: Gallery, row: UpgradeRow) -> UpgradeRow:
+    now = gallery.registry.upgrade(row.id)
+    gallery.registry.set_upgrade(row.id, plan=replace(now.plan, until=1.0, cutover=True))
+    return gallery.registry.upgrade(row.id)
 
 
 def test_while_it_backfills_the_original_is_not_touched(gallery: Gallery) -> None:

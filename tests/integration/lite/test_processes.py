@@ -218,7 +218,7 @@ def test_the_owner_ends_once_no_process_has_used_the_file_for_a_while(path: Path
 def test_the_server_leaves_nothing_in_the_systems_temporary_folder_and_tells_of_no_search(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    temporary = tmp_path / "temporary"
+    temporary = tmp_path / "t"  # the path of a socket has 107 characters at most
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     for name in ("GLOG_logtostderr", "GLOG_minloglevel"):

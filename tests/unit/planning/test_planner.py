@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,3 +120,31 @@ def test_it_is_known_of_each_query_whether_it_is_an_excerpt(gallery: Gallery) ->
     assert found.as_queries.excerpts
     assert found.as_queries.whole is not None
     assert {record.id for record, whole in zip(found.records, found.as_queries.whole, strict=True) if not whole} == long
+
+
+def test_a_declared_model_of_texts_is_tried_though_nobody_knows_the_queries(gallery: Gallery) -> None:
+    class Same(TextEmbedder):
+        def embed(self, items: Sequence[Item]) -> Vectors:
+            return np.stack([vector("v1", item) for item in items])
+
+        embed_queries = embed
+
+    gallery.loaded_models._load_embedder = Same
+    gallery.loaded_models._load_chain = lambda version: Chain(embedder=version, dim=DIMS["v1"], has_own_queries=True)
+    found = {}
+    for name, declared in (("v1b", "v1"), ("v1c", None)):
+        to = gallery.registry.add_version(
+            name=name, embedder=f"tests:{name}", options={}, classifier=None, dim=DIMS["v1"], metric="COSINE", fingerprint=None,
+            probes=None, probe_kind="text", base=None, head=None, compatible_with=declared,
+        )  # fmt: skip
+        asked = replace(question(order="random"), to_version=name)
+        found[name] = planner(gallery).plan(asked, [LEG], to, classifiers=[None]).method
+    assert found == {"v1b": Method.IDENTITY, "v1c": Method.NAIVE}
+
+
+def test_a_gallery_that_is_too_small_to_measure_is_rescored_as_it_was_asked_for(tmp_path: Path) -> None:
+    small = make(tmp_path, records=20, deployed=False)
+    to = small.registry.version("v2")
+    asked = replace(question(order="random", method=Method.NAIVE), rescore=5)
+    assert planner(small).plan(asked, [LEG], to, classifiers=[None]).rescore == 5
+    small.registry.close()

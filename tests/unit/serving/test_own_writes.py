@@ -37,7 +37,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     class Clock:
         now = 100.0
 
-    monkeypatch.setattr(own_writes, "uptime", lambda: Clock.now)
+        set_forward = 0.0
+
+    monkeypatch.setattr(own_writes, "uptime", lambda: Clock.now + Clock.set_forward)
+    monkeypatch.setattr(own_writes, "counted", lambda: Clock.now)
     return Clock
 
 
@@ -69,6 +72,12 @@ def test_a_moment_older_than_the_staleness_is_asked_for_again(writes: OwnWrites,
     writes.note()
     clock.now += STALENESS
     assert [writes.moment(STALENESS) for _ in range(3)] == [2, 2, 2]
+
+
+def test_searches_still_wait_for_a_write_after_the_time_of_day_was_set_forward(writes: OwnWrites, clock: Any) -> None:
+    writes.note()
+    clock.set_forward = 3600.0
+    assert writes.moment(STALENESS) is not None
 
 
 def test_searches_wait_for_nothing_once_the_engine_shows_the_write_to_everybody(writes: OwnWrites, clock: Any) -> None:
