@@ -130,7 +130,8 @@ class Archive:
             return read(file)
         except ArtifactError as exc:
             # If even its folder is missing, another archive may be mounted, or none.
-            if not self.folder.has(parent(file.path)) or not isinstance(exc.__cause__, FileNotFoundError | None):
+            away = isinstance(exc, HomeUnreachable) or not isinstance(exc.__cause__, FileNotFoundError | None)
+            if away or not self.folder.has(parent(file.path)):
                 raise  # the archive is away, or this process may not read it; that can be repaired, and nothing is lost
             _log.warning("Left out: %s", exc, extra={"action": "archive-skip", "file": file.path})
             left_out(str(exc))

@@ -14,6 +14,7 @@ from sqlalchemy import text as statement
 
 from rmvdb import errors
 from rmvdb.serving.client import Client
+from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import BatchState, Id, Index, Phase, Record, Vectors
 from rmvdb.upgrade import leadership
 from rmvdb.upgrade.status import status
@@ -322,6 +323,25 @@ def test_a_rebuild_that_was_killed_is_run_again(gallery: Gallery, sentences: int
     assert not gallery.registry.upgrade(gallery.upgrade.id).listed
     go_on(gallery)
     expect(gallery, truth, "v2")
+
+
+def test_an_archive_that_is_away_for_a_moment_stops_a_rebuild_that_then_goes_on(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive(gallery)
+    lose(gallery)
+
+    def away(*_: object) -> bytes:
+        raise errors.HomeUnreachable("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFolder, "verified", away)
+        with pytest.raises(errors.HomeUnreachable):
+            rebuilding(gallery).run()
+    rebuilding(gallery).run()
+    assert gallery.registry.announced(gallery.upgrade.id, list(UNTOUCHED)) == {}
+    go_on(gallery)
+    expect(gallery, UNTOUCHED, "v2")
 
 
 def test_two_do_not_rebuild_at_once(gallery: Gallery) -> None:
