@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 LEAST_HELD_OUT = 30
 #: A third version ends what the plan in force does for searches beside its legs, and no figure of a plan compares with that.
 ENDS = (
-    "The plan in force serves a blend or rescores, and both end when this upgrade is deployed. The figures compare with searches "
-    "without them"
+    "The plan in force serves a blend or rescores, which ends when this upgrade is deployed. The figures compare with searches "
+    "without it"
 )
 #: Why no map serves alone for texts. Asked texts differ from stored ones, so records tell too little of how a map treats them.
 UNKNOWN_QUERIES = (
@@ -237,8 +237,8 @@ class Planner:
         if not free:  # the others could not be chosen
             declared = _is_declared(legs, to)
             specs = {method: METHODS[method] for method in methods}
-            sure = [method for method, spec in specs.items() if spec.embeds_twice or (declared and spec.shares_space)]
-            methods = sure or methods
+            if any(spec.embeds_twice for spec in specs.values()):
+                methods = [method for method, spec in specs.items() if spec.embeds_twice or (declared and spec.shares_space)]
         made = candidates(trial, Choice(methods=tuple(methods), both=both, rescore=self._rescore(question, sample)))
         report("measuring", 0, 1)
         told = _chosen(legs, to, trial, made, functools.partial(predict, trial), free=free)

@@ -186,7 +186,7 @@ class Sampler:
             return None, {}
         rng = np.random.default_rng(seed)
         # Of a larger sample the parts that measure are a smaller share.
-        most = AS_QUERIES * max(1, round(len(records) / LARGE))
+        most = max(AS_QUERIES, AS_QUERIES * len(records) // LARGE)
         drawn = [records[row] for row in rng.permutation(len(records))[:most]]
         items = given(self._source, drawn)[0]
         asked = {record.id: excerpt(items[record.id], rng) for record in drawn if record.id in items}

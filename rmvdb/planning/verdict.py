@@ -41,8 +41,7 @@ def verdict_of(
     start, end = course.values[0] - base.values[0], course.values[-1] - base.values[-1]
     (low, high), (_, end_high) = (quality.bootstrap(values, seed=seed) for values in (start, end))
     since = f"until t = {candidate.switch:g} both models embed each query: " if candidate.switch else ""
-    other = "it" if candidate.method is Method.NAIVE else "the method naive"  # without rescoring it starts where the old model is
-    other += " without --rescore" if candidate.rescore else ""
+    other = "the method naive without --rescore" if candidate.rescore else "the method naive"  # it starts where the old model is
     span = f"{objective} at the start {_points(low)} to {_points(high)} points against {before}"
     if high < 0:
         return "refuse", f"{since}{method} would start below {before} ({span}){without}; {other} would not"

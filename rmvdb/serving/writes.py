@@ -106,17 +106,16 @@ class Writer:
             # an older collection got its copies before this moment, and a later strong read would show no more of them. The
             # engine's clock passes the moment while the newest collection is written.
             moment = self._store.moment()
-            for mirror in plan.mirrors:  # first: if the client is killed here, no search shows the write yet
-                with kills.noted():
-                    self._store.upsert(mirror.collection, kills.others(rows(mirror)), permit=in_time)
             newest, *older = plan.legs
-            new = rows(newest)
-            with kills.noted():
-                self._store.upsert(newest.collection, kills.others(new), permit=in_time)
-            written = kills.others(new)
+            # Mirrors first: if the client is killed here, no search shows the write yet.
+            for leg in _counted((*plan.mirrors, newest), in_time):
+                with kills.noted():
+                    self._store.upsert(leg.collection, kills.others(rows(leg)), permit=in_time)
+            written = kills.others(rows(newest))
             sketches |= {row.id: sketch.of(row.vector, item=digests[row.id]) for row in written if row.vector is not None}
             # An older collection that still has the record must not show the replaced content. Only workers remove from it.
-            in_time()  # counts as a call: if the engine refuses this reading, the write before it was made all the same
+            if older:
+                in_time()  # as `_counted` does
             for leg, stale in zip(older, self._reader.held(older, ids, after=moment), strict=True):
                 if stale:
                     with kills.noted():
@@ -148,9 +147,7 @@ class Writer:
             return going
 
         with self._writing("delete", ids, only=only if confirm else None) as (plan, in_time):
-            for at, leg in enumerate(plan.write_targets):
-                if at:
-                    in_time()  # as in `_upsert`: a store may be refused before it calls this itself
+            for leg in _counted(plan.write_targets, in_time):
                 self._store.delete(leg.collection, going, permit=in_time)
         return going
 
@@ -174,6 +171,17 @@ class Writer:
             # write fails, because some calls may have been made.
             last.callback(self._reader.own_writes.note)
             yield plan, in_time
+
+
+def _counted(legs: Iterable[Leg], in_time: Permit) -> Iterator[Leg]:
+    """Yield the legs, and count a call before each but the first.
+
+    If the engine refuses a leg before the store asks for its permit, the write counts as made in part all the same.
+    """
+    for at, leg in enumerate(legs):
+        if at:
+            in_time()
+        yield leg
 
 
 def _check_vectors(ids: Sequence[Id], vectors: Vectors, leg: Leg) -> None:

@@ -52,7 +52,7 @@ class Reading:
 
         The batch's own copy counts as unwritten, even if the engine returns a text in it as the number that it looks like.
         """
-        copy = self._made(record) and same_fields(_parsed(record.fields), _parsed(self.record.fields))
+        copy = self._made(record) and same_fields(_texts_kept(record.fields, self.record.fields), self.record.fields)
         return self.record if copy else replace(self.record, fields=record.fields)
 
     def has_another_vector(self, record: Record) -> bool:
@@ -68,16 +68,25 @@ def same_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return dict(one) == dict(other) or json.dumps(dict(one), sort_keys=True) == json.dumps(dict(other), sort_keys=True)
 
 
-def _parsed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with each text that is JSON as its value: Milvus Lite returns a JSON field's text `"123"` as 123."""
-    return {name: _value(value) if isinstance(value, str) else value for name, value in fields.items()}
+def _is_away(exc: ArtifactError) -> bool:
+    """Tell whether this machine cannot reach a file or may not read it, so that it may be whole."""
+    return isinstance(exc, HomeUnreachable) or not isinstance(exc.__cause__, FileNotFoundError | None)
 
 
-def _value(text: str) -> Any:
+def _texts_kept(fields: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields, with the former text in place of a value that it looks like: Milvus Lite returns the text `"123"` of a
+    JSON field as 123.
+    """
+    return {name: before[name] if _looks_like(before.get(name), value) else value for name, value in fields.items()}
+
+
+def _looks_like(text: Any, value: Any) -> bool:
+    if not isinstance(text, str) or isinstance(value, str):
+        return False
     try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        return bool(json.loads(text) == value)
+    except (ValueError, RecursionError):
+        return False
 
 
 class Archive:
@@ -130,8 +139,7 @@ class Archive:
             return read(file)
         except ArtifactError as exc:
             # If even its folder is missing, another archive may be mounted, or none.
-            away = isinstance(exc, HomeUnreachable) or not isinstance(exc.__cause__, FileNotFoundError | None)
-            if away or not self.folder.has(parent(file.path)):
+            if _is_away(exc) or not self.folder.has(parent(file.path)):
                 raise  # the archive is away, or this process may not read it; that can be repaired, and nothing is lost
             _log.warning("Left out: %s", exc, extra={"action": "archive-skip", "file": file.path})
             left_out(str(exc))
@@ -155,9 +163,9 @@ class Archive:
             batch = int(entry.name.partition("-")[0])
             try:
                 data = self.folder.verified(entry.path, _digest_in(entry))
-            except HomeUnreachable:
-                raise
             except ArtifactError as exc:
+                if _is_away(exc):
+                    raise
                 _log.warning("Left out: %s", exc, extra={"action": "archive-skip", "file": entry.path})
                 continue
             noted |= {id: max(batch, noted.get(id, batch)) for id in parquet.read(data)["id"].to_pylist()}

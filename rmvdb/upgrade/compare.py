@@ -222,15 +222,22 @@ class Verify:
         """
         listed = not task.in_place or self._registry.upgrade(task.upgrade).listed
         if task.in_place and listed:
-            expected = np.union1d(expected, self._moved.waiting(task))
+            expected = np.union1d(expected, self._waiting(task))
         for page in self._store.scan(collection):
             hear(page)
             if not listed:
                 continue
             strangers = outside(expected, [record.id for record in page])
             strangers = outside(self._moved.under_way(task, batches), strangers) if strangers else []
+            if strangers and task.in_place:  # a batch may have been handed back meanwhile
+                strangers = outside(self._waiting(task), strangers)
             if strangers:
                 yield strangers, self._registry.announced(task.upgrade, strangers)
+
+    def _waiting(self, task: Task) -> npt.NDArray[np.uint64]:
+        """Return hashes of the ids that wait for their batch, without those that clients have deleted."""
+        gone = self._writes.there_and_gone(task)[1] if self._writes.reach(task) else hashes([])
+        return np.setdiff1d(self._moved.waiting(task), gone)
 
     def _compare_ids(
         self,

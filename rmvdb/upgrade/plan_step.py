@@ -48,15 +48,11 @@ def resolve(context: UpgradeContext, question: Question) -> Question:
             "end the upgrade that is on, or leave the option out"
         )
     _refuse_rescore(context, question, legs)
-    if base := context.registry.version(question.to_version).base:
-        raise errors.UsageError(
-            f"{question.to_version} is {base} with a head that another upgrade trained, and a plan cannot measure that; "
-            f"use --to {base}"
-        )
     if question.side and question.method not in (None, Method.FCT):
         raise errors.UsageError(f"Only the method fct uses side information, not {question.method}; leave --side out")
     models = {name: leg.model for leg in reversed(legs) for name in (leg.model, context.registry.version(leg.model).base) if name}
-    if question.to_version in models:
+    base = context.registry.version(question.to_version).base
+    if question.to_version in models or base in models:
         raise errors.UsageError(
             f"Gallery {context.gallery.name!r} holds vectors of {question.to_version!r} already; name another version by --to"
         )
@@ -64,6 +60,11 @@ def resolve(context: UpgradeContext, question: Question) -> Question:
         raise errors.Mismatch(
             f"Gallery {context.gallery.name!r} holds vectors of {legs[0].model!r}, not of {question.from_version!r}; "
             f"use --from {legs[0].model}"
+        )
+    if base:
+        raise errors.UsageError(
+            f"{question.to_version} is {base} with a head that another upgrade trained, and a plan cannot measure that; "
+            f"use --to {base}"
         )
     return replace(
         question,
