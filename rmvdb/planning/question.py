@@ -27,9 +27,9 @@ class Question:
     old: tuple[str, ...] = ()
     #: When the gallery was added: another one of that name may have been removed before, and had other records.
     added: float = 0.0
-    #: How searches embed their queries for these collections now, and how long one search may rescore, in milliseconds.
+    #: How searches embed their queries for these collections now, and whether applications may rescore.
     served: tuple[str, ...] = ()
-    rescore_ms: float = 0.0
+    rescores: bool = True
     #: `VersionRow.digest` of the new version, then of the versions in these collections.
     versions: tuple[str, ...] = ()
     #: None chooses among `choose.CANDIDATES` by the sample.

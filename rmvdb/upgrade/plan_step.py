@@ -71,7 +71,7 @@ def resolve(context: UpgradeContext, question: Question) -> Question:
         from_version=legs[0].model,
         added=context.gallery.created_at,
         served=tuple(json.dumps([leg.embedder, leg.transforms, leg_to_json(leg).get("blend"), leg.rescore]) for leg in legs),
-        rescore_ms=context.services.rescore_ms,
+        rescores=bool(context.services.rescore_ms),
         old=tuple(leg.collection for leg in legs),
         versions=tuple(context.registry.version(name).digest for name in (question.to_version, *(leg.model for leg in legs))),
         instant_rollback=question.instant_rollback or lifts,

@@ -62,6 +62,6 @@ def test_a_version_with_a_head_is_refused_and_its_base_named(gallery: Gallery) -
         conductor(gallery).resolve(replace(ASKED, to_version="v2+12345678"))
 
 
-def test_a_plan_counts_only_for_the_time_that_a_search_may_rescore(gallery: Gallery) -> None:
-    asked = [conductor(gallery, rescore_ms=ms).resolve(ASKED).key for ms in (100.0, 100.0, 0.0)]
+def test_a_plan_no_longer_counts_once_no_search_rescores(gallery: Gallery) -> None:
+    asked = [conductor(gallery, rescore_ms=ms).resolve(ASKED).key for ms in (100.0, 60_000.0, 0.0)]
     assert asked[0] == asked[1] != asked[2]
