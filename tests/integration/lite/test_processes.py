@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -215,11 +217,17 @@ def test_the_owner_ends_once_no_process_has_used_the_file_for_a_while(path: Path
     ]
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A temporary folder whose name leaves room for a socket's: its path has 107 characters at most."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
+        yield Path(folder)
+
+
 def test_the_server_leaves_nothing_in_the_systems_temporary_folder_and_tells_of_no_search(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    temporary = tmp_path / "t"  # the path of a socket has 107 characters at most
-    temporary.mkdir()
+    temporary = short
     monkeypatch.setenv("TMPDIR", str(temporary))
     for name in ("GLOG_logtostderr", "GLOG_minloglevel"):
         monkeypatch.delenv(name, raising=False)
