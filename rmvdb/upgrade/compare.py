@@ -40,7 +40,7 @@ from rmvdb.upgrade.report import VerifyPosition, VerifyReport
 AT_ONCE = 1_000
 #: Parts that are read while an earlier one is compared: each waits for the engine's clock.
 AHEAD = 2
-#: The most records with other fields that are looked at again. A server does not show more former records for a moment.
+#: The most records with other fields that are looked at again. If there are more, a busy server is not the reason.
 LOOK_AGAIN = 1_000
 
 

@@ -181,7 +181,7 @@ def _moved(context: UpgradeContext, upgrade: int) -> Iterator[tuple[Mapping[str,
             if row.archive is not None:
                 removed = unpack_ids(row.remove) if decided else []
                 yield row.archive, removed
-                # What a repair was putting back is in no collection, perhaps, but in the archive.
+                # A record that a repair was putting back may be in the archive alone.
                 yield (
                     row.archive if row.restore else {},
                     [] if row.state == BatchState.RETIRED else _undecided(context, row, set(removed)),
