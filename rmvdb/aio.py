@@ -98,6 +98,7 @@ class Client:
         closed = errors.UsageError(f"This client of {self.gallery!r} is closed; connect again")
         if self._closed:
             raise closed
+        self._client.expect_usable()  # in a forked child the pool has no threads, and waits for them
         # With the caller's context, as asyncio.to_thread does: an embedder may look at it.
         call = self._pool.submit(functools.partial(contextvars.copy_context().run, method, *arguments, **options))
         try:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from rmvdb.locks import ProcessLock
+
 #: Seconds that a write may take after its announcement. Defined here, so that reading settings needs no slow import.
 WRITE_LASTS = 30.0
 
@@ -30,13 +32,13 @@ class Uptime:
     STEP = 0.1
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._passed = self._counted = counted()
         self._shown = time.time()
 
     def __call__(self) -> float:
         """Return the seconds until now."""
-        with self._lock:
+        with self._lock.now:
             now, shown = counted(), time.time()
             by_count, by_day = now - self._counted, shown - self._shown
             self._passed += by_day if by_day > by_count + self.STEP else by_count

@@ -27,8 +27,16 @@ _IN_HOME = {"uri": ".rmvdb/milvus.db"}
 def find(path: Path | None) -> Path | None:
     """Return the file that is named, else the nearest one upwards. Return None if there is none.
 
-    Raises ConfigError if the file that the argument or RMVDB_CONFIG names is missing.
+    Raises ConfigError if the file that the argument or RMVDB_CONFIG names is missing, or cannot be looked at.
     """
+    try:
+        return _find(path)
+    except OSError as exc:
+        where = exc.filename or path or "the current folder"
+        raise ConfigError(f"{where} cannot be looked at: {exc.strerror}; correct the rights, or go to another folder") from exc
+
+
+def _find(path: Path | None) -> Path | None:
     chosen = path or (Path(os.environ["RMVDB_CONFIG"]) if os.environ.get("RMVDB_CONFIG") else None)
     if chosen is None:
         here = Path.cwd()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.base import BaseTrigger
 
 from rmvdb import errors
 from rmvdb.app.window import Window
@@ -35,6 +36,19 @@ LOOK = 5.0
 LONGEST = 600.0
 #: Seconds for which one gallery's plan may wait for its clients before other galleries have their turn.
 PATIENCE = 10.0
+
+
+class _Every(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
+    """Fires again so many seconds from now. APScheduler's own interval counts up each one since the last, and there are a
+    billion if the time of day is set forward by years.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._pause = dt.timedelta(seconds=seconds)
+
+    def get_next_fire_time(self, previous_fire_time: dt.datetime | None, now: dt.datetime) -> dt.datetime:
+        """Return the time of the next call."""
+        return now + self._pause
 
 
 class _Wait(NamedTuple):
@@ -86,13 +100,20 @@ class Scheduler:
             SchemaOutdated: another release has changed the registry's schema.
         """
         self._worker.patient = False
-        scheduler = BackgroundScheduler()
-        scheduler.add_job(self._step, "interval", seconds=STEP, max_instances=1, coalesce=True, misfire_grace_time=None)
-        scheduler.add_job(self._look, "interval", seconds=LOOK, next_run_time=dt.datetime.now(dt.UTC))
+        if not self._window.is_open():
+            self._rest.set()
+        scheduler = BackgroundScheduler(timezone=dt.UTC)
+        once = {"max_instances": 1, "coalesce": True, "misfire_grace_time": None}
+        scheduler.add_job(self._step, _Every(STEP), **once)
+        scheduler.add_job(self._look, _Every(LOOK), next_run_time=dt.datetime.now(dt.UTC), **once)
         scheduler.start()
+        ahead = time.time() - time.monotonic()
         try:
             while not (stop.wait(0.2) or self._unfit):
-                pass
+                if (now := time.time() - time.monotonic()) < ahead - STEP:  # the jobs would wait until it is as late again
+                    for job in scheduler.get_jobs():
+                        job.modify(next_run_time=dt.datetime.now(dt.UTC))
+                ahead = now
         finally:
             self._stop.set()
             self._rest.set()
@@ -196,7 +217,7 @@ class Scheduler:
             pass
         except errors.SchemaOutdated:
             raise
-        except Exception as exc:  # noqa: BLE001 (any other failure, too: its traceback is in the log)
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 (any other failure, too: its traceback is in the log)
             self._complain(exc, gallery)
             self._put_off(gallery, upgrade, exc)
         finally:
@@ -208,7 +229,7 @@ class Scheduler:
         waited = time.monotonic() - wait.since
         return waited >= wait.seconds or (waited >= LOOK and self._seen(gallery, upgrade) != wait.seen)
 
-    def _put_off(self, gallery: str, upgrade: int, exc: Exception) -> None:
+    def _put_off(self, gallery: str, upgrade: int, exc: BaseException) -> None:
         """Double the wait until the next try, as long as nothing changes: each failed try may read the whole gallery."""
         seen, before = self._seen(gallery, upgrade), self._waits.get(gallery)
         away = isinstance(exc, errors.EngineUnavailable | errors.RegistryUnavailable | errors.NotServed)  # nothing was read
@@ -226,16 +247,20 @@ class Scheduler:
         conductor = self._app.conductor(gallery, say=self._once(gallery, upgrade_id), stop=self._rest)
         conductor.patience = PATIENCE
         upgrade = self._app.registry.upgrade(upgrade_id)
-        try:
-            conductor.advance(upgrade, self._worker)
-        except errors.UpgradeRunning:
-            # Another process makes the batches and changes the phases. This one can still work on the batches.
-            if upgrade.phase == Phase.SERVING_BOTH:
-                conductor.expect_unchanged()
-                conductor.backfill(upgrade, self._worker)
+        if upgrade.paused:  # only batches in hand are work, and no step may wait for the end of the pause
+            conductor.expect_unchanged()
+            conductor.backfill(upgrade, self._worker)
+        else:
+            try:
+                conductor.advance(upgrade, self._worker)
+            except errors.UpgradeRunning:
+                # Another process makes the batches and changes the phases. This one can still work on the batches.
+                if upgrade.phase == Phase.SERVING_BOTH:
+                    conductor.expect_unchanged()
+                    conductor.backfill(upgrade, self._worker)
+            self._stepped.add(upgrade_id)
         self._last.pop(gallery, None)
         self._waits.pop(gallery, None)
-        self._stepped.add(upgrade_id)
 
     def _once(self, gallery: str, upgrade: int) -> Callable[[str], None]:
         """Say a sentence once in each phase and epoch: a step that fails is tried again without end."""
@@ -253,7 +278,7 @@ class Scheduler:
 
         return say
 
-    def _complain(self, exc: Exception, about: str = "") -> None:
+    def _complain(self, exc: BaseException, about: str = "") -> None:
         if (message := errors.message_of(exc)) != self._last.get(about):  # once, not once a second
             self._last[about] = message
             self._warn(message)

@@ -319,6 +319,8 @@ class ProjectSettings(BaseSettings):
         scheme, *inside = home.parts or ("",)
         if re.fullmatch(r"[a-z][a-z0-9+.-]+:", scheme) and (scheme != "s3:" or not inside):
             raise ValueError("must be a folder, or a folder in a bucket whose server speaks S3: s3://bucket/rmvdb")
+        if scheme == "s3:" and "@" in inside[0]:
+            raise ValueError("must not carry keys; give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
         return home
 
     @model_validator(mode="after")

@@ -15,14 +15,15 @@ HOUR = dt.timedelta(hours=1)
 class Window:
     """One hour from each firing of a cron expression: `0 1-6 * * *` is 01:00 to 07:00 by this machine's clock on the wall.
 
-    Raises UsageError if the expression cannot be read, or never fires.
+    Raises UsageError if the expression cannot be read, or never fires, or if this machine's time zone is not known.
     """
 
     def __init__(self, expression: str | None) -> None:
         self.expression = expression
-        self.zone: dt.tzinfo = get_localzone()
+        self.zone: dt.tzinfo = dt.UTC
         try:
             if expression:
+                self.zone = _zone()
                 self._next_firing(expression, after=dt.datetime.now(self.zone))
         except ValueError as exc:
             raise errors.UsageError(
@@ -43,3 +44,13 @@ class Window:
             raise ValueError(f"it has {len(fields)} fields, not 5")
         fired: dt.datetime = croniter(expression, after).get_next(dt.datetime)
         return fired
+
+
+def _zone() -> dt.tzinfo:
+    try:
+        return get_localzone()
+    except (KeyError, ValueError, OSError) as exc:
+        raise errors.UsageError(
+            f"The time zone of this machine cannot be read, so --window has no clock ({exc}); "
+            "set TZ to a name such as Europe/Berlin, or install tzdata"
+        ) from exc

@@ -121,7 +121,7 @@ def _field(keys: Keys) -> FieldInfo | None:
 
 def _value(keys: Keys, value: object) -> str:
     """Return the wrong value as it may be shown."""
-    if keys[-1] == "token" or isinstance(value, SecretStr) or (keys[-1] == "uri" and "@" in str(value)):
+    if keys[-1] == "token" or isinstance(value, SecretStr) or (keys[-1] in ("uri", "home") and "@" in str(value)):
         return ""
     return f" = {without_password(value)!r}" if isinstance(value, str) else f" = {value!r}"
 

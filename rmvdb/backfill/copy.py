@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -52,7 +52,17 @@ class Copying(NewVectors):
             reasons |= self._upsert(collection, unannounced, in_time)
         # A record that a client was writing was not copied. However that write ends, the old record must not leave uncopied.
         uncopied = [id for id in ids if key(id) in announced]
-        self._registry.copied(batch, requeue=uncopied, aside={id: why for id, why in reasons.items() if key(id) not in announced})
+        aside = {id: why for id, why in reasons.items() if key(id) not in announced}
+        self._stay_findable(task, kept, set(aside) - present, in_time)
+        self._registry.copied(batch, requeue=uncopied, aside=aside)
+
+    def _stay_findable(self, task: Task, kept: Mapping[str, Sequence[Record]], ids: set[Id], in_time: Permit) -> None:
+        """Write records that only the archive holds back where they were read: quarantined records stay findable."""
+        for collection in task.old:
+            records = [each for each in kept.get(collection, ()) if each.id in ids and each.vector is not None]
+            if records:
+                self._store.upsert(collection, records, as_read=True, permit=in_time)
+                ids -= {record.id for record in records}
 
     def _upsert(self, collection: str, records: Sequence[Record], in_time: Permit, *, part: bool = False) -> dict[Id, str]:
         """Write records. Return the reason for each that ends the engine, or whose id the engine cannot write.

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from rmvdb.registry.tables import ClientRow, UpgradeRow
 
+#: The most seconds of a burst that count for `nice`: a process may have been suspended in it, or have waited for an engine.
+LONGEST_BURST = 60.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
@@ -99,7 +102,8 @@ class Throttle:
         with self._lock:
             if self._in_hand:
                 return math.inf if self._burst >= self._width else -math.inf
-            return self._burst_ended + (self._burst_ended - self._burst_began) * (1 / share - 1)
+            took = min(self._burst_ended - self._burst_began, LONGEST_BURST)
+            return self._burst_ended + took * (1 / share - 1)
 
 
 def _slow(ceiling: float, client: ClientRow | None) -> list[str]:

@@ -162,8 +162,9 @@ class NewVectors(BatchRecords):
 
     def _with_head(self, task: Task, raw: Mapping[Id, Vectors], reasons: Reasons, metric: Metric) -> dict[Id, Vectors]:
         """Apply ρ, and add to `reasons` the records whose vector cannot be ranked."""
-        made = self._loaded_models.apply_head(task.version, np.stack(list(raw.values()))) if raw else np.empty((0, 0), np.float32)
-        odd = unrankable(made, metric)
+        embedded = np.stack(list(raw.values())) if raw else np.empty((0, 0), np.float32)
+        made = self._loaded_models.apply_head(task.version, embedded) if raw else embedded
+        odd = unrankable(made, metric) | unrankable(embedded, metric)  # ρ makes a vector with a direction of one without
         of = dict(zip(raw, made, strict=True))
         reasons |= {id: f"its vector {odd[at]}" for at, id in enumerate(of) if at in odd}
         return {id: vector for id, vector in of.items() if id not in reasons}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rmvdb import errors
-from rmvdb.items.check import embed_checked, scored
+from rmvdb.items.check import as_array, embed_checked, scored
 from rmvdb.items.fingerprint import fingerprint
 from rmvdb.items.kinds import KINDS, REQUIRED, Kind
 from rmvdb.items.load import load_classifier, load_embedder
@@ -127,7 +127,7 @@ def probe(embedder: Embedder, *, kind: Kind | None) -> tuple[Kind | None, Vector
 def _dim(embedder: Embedder, kind: Kind) -> int:
     """Return the dimension that it gives for a probe item; 1 if it takes none, which `probe_vectors` then finds out."""
     try:
-        return int(np.asarray(embedder.embed(KINDS[kind].probes()[:1])).shape[-1])
+        return int(as_array(embedder.embed(KINDS[kind].probes()[:1])).shape[-1])
     except Exception:  # noqa: BLE001 (foreign code: whatever it raises, it does not take such items)
         return 1
 
@@ -173,7 +173,12 @@ def check_model(row: VersionRow, embedder: Embedder) -> bool:
 
     Raises: ModelError if they differ.
     """
-    if row.fingerprint and (weights := fingerprint(embedder)) != row.fingerprint:
+    weights = fingerprint(embedder)
+    if row.fingerprint and weights != row.fingerprint and row.probes is not None:
+        # It may load or convert its weights when it embeds first, as it did before it was registered.
+        probe_vectors(embedder, dim=row.dim, kind=row.probe_kind)  # type: ignore[arg-type]
+        weights = fingerprint(embedder)
+    if row.fingerprint and weights != row.fingerprint:
         raise errors.ModelError(
             f"The weights of model version {row.name!r} are not the registered ones (SHA-256 {str(weights)[:12]}…, not "
             f"{row.fingerprint[:12]}…); put them back, or register the new ones as a version of their own"

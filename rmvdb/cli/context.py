@@ -80,9 +80,12 @@ def go_on(app: App, conductor: Conductor, row: UpgradeRow, report: progress.Repo
 
     if detach:
         conductor.launch(row, app.worker(), force=force)
-        report.say("deployed; the backfill waits for a worker: rmvdb worker")
-        return
-    row = conductor.advance(row, app.worker(), force=force)
+        row = app.registry.upgrade(row.id)
+        if row.phase == "serving both":
+            report.say("deployed; the backfill waits for a worker: rmvdb worker")
+            return
+    else:
+        row = conductor.advance(row, app.worker(), force=force)
     if conductor.stop.is_set():
         raise errors.Stopped(RESUMABLE)
     if row.phase == "ended":

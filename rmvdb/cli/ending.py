@@ -61,12 +61,15 @@ def verify(gallery: str | None, sample: int, repair: bool, yes: bool, as_json: b
 
 
 def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool, as_json: bool) -> None:
+    # Each question comes between two blocks: within one, Ctrl-C asks the conductor to stop, and a bar covers the question.
+    with conducting(app, gallery, err=as_json) as (conductor, _):
+        missing = conductor.gone(row)
+    if missing and not yes:
+        are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+        question = f"{' and '.join(missing)} {are} gone. Create {them} again, empty, and look for the lost records?"
+        output.agree(question, "created", err=as_json)
     with conducting(app, gallery, err=as_json) as (conductor, report):
-        if missing := conductor.gone(row):
-            if not yes:
-                are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
-                question = f"{' and '.join(missing)} {are} gone. Create {them} again, empty, and look for the lost records?"
-                output.agree(question, "created", "rmvdb verify --repair --yes", err=as_json)
+        if missing:
             conductor.make_again(row)
         lost = conductor.lost(row)
         if lost.for_good:
@@ -76,8 +79,9 @@ def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool, as_jso
         if not what:
             report.say("no lost record can be put back, and the fields of every other record match its last known write")
             return
-        if not yes:
-            output.agree(f"{' '.join(what)} Do this?", "changed", "rmvdb verify --repair --yes", err=as_json)
+    if not yes:
+        output.agree(f"{' '.join(what)} Do this?", "changed", err=as_json)
+    with conducting(app, gallery, err=as_json) as (conductor, _):
         conductor.repair(row, lost, app.worker())
 
 
@@ -138,8 +142,9 @@ def cutover(gallery: str | None, accept_missing: bool, force: bool) -> None:
 @click.command()
 @gallery_option
 @missing_option
+@force_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def cleanup(gallery: str | None, accept_missing: bool, yes: bool) -> None:
+def cleanup(gallery: str | None, accept_missing: bool, force: bool, yes: bool) -> None:
     """Drop the old collections, the archive and the work list. You cannot roll back afterwards. It asks first.
 
     It refuses if the new collection has lost a moved record, because the archive may hold the only copy.
@@ -153,9 +158,9 @@ def cleanup(gallery: str | None, accept_missing: bool, yes: bool) -> None:
         raise errors.WrongPhase(f"The upgrade is {row.phase}; clean up comes after cut-over: rmvdb cutover")
     if not (yes or row.phase == "cleaning up"):
         old = " and ".join(_described(app, each) for each in row.leaving)
-        output.agree(f"Drop {old} and the archive? You cannot roll back afterwards", "dropped", "rmvdb cleanup --yes")
+        output.agree(f"Drop {old} and the archive? You cannot roll back afterwards", "dropped")
     with conducting(app, gallery) as (conductor, _):
-        conductor.clean_up(row, accept_missing=accept_missing)
+        conductor.clean_up(row, accept_missing=accept_missing, force=force)
 
 
 def _described(app: App, collection: str) -> str:
@@ -183,7 +188,7 @@ def gc(dry_run: bool, yes: bool, as_json: bool) -> None:
         _print_garbage(garbage, err=as_json)
     if not (dry_run or garbage.nothing):
         if asks:
-            output.agree("Remove all this? You cannot undo it", "removed", "rmvdb gc --yes", err=as_json)
+            output.agree("Remove all this? You cannot undo it", "removed", err=as_json)
         garbage = collector.run(remove=True)
         if not as_json:
             output.echo("removed")
@@ -223,6 +228,6 @@ def rollback(gallery: str | None, force: bool) -> None:
         if conductor.drop_given_up() and not app.registry.since_given_up(conductor.gallery.id):
             return  # it finished a roll back that was killed; another upgrade continues since
         row = upgrade_of(app, gallery)
-        back = row if row.undoes is not None else conductor.roll_back(row)
+        back = row if row.undoes is not None else conductor.roll_back(row, force=force)
         if back is not None:
             go_on(app, conductor, back, report, detach=False, force=force)

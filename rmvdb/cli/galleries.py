@@ -241,7 +241,6 @@ def gallery_take(name: str, from_lost_registry: bool, yes: bool) -> None:
         output.agree(
             f"Take gallery {name} from its registry? If that registry is still in use, you lose records",
             "taken",
-            "rmvdb gallery take --from-lost-registry --yes",
         )
     with progress.stoppable() as stop, progress.reporting() as report:
         taken = app.rebuild(say=report.say, report=report, stop=stop).take(name)
@@ -281,7 +280,7 @@ def gallery_remove(name: str, drop: bool, yes: bool) -> None:
     going = [each.name for each in _collections(app, row) if drop and not each.adopted]
     what = f" and drop {' and '.join(going)} with {counted(sum(map(app.store.count, going)), 'record')}" if going else ""
     if not yes:
-        output.agree(f"Forget gallery {name}{what}? You cannot undo it", "forgotten", "rmvdb gallery remove --yes")
+        output.agree(f"Forget gallery {name}{what}? You cannot undo it", "forgotten")
     left = galleries.remove_gallery(app.registry, app.store, row, drop=drop)
     stays = f"; {' and '.join(left)} {'stays' if len(left) == 1 else 'stay'} in the engine" if left else ""
     output.echo(f"gallery {name} is forgotten{stays}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -35,10 +36,12 @@ class Commands(click.Group):
             with progress.name_waits():
                 return super().invoke(ctx)
         except errors.RmvdbError as exc:
-            output.echo(f"Error: {exc}", err=True)
+            with contextlib.suppress(BrokenPipeError):
+                output.echo(f"Error: {exc}", err=True)
             ctx.exit(130 if isinstance(exc, errors.Stopped) else exc.exit_code)
         except KeyboardInterrupt:
-            output.echo("Stopped", err=True)
+            with contextlib.suppress(BrokenPipeError):
+                output.echo("Stopped", err=True)
             ctx.exit(130)
 
 

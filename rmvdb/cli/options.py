@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rmvdb import errors
+from rmvdb.cli import output
 from rmvdb.learning.method import METHODS, Method
 from rmvdb.planning.objective import Objective
 from rmvdb.planning.orders.table import ORDERS
@@ -22,7 +24,7 @@ AUTO = "auto"
 #: The methods that auto compares, in words.
 CANDIDATES = " and ".join(", ".join(method for method, spec in METHODS.items() if spec.is_candidate).rsplit(", ", 1))
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, callback=output.only_json, help="Print JSON.")
 gallery_option = click.option("--gallery", "-g", help="Which gallery. You can leave it out if there is only one.")
 missing_option = click.option("--accept-missing", is_flag=True, help="Accept that the missing records were deleted.")
 force_option = click.option(
@@ -39,6 +41,19 @@ def _count(_ctx: click.Context, _param: click.Parameter, value: str) -> int | No
     if not value.isdecimal():
         raise errors.UsageError(f"--rescore is auto, 0 or a number of candidates, not {value!r}")
     return int(value)
+
+
+class Finite(click.FloatRange):
+    """A finite number: click lets nan and infinity pass."""
+
+    refusal = "is not a finite number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number, or fail."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} {self.refusal}", param, ctx)
+        return number
 
 
 def _together(*options: Decorator) -> Decorator:
@@ -81,7 +96,7 @@ def sample_options(most: int) -> Decorator:
         ),
         click.option(
             "--minutes",
-            type=click.FloatRange(min=0.1),
+            type=Finite(min=0.1),
             default=2.0,
             show_default=True,
             help="About how long the plan may take. Its embeddings are kept for the next plan and for the backfill.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -38,7 +39,7 @@ def echo(words: str, *, err: bool = False) -> None:
     click.echo(shown(words), err=err)
 
 
-def agree(question: str, done: str, command: str, *, err: bool = False) -> None:
+def agree(question: str, done: str, *, err: bool = False) -> None:
     """Ask, on stderr if `err`. Raises NeedsConsent if the answer is no, or if there is no terminal to ask on."""
     try:
         agreed = click.confirm(shown(question), err=err)
@@ -46,17 +47,31 @@ def agree(question: str, done: str, command: str, *, err: bool = False) -> None:
         click.echo(err=err)
         agreed = False
     if not agreed:
-        raise errors.NeedsConsent(f"Nothing was {done}; run {command} to agree")
+        raise errors.NeedsConsent(f"Nothing was {done}; run the same command with --yes to agree")
 
 
 #: The width of a table outside a terminal, so that every cell is whole.
 _UNBOUNDED = 10_000
 
 
-def print_json(value: Any) -> None:
-    """Print a value as JSON."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
-    click.echo(_UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+#: The key of the true stdout in the context of a command that prints JSON.
+_STDOUT = "rmvdb.stdout"
+
+
+def only_json(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+    """Keep stdout for JSON: what else is printed, such as by a user's module, goes to stderr."""
+    if value:
+        ctx.meta[_STDOUT] = sys.stdout
+        ctx.with_resource(contextlib.redirect_stdout(sys.stderr))
+    return value
+
+
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    """Print a value as JSON, on one line without `indent`."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    context = click.get_current_context(silent=True)
+    file = context.meta.get(_STDOUT) if context else None
+    click.echo(_UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text), file=file)
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -75,7 +90,7 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row.values()))
-    Console(width=None if sys.stdout.isatty() else _UNBOUNDED, emoji=False).print(table, markup=False)
+    Console(width=None if sys.stdout and sys.stdout.isatty() else _UNBOUNDED, emoji=False).print(table, markup=False)
 
 
 def _cell(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def check(path: Path) -> None:
     """Raise ConfigError if matplotlib is missing, UsageError if the file cannot be written: before the long part."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("A picture needs matplotlib, which is not installed; run pip install 'rmvdb[plot]', or leave --png out")
-    if not path.resolve().parent.is_dir():
+    if not os.access(path.resolve().parent, os.X_OK) or not path.resolve().parent.is_dir():
         raise UsageError(f"The folder of {str(path)!r} does not exist; make it, or name another file with --png")
 
 

@@ -24,12 +24,14 @@ SHOW_CURSOR = "\x1b[?25h"
 def stoppable() -> Iterator[threading.Event]:
     """Give an event that the first Ctrl-C or SIGTERM sets. The second ends the process at once, which loses no more than a
     kill."""
-    stop = threading.Event()
+    stop, asked = threading.Event(), list[int]()
 
     def ask(number: int, _: object) -> None:
-        if stop.is_set():
+        if asked:
             _end_now("Stopped at once. Run the same command to resume.")
-        stop.set()
+        asked.append(number)
+        # In another thread: this one may hold the event's lock just now, in a wait that the signal interrupts.
+        threading.Thread(target=stop.set, name="rmvdb-stop", daemon=True).start()
         with contextlib.suppress(OSError, RuntimeError):  # stderr is closed, or a line is being written
             echo("stopping after the batches in hand; once more stops at once", err=True)
 
@@ -88,12 +90,27 @@ def _say_waits(next_lines: dict[str, float]) -> None:
 
 def log_to_stdout() -> logging.Logger:
     """Print the log of a worker on stdout: its own lines and the library's, each with time and level."""
-    handler = logging.StreamHandler(sys.stdout)
+    handler = _LogHandler(sys.stdout)
     handler.setFormatter(Lines("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("rmvdb")
     log.handlers, log.propagate = [handler], False
     log.setLevel(logging.INFO)
     return log
+
+
+class _LogHandler(logging.StreamHandler[Any]):
+    """Writes log lines. If nobody reads them any more, the work goes on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """Say nothing of a closed pipe."""
+        if not isinstance(sys.exc_info()[1], BrokenPipeError):
+            super().handleError(record)
+
+
+def _tell(words: str, *, err: bool) -> None:
+    """Print words. If nobody reads them any more (`| head`), the work goes on."""
+    with contextlib.suppress(BrokenPipeError):
+        echo(words, err=err)
 
 
 class Reporter:
@@ -114,17 +131,17 @@ class Reporter:
             self._progress.update(self._tasks[step], completed=done, total=total)
         elif (tenth := done * 10 // total) != self._tenths.get(step, -1):
             self._tenths[step] = tenth
-            echo(f"{step}: {done} of {total}", err=True)
+            _tell(f"{step}: {done} of {total}", err=True)
 
     def say(self, words: str) -> None:
         """Say a sentence."""
         if not self._quiet:
-            self.show(lambda: echo(words, err=self._err))
+            self.show(lambda: _tell(words, err=self._err))
 
     def announce(self, words: str) -> None:
         """Say on stderr what a step waits for."""
         if not self._quiet:
-            self.show(lambda: echo(words, err=True))
+            self.show(lambda: _tell(words, err=True))
 
     def show(self, write: Callable[[], None]) -> None:
         """Write something between the bars."""

@@ -9,7 +9,7 @@ import click
 
 from rmvdb import errors
 from rmvdb.cli import output
-from rmvdb.cli.context import active_upgrade
+from rmvdb.cli.context import active_upgrade, conducting
 from rmvdb.cli.options import gallery_option, json_option
 from rmvdb.text import counted
 
@@ -61,8 +61,8 @@ def quarantine_retry(gallery: str | None, ids: tuple[str, ...]) -> None:
     if chosen:
         _no_longer_stopped(app, row)
     output.echo(
-        f"{counted(len(chosen), 'record is', 'records are')} on the work list again; "
-        "to continue, run rmvdb upgrade or rmvdb worker"
+        f"{counted(len(chosen), 'record is', 'records are')} on the work list again; to continue, run "
+        f"{'rmvdb verify --repair' if row.phase == 'cut over' else 'rmvdb upgrade or rmvdb worker'}"
     )
 
 
@@ -71,7 +71,7 @@ def quarantine_retry(gallery: str | None, ids: tuple[str, ...]) -> None:
 @click.argument("ids", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def quarantine_drop(gallery: str | None, ids: tuple[str, ...], yes: bool) -> None:
-    """Delete quarantined records from the gallery. Without IDS: all. Records written since then stay. It asks first.
+    """Delete quarantined records from the gallery. Without IDS: all. Records written or retried since then stay. It asks first.
 
     \b
     Example:
@@ -82,23 +82,26 @@ def quarantine_drop(gallery: str | None, ids: tuple[str, ...], yes: bool) -> Non
     app, row = active_upgrade(gallery)
     chosen = _quarantined(app, row, ids)
     if chosen and not yes:
-        output.agree(
-            f"Delete {counted(len(chosen), 'record')} from the gallery for good?", "deleted", "rmvdb quarantine drop --yes"
-        )
+        output.agree(f"Delete {counted(len(chosen), 'record')} from the gallery for good?", "deleted")
 
-    def unwritten(ids: Sequence[Id]) -> list[Id]:
+    def unchanged(ids: Sequence[Id]) -> list[Id]:
+        aside = {each.record for each in app.registry.quarantined(row.id)}
         written = app.registry.last_done(row.id, ids)
-        return [id for id in ids if written.get(key(id)) != "upsert"]
+        return [id for id in ids if key(id) in aside and written.get(key(id)) != "upsert"]
 
     with app.client(gallery) as client:
-        going = client.delete_those(chosen, unwritten)
+        going = client.delete_those(chosen, unchanged)
     deleted = set(going)
     left = [id for id in chosen if id not in deleted]
-    app.registry.release(row.id, going, requeue=False)
+    # After the cut-over no client writes the old collection: a batch takes them out there, because it finds them deleted.
+    app.registry.release(row.id, going, requeue=row.phase == "cut over")
     app.registry.release(row.id, left, requeue=True)
+    if row.phase == "cut over":
+        with conducting(app, gallery) as (conductor, _):
+            conductor.backfill(row, app.worker(), until=1.0)
     if chosen:
         _no_longer_stopped(app, row)
-    since = f"; {counted(len(left), 'record was', 'records were')} written since, and left" if left else ""
+    since = f"; {counted(len(left), 'record was', 'records were')} written or retried since, and left" if left else ""
     output.echo(f"{counted(len(going), 'record is', 'records are')} deleted{since}")
 
 

@@ -64,7 +64,7 @@ def queries_clear(gallery: str | None, yes: bool, as_json: bool) -> None:
     count = app.registry.count_queries(name).count
     if count and not yes:
         question = f"Remove {counted(count, 'kept query', 'kept queries')} of {name}?"
-        output.agree(question, "removed", "rmvdb queries clear --yes", err=as_json)
+        output.agree(question, "removed", err=as_json)
     removed = app.registry.clear_queries(name)
     if as_json:
         output.print_json({"gallery": name, "removed": removed})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ from click.core import ParameterSource
 from rmvdb import errors
 from rmvdb.cli import output, progress, show_status
 from rmvdb.cli.context import active_upgrade, open_app
-from rmvdb.cli.options import gallery_option, json_option
+from rmvdb.cli.options import Finite, gallery_option, json_option
 from rmvdb.text import counted
 
 if TYPE_CHECKING:
@@ -55,19 +53,13 @@ def resume(gallery: str | None) -> None:
     _say_set(row, "no longer paused")
 
 
-class AtLeastZero(click.FloatRange):
-    """A finite number: infinity and nan are neither a limit nor a share."""
+class AtLeastZero(Finite):
+    """A limit or a share."""
 
     refusal = "is no number to limit by; 0 lifts the limit"
 
     def __init__(self, *, max: float | None = None) -> None:
         super().__init__(min=0, max=max)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} {self.refusal}", param, ctx)
-        return number
 
 
 class Processors(AtLeastZero):
@@ -162,7 +154,7 @@ def status(gallery: str | None, watch: bool, as_json: bool) -> None:
         for at, name in enumerate(names):
             now = read(app.registry, app.registry.gallery(name))
             if as_json:
-                output.echo(json.dumps(now.to_json()))
+                output.print_json(now.to_json(), indent=None)
                 continue
             if watch and sys.stdout.isatty():
                 click.clear()

@@ -41,7 +41,7 @@ def search(
       rmvdb search query.jpg --limit 5 --explain
     """
     app = open_app()
-    with app.client(gallery) as client:
+    with app.client(app.gallery_name(gallery)) as client:
         hits = client.search(_item(app, item, client.plan.embedders), limit=limit, filter=expression, output_fields=fields)
         legs = [
             {

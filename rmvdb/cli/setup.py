@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from rmvdb import errors
 from rmvdb.cli import output, progress
@@ -31,13 +32,20 @@ def init(ctx: click.Context, folder: Path, uri: str | None) -> None:
     from rmvdb.app import config_file, wiring
     from rmvdb.storage import files
 
-    file, trust = ctx.find_root().obj or folder / config_file.NAME, ctx.find_root().params["trust"]
-    new = not file.exists()
+    named, trust = ctx.find_root().obj, ctx.find_root().params["trust"]
+    if named and ctx.get_parameter_source("folder") is ParameterSource.COMMANDLINE:
+        raise errors.UsageError("--config and --here both say where rmvdb.toml lies; leave one of them out")
+    file = named or folder / config_file.NAME
     try:
+        if file.is_dir():
+            file /= config_file.NAME
+        new = not file.exists()
         if not new:
             output.echo(f"{file} is there already and stays as it is")
-            if uri and (there := wiring.load(file, trust=trust, how="--trust").milvus_shown) != uri:
-                raise errors.ConfigError(f"{file} has milvus.uri = {there!r}; write the other one there, below [milvus]")
+            if uri:
+                wiring.load(file, trust=trust, how="--trust")  # what is read next is valid
+                if (there := config_file.read(file).get("milvus", {}).get("uri", "")) != uri:
+                    raise errors.ConfigError(f"{file} has milvus.uri = {there!r}; write the other one there, below [milvus]")
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
             files.durable_write(file, config_file.template(uri=uri).encode(), mode=0o600)  # a token may be written into it
@@ -130,7 +138,9 @@ def db_check(as_json: bool) -> None:
     """
     from rmvdb.registry import schema
 
-    registry = open_app().registry
+    app = open_app()
+    app.refuse_nowhere()
+    registry = app.registry
     schema.check(registry.url.render_as_string(hide_password=False))
     if as_json:
         output.print_json({"registry": registry.shown_url, "schema": schema.head()})
@@ -154,6 +164,7 @@ def registry_rebuild() -> None:
       rmvdb registry rebuild
     """
     app = open_app()
+    app.refuse_nowhere()
     with progress.stoppable() as stop, progress.reporting() as report:
         try:
             app.rebuild(say=report.say, report=report, stop=stop).run()

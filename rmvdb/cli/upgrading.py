@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from rmvdb import errors
 from rmvdb.cli import show_plan
 from rmvdb.cli.context import conducting, go_on, open_app
-from rmvdb.cli.options import AUTO, force_option, make_question, missing_option, plan_options
+from rmvdb.cli.options import AUTO, Finite, force_option, make_question, missing_option, plan_options
 
 if TYPE_CHECKING:
     from rmvdb.app.wiring import App
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @plan_options
-@click.option("--until", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Stop at this share of the gallery.")
+@click.option("--until", type=Finite(0, 1), default=1.0, show_default=True, help="Stop at this share of the gallery.")
 @click.option("--no-cutover", is_flag=True, help="Keep both collections in service at the end.")
 @click.option("--detach", is_flag=True, help="Plan and deploy, then leave the backfill to workers.")
 @click.option("--collection", metavar="NAME", help="Name of the new collection [default: gallery, version and a number].")

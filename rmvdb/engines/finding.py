@@ -11,6 +11,7 @@ import numpy as np
 from rmvdb.canonical.vectors import unrankable
 from rmvdb.engines import index_rules
 from rmvdb.engines.filters import ids_in, literal, read
+from rmvdb.engines.filters.parse import LONGEST
 from rmvdb.errors import FilterError
 from rmvdb.protocols import VectorStore
 from rmvdb.types import Hit, Id, Metric, Moment, Record, Schema, Vectors
@@ -73,7 +74,8 @@ class _Asked:
 
     def by_key(self, ids: Sequence[Id], vector: Vectors) -> None:
         """Search with a filter by key, which matches all these ids and no other record."""
-        most = min(_IDS, self.reach.most)
+        longest = max((len(literal(id)) for id in ids), default=1) + 2
+        most = max(min(_IDS, self.reach.most, LONGEST // 2 // longest), 1)
         for part in (ids[start : start + most] for start in range(0, len(ids), most)):
             # Not at Strong, because applications search so. It may miss a recent write, and the caller repeats it.
             [hits] = self._store.search(

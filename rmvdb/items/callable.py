@@ -45,5 +45,5 @@ class CallableSource:
             return call()
         except SourceError:
             raise
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             raise SourceError(f"{self.spec!r} fails: {type(exc).__name__}: {exc}; fix it and run the step again") from exc

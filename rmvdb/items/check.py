@@ -161,12 +161,11 @@ def _embed_into(vectors: Vectors, embedder: Embedder, items: Sequence[Item], par
     made, reason = _rows(output, len(part), vectors.shape[1])
     good = np.asarray(np.isfinite(made).all(axis=1))
     if not good.all():
-        vectors[np.array(part)[good]] = made[good]
-        return reason or "the embedder gives NaN or infinity for it"
-    odd = unrankable(made, metric) if metric else {}
+        reason = reason or "the embedder gives NaN or infinity for it"
+    odd = {at: why for at, why in unrankable(made, metric).items() if good[at]} if metric else {}
     good[list(odd)] = False
     vectors[np.array(part)[good]] = made[good]
-    return f"its vector {next(iter(odd.values()))}" if odd else ""
+    return reason or (f"its vector {next(iter(odd.values()))}" if odd else "")
 
 
 def _rows(output: Any, n: int, dim: int) -> tuple[Vectors, str]:
@@ -229,12 +228,12 @@ def distances(one: Vectors, other: Vectors) -> npt.NDArray[np.float64]:
 
 def as_array(output: Any) -> Vectors:
     """Return a model's output as float32, also if it is a tensor on some device. Raise ModelError if it is not numbers."""
-    if hasattr(output, "detach"):
-        output = output.detach().float().cpu().numpy()
     try:
+        if hasattr(output, "detach"):
+            output = output.detach().float().cpu().numpy()
         with np.errstate(over="ignore"):  # a number that is too large becomes infinity, which the caller looks for
             return np.asarray(output, dtype=np.float32)
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, RuntimeError) as exc:  # RuntimeError: a list of tensors that need gradients
         raise ModelError(
             f"The embedder gives a {type(output).__name__} instead of an array of numbers ({exc}); "
             "correct its embed, so that each item gives one row"

@@ -57,7 +57,7 @@ def _make(spec: str, factory: Any, options: dict[str, Any]) -> object:
         pass  # a few classes written in C have no signature, so the call itself tells
     try:
         made: object = factory(**options)
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         raise ModelError(f"{spec!r} fails to load: {reason_of(exc)}; fix it and try again{_way_to_wrap(spec, factory)}") from exc
     return made
 

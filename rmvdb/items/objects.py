@@ -8,7 +8,6 @@ import inspect
 import json
 import re
 import sys
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,11 @@ from types import ModuleType
 from typing import Any
 
 from rmvdb.errors import ConfigError, RmvdbError, UsageError
+from rmvdb.locks import ProcessLock
 
 _OBJECT = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<name>\w+(\.\w+)*)")
 #: If two threads empty the importers' caches at the same time, one fails (KeyError).
-_importing = threading.Lock()
+_importing = ProcessLock()
 #: Folders to find modules in, besides the current one.
 _folders: list[str] = []
 
@@ -102,7 +102,7 @@ def _home(named: object) -> str:
 
 def _load_module(name: str, error: type[RmvdbError]) -> ModuleType:
     folders = list(dict.fromkeys((str(Path.cwd()), *_folders)))
-    with _importing:
+    with _importing.now:
         # The folder stays on the path: the module may import its neighbours later.
         for folder in reversed([each for each in folders if each not in sys.path]):
             sys.path.insert(0, folder)
@@ -111,7 +111,7 @@ def _load_module(name: str, error: type[RmvdbError]) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
         raise error(_missing_module(name, exc.name or "", folders)) from exc
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         raise error(f"Module {name!r} fails to load: {type(exc).__name__}: {exc}; fix it and try again") from exc
 
 

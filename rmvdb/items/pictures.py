@@ -43,18 +43,30 @@ def read_image(item: Item, *, mode: str = "RGB") -> Image:
 
     try:
         if isinstance(item, Image.Image):
-            return decodable(item).convert(mode)
+            return _converted(decodable(item), mode)
         if isinstance(item, np.ndarray):
-            return Image.fromarray(item).convert(mode)
+            return _converted(Image.fromarray(item[..., 0] if item.ndim == 3 and item.shape[2] == 1 else item), mode)
         file = io.BytesIO(item) if isinstance(item, (bytes, bytearray, memoryview)) else item
         if isinstance(file, str | Path) and not stat.S_ISREG(Path(file).stat().st_mode):
             raise ItemError("it is not a regular file")  # reading a pipe would block
-        with Image.open(file, formats=FORMATS) as image:
-            return decodable(image).convert(mode)
+        Image.init()
+        with Image.open(file, formats=[each for each in FORMATS if each in Image.OPEN]) as image:  # Pillow 10 has no AVIF
+            return _converted(decodable(image), mode)
     # A broken picture raises nearly anything: OSError, SyntaxError, struct.error, DecompressionBombError …
     except Exception as exc:
         name = str(item) if isinstance(item, (str, Path)) else f"An item of type {type(item).__name__}"
         raise ItemError(f"{name} cannot be read as a picture: {reason_of(exc)}") from exc
+
+
+def _converted(image: Image, mode: str) -> Image:
+    """Return the picture in that mode. Of 16 bits it keeps the upper 8; Pillow would make nearly all of them white."""
+    from PIL.Image import fromarray
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):  # as older Pillows read PNG
+        image = fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ItemError("its pixels have no range that 8 bits could show; convert it to 8 or 16 bits")
+    return image.convert(mode)
 
 
 def decodable(image: Image) -> Image:

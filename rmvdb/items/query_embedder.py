@@ -28,7 +28,11 @@ class QueryEmbedder:
         Raises:
             ModelError: its vectors have another dimension than those of `embed`.
         """
-        made = as_array(self.embedder.embed_queries(items))  # type: ignore[attr-defined]
+        rows = self.embedder.embed_queries(items)  # type: ignore[attr-defined]
+        try:
+            made = as_array(rows)
+        except ModelError:
+            return rows  # type: ignore[no-any-return]  # rows of several shapes: `embed_checked` tells whose they are
         if made.ndim == 2 and made.shape[1] != self.dim:
             raise ModelError(
                 f"embed_queries gives vectors of dimension {made.shape[1]}, and embed gives {self.dim}; let both give vectors of "

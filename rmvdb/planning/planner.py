@@ -153,11 +153,15 @@ class Planner:
     def order(self, question: Question, leg: Leg, classifier: Classifier | None, name: str) -> Order:
         """Make the backfill order of that name for a collection. It learns from a sample.
 
-        If an earlier rmvdb chose an order that is gone since, it is the first that is possible.
+        If an earlier rmvdb chose an order that is gone since, it is the first that is possible. If the sample teaches it nothing,
+        it is `random`.
         """
         (known,) = _known(question, [leg], [classifier])
         name = name if name in ORDERS else possible_orders([known])[0]
-        return make_order(name, self._sampler.records(leg.collection, question.sample, question.seed), known)
+        try:
+            return make_order(name, self._sampler.records(leg.collection, question.sample, question.seed), known)
+        except errors.PlanRefused:  # what is left in this collection teaches it nothing, and the upgrade is deployed by now
+            return make_order("random", [], known)
 
     # --- question to sample -------------------------------------------------------------------------------------------
 

@@ -20,8 +20,10 @@ class Artifacts(Database):
 
     @transaction
     def add_artifact(self, s: Session, /, *, sha256: str, kind: str, suffix: str, size: int) -> None:
-        """Register a file. A repeated call changes nothing."""
-        if s.get(ArtifactRow, sha256) is None:
+        """Register a file. A repeated call changes its time alone, so that no `gc` takes it for an old one."""
+        if (row := s.get(ArtifactRow, sha256)) is not None:
+            row.created_at = day(s)
+        else:
             s.add(ArtifactRow(sha256=sha256, kind=kind, suffix=suffix, size=size, created_at=day(s)))
 
     @transaction

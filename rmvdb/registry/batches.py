@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import and_, delete, func, select
 from sqlalchemy.orm import Session
 
 from rmvdb.registry import shared_queries
@@ -46,9 +46,10 @@ class Batches(Database):
         shared_queries.refuse_ended(s, upgrade_id)
         shared_queries.refuse_overtaken(s, upgrade_id, leader_token)
         for priority, (ids, origin) in enumerate(batches, start=first):
-            existing = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
-            if s.scalar(existing) is None:
-                s.add(shared_queries.new_batch(upgrade_id, priority, ids, origin))
+            here = select(BatchRow.ids).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
+            made = shared_queries.new_batch(upgrade_id, priority, ids, origin)
+            if made.ids not in s.scalars(here).all():  # late records may have the priority, too
+                s.add(made)
 
     @transaction
     def add_late(self, s: Session, /, upgrade_id: int, ids: Sequence[Id], *, batch: int = 1_000) -> None:
@@ -72,14 +73,16 @@ class Batches(Database):
     def put_back(self, s: Session, /, upgrade_id: int, moved_and_lost: Mapping[int, Sequence[Id]]) -> None:
         """Append the records that these batches moved and that are lost since. Their new batches restore them from the archive.
 
-        Leave out records that are in a batch that is not retired.
+        Leave out records that are in a batch that is not retired. Quarantined ones are tried again.
 
         Raises:
             WrongPhase: the upgrade has ended.
         """
         shared_queries.refuse_ended(s, upgrade_id)
         shared_queries.lock_list(s, upgrade_id)
-        listed = shared_queries.listed_among(s, upgrade_id, [id for ids in moved_and_lost.values() for id in ids])
+        every = [id for ids in moved_and_lost.values() for id in ids]
+        listed = shared_queries.listed_among(s, upgrade_id, every)
+        shared_queries.take_out(s, upgrade_id, every)
         first = shared_queries.last_priority(s, upgrade_id) + 1
         for priority, (batch, ids) in enumerate(moved_and_lost.items(), start=first):
             if lost := [id for id in ids if id not in listed]:
@@ -95,7 +98,8 @@ class Batches(Database):
             UpgradeRunning: another process leads the upgrade by now.
         """
         shared_queries.refuse_overtaken(s, upgrade_id, leader_token)
-        s.execute(delete(BatchRow).where(BatchRow.upgrade_id == upgrade_id, BatchRow.state == BatchState.PENDING))
+        pending = and_(BatchRow.upgrade_id == upgrade_id, BatchRow.state == BatchState.PENDING)
+        shared_queries.piecewise(s, delete(BatchRow), pending)
 
     @transaction
     def next_priority(self, s: Session, /, upgrade_id: int) -> int:

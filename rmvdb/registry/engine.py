@@ -104,7 +104,7 @@ def make_engine(url: str) -> Engine:
     facts: dict[str, str] = {}
     if make_url(url).get_backend_name() != "sqlite":
         try:
-            engine = create_engine(url, connect_args=_POSTGRES)
+            engine = create_engine(url, connect_args=_POSTGRES, isolation_level="READ COMMITTED")
         except ModuleNotFoundError as exc:
             raise errors.RegistryError(f"PostgreSQL needs {exc.name}; install it: pip install 'rmvdb[postgres]'") from exc
         event.listen(engine, "do_connect", waiting.connect)

@@ -126,8 +126,18 @@ class Galleries(Database):
 
     @transaction
     def add_collection(self, s: Session, /, gallery_id: int, *, model: str, schema: Schema, search: Mapping[str, Any]) -> None:
-        """Register a collection that rmvdb made. A repeated call changes nothing."""
-        if s.scalar(select(CollectionRow).where(CollectionRow.name == schema.collection)) is None:
+        """Register a collection that rmvdb made. A repeated call changes nothing.
+
+        Raises:
+            AlreadyExists: another gallery has it.
+        """
+        row = s.scalar(select(CollectionRow).where(CollectionRow.name == schema.collection))
+        if row is not None and row.gallery_id != gallery_id:
+            raise errors.AlreadyExists(
+                f"Another gallery has collection {schema.collection!r} by now; give this upgrade up with rmvdb rollback, and "
+                "name another collection"
+            )
+        if row is None:
             s.add(_collection(s.get_one(GalleryRow, gallery_id), model, schema, search, adopted=False, at=day(s)))
 
     @transaction

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select, true, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from rmvdb.errors import Mismatch
 from rmvdb.registry import shared_queries
@@ -97,6 +97,7 @@ class Intents(Database):
                 this = and_(table.c.id == bindparam("intent"), table.c.client == opened.client)
                 store = update(table).where(this).values(sketch=bindparam("of_it"))
                 s.execute(store, [{"intent": intent, "of_it": sketch} for intent, sketch in sketches.items()])
+            s.execute(delete(IntentRow).where(_superseded_by(opened)).execution_options(synchronize_session=False))
         return s.scalar(select(IntentRow.id).where(mine, ~IntentRow.done).limit(1)) is None
 
     @transaction
@@ -195,6 +196,23 @@ def _refuse_unstorable(ids: Sequence[Id]) -> None:
             f"The id {long!r:.60}… has more than {LONGEST_ID:,} bytes, which a registry in PostgreSQL cannot index; "
             "rename the record"
         )
+
+
+def _superseded_by(opened: Opened) -> ColumnElement[bool]:
+    """Select the done intents before a done write of the same records: only the last one counts.
+
+    A conductor's write supersedes only conductors' ones, because the last write by a client counts, too.
+    """
+    own = aliased(IntentRow)
+    mine = and_(own.id.in_(opened.intents), own.client == opened.client, own.done)
+    before = and_(
+        IntentRow.gallery_id.in_(select(own.gallery_id).where(mine)),
+        IntentRow.record.in_(select(own.record).where(mine)),
+        IntentRow.upgrade_id == opened.upgrade,
+        IntentRow.done,
+        IntentRow.id < min(opened.intents),
+    )
+    return and_(before, IntentRow.client.startswith(CONDUCTOR)) if opened.client.startswith(CONDUCTOR) else before
 
 
 def _of(opened: Opened) -> ColumnElement[bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import and_, delete, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rmvdb.registry import shared_queries
@@ -30,10 +30,7 @@ class Quarantine(Database):
         `Batches.add_late`).
         """
         shared_queries.lock_list(s, upgrade_id)
-        removed: set[str] = set()
-        for some in shared_queries.chunks(list(ids), 500):
-            mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record.in_([key(id) for id in some]))
-            removed.update(s.scalars(delete(QuarantineRow).where(mine).returning(QuarantineRow.record)))
+        removed = shared_queries.take_out(s, upgrade_id, ids)
         if requeue:
             first = shared_queries.last_priority(s, upgrade_id) + 1
             # One batch each: a batch that fails as a whole stops the upgrade, and these records may fail again.

@@ -6,7 +6,6 @@ Alembic is slow to import, so import this module only in the function that uses 
 from __future__ import annotations
 
 import logging
-import threading
 from pathlib import Path
 
 from alembic import command
@@ -17,10 +16,12 @@ from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
 from rmvdb.errors import SchemaOutdated, UnknownName, UsageError
+from rmvdb.locks import ProcessLock
 from rmvdb.registry.engine import parsed_url, unwritable
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.session import outdated, transaction
 from rmvdb.registry.tables import REVISION_TABLE
+from rmvdb.registry.waiting import unhurried
 from rmvdb.text import without_password
 
 log = logging.getLogger(__name__)
@@ -30,12 +31,12 @@ BASE = "base"
 #: The advisory lock of PostgreSQL for a change of the schema ("rmvdb" as a number).
 LOCK = 0x726D766462
 #: Alembic has one current migration for the whole process.
-_ONE_AT_A_TIME = threading.Lock()
+_ONE_AT_A_TIME = ProcessLock()
 
 
 def upgrade(url: str) -> None:
     """Upgrade the database to this code's schema. Does nothing if it has it. Safe while others do the same."""
-    with _ONE_AT_A_TIME, _Opened(url) as registry:
+    with _ONE_AT_A_TIME.now, _Opened(url) as registry:
         _upgrade(registry)
 
 
@@ -43,7 +44,7 @@ def downgrade(url: str, revision: str) -> None:
     """Downgrade the database to a revision ("base": no tables). The contents of dropped tables are lost."""
     if revision not in _known():
         raise UnknownName("schema revision", revision, _known())
-    with _ONE_AT_A_TIME, _Opened(url) as registry:
+    with _ONE_AT_A_TIME.now, _Opened(url) as registry:
         _downgrade(registry, revision)
 
 
@@ -85,7 +86,8 @@ def _current(_: Registry, s: Session, /) -> str | None:
 def _upgrade(registry: Registry, s: Session, /) -> None:
     before = _locked_revision(registry, s)
     if before != head():
-        command.upgrade(_config(s), head())
+        with unhurried():
+            command.upgrade(_config(s), head())
         _say("upgraded", before, head())
 
 

@@ -22,8 +22,8 @@ from rmvdb.registry.tables import REVISION, REVISION_TABLE, ClockRow
 from rmvdb.text import without_password
 from rmvdb.timing import counted
 
-#: Its own generator: an application may have seeded the shared one.
-_random = random.Random()  # noqa: S311 (no secret)
+#: An application may have seeded the shared generator, and forked children share the state of any other.
+_random = random.SystemRandom()
 P = ParamSpec("P")
 R = TypeVar("R")
 D = TypeVar("D", bound="Database")

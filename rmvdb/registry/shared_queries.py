@@ -167,7 +167,9 @@ def refuse_ended(s: Session, upgrade_id: int | None) -> None:
 def refuse_paused(row: UpgradeRow | None) -> None:
     """Raise Paused if the upgrade is paused; the caller holds a lock that `Upgrades.pause` takes, too."""
     if row is not None and row.paused:
-        way_out = "it makes way for another upgrade" if row.makes_way else "run rmvdb resume, then the same command again"
+        way_out = "run rmvdb resume, then the same command again"
+        if row.makes_way:
+            way_out = "it makes way for another upgrade; if that command has ended, run rmvdb resume"
         raise errors.Paused(f"Upgrade {row.id} is paused; {way_out}")
 
 
@@ -203,7 +205,13 @@ def refuse_gone_on(s: Session, upgrade_id: int | None, phase: str | None, leader
 
 def forget_work(s: Session, upgrades: Sequence[int]) -> None:
     """Delete the work lists, intents and quarantine of these upgrades, and the requests of searches."""
-    for table in (BatchRow, IntentRow, QuarantineRow, AskedForRow):
+    forget_list(s, upgrades)
+    piecewise(s, delete(IntentRow), IntentRow.upgrade_id.in_(upgrades))
+
+
+def forget_list(s: Session, upgrades: Sequence[int]) -> None:
+    """Delete the work lists and quarantine of these upgrades, and the requests of searches."""
+    for table in (BatchRow, QuarantineRow, AskedForRow):
         piecewise(s, delete(table), table.upgrade_id.in_(upgrades))
 
 
@@ -254,6 +262,15 @@ def set_aside(s: Session, upgrade_id: int, ids: Sequence[Id]) -> set[str]:
     """
     mine = [and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record.in_(map(key, some))) for some in chunks(ids, 500)]
     return {record for each in mine for record in s.scalars(select(QuarantineRow.record).where(each))}
+
+
+def take_out(s: Session, upgrade_id: int, ids: Sequence[Id]) -> set[str]:
+    """Take records out of quarantine. Return the keys of those that were in it."""
+    removed: set[str] = set()
+    for some in chunks(list(ids), 500):
+        mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record.in_([key(id) for id in some]))
+        removed.update(s.scalars(delete(QuarantineRow).where(mine).returning(QuarantineRow.record)))
+    return removed
 
 
 def last_priority(s: Session, upgrade_id: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import and_, delete, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -277,13 +277,21 @@ def _new_upgrade(s: Session, values: Mapping[str, Any], details: Details) -> Upg
     return row
 
 
-def _end(s: Session, ended: Sequence[int], *, note: str, resume: int | None) -> None:
-    """End the first of these upgrades. The others ended before."""
+def _forget_writes(s: Session, ended: Sequence[int], *, resume: int | None) -> None:
+    """Delete the intents of these upgrades, or give them to the one that continues."""
     if resume is not None:
         # The writes meanwhile went into another collection, and another program wrote the records put back here: no sketch fits.
         theirs = IntentRow.upgrade_id.in_(ended) | and_(IntentRow.upgrade_id == resume, IntentRow.sketch.is_not(None))
         shared_queries.piecewise(s, update(IntentRow).values(upgrade_id=resume, sketch=None), theirs)
-    shared_queries.forget_work(s, ended)
+    shared_queries.piecewise(s, delete(IntentRow), IntentRow.upgrade_id.in_(ended))
+
+
+def _end(s: Session, ended: Sequence[int], *, note: str, resume: int | None) -> None:
+    """End the first of these upgrades. The others ended before."""
+    shared_queries.forget_list(s, ended)
+    _forget_writes(s, ended, resume=resume)  # the many, while clients go on announcing others
+    s.scalars(shared_queries.gallery_of(ended[0]).with_for_update(of=GalleryRow)).one()
+    _forget_writes(s, ended, resume=resume)  # those announced since
     row = s.get_one(UpgradeRow, ended[0])
     if row.phase == Phase.ENDED:
         return  # a repetition, because the first answer was lost

@@ -6,6 +6,7 @@ clock ten times a second, and closes the connection when its time is over.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,6 +27,8 @@ class Call:
     ends: float
 
 
+#: Whether the statements of this thread may take as long as they need. A server that is gone is noticed all the same.
+_UNHURRIED: ContextVar[bool] = ContextVar("unhurried", default=False)
 #: When the calls of this thread must end.
 _ENDS: ContextVar[float] = ContextVar("ends", default=float("inf"))
 
@@ -60,6 +63,16 @@ def connect(_: Any, __: Any, arguments: Any, options: Any) -> Any:
     return Connection.connect(*arguments, **options)
 
 
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """Let the statements of the block take as long as they need."""
+    before = _UNHURRIED.set(True)
+    try:
+        yield
+    finally:
+        _UNHURRIED.reset(before)
+
+
 def _watched(connection: Any, steps: Generator[Any, int, Any]) -> Generator[Any, int, Any]:
     """Yield the steps of one exchange with the server.
 
@@ -70,6 +83,8 @@ def _watched(connection: Any, steps: Generator[Any, int, Any]) -> Generator[Any,
 
     began = counted()
     limit = min(began + SILENT, max(_ENDS.get(), began + 1.0))  # the last attempt of a call has a moment, too
+    if _UNHURRIED.get():
+        limit = math.inf
     try:
         asked = next(steps)
         while True:

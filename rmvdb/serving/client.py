@@ -258,6 +258,10 @@ class Client:
             raise errors.UsageError("delete takes ids, or filter=…; give one of them")
         return len(self._writer.delete(self._ids(ids))) if ids is not None else self._writer.delete_matching(filter)
 
+    def expect_usable(self) -> None:
+        """Raise UsageError if this client is closed, or belongs to the process that forked this one."""
+        self._current_plan.expect_usable()
+
     def delete_those(self, ids: Sequence[Id], confirm: Callable[[Sequence[Id]], Iterable[Id]]) -> list[Id]:
         """Remove the records that `confirm` selects once no other writer is at them. Return their ids."""
         return self._writer.delete(self._ids(ids), lambda _, some: confirm(some))

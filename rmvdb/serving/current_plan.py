@@ -20,8 +20,8 @@ from rmvdb.timing import uptime
 from rmvdb.types import ServingPlan
 
 log = logging.getLogger(__name__)
-#: Its own generator: an application may have seeded the shared one.
-_random = random.Random()  # noqa: S311 (no secret)
+#: An application may have seeded the shared generator, and forked children share the state of any other.
+_random = random.SystemRandom()
 
 #: The most seconds between two tries to load a plan's models.
 LONGEST_PAUSE = 60.0
@@ -100,6 +100,15 @@ class CurrentPlan:
         self._comparing = threading.Thread(target=self._keep_comparing, name=f"rmvdb-marks-{gallery}", daemon=True)
         self._comparing.start()
 
+    def expect_usable(self) -> None:
+        """Raise UsageError if this client is closed, or belongs to the process that forked this one."""
+        if self._stop.is_set():
+            raise errors.UsageError(f"This client of {self._gallery!r} is closed; connect again")
+        if self.forked:
+            raise errors.UsageError(
+                f"This client of {self._gallery!r} belongs to the process that forked this one; connect in each process"
+            )
+
     def current(self) -> ServingPlan:
         """Return the plan in force, at most `max_age` seconds old.
 
@@ -108,12 +117,7 @@ class CurrentPlan:
             NotOwner: this is a copy of the registry, and another moved records since. Looked at once a minute.
             UsageError: this client is closed, or belongs to the process that forked this one.
         """
-        if self._stop.is_set():
-            raise errors.UsageError(f"This client of {self._gallery!r} is closed; connect again")
-        if self.forked:
-            raise errors.UsageError(
-                f"This client of {self._gallery!r} belongs to the process that forked this one; connect in each process"
-            )
+        self.expect_usable()
         if (not_owner := self._not_owner) is not None:
             raise errors.NotOwner(str(not_owner))  # a new one each time: each raise would lengthen the traceback of the same
         if fresh := self._fresh():
@@ -231,7 +235,7 @@ class CurrentPlan:
             self._loading.start()
 
     def _make_ready(self, served: ServingPlan, plan: ServingPlan) -> None:
-        with contextlib.suppress(Exception):  # a search raises it
+        with contextlib.suppress(Exception, SystemExit):  # a search raises it
             self._prepare(served)  # first: models load one after the other, and searches wait for this one
         try:
             self._prepare(plan)

@@ -14,6 +14,7 @@ from rmvdb.canonical.vectors import unrankable
 from rmvdb.items.check import CheckedEmbedder, embed_checked
 from rmvdb.items.kinds import REQUIRED
 from rmvdb.items.query_embedder import QueryEmbedder
+from rmvdb.locks import ProcessLock
 from rmvdb.protocols import Embedder
 from rmvdb.serving.blend import blended
 from rmvdb.timing import uptime
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Libraries that load models are not safe for several threads at once.
-_one_model_at_a_time = threading.RLock()
+_one_model_at_a_time = ProcessLock(threading.RLock)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,7 +259,7 @@ class LoadedModels:
             self._import_embedder(version)  # without a lock: a thread that imports it right now may wait for this embedder
 
         def load() -> Embedder:
-            with _one_model_at_a_time:
+            with _one_model_at_a_time.now:
                 return self._load_embedder(version)
 
         return self._keep(Embedder, version, load)  # type: ignore[type-abstract]

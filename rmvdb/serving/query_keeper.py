@@ -18,8 +18,8 @@ from rmvdb.timing import uptime
 from rmvdb.types import Item
 
 log = logging.getLogger(__name__)
-#: Its own generator: an application may have seeded the shared one.
-_random = random.Random()  # noqa: S311 (no secret)
+#: An application may have seeded the shared generator, and forked children share the state of any other.
+_random = random.SystemRandom()
 
 #: Seconds between two writes, and the fewest seconds between two if many queries wait.
 EVERY, APART = 60.0, 1.0

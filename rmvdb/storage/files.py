@@ -121,8 +121,11 @@ def file_name(name: str) -> str:
 def inside(folder: Path, relative: str) -> Path:
     """Return the file of that relative path. Raise ArtifactError if it leaves the folder."""
     path = folder / relative
-    if not relative or "\0" in relative or not path.resolve().is_relative_to(folder.resolve()):
+    if not relative or "\0" in relative or not Path(os.path.normpath(path)).is_relative_to(os.path.normpath(folder)):
         raise ArtifactError(f"{relative!r} is not a file in {folder}; the registry and that folder do not belong together")
+    if not path.resolve().is_relative_to(folder.resolve()):  # the file may be whole
+        way_out = "let that whole folder be a link, or put the files into it"
+        raise ArtifactError(f"{relative!r} leads out of {folder} by a link; {way_out}") from PermissionError(relative)
     return path
 
 

@@ -94,7 +94,7 @@ class LocalFolder(Folder):
 
     def write(self, path: str, data: bytes | memoryview) -> None:
         """Write the whole file or nothing, as `files.durable_write` does."""
-        files.durable_write(self.path / path, data)
+        files.durable_write(files.inside(self.path, path), data)
 
     def read(self, path: str) -> bytes:
         """Return the file's bytes."""

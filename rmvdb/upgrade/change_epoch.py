@@ -12,7 +12,7 @@ from rmvdb.engines import index_rules
 from rmvdb.registry.tables import UpgradeRow, VersionRow
 from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.timing import uptime
-from rmvdb.types import Leg, Metric
+from rmvdb.types import Leg, Metric, Phase
 from rmvdb.upgrade.context import UpgradeContext
 
 #: Seconds that a plan may wait for its clients before the status says so.
@@ -160,7 +160,7 @@ def _put_in_force(
             context.announce(f"epoch {epoch} waits: {said}")
         context.check_stop()
         waited = uptime() - began
-        why = f"Epoch {epoch} waits: {said}; end that process, or do not wait for clients: rmvdb upgrade --force"
+        why = f"Epoch {epoch} waits: {said}; end that process, or do not wait for clients: {_forced(upgrade)}"
         if waited > context.patience and deferrable:
             raise errors.NotServed(why)
         if waited > USUAL and noted != said:
@@ -171,6 +171,13 @@ def _put_in_force(
     if noted or upgrade.reason:  # from this try, or from an earlier one that was deferred
         context.registry.set_upgrade(upgrade.id, reason="", leader_token=context.leader_token)
     return epoch
+
+
+def _forced(upgrade: UpgradeRow) -> str:
+    """Return the command that goes on with the upgrade without its clients."""
+    if upgrade.phase in (Phase.CUT_OVER, Phase.CLEANING_UP):
+        return "rmvdb cleanup --force"
+    return f"rmvdb {'rollback' if upgrade.undoes is not None else 'upgrade'} --force"
 
 
 def say_forced(context: UpgradeContext, epoch: int) -> None:

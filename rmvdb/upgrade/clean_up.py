@@ -11,13 +11,14 @@ from rmvdb.text import counted
 from rmvdb.types import Phase
 from rmvdb.upgrade import change_epoch, keep_original, lost
 from rmvdb.upgrade.context import UpgradeContext
+from rmvdb.upgrade.status import quarantine_way
 
 
-def clean_up(context: UpgradeContext, upgrade: UpgradeRow, *, accept_missing: bool = False) -> None:
+def clean_up(context: UpgradeContext, upgrade: UpgradeRow, *, accept_missing: bool = False, force: bool = False) -> None:
     """Drop the old collections, the archive, the work list and the intents. You cannot roll back afterwards.
 
     If a rolled back upgrade had superseded another one, that other one goes on. `accept_missing`: records that were moved and are
-    gone from the new collection were deleted.
+    gone from the new collection were deleted. `force`: do not wait for clients.
 
     Raises:
         VerifyFailed: such records are gone, and the archive may be the last to hold them.
@@ -31,7 +32,7 @@ def clean_up(context: UpgradeContext, upgrade: UpgradeRow, *, accept_missing: bo
         _refuse_late(context, upgrade)
     context.registry.begin_clean_up(upgrade.id)
     if upgrade.original and upgrade.undoes is None:
-        change_epoch.serve(context, context.registry.upgrade(upgrade.id), EpochName.ALONE)
+        change_epoch.serve(context, context.registry.upgrade(upgrade.id), EpochName.ALONE, force=force)
     dropped, served = upgrade.leaving, context.registry.plan(context.gallery.name).legs[0].collection
     for collection in dropped:
         if context.registry.collection(collection).dropped_at is not None:
@@ -111,6 +112,8 @@ def _refuse_late(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     if found := next(filter(late.get, late), None):
         collection, left = found, late[found]
         way = "rmvdb verify --repair moves them"
+        if context.registry.quarantined(upgrade.id):
+            way = f"some are quarantined: {quarantine_way(upgrade)}"
         if upgrade.original:
             way = "write such records through rmvdb's client, remove them there"
         raise errors.WrongPhase(f"{counted(left, 'record')} came into {collection!r} after cut-over; {way}, then clean up again")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 
 from rmvdb import errors
+from rmvdb.backfill.fate import too_many
 from rmvdb.backfill.worker import Worker
+from rmvdb.registry.codec import key
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.text import counted
 from rmvdb.types import Id, IdType
@@ -85,11 +87,16 @@ def _list_late(context: UpgradeContext, upgrade: UpgradeRow, collection: str) ->
     return total
 
 
-def refuse_quarantined(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """Raise Quarantined while a record is quarantined that no client has deleted or written since."""
+def release(context: UpgradeContext, upgrade: UpgradeRow) -> None:
+    """Take the records out of quarantine that were deleted or written since."""
     if context.registry.quarantined(upgrade.id):
         _release_deleted(context, upgrade)
         _release_written(context, upgrade)
+
+
+def refuse_quarantined(context: UpgradeContext, upgrade: UpgradeRow) -> None:
+    """Raise Quarantined while a record is quarantined that no client has deleted or written since."""
+    release(context, upgrade)
     if aside := context.registry.quarantined(upgrade.id):
         raise errors.Quarantined(
             f"{counted(len(aside), 'record is', 'records are')} quarantined, such as {aside[0].record!r} "
@@ -99,13 +106,25 @@ def refuse_quarantined(context: UpgradeContext, upgrade: UpgradeRow) -> None:
 
 
 def _release_deleted(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """Release quarantined records that were deleted meanwhile."""
+    """Release quarantined records that were deleted meanwhile.
+
+    Raises:
+        RecordsMissing: more of them are gone than another program's single deletions explain.
+    """
     if upgrade.original:
         keep_original.agree(context, upgrade)
-    left = set(_aside(context, upgrade))
+    left = _aside(context, upgrade)
     for collection in upgrade.old_collections:
-        left -= {record.id for record in context.store.get(collection, list(left), fields=())}
-    context.registry.release(upgrade.id, list(left), requeue=False)
+        there = {record.id for record in context.store.get(collection, left, fields=())}
+        left = [id for id in left if id not in there]
+    announced = context.registry.announced(upgrade.id, left)
+    if gone := [id for id in left if key(id) not in announced]:
+        what = counted(len(gone), "quarantined record is", "quarantined records are")
+        sentence = f"{what} gone, such as {gone[0]!r}: no client deleted {'it' if len(gone) == 1 else 'them'}"
+        if too_many(len(gone), context.registry.progress(upgrade.id).total, backfill_step.task(context, upgrade).missing):
+            raise errors.RecordsMissing(f"{sentence}. If another program deleted them: rmvdb cutover --accept-missing")
+        context.say(sentence)
+    context.registry.release(upgrade.id, left, requeue=False)
 
 
 def _release_written(context: UpgradeContext, upgrade: UpgradeRow) -> None:

@@ -25,9 +25,11 @@ class LateRecords:
     taken_in: Mapping[Id, int] = field(default_factory=dict)
 
 
-def find_late(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> Iterator[LateRecords]:
-    """Find the late records of an old collection, a page at a time. A quarantined record is not late."""
-    aside = {row.record for row in context.registry.quarantined(upgrade.id)}
+def find_late(
+    context: UpgradeContext, upgrade: UpgradeRow, collection: str, *, quarantined: bool = False
+) -> Iterator[LateRecords]:
+    """Find the late records of an old collection, a page at a time. Quarantined ones count only if you ask for them."""
+    aside = set() if quarantined else {row.record for row in context.registry.quarantined(upgrade.id)}
     retired = _retired(context, upgrade) if upgrade.in_place else None
     for page in context.store.scan(collection, page=context.services.batch):
         context.check_stop()

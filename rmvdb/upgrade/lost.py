@@ -11,7 +11,7 @@ from rmvdb import errors
 from rmvdb.backfill.task import Task
 from rmvdb.items.check import KNOWN_GOOD
 from rmvdb.items.sources import given
-from rmvdb.registry.codec import key
+from rmvdb.registry.codec import key, unpack_ids
 from rmvdb.registry.tables import BatchRow, UpgradeRow
 from rmvdb.storage.archive import ArchiveFile, Reading
 from rmvdb.types import BatchState, Id, Phase, Record
@@ -67,12 +67,15 @@ def find_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
 
 
 def _late(context: UpgradeContext, upgrade: UpgradeRow, *, but: Mapping[int, Sequence[Id]]) -> list[Id]:
-    """Find the records that came into an old collection after the cut-over: by another program, or the engine went back."""
+    """Find the records that came into an old collection after the cut-over: by another program, or the engine went back.
+
+    No search reads them there, not even those that are quarantined.
+    """
     if upgrade.phase != Phase.CUT_OVER or upgrade.original:
         return []
     known = {id for ids in but.values() for id in ids}
     there = (each for each in upgrade.old_collections if context.store.exists(each))
-    pages = (page for each in there for page in late.find_late(context, upgrade, each))
+    pages = (page for each in there for page in late.find_late(context, upgrade, each, quarantined=True))
     return [id for page in pages for id in page.ids if id not in known]
 
 
@@ -91,6 +94,7 @@ def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
             there = _kept_in_place(context, task, read, ids) if task.in_place else _held_by(context, task.new, ids)
             missing = [id for id in ids if id not in there and key(id) not in written]
             seen.update(ids if task.in_place else missing)
+            seen.update(unpack_ids(row.remove_from_new))  # another program put them back, and deleted them
             elsewhere += _sort(context, task, row.id, missing, read, lost)
             looked += 1
             report("looking for lost records", looked, total)
@@ -113,7 +117,24 @@ def gone(context: UpgradeContext, upgrades: Sequence[UpgradeRow]) -> list[Id]:
             others = {key(id) for each in numbers if missing for id in _deleted_or_open(context, each, missing)}
             found |= dict.fromkeys(id for id in missing if key(id) not in others)
             context.check_stop()
-    return list(found)
+    deleted = _found_deleted(context, numbers, found)
+    return [id for id in found if id not in deleted]
+
+
+def _found_deleted(context: UpgradeContext, upgrades: Sequence[int], ids: Iterable[Id]) -> set[Id]:
+    """Return those of these ids that the last batch which had them found deleted: another program had put them back, and
+    deleted them.
+    """
+    left, deleted = set(ids), set[Id]()
+    for upgrade in upgrades:
+        before = work_list.LAST
+        while left and (page := context.registry.batches(upgrade, before=before, state=BatchState.RETIRED)):
+            for row in page:
+                here = left.intersection(unpack_ids(row.remove_from_new))
+                deleted |= here
+                left -= here.union(unpack_ids(row.remove))
+            before = page[-1].id
+    return deleted
 
 
 def _moved(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[list[Id]]:

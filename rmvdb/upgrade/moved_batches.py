@@ -63,8 +63,12 @@ class MovedBatches:
         return np.concatenate([*ids, hashes([row.record for row in self._registry.quarantined(task.upgrade)])])
 
     def under_way(self, task: Task, batches: Sequence[MovedBatch]) -> npt.NDArray[np.uint64]:
-        """Return hashes of the ids in hand now, and of those moved by batches that were retired after `batches` were read."""
+        """Return hashes of the ids in hand now, of those moved by batches that were retired after `batches` were read, and of
+        quarantined ones: an earlier try may have copied them, before another program changed them.
+        """
         ids = [hashes(unpack_ids(row.ids)) for state in IN_HAND for row in self.rows(task, state)]
+        if not task.in_place:  # there `waiting` has them
+            ids.append(hashes([row.record for row in self._registry.quarantined(task.upgrade)]))
         if self._registry.counts(task.upgrade).get(BatchState.RETIRED, (0, 0))[0] > len(batches):
             known = {batch.id for batch in batches}
             ids += [batch.removed for batch in self.retired(task) if batch.id not in known]

@@ -137,16 +137,20 @@ class Rebuild:
                 f"Collection {gone!r}, by which this registry serves gallery {gallery.name!r}, is gone, so the gallery cannot be "
                 f"taken; {ways}"
             )
+        if later := self._filled_since(gallery):
+            raise errors.CollectionMissing(
+                f"Gallery {gallery.name!r} has records in collection {later!r}, which this registry does not know, so the "
+                f"gallery cannot be taken; {ways}"
+            )
+
+    def _filled_since(self, gallery: GalleryRow) -> str | None:
+        """Return a collection of the gallery that holds records and that this registry does not know, if there is one."""
         known = {row.name for row in self._registry.collections(gallery.id)}
         for row in self._registry.upgrades(gallery.id):
             known |= {row.new_collection, *row.old_collections}
-        marked = set(Owner(self._registry, self._store).marked(gallery.name)) - known
+        marked = sorted(set(Owner(self._registry, self._store).marked(gallery.name)) - known)
         # A gallery add that was killed leaves an empty collection, or a mark alone.
-        if later := sorted(each for each in marked if self._store.exists(each) and self._store.count(each)):
-            raise errors.CollectionMissing(
-                f"Gallery {gallery.name!r} has records in collection {later[0]!r}, which this registry does not know, so the "
-                f"gallery cannot be taken; {ways}"
-            )
+        return next((each for each in marked if self._store.exists(each) and self._store.count(each)), None)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -236,6 +240,11 @@ class Rebuild:
                 f"Gallery {gallery.name!r} was served from {gone[0]!r} when {self._manifest.path} was written, and that "
                 "collection is gone; empty the database, put a later manifest back, then rebuild again"
             )
+        if later := self._filled_since(gallery):
+            return errors.RegistryError(
+                f"Gallery {gallery.name!r} has records in collection {later!r}, which {self._manifest.path} does not know: it is "
+                "older than that collection; empty the database, put a later manifest back, then rebuild again"
+            )
         self._catch_up(gallery, reached)
         self._rebuild(gallery)
         return None
@@ -316,6 +325,7 @@ class Rebuild:
         while (number := later[-1].supersedes) is not None:
             before = self._registry.upgrade(number)
             self._registry.forget_work(number)
+            self._registry.set_upgrade(number, listed=False)  # if it continues, its order and its share still hold
             for each in later:
                 for file in self._archive.files(gallery.name, str(each.id)):
                     if PurePosixPath(file.path).parent.name == file_name(before.new_collection):

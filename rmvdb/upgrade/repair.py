@@ -19,12 +19,14 @@ from rmvdb.registry.intents import CONDUCTOR
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.serving import sketch
 from rmvdb.serving.announced_writes import Writes
+from rmvdb.serving.writes import WRITE_BATCH
 from rmvdb.text import counted
-from rmvdb.types import Id, Item, Leg, Record, ServingPlan, Vectors
+from rmvdb.types import Id, Item, Leg, Phase, Record, ServingPlan, Vectors
 from rmvdb.upgrade import backfill_step, keep_original, verify
 from rmvdb.upgrade.compare import UnexplainedRecords
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.lost import Lost, count_of, find_moved_and_lost
+from rmvdb.upgrade.status import quarantine_way
 
 #: Ids that a sentence names.
 SHOWN = 20
@@ -61,28 +63,36 @@ def repair(context: UpgradeContext, upgrade: UpgradeRow, lost: Lost, worker: Wor
     if any(places.values()) or lost.late:
         backfill_step.backfill(context, upgrade, worker, until=1.0)
         context.check_stop()  # a worker that is stopped returns
+        if aside := context.registry.quarantined(upgrade.id):
+            are = counted(len(aside), "record is", "records are")
+            context.say(f"{are} quarantined, such as {aside[0].record!r} ({aside[0].reason}); {quarantine_way(upgrade)}")
     if lost.in_source:
         _write_items(context, upgrade, lost.in_source)
 
 
 def gone(context: UpgradeContext, upgrade: UpgradeRow) -> list[str]:
-    """Return the collections that the upgrade fills and that do not exist: another program dropped them, or the engine went
-    back.
+    """Return the collections that the upgrade fills, empties or serves, and that do not exist: another program dropped them, or
+    the engine went back.
 
     Raises:
         WrongPhase: nothing is moved yet.
     """
-    verify.refuse_planned(upgrade)
-    return [name for name in backfill_step.task(context, upgrade).new if not context.store.exists(name)]
+    if upgrade.undoes is None:
+        verify.refuse_planned(upgrade)
+    served = [leg.collection for leg in context.registry.plan(context.gallery.name).write_targets]
+    emptied = () if upgrade.phase == Phase.CLEANING_UP else upgrade.old_collections
+    needed = dict.fromkeys((*backfill_step.task(context, upgrade).new, *served, *emptied))
+    return [name for name in needed if not context.store.exists(name)]
 
 
 def make_again(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     """Make the missing collections again, as they were registered, without records."""
     context.owner.expect(context.gallery.name)
+    known = [row.name for row in context.registry.collections(context.gallery.id)]
+    there = next((name for name in known if context.store.exists(name)), None)
     for name in gone(context, upgrade):
         context.say(f"making {name} again, without records")
-        schema, old = schema_from_json(context.registry.collection(name).schema), upgrade.old_collections[0]
-        context.store.create(schema, context.services.index, like=old)
+        context.store.create(schema_from_json(context.registry.collection(name).schema), context.services.index, like=there)
     context.owner.settle(context.gallery.name)
 
 
@@ -98,7 +108,9 @@ def shown(ids: Sequence[Id]) -> str:
 
 
 def _move_again(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> None:
+    """List records for another move, and try quarantined ones among them again."""
     if ids:
+        context.registry.release(upgrade.id, ids, requeue=True)
         context.registry.add_late(upgrade.id, ids, batch=context.services.batch)
 
 
@@ -120,7 +132,8 @@ def _explain(context: UpgradeContext, upgrade: UpgradeRow, unexplained: Unexplai
 def _write_items(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> None:
     """Write records again from the source's items, as a client would, without fields."""
     written: list[Id] = []
-    waiting = [list(ids[at : at + context.services.batch]) for at in range(0, len(ids), context.services.batch)]
+    size = min(context.services.batch, WRITE_BATCH)
+    waiting = [list(ids[at : at + size]) for at in range(0, len(ids), size)]
     while waiting:
         context.check_stop()
         part = waiting.pop(0)

@@ -16,8 +16,8 @@ from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.keep_original import beside
 
 
-def roll_back(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow | None:
-    """Begin the upgrade back. Return None if nothing had been deployed.
+def roll_back(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool = False) -> UpgradeRow | None:
+    """Begin the upgrade back. Return None if nothing had been deployed. `force`: do not wait for clients.
 
     Raises:
         WrongPhase: the upgrade is a roll back already.
@@ -27,10 +27,12 @@ def roll_back(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow | None
     refuse_paused(upgrade)
     context.owner.settle(context.gallery.name)
     if upgrade.phase == Phase.PLANNED:
-        if _abandon(context, upgrade):
+        if _abandon(context, upgrade, force=force):
             return None
-        deploy.deploy(context, context.registry.upgrade(upgrade.id))  # it is served already, but its phase does not say so yet
+        # It is served already, but its phase does not say so yet.
+        deploy.deploy(context, context.registry.upgrade(upgrade.id), force=force)
         upgrade = context.registry.upgrade(upgrade.id)
+    _expect_collections(context, upgrade)
     if upgrade.original:
         return _back_to_original(context, upgrade)
     new, *old = upgrade.plan.legs(EpochName.SERVING)
@@ -41,6 +43,8 @@ def roll_back(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow | None
     elif upgrade.method != Method.NAIVE:  # the new model alone still embeds the queries
         old = [replace(leg, blend=None) for leg in old]
         final = tuple(old) if len(old) > 1 else (replace(old[0], calibration=None),)
+    # An older upgrade may have blended in a model that cannot be loaded any more.
+    final = tuple(replace(leg, blend=None) if leg.blend and not context.can_load(leg.blend.embedder) else leg for leg in final)
     context.say(f"rolling back to {upgrade.from_version}")
     return _undo(
         context,
@@ -66,6 +70,17 @@ def standing_in(context: UpgradeContext, upgrade: UpgradeRow) -> int:
             there |= {row.record: row.kind == "upsert" for row in page if row.done}
             after = page[-1].id
     return sum(there.values())
+
+
+def _expect_collections(context: UpgradeContext, upgrade: UpgradeRow) -> None:
+    """Raise CollectionMissing if a collection is gone that the roll back would serve: every search would fail."""
+    change_epoch.expect_unchanged(context)
+    for name in [upgrade.original] if upgrade.original else upgrade.old_collections:
+        if not context.store.exists(name):
+            raise errors.CollectionMissing(
+                f"Collection {name!r}, to which records would go back, is gone; rmvdb verify --repair makes it again, then run "
+                "rmvdb rollback"
+            )
 
 
 def _back_to_original(context: UpgradeContext, upgrade: UpgradeRow) -> UpgradeRow:
@@ -95,11 +110,11 @@ def _undo(context: UpgradeContext, upgrade: UpgradeRow, **values: Any) -> Upgrad
     )
 
 
-def _abandon(context: UpgradeContext, upgrade: UpgradeRow) -> bool:
+def _abandon(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool) -> bool:
     note = "nothing had been deployed; the upgrade is given up"
     if upgrade.original and context.registry.plan(context.gallery.name).legs[0].collection != upgrade.new_collection:
         try:
-            change_epoch.serve(context, upgrade, EpochName.UNTOUCHED)  # from here on no client writes to the copy
+            change_epoch.serve(context, upgrade, EpochName.UNTOUCHED, force=force)  # from here on no client writes to the copy
         except errors.WrongPhase:
             if context.registry.upgrade(upgrade.id).phase != Phase.ENDED:  # another process gave it up meanwhile
                 raise

@@ -185,6 +185,9 @@ class Conductor(UpgradeContext):
             if (switch := upgrade.plan.switch) is not None:
                 upgrade = self._switch(upgrade, worker, grows, at=switch, force=force)
             self.backfill(upgrade, worker, grows=grows)
+        if not self.stop.is_set() and not backfill_step.unfinished(self, upgrade):
+            completing.release(self, upgrade)
+            self.backfill(upgrade, worker)
         upgrade = self.registry.upgrade(upgrade.id)  # `until` and `cutover` may have changed in these hours
         wanted = upgrade.plan.cutover and upgrade.plan.until >= 1.0  # batches are whole, so any `until` may move every record
         if wanted and not backfill_step.unfinished(self, upgrade) and not self.stop.is_set():

@@ -213,6 +213,13 @@ def _copying(row: UpgradeRow, epoch: int) -> str:
     return f"{row.original} is {'compared with its copy' if far and at['passes'] else 'being copied'}{far}"
 
 
+def quarantine_way(upgrade: UpgradeRow) -> str:
+    """Say what leads on from quarantined records."""
+    if upgrade.phase == Phase.CUT_OVER:
+        return "correct their items and run rmvdb verify --repair, or delete them: rmvdb quarantine drop"
+    return "rmvdb quarantine list, then retry or drop"
+
+
 def searched(plan: ServingPlan, *, by_name: bool = False) -> str:
     """Say which collections a search by this plan looks into: the one sentence of command line, history and status."""
     names = [leg.collection for leg in plan.legs]

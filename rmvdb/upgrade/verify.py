@@ -37,7 +37,8 @@ def verify(context: UpgradeContext, upgrade: UpgradeRow, *, sample: int = 200) -
 def refuse_planned(upgrade: UpgradeRow) -> None:
     """Raise WrongPhase if nothing can have moved yet."""
     if upgrade.phase == Phase.PLANNED:
-        raise errors.WrongPhase(f"The upgrade is {upgrade.phase}: there is nothing to compare yet; run rmvdb upgrade first")
+        command = "rollback" if upgrade.undoes else "upgrade"
+        raise errors.WrongPhase(f"The upgrade is {upgrade.phase}: there is nothing to compare yet; run rmvdb {command} first")
 
 
 def check_of(context: UpgradeContext) -> Verify:

@@ -107,11 +107,11 @@ def test_without_an_answer_nothing_is_removed(project: Project) -> None:
     project.fault(v2={"raise": ["7"]})
     project.ask(*NAIVE, code=1)
     remove = ("quarantine", "drop", "7")
-    refused(project, *remove, code=2, saying="Nothing was deleted; run rmvdb quarantine drop --yes to agree", process=True)
+    refused(project, *remove, code=2, saying="Nothing was deleted; run the same command with --yes to agree", process=True)
     project.ask(*remove, "--yes")
     project.ask(*NAIVE)
-    refused(project, "cleanup", code=2, saying="Nothing was dropped; run rmvdb cleanup --yes to agree", process=True)
-    forget = "Nothing was forgotten; run rmvdb gallery remove --yes to agree"
+    refused(project, "cleanup", code=2, saying="Nothing was dropped; run the same command with --yes to agree", process=True)
+    forget = "Nothing was forgotten; run the same command with --yes to agree"
     project.ask("cleanup", "--yes")
     refused(project, "gallery", "remove", "things", code=2, saying=forget, process=True)
     everything_is_found(project, missing=1)

@@ -102,7 +102,7 @@ def test_verify_repairs_what_was_lost_and_keeps_what_no_write_is_known_of_once_i
         opened.store.upsert(new, [replace(other, id=5000)])
     asked = half.run("verify", "--repair", code=2)
     assert "Put back 1 record from the archive. Keep 1 record without a known write, such as 5000" in asked.stdout
-    assert "Nothing was changed; run rmvdb verify --repair --yes to agree" in asked.stderr
+    assert "Nothing was changed; run the same command with --yes to agree" in asked.stderr
     said = half.ask("verify", "--repair", "--yes").stdout
     assert "1 record without a known write is kept" in said
     assert said.endswith("0 differences\n")

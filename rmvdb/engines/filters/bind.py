@@ -74,6 +74,8 @@ class _Binder:
         if isinstance(left, Arithmetic):
             name = self._number(self._scalar(left.name), left.sign)
             value = self._fitting(name, left.value)
+            if left.sign in "/%" and value == 0:  # a FLOAT does not tell so small a number from it
+                self._fail(name, "nothing can be divided by zero")
             assert not isinstance(value, str)  # noqa: S101 - a number stays one
             return Compare(Arithmetic(name, left.sign, value), sign, self._fitting(name, right, number=True))
         name = self._scalar(left)

@@ -242,17 +242,18 @@ class _Parser:
         return -value if sign == "-" else value
 
     def _power(self) -> _Node:
+        """Read powers from the left, as Milvus does: `2 ** 3 ** 2` is 64."""
         start = self._peek()
         base = self._primary()
-        if not self._take("**"):
-            return base
-        exponent = self._deeper(self._unary)
-        if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in (base, exponent)):
-            self._fail(start.position, "'**' takes numbers only, no fields")
-        try:
-            return self._number(math.pow(cast(float, base), cast(float, exponent)), start)
-        except (OverflowError, ValueError):
-            self._fail(start.position, "this power is not a finite number")
+        while self._take("**"):
+            exponent = self._deeper(self._unary) if self._peek().text in ("+", "-") else self._primary()
+            if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in (base, exponent)):
+                self._fail(start.position, "'**' takes numbers only, no fields")
+            try:
+                base = self._number(math.pow(cast(float, base), cast(float, exponent)), start)
+            except (OverflowError, ValueError):
+                self._fail(start.position, "this power is not a finite number")
+        return base
 
     def _primary(self) -> _Node:
         token = self._peek()

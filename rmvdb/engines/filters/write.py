@@ -52,6 +52,8 @@ _SPELLED_OUT = 1_000
 _LEVELS = 40
 #: The names of fields that Lite 3 reads in a function.
 _IDENTIFIER = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+#: What every engine takes as it stands in a key of JSON: it reads no escape there, and cuts the keys at `][`.
+_UNREADABLE = re.compile(r'["\\]|\]\[')
 _KEYWORDS = {"and", "or", "not", "in", "like", "is", "null", "exists", "iso", "interval", "true", "false"}
 _SAFE, _LARGE, _EXACT = 2**31, 2**62, 2**53
 
@@ -300,7 +302,7 @@ class _Writer:
         if (
             name.absent
             or "" in (name.name, *name.path)
-            or any(not BREAKS.isdisjoint(part) for part in (name.name, *map(str, name.path)))
+            or any(not BREAKS.isdisjoint(part) or _UNREADABLE.search(part) for part in (name.name, *map(str, name.path)))
         ):
             return False
         if not self._dialect.json and any(str(part).isdigit() for part in name.path) and name.type == OPEN:

@@ -10,7 +10,6 @@ import math
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import IO
@@ -18,6 +17,7 @@ from typing import IO
 from rmvdb.engines.lite.files import beside, error_of, open_private, serves, usable
 from rmvdb.engines.lite.locks import RELEASE, START, lock, unlocked_after
 from rmvdb.errors import EngineUnavailable
+from rmvdb.locks import ProcessLock
 
 #: Seconds without any user after which the owner ends.
 IDLE = 60.0
@@ -25,7 +25,7 @@ IDLE = 60.0
 _REST = 30.0
 
 _leases: dict[Path, IO[bytes]] = {}
-_leases_lock = threading.Lock()
+_leases_lock = ProcessLock()
 
 
 def address(path: Path | str, *, idle: float = IDLE) -> str:
@@ -116,14 +116,14 @@ def _state(path: Path) -> str:
 
 def release(path: Path | str) -> None:
     """Stop counting as a user of the file; do nothing if this process is not one."""
-    with _leases_lock:
+    with _leases_lock.now:
         lease = _leases.pop(Path(path).resolve(), None)
     if lease is not None:
         lease.close()
 
 
 def _hold(path: Path) -> None:
-    with _leases_lock:
+    with _leases_lock.now:
         if path not in _leases:
             lease = open_private(beside(path, "lease"))
             # Waits while an owner ends: its address is gone once this process has the lease.

@@ -137,6 +137,8 @@ def _adoptable(collection: str, raw: Mapping[str, Any], engine: Engine) -> None:
         _refuse(collection, f"has the field {nested['name']!r} of structs", "copy it with fields of their own")
     if not engine.partition_keys and any(field.get("is_partition_key") for field in raw["fields"]):
         _refuse(collection, f"has a partition key, in which {' '.join(engine)} loses records", "use Milvus 2.4 or newer")
+    if str(raw.get("properties", {}).get("partitionkey.isolation", "")).lower() == "true":
+        _refuse(collection, "takes no search without its partition key (partitionkey.isolation)", "copy it without that property")
     if _seconds(raw.get("properties", {}).get("collection.ttl.seconds")) > 0:
         _refuse(collection, "forgets records by itself (collection.ttl.seconds)", "drop that property")
 

@@ -6,10 +6,11 @@ import contextlib
 import functools
 import logging
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from rmvdb.locks import ProcessLock
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient as MilvusClient
@@ -19,12 +20,12 @@ ONCE: dict[str, Any] = {"retry_times": 0}
 #: Seconds within which a server tells its time, or is asked no more.
 _TOLD = 2.0
 
-_loading = threading.Lock()
+_loading = ProcessLock()
 
 
 def pymilvus() -> Any:
     """Return the module."""
-    with _loading:
+    with _loading.now:
         return _loaded()
 
 
@@ -53,7 +54,7 @@ def _only_if_scipy_is_in_use(ask: Callable[[object], bool]) -> Callable[[object]
     def is_scipy_sparse(value: object) -> bool:
         if "scipy.sparse" not in sys.modules:
             return False  # nothing can have made one
-        with _loading:
+        with _loading.now:
             return ask(value)
 
     return is_scipy_sparse

@@ -19,8 +19,10 @@ _NO_DATABASE_TEXT = re.compile(r"database:\S+ not found")
 #: The code of segcore, which reads filters and holds vectors, in Milvus Lite 2.5.
 SEGCORE = 2000
 #: Milvus' own codes for "not now": unavailable, busy, rate limit, (not) recovering, no replica, channel, segment (it was merged
-#: into another one meanwhile) or node.
-_TRANSIENT_CODES = {2, 4, 8, 103, 106, 401, 500, 501, 503, 600, 601, 602, 901, 902, 903, 904}
+#: into another one meanwhile) or node; a proxy that ends cancels what it waits for.
+_TRANSIENT_CODES = {2, 4, 8, 103, 106, 401, 500, 501, 503, 600, 601, 602, 901, 902, 903, 904, 10_000}
+#: Milvus' own code for a call that a part of it did not answer in time.
+_TIMED_OUT = 10_001
 #: Codes for a request that is refused before anything is done: denied, no such collection or field, an invalid parameter (6 is
 #: Lite 3's code for it).
 _INVALID = {6, 9, MISSING, 1100, 1700, 1701}
@@ -83,6 +85,8 @@ def classify(exc: BaseException, *, sent: bool, quoted: str = "") -> Failure:
         return Failure.BUSY if away else Failure.REFUSED
     if status:
         return _by_status(status, exc)
+    if code == _TIMED_OUT:
+        return Failure.SILENT
     if code in _TRANSIENT_CODES or getattr(exc, "retriable", False):
         return Failure.BUSY
     if code in _INVALID or getattr(exc, "is_input_error", False):

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from rmvdb.engines.milvus.driver import MilvusClient
 
 _log = logging.getLogger(__name__)
-#: An instance of its own, because an application may have seeded the shared one.
-_random = random.Random()  # noqa: S311 (no secret)
+#: An application may have seeded the shared generator, and forked children share the state of any other.
+_random = random.SystemRandom()
 _T = TypeVar("_T")
 
 #: How often the connection may break under one call.
@@ -154,6 +154,11 @@ class Session:
         """Close the connections; the next call opens another."""
         self._connection.drop()
         self._slow.drop()
+
+    def end(self, client: MilvusClient) -> None:
+        """Close one client's connection under its call, which then fails as if the engine were away."""
+        for connection in (self._connection, self._slow):
+            connection.drop(client)
 
     def place(self) -> str:
         """Return the address of the last call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,7 @@ from rmvdb.types import Segments
 if TYPE_CHECKING:
     from rmvdb.engines.milvus.driver import MilvusClient
 
-#: Seconds within which a flushed collection must be indexed and loaded.
+#: Seconds within which a collection must be flushed, and then indexed and loaded.
 _INDEXED_AFTER = 1800.0
 #: Seconds for which a flush waits for more rows.
 _MORE_WITHIN = 10.0
@@ -132,7 +133,18 @@ def _flush_enough(session: Session, collection: str, coming: int, missed: bool) 
 
 def _flush(session: Session, collection: str) -> None:
     session.unflushed[collection] = 0
-    session.run(collection, lambda client: client.flush(collection, **ONCE), patient=True)
+
+    def flush(client: MilvusClient) -> None:
+        # pymilvus asks again and again, without end, whether the flush is over.
+        late = threading.Timer(_INDEXED_AFTER, session.end, [client])
+        late.daemon = True
+        late.start()
+        try:
+            client.flush(collection, **ONCE)
+        finally:
+            late.cancel()
+
+    session.run(collection, flush, patient=True)
 
 
 def _read_whole(session: Session, collection: str) -> bool:

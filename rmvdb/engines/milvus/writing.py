@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rmvdb.canonical.ids import checked_ids
 from rmvdb.canonical.records import record_of as canonical_record
 from rmvdb.canonical.records import without_vectors
@@ -102,7 +104,7 @@ def _replace(session: Session, schema: Schema, rows: list[dict[str, Any]], permi
             if len(rows) > 1:
                 break
             if number == _TRIES:
-                return refused.add(rows[0][schema.id_field], exc)
+                return None if _is_there(session, schema, rows[0]) else refused.add(rows[0][schema.id_field], exc)
         except (EngineUnavailable, Refused):
             raise
         except EngineError:
@@ -126,6 +128,14 @@ def _rows_before(session: Session, schema: Schema, ids: list[Id]) -> list[dict[s
         half = len(ids) // 2
         return [*_rows_before(session, schema, ids[:half]), *_rows_before(session, schema, ids[half:])]
     return [row_of(schema, record_of(schema, None, row)) for row in rows]
+
+
+def _is_there(session: Session, schema: Schema, row: dict[str, Any]) -> bool:
+    """Return whether the collection has this very row: the engine may have written it before it ended."""
+    return any(
+        there.keys() == row.keys() and all(np.array_equal(there[name], value) for name, value in row.items())
+        for there in _rows_before(session, schema, [row[schema.id_field]])
+    )
 
 
 def _put_back(session: Session, schema: Schema, before: list[dict[str, Any]], permit: Permit) -> None:
@@ -188,11 +198,17 @@ def _write(client: MilvusClient, *, collection: str, rows: list[dict[str, Any]],
     # In an upsert Lite 3 keeps the old record's undeclared fields. Its insert replaces the whole record.
     try:
         with _before_the_next(engine):
-            (client.insert if engine.lite3 else client.upsert)(collection, rows, **ONCE)
+            done = (client.insert if engine.lite3 else client.upsert)(collection, rows, **ONCE)
     except foreign_errors() as exc:
         if any(isinstance(each, unwritable()) for each in (exc, exc.__context__)):  # pymilvus wraps its own
             raise Unwritable(f"Collection {collection!r} cannot hold these records: {text_of(exc)}; correct them") from exc
         raise
+    # Lite 2.5 stops at a row that it has no memory for, and says that all is well.
+    if (written := done.get("insert_count" if engine.lite3 else "upsert_count", len(rows))) < len(rows):
+        raise EngineError(
+            f"{' '.join(engine)} wrote {written} of {counted(len(rows), 'record')} of {collection!r}; look at its memory and "
+            "disk, then run the same command again"
+        )
 
 
 def _remove(client: MilvusClient, *, collection: str, expression: str, engine: Engine) -> None:
