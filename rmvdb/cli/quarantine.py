@@ -92,16 +92,17 @@ def quarantine_drop(gallery: str | None, ids: tuple[str, ...], yes: bool) -> Non
     with app.client(gallery) as client:
         going = client.delete_those(chosen, unchanged)
     deleted = set(going)
-    left = [id for id in chosen if id not in deleted]
+    aside = {each.record for each in app.registry.quarantined(row.id)}
+    written = [id for id in chosen if id not in deleted and key(id) in aside]
     # After the cut-over no client writes the old collection: a batch takes them out there, because it finds them deleted.
     app.registry.release(row.id, going, requeue=row.phase == "cut over")
-    app.registry.release(row.id, left, requeue=True)
+    app.registry.release(row.id, written, requeue=True)
     if row.phase == "cut over":
         with conducting(app, gallery) as (conductor, _):
             conductor.backfill(row, app.worker(), until=1.0)
     if chosen:
         _no_longer_stopped(app, row)
-    since = f"; {counted(len(left), 'record was', 'records were')} written or retried since, and left" if left else ""
+    since = f"; {counted(len(written), 'record was', 'records were')} written since, and left" if written else ""
     output.echo(f"{counted(len(going), 'record is', 'records are')} deleted{since}")
 
 

@@ -64,8 +64,6 @@ def _converted(image: Image, mode: str) -> Image:
 
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):  # as older Pillows read PNG
         image = fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
-    elif image.mode in ("I", "F"):
-        raise ItemError("its pixels have no range that 8 bits could show; convert it to 8 or 16 bits")
     return image.convert(mode)
 
 

@@ -80,6 +80,17 @@ def test_a_value_that_is_not_a_limit_is_refused(project: Project, options: tuple
     refused(project, "throttle", *options, code=2, saying=saying)
 
 
+@pytest.mark.parametrize("options", [("--until", "nan"), ("--minutes", "inf")])
+def test_a_share_and_a_time_are_finite(project: Project, options: tuple[str, str]) -> None:
+    refused(project, *NAIVE, *options, code=2, saying=f"'{options[1]}' is not a finite number")
+
+
+@pytest.mark.parametrize("command", [("db", "check"), ("registry", "rebuild")])
+def test_a_question_outside_a_project_makes_no_registry(tmp_path: Path, command: tuple[str, str]) -> None:
+    refused(Project(tmp_path), *command, code=2, saying="There is no registry in")
+    assert not (tmp_path / ".rmvdb").exists()
+
+
 def test_a_value_that_is_not_a_window_is_refused_before_a_worker_has_started(project: Project) -> None:
     refused(project, "worker", "--window", "bad", code=2, saying="--window 'bad' is not a cron expression")
     assert project.ask("worker", "--window", "bad", code=2).stdout == ""
@@ -115,3 +126,16 @@ def test_without_an_answer_nothing_is_removed(project: Project) -> None:
     project.ask("cleanup", "--yes")
     refused(project, "gallery", "remove", "things", code=2, saying=forget, process=True)
     everything_is_found(project, missing=1)
+
+
+def test_a_search_in_one_of_several_galleries_asks_for_the_option(project: Project) -> None:
+    project.ask("gallery", "add", "others", "--model", "v1")
+    refused(project, "search", "a text", code=2, saying="There are 2 galleries; name one with --gallery: ")
+
+
+def test_what_was_not_agreed_to_is_not_offered_for_more_records(project: Project) -> None:
+    project.fault(v2={"raise": ["7", "9"]})
+    project.ask(*NAIVE, code=1)
+    refused(project, "quarantine", "drop", "7", code=2, saying="run the same command with --yes", process=True)
+    project.ask("quarantine", "drop", "7", "--yes")
+    assert [each["id"] for each in project.json("quarantine", "list")] == ["9"]

@@ -85,6 +85,17 @@ def test_init_writes_the_milvus_that_it_is_given(folder: Path) -> None:
     assert f"{folder}/rmvdb.toml has milvus.uri = 'http://milvus:19530'; write the other one there, below [milvus]" in said
 
 
+def test_init_can_be_repeated_with_a_file_and_in_a_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        assert invoke(folder, "init", "--milvus", "data/milvus.db")[0] == 0
+    (tmp_path / "another").mkdir()
+    done = CliRunner().invoke(cli.main, ["--config", str(tmp_path / "another"), "init"])
+    assert (done.exit_code, (tmp_path / "another" / "rmvdb.toml").is_file()) == (0, True)
+    done = CliRunner().invoke(cli.main, ["--config", str(tmp_path / "another"), "init", "--here", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "--config and --here both say where rmvdb.toml lies" in done.output
+
+
 @pytest.mark.postgres
 def test_init_leaves_no_connection_open(
     folder: Path, postgres: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -80,3 +81,12 @@ def test_progress_goes_to_stderr_and_results_to_stdout(project: Project) -> None
     assert all(progress.fullmatch(line) for line in done.stderr.splitlines()), done.stderr
     assert not [line for line in done.stdout.splitlines() if progress.fullmatch(line)]
     assert done.stdout.startswith("plan: method naive")
+
+
+def test_with_json_stdout_holds_json_alone_though_a_users_module_prints(project: Project) -> None:
+    models = project.folder / "models.py"
+    models.write_text(f"print('loading the weights')\n{models.read_text()}")
+    for command in (("search", "a text"), ("doctor",)):
+        done = run(project, COMMAND, *command, "--json")
+        assert json.loads(done.stdout)
+        assert "loading the weights" in done.stderr

@@ -63,6 +63,8 @@ def test_words_of_a_filter_do_not_make_a_refusal_be_asked_again(milvus_store: Mi
     [
         (2, "service unavailable", Failure.BUSY),
         (503, "channel not available", Failure.BUSY),
+        (10_000, "context canceled", Failure.BUSY),
+        (10_001, "context deadline exceeded", Failure.SILENT),
         (65535, "no available shard delegator found", Failure.BUSY),
         (65535, "cannot parse expression: a == recovering", Failure.FAILED),
         (65535, TRACED, Failure.BUSY),

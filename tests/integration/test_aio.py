@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -17,6 +19,7 @@ import rmvdb
 import rmvdb.aio
 from rmvdb import errors
 from tests.support.inprocess import TIMES, Gallery, make, vector
+from tests.support.spawned import run_spawned
 from tests.support.waiting import wait_until
 
 #: Seconds of a slow call, and those of a processor for which the event loop may be held up.
@@ -325,3 +328,29 @@ def test_a_client_whose_connecting_is_cancelled_is_closed(gallery: Gallery, monk
     asyncio.run(cancelled())
     go_on.set()
     wait_until(lambda: made and made[0]._current_plan._stop.is_set())
+
+
+def _fork(folder: Path) -> None:
+    gallery = make(folder, records=8)
+
+    async def search(client: rmvdb.aio.Client) -> None:
+        await client.search("t3")
+
+    loop = asyncio.new_event_loop()
+    client = rmvdb.aio.Client(gallery.client())
+    loop.run_until_complete(search(client))  # from now on its pool has an idle thread
+    child = os.fork()
+    if not child:
+        signal.alarm(30)  # ends it
+        try:
+            asyncio.new_event_loop().run_until_complete(search(client))
+        except errors.UsageError as exc:
+            os._exit(0 if "connect in each process" in str(exc) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    loop.run_until_complete(client.close())
+
+
+def test_a_client_does_not_outlive_a_fork(tmp_path: Path) -> None:
+    """Its pool would wait for a thread that the child has not."""
+    run_spawned(_fork, tmp_path, seconds=120)

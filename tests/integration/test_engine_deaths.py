@@ -18,7 +18,7 @@ import pytest
 from rmvdb.engines import lite
 from rmvdb.engines.lite import lease
 from rmvdb.engines.milvus import MilvusStore, writing
-from rmvdb.errors import EngineKilled
+from rmvdb.errors import EngineError, EngineKilled
 from rmvdb.protocols import always
 from rmvdb.types import Field, Id, IdType, Index, Metric, Record, Schema
 from tests.support.lite_processes import processes
@@ -172,3 +172,37 @@ def test_others_search_on_while_one_client_sends_a_call_that_ends_the_engine(sto
         for other in others:
             other.result()
     assert set(asked) == {10}
+
+
+def test_a_call_that_stored_a_part_and_says_that_all_is_well_fails_and_loses_nothing(
+    store: MilvusStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lite 2.5 deletes first, and stops at a row that it has no memory for."""
+    client, rows = store._connection.get(), list[int]()
+    real = client.upsert
+
+    def half(collection: str, data: list[dict[str, Any]], **options: Any) -> Any:
+        if rows:
+            return real(collection, data, **options)
+        rows.append(len(data))
+        client.delete(collection, ids=[row["id"] for row in data], retry_times=0)
+        return real(collection, data[:2], **options)
+
+    monkeypatch.setattr(client, "upsert", half)
+    with pytest.raises(EngineError, match="wrote 2 of 5 records of 'c'; look at its memory and disk"):
+        store.upsert("c", [record(id, edition=1) for id in range(5)])
+    assert [each.id for each in store.get("c", list(range(5)))] == list(range(5))
+
+
+def test_a_record_that_was_written_before_the_engine_ended_is_not_named_as_unwritten(
+    store: MilvusStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = writing._write
+
+    def write(client: Any, **options: Any) -> None:
+        real(client, **options)
+        raise EngineKilled("it ended")
+
+    monkeypatch.setattr(writing, "_write", write)
+    store.upsert("c", [record(3, edition=1)])
+    assert store.get("c", [3])[0].fields == record(3, edition=1).fields

@@ -20,6 +20,7 @@ from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.types import BatchState, IdType, Index, Leg, Metric, Phase, Record, Schema
 from rmvdb.upgrade.status import status
 from tests.support.at_work import at_work
+from tests.support.faults import copied
 from tests.support.inprocess import DIMS, Gallery, make, vector
 from tests.support.waiting import wait_until
 
@@ -121,6 +122,28 @@ def test_batches_in_hand_are_finished_in_a_pause_before_a_worker_turns_to_anothe
         assert counts.keys() == {BatchState.RETIRED, BatchState.PENDING}
         gallery.registry.set_upgrade(gallery.upgrade.id, paused=False)
         wait_until(lambda: phase(gallery, gallery.upgrade) == Phase.CUT_OVER)
+
+
+def test_a_worker_that_starts_in_a_pause_finishes_what_is_in_hand_and_then_rests(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery.conductor().deploy(gallery.upgrade)
+    gallery.registry.discard_list(gallery.upgrade.id)
+    gallery.registry.add_batches(gallery.upgrade.id, [([id, id + 1], None) for id in range(1, 9, 2)], first=1)
+    copied(gallery)
+    gallery.registry.set_upgrade(gallery.upgrade.id, paused=True)
+    leads, real = list[str](), gallery.registry.lead
+
+    def lead(upgrade: int, worker: str, seconds: float) -> Any:
+        leads.append(worker)
+        return real(upgrade, worker, seconds)
+
+    monkeypatch.setattr(gallery.registry, "lead", lead)
+    with at_work(gallery):
+        resting = {BatchState.RETIRED, BatchState.PENDING}
+        wait_until(lambda: gallery.registry.counts(gallery.upgrade.id).keys() <= resting)
+        time.sleep(2.5)
+    assert leads == []
 
 
 def test_status_tells_all_along_which_gallery_a_worker_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

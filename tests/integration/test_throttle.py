@@ -429,3 +429,13 @@ def in_hand(gallery: Gallery) -> int:
     """Return the batches that a worker holds to copy them."""
     rows = gallery.registry.batches(gallery.upgrade.id)  # at one moment: a batch is in one state of them
     return sum(row.worker is not None and row.state in (BatchState.CLAIMED, BatchState.WRITING) for row in rows)
+
+
+def test_a_worker_that_was_suspended_in_a_batch_does_not_rest_for_many_times_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("rmvdb.backfill.throttle.time.monotonic", lambda: now[0])
+    throttle = Throttle(Limits(nice=0.1), width=1)
+    throttle.begin(10)
+    now[0] += 8 * 3600
+    throttle.end()
+    assert 0 < throttle.wait() <= 9 * 60

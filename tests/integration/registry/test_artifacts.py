@@ -41,3 +41,14 @@ def test_contents_go_with_their_artifact(registry: Registry) -> None:
     counts = registry.collect(older=-1.0, spared=set(), queries_days=1.0, remove=True)
     assert counts["artifacts"] == 1
     assert registry.contents_of(SHA256) is None
+
+
+def test_an_artifact_that_is_registered_again_is_no_old_one(registry: Registry) -> None:
+    """A plan that was made an hour ago begins its upgrade now, and `gc` must not take its ψ meanwhile."""
+    add(registry, SHA256, 5)
+    [first] = registry.artifacts()
+    with registry.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE artifacts SET created_at = 7")
+    add(registry, SHA256, 5)
+    [again] = registry.artifacts()
+    assert again.created_at >= first.created_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import event, update
 
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.registry import Registry
@@ -132,3 +132,25 @@ def test_progress_has_no_rate_when_nothing_moved_lately(registry: Registry, upgr
 def test_an_empty_gallery_is_done(registry: Registry, upgrade: UpgradeRow) -> None:
     assert registry.progress(upgrade.id).t == 1.0
     assert registry.counts(upgrade.id) == {}
+
+
+def test_records_that_are_listed_late_take_no_place_in_a_list_that_is_still_made(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    registry.add_late(upgrade.id, [7, 8], batch=1)
+    for _ in range(2):  # the first answer may be lost
+        registry.add_batches(upgrade.id, [([2], None), ([3], None)], first=2)
+    assert sorted(registry.listed_ids(upgrade.id)) == [1, 2, 3, 7, 8]
+    assert len(registry.batches(upgrade.id)) == 5
+
+
+def test_a_list_is_discarded_some_batches_at_a_time(
+    registry: Registry, upgrade: UpgradeRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL ends a statement after 30 seconds; a million batches take longer."""
+    monkeypatch.setattr("rmvdb.registry.shared_queries.MANY", 2)
+    sent = list[str]()
+    registry.add_batches(upgrade.id, [([id], None) for id in range(5)], first=1)
+    event.listen(registry.engine, "before_cursor_execute", lambda *values: sent.append(values[2]))
+    registry.discard_list(upgrade.id)
+    assert registry.batches(upgrade.id) == []
+    assert sum(each.startswith("DELETE FROM batches") for each in sent) == 4  # the last finds none

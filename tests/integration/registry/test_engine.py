@@ -154,3 +154,20 @@ def test_a_statement_may_run_in_a_session_that_has_not_prepared_it(postgres_url:
         connection.exec_driver_sql("DEALLOCATE ALL")
     assert registry.gallery("photos").name == "photos"
     registry.close()
+
+
+@pytest.mark.postgres
+def test_a_users_default_isolation_is_not_taken_over(postgres_url: str) -> None:
+    """At "repeatable read" a change of epoch would not see the writes that were announced while it waited for its lock."""
+    registry = Registry(postgres_url)
+    with registry.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER ROLE CURRENT_USER SET default_transaction_isolation = 'repeatable read'")
+    try:
+        again = Registry(postgres_url)
+        with again.engine.begin() as connection:
+            assert connection.exec_driver_sql("SHOW transaction_isolation").scalar() == "read committed"
+        again.close()
+    finally:
+        with registry.engine.begin() as connection:
+            connection.exec_driver_sql("ALTER ROLE CURRENT_USER RESET default_transaction_isolation")
+        registry.close()

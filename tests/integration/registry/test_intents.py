@@ -289,8 +289,8 @@ def test_an_id_that_postgresql_could_not_keep_is_refused_by_name(registry: Regis
 
 
 def test_done_writes_are_forgotten_up_to_a_number(registry: Registry, upgrade: UpgradeRow) -> None:
-    for turn, id in enumerate((1, 2, 1)):
-        registry.close_intents(opened(registry, [id], client=f"c1#{turn}"))
+    for id, client in ((1, "c1#0"), (2, "c1#1"), (1, "upgrade 1:a")):  # a conductor's write leaves a client's where it is
+        registry.close_intents(opened(registry, [id], client=client))
     opened(registry, [1], client="c2")
     numbers = [row.id for row in registry.written(upgrade.id)]
     registry.forget_done(upgrade.id, [1, 3], upto=numbers[1])
@@ -337,3 +337,21 @@ def test_no_call_reads_all_that_clients_wrote_during_an_upgrade(sqlite_url: str)
 
     assert {name for name, number in steps.items() if number > made} == set()
     assert len(steps) == 9
+
+
+def test_of_many_writes_of_one_record_the_last_is_kept(registry: Registry, upgrade: UpgradeRow) -> None:
+    """A record that an application writes every minute for a week would be read ten thousand times by each look."""
+    for number in range(5):
+        write = opened(registry, [1, 2], client=f"c1#{number}")
+        registry.close_intents(write, {write.intents[0]: bytes([number])})
+    by_conductor = opened(registry, [1], client="upgrade 1:a")
+    registry.close_intents(by_conductor)
+    killed = opened(registry, [2], client="c2#1", lasting=-1.0)
+    rows = {(row.record, row.client) for row in registry.written(upgrade.id)}
+    assert rows == {("1", "c1#4"), ("2", "c1#4"), ("1", "upgrade 1:a"), ("2", "c2#1")}
+    assert registry.announced(upgrade.id, [1])["1"].client == "upgrade 1:a"
+    assert registry.announced(upgrade.id, [2])["2"].id == killed.intents[0]
+    assert registry.last_done(upgrade.id, [1, 2]) == {"1": "upsert", "2": "upsert"}
+    late = opened(registry, [1], client="upgrade 1:b")
+    registry.close_intents(late)
+    assert {row.client for row in registry.written(upgrade.id) if row.record == "1"} == {"c1#4", "upgrade 1:b"}

@@ -62,3 +62,13 @@ def test_a_record_released_twice_is_listed_once(registry: Registry, upgrade: Upg
         registry.release(upgrade.id, [1], requeue=True)
 
     assert [unpack_ids(row.ids) for row in registry.batches(upgrade.id, state=BatchState.PENDING)] == [[1]]
+
+
+def test_a_record_that_is_put_back_leaves_the_quarantine(registry: Registry, upgrade: UpgradeRow) -> None:
+    """Else `rmvdb quarantine drop` would delete it, though it is whole by then."""
+    registry.add_batches(upgrade.id, [([1, 2], None)], first=1)
+    batch = claimed(registry, upgrade)
+    registry.copied(batch, requeue=[], aside={2: "cannot be read"})
+    registry.put_back(upgrade.id, {batch.id: [2]})
+    assert registry.quarantined(upgrade.id) == []
+    assert 2 in registry.listed_ids(upgrade.id)

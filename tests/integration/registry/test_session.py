@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event, text
 
 from rmvdb.errors import RegistryError, RegistryUnavailable
-from rmvdb.registry import engine, schema
+from rmvdb.registry import engine, schema, waiting
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import GalleryRow
 from rmvdb.types import BatchState
@@ -256,3 +256,15 @@ def test_a_registry_survives_a_process_that_dies_in_a_transaction(registry: Regi
     connection.close()
 
     assert registry.plan("photos").epoch == 1
+
+
+@pytest.mark.postgres
+def test_a_statement_of_a_migration_may_take_longer_than_any_other(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "SILENT", 0.5)
+    registry = Registry(postgres_url, patience=1.0)
+    slow = text("SELECT pg_sleep(2)")
+    with waiting.unhurried(), registry.engine.begin() as connection:
+        connection.execute(slow)
+    with pytest.raises(engine.Away), registry.engine.begin() as connection:
+        connection.execute(slow)
+    registry.close()

@@ -178,6 +178,17 @@ def test_no_error_shows_a_key_that_stands_where_a_user_belongs(folder: Path, uri
     assert "a-key" not in sentence()
 
 
+def test_no_error_shows_a_key_in_a_buckets_address(folder: Path) -> None:
+    written(folder, 'home = "s3://AKIA:a-key@bucket/rmvdb"')
+    assert "home must not carry keys; give them as AWS_ACCESS_KEY_ID" in sentence()
+    assert "a-key" not in sentence()
+
+
+def test_a_path_that_cannot_be_looked_at_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be looked at: File name too long; correct the rights"):
+        config.load(folder / ("x" * 5000))
+
+
 def test_the_flag_file_lies_beside_the_settings(folder: Path) -> None:
     assert config.load(written(folder, "")).throttle.flag is None
     assert config.load(written(folder, '[throttle]\nflag = "ops/hold"')).throttle.flag == folder / "ops" / "hold"

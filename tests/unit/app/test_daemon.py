@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from rmvdb import errors
 from rmvdb.app.daemon import Scheduler
 from rmvdb.app.window import Window
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -17,10 +20,11 @@ from rmvdb.app.window import Window
     [
         (errors.Quarantined("1 record is quarantined"), "1 record is quarantined"),
         (PermissionError(13, "Permission denied", "cache"), "PermissionError: [Errno 13] Permission denied: 'cache'"),
+        (SystemExit("run download.sh"), "SystemExit: run download.sh"),
     ],
 )
 def test_a_gallery_that_cannot_go_on_keeps_no_worker_from_the_others(
-    monkeypatch: pytest.MonkeyPatch, trouble: Exception, saying: str
+    monkeypatch: pytest.MonkeyPatch, trouble: BaseException, saying: str
 ) -> None:
     said, worked = list[str](), list[str]()
     app = SimpleNamespace(worker=lambda: None)
@@ -101,3 +105,34 @@ def test_a_step_that_keeps_failing_is_tried_ever_more_seldom(
     scheduler._put_off("a", 1, trouble)
     clock[0] += 5.1
     assert scheduler._is_due("a", 1)
+
+
+@pytest.mark.parametrize("step", [-3600.0, 30 * 365.25 * 86400])
+def test_a_worker_goes_on_though_the_time_of_day_is_set(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    """An hour back it stood still for an hour; 30 years forward it made a list of a billion steps."""
+    registry = SimpleNamespace(retire_worker=lambda name: None)
+    app = SimpleNamespace(worker=lambda: SimpleNamespace(resting="", name="w"), registry=registry)
+    scheduler = Scheduler(app, galleries=(), window=Window(None), say=lambda _: None)  # type: ignore[arg-type]
+    ahead, steps, stop = [0.0], list[float](), threading.Event()
+    monkeypatch.setattr(scheduler, "_step", lambda: steps.append(time.monotonic()))
+    monkeypatch.setattr(scheduler, "_look", lambda: None)
+
+    class Shifted(dt.datetime):
+        @classmethod
+        def now(cls, tz: dt.tzinfo | None = None) -> dt.datetime:  # type: ignore[override]
+            return dt.datetime.now(tz) + dt.timedelta(seconds=ahead[0])
+
+    monkeypatch.setattr("apscheduler.schedulers.base.datetime", Shifted)
+    monkeypatch.setattr("apscheduler.schedulers.blocking.datetime", Shifted, raising=False)
+    monkeypatch.setattr("rmvdb.app.daemon.dt", SimpleNamespace(datetime=Shifted, UTC=dt.UTC, timedelta=dt.timedelta))
+    shifted = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + ahead[0])
+    monkeypatch.setattr("rmvdb.app.daemon.time", shifted)
+    thread = threading.Thread(target=scheduler.run, args=[stop])
+    thread.start()
+    try:
+        wait_until(lambda: len(steps) >= 2)
+        ahead[0], before = step, len(steps)
+        wait_until(lambda: len(steps) >= before + 2, seconds=20.0)
+    finally:
+        stop.set()
+        thread.join()

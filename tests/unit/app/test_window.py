@@ -81,3 +81,13 @@ def test_a_window_keeps_to_the_clock_on_the_wall_on_the_days_when_it_is_set(
     passed = [midnight + dt.timedelta(minutes=minutes) for minutes in range(5, 720, 10)]
     expected = [now for now in passed if midnight + dt.timedelta(hours=hours[0]) < now < midnight + dt.timedelta(hours=hours[1])]
     assert [now for now in passed if window.is_open(now.astimezone(zone))] == expected
+
+
+def test_a_machine_whose_time_zone_cannot_be_read_needs_one_for_a_window_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> ZoneInfo:
+        raise KeyError("CET-1CEST,M3.5.0,M10.5.0/3")
+
+    monkeypatch.setattr("rmvdb.app.window.get_localzone", unknown)
+    assert Window(None).is_open()
+    with pytest.raises(errors.UsageError, match="set TZ to a name such as Europe/Berlin"):
+        Window("0 1-6 * * *")

@@ -19,7 +19,7 @@ from rmvdb.engines.filters import INT64_BOUNDS, LITE_2, LITE_3, MILVUS, MILVUS_2
 from rmvdb.engines.filters import parse as tree_of
 from rmvdb.engines.filters.evaluate import pieces
 from rmvdb.errors import FilterError, UsageError
-from rmvdb.types import IdType, Metric, Schema
+from rmvdb.types import Field, IdType, Metric, Schema
 from tests.support import filtering
 from tests.support.spelled import spelled
 
@@ -405,3 +405,23 @@ def test_a_word_without_end_is_not_repeated_whole() -> None:
     with pytest.raises(FilterError) as caught:
         parse("x" * 100_000 + " = 1")
     assert len(str(caught.value)) < 1_200
+
+
+@pytest.mark.parametrize(("text", "value"), [("n == 2 ** 3 ** 2", 64), ("n == 2 ** -1", 0.5), ("n == -2 ** 2", -4)])
+def test_powers_are_taken_from_the_left_as_milvus_does(text: str, value: float) -> None:
+    assert tree_of(text) == tree_of(f"n == {value}")
+
+
+@pytest.mark.parametrize("key", ['a"b', "a\\b", "x][y"])
+@pytest.mark.parametrize("dialect", [MILVUS, MILVUS_2_3, LITE_2, LITE_3])
+def test_a_key_that_engines_read_otherwise_is_tested_here(key: str, dialect: filters.Dialect) -> None:
+    """They take no escape off it, and cut at `][`: `!=` would hold for every record."""
+    sent = filters.for_engine(f"$meta[{literal(key)}] != 1", OPEN, dialect)
+    assert sent.test is not None
+    assert (sent.test({key: 2}), sent.test({key: 1})) == (True, False)
+
+
+def test_a_number_that_a_float_does_not_tell_from_zero_divides_nothing() -> None:
+    share = Field(name="share", type="FLOAT")
+    with pytest.raises(FilterError, match="nothing can be divided by zero"):
+        filters.read("share / 1e-60 == 1", replace(OPEN, fields=(share,)))

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from rmvdb.errors import ItemError, ModelError
 from rmvdb.items.check import CheckedEmbedder, embed_checked, scored
-from rmvdb.types import Item, Vectors
+from rmvdb.items.query_embedder import QueryEmbedder
+from rmvdb.types import Item, Metric, Vectors
 from tests.support.embedders import Gives, Words
 
 
@@ -250,3 +251,28 @@ def test_a_classifier_gives_a_probability_of_each_class(found, saying):
 def test_rounding_does_not_make_a_classifier_a_bad_one():
     found = np.array([[1.00001, -1e-6], [0.5, 0.5]])
     np.testing.assert_allclose(scored(Scores(found), np.zeros((2, 3), np.float32)), found, rtol=1e-6)
+
+
+def test_a_vector_without_a_direction_fails_beside_one_that_is_not_a_number() -> None:
+    of = {"nan": np.full(3, np.nan), "zero": np.zeros(3), "good": np.ones(3)}
+    embedder = Gives(lambda items: np.stack([of[str(item)] for item in items]))
+    _, failed = embed_checked(embedder, list(of), 3, metric=Metric.COSINE)
+    assert list(failed) == [0, 1]
+
+
+@pytest.mark.parametrize("odd", [None, [1.0, 2.0]])
+def test_one_odd_query_of_several_is_that_querys_fault(odd: object) -> None:
+    class Asked(Words):
+        def embed_queries(self, items: Sequence[Item]) -> Any:
+            return [odd if item == "odd" else [float(len(str(item))), 1.0, 0.0] for item in items]
+
+    vectors, failed = embed_checked(QueryEmbedder(Asked(), dim=3), ["a", "odd", "ccc"], 3)
+    assert list(failed) == [1]
+    assert vectors[[0, 2], 0].tolist() == [1, 3]
+
+
+def test_a_list_of_tensors_that_need_gradients_is_the_models_fault() -> None:
+    rows = Gives(lambda items: [torch.ones(3, requires_grad=True) for _ in items])
+    vectors, failed = embed_checked(rows, ["a", "b"], 3)
+    assert failed == {}
+    assert vectors.tolist() == [[1, 1, 1]] * 2

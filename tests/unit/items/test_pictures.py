@@ -37,6 +37,28 @@ def test_pictures_of_all_kinds_become_rgb() -> None:
     assert read_image(np.zeros((2, 3), np.uint8), mode="L").mode == "L"
 
 
+@pytest.mark.parametrize(("kind", "order"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2")])
+def test_a_grey_picture_of_16_bits_keeps_its_levels(kind: str, order: str) -> None:
+    """Pillow alone makes everything above 255 white."""
+    ramp = (np.arange(256, dtype=np.uint16) << 8).reshape(16, 16)
+    file = io.BytesIO()
+    Image.fromarray(ramp.astype(order)).save(file, kind)
+    assert np.array_equal(np.asarray(read_image(file.getvalue(), mode="L")), ramp >> 8)
+
+
+def test_a_grey_array_may_have_a_channel_of_its_own() -> None:
+    grey = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    assert np.array_equal(np.asarray(read_image(grey[..., None], mode="L")), grey)
+
+
+def test_a_pillow_that_lacks_a_format_reads_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.init()
+    monkeypatch.delitem(Image.OPEN, "AVIF")
+    file = io.BytesIO()
+    Image.new("L", (3, 2)).save(file, "BMP")
+    assert read_image(file.getvalue()).size == (3, 2)
+
+
 @pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n broken", None])
 def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "7.jpg"

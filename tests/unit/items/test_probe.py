@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from rmvdb.catalog.versions import probe
+from rmvdb.catalog.versions import check_model, probe
 from rmvdb.errors import ModelError
 from rmvdb.items.check import CheckedEmbedder
 from rmvdb.items.fingerprint import fingerprint
 from rmvdb.items.kinds import KINDS
 from rmvdb.items.probe import probe_vectors, same_model
 from rmvdb.items.torch import TorchEmbedder
+from rmvdb.registry.tables import VersionRow
 from rmvdb.types import Item, Vectors
 from tests.support.embedders import Gives, Words, pixels, small_net
 
@@ -106,3 +107,36 @@ def test_an_embedder_that_fails_on_its_own_kind_is_broken() -> None:
 
     with pytest.raises(ModelError, match="fails for 3 of 4 text probes: ValueError: too long; fix the embedder"):
         probe_vectors(Gives(only_short), dim=2, kind="text")
+
+
+def test_the_dimension_of_tensors_that_need_gradients_is_found() -> None:
+    class Trains(Words):
+        def embed(self, items: Sequence[Item]) -> torch.Tensor:  # type: ignore[override]
+            return torch.tensor(super().embed(items), requires_grad=True)
+
+    kind, vectors, _ = probe(Trains(), kind=None)
+    assert kind == "text"
+    assert vectors is not None
+    assert vectors.shape[1] == 3
+
+
+def test_a_model_that_loads_its_weights_on_first_use_is_the_registered_one() -> None:
+    class Lazy(Words):
+        model: torch.nn.Module | None = None
+
+        def __init__(self, seed: int = 0) -> None:
+            super().__init__()
+            self.seed = seed
+
+        def embed(self, items: Sequence[Item]) -> Vectors:
+            self.model = self.model or small_net(seed=self.seed)
+            return super().embed(items)
+
+    first = Lazy()
+    vectors = probe_vectors(first, dim=3, kind="text")
+    row = VersionRow(
+        name="lazy", dim=3, fingerprint=fingerprint(first), probes=vectors.tobytes(), probe_kind="text", query_probes=None
+    )
+    assert check_model(row, Lazy())
+    with pytest.raises(ModelError, match="The weights of model version 'lazy' are not the registered ones"):
+        check_model(row, Lazy(seed=1))

@@ -214,3 +214,17 @@ def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(ConfigError, match=r"pip install 'rmvdb\[s3\]'"):
         Bucket("s3://any/home", patience=1.0)
+
+
+def test_an_archive_that_was_moved_behind_a_link_is_away_and_not_damaged(tmp_path: Path) -> None:
+    """An operator moves a gallery's archive to another disk. Its files are whole: nothing is to be made again."""
+    folder = LocalFolder(tmp_path / "archive")
+    archive = Archive(folder)
+    file = archive.write("photos", "1", "c", "1-1", records=RECORDS, made=RECORDS)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "archive" / "photos").rename(tmp_path / "disk" / "photos")
+    (tmp_path / "archive" / "photos").symlink_to(tmp_path / "disk" / "photos")
+    with pytest.raises(ArtifactError, match=r"leads out of .* by a link; let that whole folder be a link"):
+        archive.found(file)
+    with pytest.raises(ArtifactError, match="by a link"):
+        folder.write("photos/1/c/2-1.parquet", b"x")
