@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select, true, update
+from sqlalchemy import ColumnElement, and_, bindparam, delete, exists, func, or_, select, true, update
 from sqlalchemy.orm import Session, aliased
 
 from rmvdb.errors import Mismatch
@@ -32,6 +32,9 @@ class Opened:
     upgrade: int | None
     #: The name of this write.
     client: str
+    #: The gallery's number, and the keys of the records.
+    gallery: int
+    records: tuple[str, ...]
 
 
 class Intents(Database):
@@ -77,7 +80,8 @@ class Intents(Database):
         ]
         s.add_all(made)
         s.flush()
-        return Opened(plan=plan, intents=tuple(each.id for each in made), upgrade=upgrade, client=client)
+        intents, records = tuple(each.id for each in made), tuple(each.record for each in made)
+        return Opened(plan=plan, intents=intents, upgrade=upgrade, client=client, gallery=row.id, records=records)
 
     @transaction
     def close_intents(self, s: Session, /, opened: Opened, sketches: Mapping[int, bytes] | None = None) -> bool:
@@ -204,13 +208,13 @@ def _superseded_by(opened: Opened) -> ColumnElement[bool]:
     A conductor's write supersedes only conductors' ones, because the last write by a client counts, too.
     """
     own = aliased(IntentRow)
-    mine = and_(own.id.in_(opened.intents), own.client == opened.client, own.done)
     before = and_(
-        IntentRow.gallery_id.in_(select(own.gallery_id).where(mine)),
-        IntentRow.record.in_(select(own.record).where(mine)),
+        IntentRow.gallery_id == opened.gallery,
+        IntentRow.record.in_(opened.records),
         IntentRow.upgrade_id == opened.upgrade,
         IntentRow.done,
         IntentRow.id < min(opened.intents),
+        exists().where(own.id.in_(opened.intents), own.client == opened.client, own.done),
     )
     return and_(before, IntentRow.client.startswith(CONDUCTOR)) if opened.client.startswith(CONDUCTOR) else before
 

@@ -92,3 +92,12 @@ def test_a_source_can_be_changed(registry: Registry, gallery: GalleryRow) -> Non
     registry.set_source("photos", "sources:folder")
 
     assert registry.gallery("photos").source == "sources:folder"
+
+
+def test_a_collection_has_one_gallery(registry: Registry, gallery: GalleryRow) -> None:
+    """Two upgrades may have been given one name for their new collections at the same time."""
+    other = add_gallery(registry, "other", schema=shape("other_1"))
+    for _ in range(2):  # the first answer may be lost
+        registry.add_collection(gallery.id, model="v1", schema=shape("new"), search={})
+    with pytest.raises(AlreadyExists, match="Another gallery has collection 'new' by now"):
+        registry.add_collection(other.id, model="v1", schema=shape("new"), search={})

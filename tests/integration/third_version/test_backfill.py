@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from rmvdb.learning.method import Method
+from rmvdb.planning.orders.table import Known, make_order
 from rmvdb.planning.question import Question
 from rmvdb.registry.codec import pack_ids, unpack_ids
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import Id, Record
+from rmvdb.upgrade import plan_step
 from tests.support.inprocess import Crash, Gallery, die_and_drive_again, drive, make, vector
 from tests.support.third_version import V1, V2, go_half_way, listed, searching, write
 
@@ -170,3 +172,11 @@ def test_a_plan_measures_on_nothing_that_was_trained_on_before(tmp_path: Path) -
     assert plan.prediction["trained"] == len(trained)
     assert plan.prediction["held_out"] + plan.prediction["evaluated"] == 150 - len(trained) + 60  # and as many of v1's 100
     gallery.registry.close()
+
+
+def test_an_order_that_learns_nothing_from_a_collection_is_random_there(gallery: Gallery) -> None:
+    """Its records may lack the label that newer ones have, and the upgrade is deployed by then."""
+    question = Question(gallery="texts", from_version="v1", to_version="v3", labels="category", order="centroid")
+    leg = gallery.registry.plan("texts").legs[-1]
+    order = plan_step.planner(gallery.conductor()).order(question, leg, None, "centroid")
+    assert type(order) is type(make_order("random", [], Known(metric=leg.metric)))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rmvdb.backfill.task import Task
 from rmvdb.learning.method import Method
 from rmvdb.planning.question import Question
-from rmvdb.types import Id, Phase, Record
+from rmvdb.registry.upgrade_plan import EpochName
+from rmvdb.types import Blend, Id, Phase, Record
 from rmvdb.upgrade import change_epoch
 from tests.support.inprocess import Crash, Gallery, drive, vector
 from tests.support.lost import lose, rebuilding
@@ -36,6 +39,8 @@ def test_lost_under_a_third_version_the_upgrade_before_it_can_go_on_to_its_end(g
         gallery.upgrade = copying.begin(question, copying.plan(question), gallery.worker())
     lose(gallery)
     rebuilding(gallery).run()
+    if deployed:  # its list is made again, so that its order and its share hold if it goes on
+        assert not gallery.registry.upgrade(first.id).listed
     with gallery.client() as client:
         write(gallery, client, 7, 27, 90)
     conductor, now = gallery.conductor(), gallery.registry.active_upgrade(first.gallery_id)
@@ -241,3 +246,19 @@ def test_an_upgrade_that_goes_on_is_known_to_have_got_no_further_until_it_has(
     assert row.phase == Phase.CUT_OVER
     assert gallery.registry.since_given_up(first.gallery_id)
     assert gallery.conductor().drop_given_up() == [third.new_collection]
+
+
+def test_a_way_back_to_a_plan_whose_blend_needs_a_model_that_is_gone_leaves_the_blend_out(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no client could serve that plan, and the roll back would never end."""
+    gallery.supersede()
+    plan = gallery.upgrade.plan
+    first, *older = plan.legs(EpochName.BEFORE)
+    blended = [replace(leg, blend=Blend(embedder="v1", weight=0.5)) for leg in older]
+    gallery.registry.set_upgrade(gallery.upgrade.id, plan=plan.with_epoch(EpochName.BEFORE, (first, *blended)))
+    conductor = gallery.conductor()
+    monkeypatch.setattr(conductor, "can_load", lambda version: version != "v1")
+    back = conductor.roll_back(gallery.registry.upgrade(gallery.upgrade.id))
+    assert back is not None
+    assert [leg.blend for leg in back.plan.legs(EpochName.FINAL)] == [None, None]
