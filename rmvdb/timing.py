@@ -1,18 +1,55 @@
-"""Elapsed time by this machine's clocks, of which only differences mean anything, and the calls under way."""
+"""Elapsed time by this machine's clocks, of which only differences mean anything; the calls under way; locks of a process."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-
-from rmvdb.locks import ProcessLock
+from typing import Any
+from weakref import WeakSet
 
 #: Seconds that a write may take after its announcement. Defined here, so that reading settings needs no slow import.
 WRITE_LASTS = 30.0
+
+
+# --- locks ------------------------------------------------------------------------------------------------------------
+
+_all: WeakSet[ProcessLock] = WeakSet()
+
+
+class ProcessLock:
+    """A lock that a forked child finds free: `with name.now:` holds the lock of this process.
+
+    A thread of the parent may hold it for minutes, as one that loads a model does. The child has no such thread, so nobody would
+    release it there.
+
+    `make`: `threading.Lock` or `threading.RLock`.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]] = threading.Lock) -> None:
+        self._make = make
+        self.renew()
+        _all.add(self)
+
+    def renew(self) -> None:
+        """Make it anew. A block that holds the former one releases that."""
+        self.now = self._make()
+
+
+def _in_child() -> None:
+    for each in list(_all):
+        each.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+# --- clocks -----------------------------------------------------------------------------------------------------------
 
 
 def counted() -> float:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from rmvdb.errors import ConfigError, RmvdbError, UsageError
-from rmvdb.locks import ProcessLock
+from rmvdb.timing import ProcessLock
 
 _OBJECT = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<name>\w+(\.\w+)*)")
 #: If two threads empty the importers' caches at the same time, one fails (KeyError).

@@ -213,7 +213,7 @@ def _superseded_by(opened: Opened) -> ColumnElement[bool]:
         IntentRow.record.in_(opened.records),
         IntentRow.upgrade_id == opened.upgrade,
         IntentRow.done,
-        IntentRow.id < min(opened.intents),
+        IntentRow.id < min(opened.intents, default=0),
         exists().where(own.id.in_(opened.intents), own.client == opened.client, own.done),
     )
     return and_(before, IntentRow.client.startswith(CONDUCTOR)) if opened.client.startswith(CONDUCTOR) else before

@@ -16,13 +16,13 @@ from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
 from rmvdb.errors import SchemaOutdated, UnknownName, UsageError
-from rmvdb.locks import ProcessLock
 from rmvdb.registry.engine import parsed_url, unwritable
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.session import outdated, transaction
 from rmvdb.registry.tables import REVISION_TABLE
 from rmvdb.registry.waiting import unhurried
 from rmvdb.text import without_password
+from rmvdb.timing import ProcessLock
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,9 @@ from rmvdb.canonical.vectors import unrankable
 from rmvdb.items.check import CheckedEmbedder, embed_checked
 from rmvdb.items.kinds import REQUIRED
 from rmvdb.items.query_embedder import QueryEmbedder
-from rmvdb.locks import ProcessLock
 from rmvdb.protocols import Embedder
 from rmvdb.serving.blend import blended
-from rmvdb.timing import uptime
+from rmvdb.timing import ProcessLock, uptime
 from rmvdb.types import Item, Leg, ServingPlan, Vectors
 
 if TYPE_CHECKING:

@@ -125,7 +125,8 @@ def inside(folder: Path, relative: str) -> Path:
         raise ArtifactError(f"{relative!r} is not a file in {folder}; the registry and that folder do not belong together")
     if not path.resolve().is_relative_to(folder.resolve()):  # the file may be whole
         way_out = "let that whole folder be a link, or put the files into it"
-        raise ArtifactError(f"{relative!r} leads out of {folder} by a link; {way_out}") from PermissionError(relative)
+        sentence = f"{relative!r} is not a file in {folder}: it leads out by a link"
+        raise ArtifactError(f"{sentence}; {way_out}") from PermissionError(relative)
     return path
 
 

@@ -90,7 +90,7 @@ def test_real_queries_are_shown_given_to_a_plan_and_removed(project: Project, ca
     with project.opened() as app:
         assert sorted(map(str, items)) == sorted(str(each.item) for each in plan_step.kept_queries(app.conductor("things")))
 
-    assert "Nothing was removed; run rmvdb queries clear --yes" in project.run("queries", "clear", code=2).stderr
+    assert "Nothing was removed; run the same command with --yes" in project.run("queries", "clear", code=2).stderr
     assert project.json("queries", "clear", "--yes") == {"gallery": "things", "removed": 32}
     assert project.json("status")["kept_queries"] == 0
     assert project.ask("queries", "export").stdout == ""

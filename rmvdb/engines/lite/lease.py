@@ -17,7 +17,7 @@ from typing import IO
 from rmvdb.engines.lite.files import beside, error_of, open_private, serves, usable
 from rmvdb.engines.lite.locks import RELEASE, START, lock, unlocked_after
 from rmvdb.errors import EngineUnavailable
-from rmvdb.locks import ProcessLock
+from rmvdb.timing import ProcessLock
 
 #: Seconds without any user after which the owner ends.
 IDLE = 60.0

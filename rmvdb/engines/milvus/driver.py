@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rmvdb.locks import ProcessLock
+from rmvdb.timing import ProcessLock
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient as MilvusClient

@@ -224,7 +224,7 @@ def test_an_archive_that_was_moved_behind_a_link_is_away_and_not_damaged(tmp_pat
     (tmp_path / "disk").mkdir()
     (tmp_path / "archive" / "photos").rename(tmp_path / "disk" / "photos")
     (tmp_path / "archive" / "photos").symlink_to(tmp_path / "disk" / "photos")
-    with pytest.raises(ArtifactError, match=r"leads out of .* by a link; let that whole folder be a link"):
+    with pytest.raises(ArtifactError, match=r"it leads out by a link; let that whole folder be a link"):
         archive.found(file)
     with pytest.raises(ArtifactError, match="by a link"):
         folder.write("photos/1/c/2-1.parquet", b"x")
