@@ -42,15 +42,6 @@ def put(gallery: Gallery, id: int, text: str, n: int = 0) -> None:
     gallery.store.upsert(OLD, [Record(id=id, vector=vector("v1", text), fields={"n": n})])
 
 
-def repaired(gallery: Gallery) -> tuple[Lost, list[str]]:
-    said: list[str] = []
-    conductor = gallery.conductor()
-    conductor.say = said.append
-    lost = conductor.lost(row(gallery))
-    conductor.repair(row(gallery), lost, gallery.worker())
-    return lost, said
-
-
 def cut_over(gallery: Gallery) -> None:
     assert gallery.conductor().advance(row(gallery), gallery.worker()).phase == Phase.CUT_OVER
 
@@ -64,7 +55,7 @@ def losing_three(gallery: Gallery) -> None:
 
 def test_a_lost_record_whose_item_is_gone_is_findable_in_the_old_collection_and_stops_the_cut_over(gallery: Gallery) -> None:
     losing_three(gallery)
-    _, said = repaired(gallery)
+    _, said = gallery.repaired()
     assert aside(gallery) == {"3"}
     assert gallery.held()["old"][3].fields == {"n": 0}
     assert "1 record is quarantined, such as '3' (the source has no item of this id); rmvdb quarantine list" in said[-1]
@@ -94,9 +85,9 @@ def test_killed_before_it_is_set_aside_it_is_set_aside_by_the_next_worker(galler
 
 def test_a_repair_tries_a_quarantined_record_again_and_takes_it_out_of_quarantine(gallery: Gallery) -> None:
     losing_three(gallery)
-    repaired(gallery)
+    gallery.repaired()
     gallery.source.of[3] = "t3"
-    lost, _ = repaired(gallery)
+    lost, _ = gallery.repaired()
     assert list(lost.in_old.values()) == [[3]]
     assert aside(gallery) == set()
     cut_over(gallery)
@@ -105,10 +96,10 @@ def test_a_repair_tries_a_quarantined_record_again_and_takes_it_out_of_quarantin
 
 def test_a_record_in_the_archive_alone_leaves_the_quarantine_as_it_is_put_back(gallery: Gallery) -> None:
     losing_three(gallery)
-    repaired(gallery)
+    gallery.repaired()
     gallery.store.delete(OLD, [3])
     gallery.source.of[3] = "t3"
-    lost, _ = repaired(gallery)
+    lost, _ = gallery.repaired()
     assert list(lost.archived.values()) == [[3]]
     assert aside(gallery) == set()
     assert 3 in gallery.held()["new"]
@@ -117,15 +108,15 @@ def test_a_record_in_the_archive_alone_leaves_the_quarantine_as_it_is_put_back(g
 def test_a_late_record_without_an_item_is_named_by_clean_up_and_moved_once_its_item_is_there(gallery: Gallery) -> None:
     cut_over(gallery)
     put(gallery, 77, "late")
-    repaired(gallery)
+    gallery.repaired()
     for _ in range(2):
         with pytest.raises(WrongPhase, match="some are quarantined: correct their items and run rmvdb verify"):
             gallery.conductor().clean_up(row(gallery))
-        lost, said = repaired(gallery)
+        lost, said = gallery.repaired()
         assert lost.late == [77]
         assert "1 record is quarantined, such as '77'" in said[-1]
     gallery.source.of[77] = "late"
-    repaired(gallery)
+    gallery.repaired()
     assert (aside(gallery), 77 in gallery.held()["new"]) == (set(), True)
     gallery.conductor().clean_up(row(gallery))
 

@@ -46,16 +46,6 @@ def ids(by_batch: dict[int, list[Id]]) -> list[Id]:
     return sorted(id for some in by_batch.values() for id in some)
 
 
-def repaired(gallery: Gallery) -> tuple[Lost, list[str]]:
-    """Repair. Return the lost records and the repair's lines."""
-    said: list[str] = []
-    conductor = gallery.conductor()
-    conductor.say = said.append
-    lost = conductor.lost(row(gallery))
-    conductor.repair(row(gallery), lost, gallery.worker())
-    return lost, said
-
-
 def expect_whole(gallery: Gallery) -> None:
     """Expect that nothing is lost any more, and that the upgrade ends."""
     assert gallery.verify().problems == 0
@@ -71,7 +61,7 @@ def test_a_record_that_an_old_collection_holds_is_moved_again_from_there(gallery
     gallery.store.delete(NEW, [3, 4])
     if archive == "damaged":
         lose_the_archive(gallery)
-    lost, said = repaired(gallery)
+    lost, said = gallery.repaired()
     assert ids(lost.in_old) == [3, 4]
     assert (lost.archived, lost.in_source, lost.for_good) == ({}, [], [])
     assert "2 records were moved and lost since; putting back from the old collection" in said
@@ -96,7 +86,7 @@ def test_a_collection_that_is_gone_is_made_again_and_what_was_moved_there_put_ba
     assert conductor.gone(row(gallery)) == [NEW]
     conductor.make_again(row(gallery))
     assert conductor.gone(row(gallery)) == []
-    lost, _ = repaired(gallery)
+    lost, _ = gallery.repaired()
     assert len(ids(lost.in_old if engine == "went back" else lost.archived)) == 20
     expect_whole(gallery)
     gallery.registry.close()
@@ -106,7 +96,7 @@ def test_a_record_of_which_only_the_item_is_left_is_restored_without_fields_and_
     gallery.store.delete(NEW, [3, 4])
     lose_the_archive(gallery)
     del gallery.source.of[4]
-    lost, said = repaired(gallery)
+    lost, said = gallery.repaired()
     assert (lost.in_source, lost.for_good) == ([3], [4])
     assert "1 record was restored from the source, without the fields that nothing holds any more: 3" in said
     held = gallery.held()["new"]
@@ -118,7 +108,7 @@ def test_a_record_of_which_only_the_item_is_left_is_restored_without_fields_and_
 def test_a_restored_item_counts_as_a_write_that_verification_believes(gallery: Gallery) -> None:
     gallery.store.delete(NEW, [3])
     lose_the_archive(gallery)
-    repaired(gallery)
+    gallery.repaired()
     expect_whole(gallery)
 
 
@@ -129,7 +119,7 @@ def test_a_write_of_a_client_that_the_engine_has_lost_is_restored_and_not_taken_
         client.upsert([{"id": id, "item": item, "n": id} for id, item in ((3, "newer"), (77, "inserted"), (78, "forgotten"))])
         client.delete([5])
     gallery.store.delete(NEW, [3, 77, 78])
-    lost, said = repaired(gallery)
+    lost, said = gallery.repaired()
     assert (lost.in_source, lost.unexplained.absent) == ([3, 77], [78])
     assert "1 record that rmvdb wrote is in no collection, and taken for deleted: 78" in said
     assert gallery.held()["new"][3].vector == pytest.approx(vector("v2", "newer"), abs=1e-6)
@@ -143,7 +133,7 @@ def test_a_moved_record_whose_only_write_the_registry_has_forgotten_is_kept_as_i
         client.upsert([{"id": 3, "item": "newer", "n": 333}])
     with gallery.registry.engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM intents")
-    lost, said = repaired(gallery)
+    lost, said = gallery.repaired()
     assert lost.unexplained.changed == [3]
     assert "1 record differs from what rmvdb last wrote, and the difference is kept: 3" in said
     assert gallery.held()["new"][3].fields["n"] == 333
@@ -168,7 +158,7 @@ def test_a_broken_item_keeps_no_other_record_from_being_restored(gallery: Galler
     gallery.store.delete(NEW, [3, 4, 5])
     lose_the_archive(gallery)
     gallery.source.of[4] = "broken"
-    lost, said = repaired(gallery)
+    lost, said = gallery.repaired()
     assert sorted(map(int, lost.in_source)) == [3, 4, 5]
     assert any(each.startswith("record 4 is still lost: ") for each in said)
     assert gallery.held()["new"].keys() == gallery.source.of.keys() - {4}
@@ -209,7 +199,7 @@ def test_a_collection_that_takes_no_record_without_fields_gets_none(gallery: Gal
     object.__setattr__(shape, "fields", (Field(name="n", type="INT64"),))
     gallery.store.delete(NEW, [3])
     lose_the_archive(gallery)
-    lost, _ = repaired(gallery)
+    lost, _ = gallery.repaired()
     assert (lost.in_source, lost.for_good) == ([], [3])
 
 
@@ -226,7 +216,7 @@ def test_a_record_that_only_the_original_holds_comes_from_there(
     moved = sorted(map(int, unpack_ids(batch.ids)))[:2]
     gallery.store.delete(gallery.upgrade.new_collection, moved)
     lose_the_archive(gallery)
-    lost, said = repaired(gallery)
+    lost, said = gallery.repaired()
     assert sorted(map(int, lost.in_original)) == moved
     assert "2 records were moved and lost since; putting back from the original" in said
     held = gallery.records(gallery.upgrade.new_collection)
@@ -248,7 +238,7 @@ def test_records_that_an_engine_which_went_back_holds_twice_are_moved_again_and_
 
     with pytest.raises(WrongPhase, match="3 records came into 'texts_v1' after cut-over; rmvdb verify --repair moves them, then"):
         gallery.conductor().clean_up(row(gallery))
-    lost, said = repaired(gallery)
+    lost, said = gallery.repaired()
     assert lost == Lost(late=[3, 4, 9])
     assert "3 records came into texts_v1 since the cut-over, and will be moved, too" in said
     assert {id: gallery.held()["new"][id].fields for id in (3, 4)} == {3: {"n": 30}, 4: {"n": 4}}
@@ -284,7 +274,7 @@ def test_late_records_come_in_batches_of_the_usual_size(gallery: Gallery) -> Non
     gallery.source.of.update(texts)
     gallery.store.upsert(OLD, [Record(id=id, vector=vector("v1", text), fields={"n": id}) for id, text in texts.items()])
     before = gallery.registry.batches(gallery.upgrade.id)[-1].id
-    lost, _ = repaired(gallery)
+    lost, _ = gallery.repaired()
     assert sorted(lost.late) == sorted(texts)
     made = gallery.registry.batches(gallery.upgrade.id, after=before)
     assert [len(unpack_ids(batch.ids)) for batch in made] == [10, 10, 10, 5]
@@ -300,7 +290,7 @@ def test_a_repair_that_is_stopped_says_so_and_does_not_go_on_to_verify(gallery: 
     with pytest.raises(Stopped):
         conductor.repair(row(gallery), lost, gallery.worker())
     gallery.store.before = lambda *_: None
-    repaired(gallery)
+    gallery.repaired()
     expect_whole(gallery)
 
 

@@ -33,6 +33,7 @@ from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import BatchState, Hit, Id, IdType, Index, Item, Leg, Metric, Phase, Record, Schema, Vectors
 from rmvdb.upgrade.context import Services
+from rmvdb.upgrade.lost import Lost
 from rmvdb.upgrade.report import VerifyReport
 from rmvdb.upgrade.run import Conductor
 from tests.support.migrated import migrate
@@ -151,6 +152,15 @@ class Gallery:
     def verify(self) -> VerifyReport:
         """Compare the new collection."""
         return self.conductor().verify(self.registry.upgrade(self.upgrade.id))
+
+    def repaired(self) -> tuple[Lost, list[str]]:
+        """Repair. Return the lost records and the repair's lines."""
+        said: list[str] = []
+        conductor, row = self.conductor(), self.registry.upgrade(self.upgrade.id)
+        conductor.say = said.append  # type: ignore[method-assign]
+        lost = conductor.lost(row)
+        conductor.repair(row, lost, self.worker())
+        return lost, said
 
     def held(self) -> dict[str, dict[Id, Record]]:
         """Return the records of both collections, by "old" and "new"."""
