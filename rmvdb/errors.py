@@ -282,6 +282,11 @@ class ItemError(RmvdbError):
     Remedy: Correct the item, then run `rmvdb quarantine retry`, or write the record again.
     """
 
+    def __init__(self, message: str, *, at: int | None = None, reason: str = "") -> None:
+        """`at`: the place of the item among several. `reason`: why it cannot be embedded."""
+        super().__init__(message)
+        self.at, self.reason = at, reason
+
 
 class ArtifactError(RmvdbError):
     """An artifact file is missing or altered.

@@ -197,9 +197,9 @@ class VectorStore(Protocol):
 class Embedder(Protocol):
     """Turns items into vectors.
 
-    An embedder of which queries are no records has a method `embed_queries(items)` beside `embed(items)`, of the same form and
-    into the same space. Searches, judged queries and logged queries use it. Stored records never do. An embedder without it
-    embeds queries as records.
+    An embedder that embeds queries in another way than records has a method `embed_queries(items)` beside `embed(items)`, of the
+    same form and into the same space. Searches, judged queries and logged queries use it. Stored records never do. An embedder
+    without it embeds queries as records.
     """
 
     def embed(self, items: Sequence[Item]) -> Vectors:

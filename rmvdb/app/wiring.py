@@ -15,7 +15,7 @@ from rmvdb import errors
 from rmvdb.app import config, config_file
 from rmvdb.app.settings import ProjectSettings
 from rmvdb.items import sources
-from rmvdb.items.objects import Allowed, look_in
+from rmvdb.items.objects import Allowed, leave_out, look_in
 from rmvdb.registry import manifest
 from rmvdb.registry.registry import Registry
 from rmvdb.storage import files, ownership
@@ -420,4 +420,8 @@ class App:
 def load(path: Path | None = None, *, trust: bool = False, how: str = "trust=True") -> App:
     """Return the app of the configuration at `path`, of RMVDB_CONFIG, or of the nearest rmvdb.toml. `trust` accepts one that
     other users may change. `how` says how this caller is told to trust."""
-    return App(config.load(path, trust=trust, how=how), file=config_file.find(path))
+    settings, file = config.load(path, trust=trust, how=how), config_file.find(path)
+    for folder in (Path.cwd(), file.parent if file else Path.cwd()):  # /tmp passes for rmvdb.toml, not for modules
+        if ownership.is_shared(folder) and not (trust or ownership.is_trusted(folder)):
+            leave_out(folder)
+    return App(settings, file=file)

@@ -109,7 +109,7 @@ class Copying(NewVectors):
         return [Record(id=id, fields=record.fields) for id, record in records.items()]
 
     def _left(self, task: Task, batch: BatchRow, ids: Sequence[Id]) -> set[Id]:
-        """Return, for a roll back, the records that are already where they return to, and only leave where they are now.
+        """Return, for a roll back, the records that their target already holds. They only leave where they are now.
 
         A record that never left is still there, unless another program deleted it. One that did leave is there only if another
         program wrote it. This is decided once: later tries find there what the first try wrote.

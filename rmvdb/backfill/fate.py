@@ -31,7 +31,7 @@ class Evidence:
     #: The last write that clients announced: "" if there is none, "open" if it is not done or was done less than a grace ago,
     #: else its kind, "upsert" or "delete".
     written: str = ""
-    #: It was not copied: a write that was never made should have done so, or it was left in a place where it is missing now.
+    #: Nothing copied it. A client announced its write and never made it, or `copy` left it in a place where it is missing now.
     uncopied: bool = False
     #: The batch read it from an old collection and copied it.
     read: bool = False

@@ -13,7 +13,7 @@ from rmvdb.types import BatchState
 LOOK = 0.5
 #: Seconds between the first two looks for a batch; twice as long after each look that gave none.
 IDLE = 0.05
-#: The states in which a claim finds a batch of the first half, which fills the new collection, and of the second.
+#: The states of a batch that is copied next, and of one that is retired next.
 HALVES = (BatchState.CLAIMED, BatchState.COPIED)
 
 
@@ -30,7 +30,7 @@ class Hand:
     def __init__(self, width: int) -> None:
         self._width = width
         self._at_work: dict[Future[None], BatchState] = {}
-        #: Until when it need not look for a batch of each half again, and the pause after the next look in vain.
+        #: For each half: when to look for a batch again, and how long to wait if that look gives none.
         self._until, self._pause = dict.fromkeys(HALVES, float("-inf")), dict.fromkeys(HALVES, IDLE)
 
     def __len__(self) -> int:

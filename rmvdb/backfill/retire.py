@@ -148,7 +148,7 @@ class Retiring(BatchRecords):
     # --- what becomes of each record ----------------------------------------------------------------------------------
 
     def _lost(self, task: Task, batch: BatchRow) -> set[Id]:
-        """Return records that `copy` left where they return to and that are missing there now. They are put back like others."""
+        """Return records that `copy` left because the target held them, and that the target has lost since."""
         left = unpack_ids(batch.left) if batch.origin != {} else []
         there = self._in_place(task, batch, left) if left else set()
         lost = set(left) - there

@@ -16,7 +16,7 @@ from rmvdb.backfill.task import Task
 from rmvdb.canonical.vectors import unrankable
 from rmvdb.items.check import KNOWN_GOOD, TOLERANCE, distances, embed_checked
 from rmvdb.items.digest import item_digest
-from rmvdb.items.sources import given
+from rmvdb.items.sources import given, too_large
 from rmvdb.protocols import Source, VectorStore
 from rmvdb.registry.codec import key
 from rmvdb.registry.registry import Registry
@@ -128,6 +128,16 @@ class NewVectors(BatchRecords):
     def _from_items(
         self, task: Task, old: Sequence[Record], origin: Mapping[str, Any] | None
     ) -> tuple[dict[Id, Vectors], Reasons]:
+        """Embed the records' items, as many at once as fit into memory. Raises SourceError if one item alone does not."""
+        try:
+            return self._at_once(task, old, origin)
+        except MemoryError as exc:
+            if len(old) == 1:
+                raise too_large(old[0].id) from exc
+        halves = [self._from_items(task, part, origin) for part in (old[: len(old) // 2], old[len(old) // 2 :])]
+        return halves[0][0] | halves[1][0], halves[0][1] | halves[1][1]
+
+    def _at_once(self, task: Task, old: Sequence[Record], origin: Mapping[str, Any] | None) -> tuple[dict[Id, Vectors], Reasons]:
         if not old:
             return {}, {}
         chain = self._loaded_models.chain(task.version)

@@ -113,10 +113,19 @@ def _loads(loaded_models: LoadedModels, version: VersionRow) -> bool:
     return True
 
 
-def check_made(store: VectorStore, loaded_models: LoadedModels, collection: str, version: VersionRow, source: Source) -> int:
+def check_made(
+    store: VectorStore,
+    loaded_models: LoadedModels,
+    collection: str,
+    version: VersionRow,
+    source: Source,
+    *,
+    agrees: float = AGREES,
+) -> int:
     """Embed a few records again and compare them with the stored vectors. Return how many could be compared.
 
-    Another model may have the same dimension, so the schema alone does not tell.
+    Another model may have the same dimension, so the schema alone does not tell. `agrees` is the largest cosine distance at
+    which two vectors count as the same.
 
     Raises: Mismatch if more than half of them differ.
     """
@@ -130,7 +139,7 @@ def check_made(store: VectorStore, loaded_models: LoadedModels, collection: str,
     embedder = loaded_models.embedder(version.base or version.name)
     raw, bad = embed_checked(embedder, [items[record.id] for record in with_item], version.dim, confirm=True)
     own = loaded_models.apply_head(version.name, raw)
-    far = [record for at, record in enumerate(with_item) if at not in bad and _distance(record, own[at]) > AGREES]
+    far = [record for at, record in enumerate(with_item) if at not in bad and _distance(record, own[at]) > agrees]
     if len(far) * 2 > len(with_item) - len(bad):
         raise errors.Mismatch(
             f"The vectors in collection {collection!r} were not made by model version {version.name!r} from these items: "

@@ -303,7 +303,9 @@ def _field(text: str) -> Any:
 
     match = re.fullmatch(r"(\w+):(\w+)(?:\((\d+)\))?", text)
     if match is None:
-        raise errors.UsageError(f"--field {text!r} is no field; write NAME:TYPE, such as label:INT64 or caption:VARCHAR(500)")
+        raise errors.UsageError(
+            f"--field {text!r} does not describe a field; write NAME:TYPE, such as label:INT64 or caption:VARCHAR(500)"
+        )
     name, kind, length = match.groups()
     if (kind := kind.upper()) not in FIELDS:
         raise errors.UnknownName(f"type of --field {name}", kind, FIELDS)

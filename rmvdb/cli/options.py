@@ -101,7 +101,9 @@ def sample_options(most: int) -> Decorator:
             show_default=True,
             help="About how long the plan may take. Its embeddings are kept for the next plan and for the backfill.",
         ),
-        click.option("--paper", is_flag=True, help="Train with the paper's settings as printed, and do not calibrate."),
+        click.option(
+            "--paper", is_flag=True, help="Train with the paper's settings as printed. Calibrate only if the metrics differ."
+        ),
         click.option(
             "--seed",
             type=click.IntRange(0, 2**31 - 1),

@@ -56,7 +56,7 @@ def resume(gallery: str | None) -> None:
 class AtLeastZero(Finite):
     """A limit or a share."""
 
-    refusal = "is no number to limit by; 0 lifts the limit"
+    refusal = "is not a limit; give 0 or more, and 0 lifts the limit"
 
     def __init__(self, *, max: float | None = None) -> None:
         super().__init__(min=0, max=max)
@@ -65,7 +65,7 @@ class AtLeastZero(Finite):
 class Processors(AtLeastZero):
     """A number of processors for each actor. Ray counts ten-thousandths."""
 
-    refusal = "is no number of processors; give one with at most four digits after the point, such as 0.5"
+    refusal = "is not a number of processors; give one with at most four digits after the point, such as 0.5"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = super().convert(value, param, ctx)
@@ -81,7 +81,7 @@ class Processors(AtLeastZero):
 class Gpus(Processors):
     """A number of GPUs for each actor: a share of one, or whole ones."""
 
-    refusal = "is no number of GPUs; give a share of one, such as 0.5, or a whole number"
+    refusal = "is not a number of GPUs; give a share of one, such as 0.5, or a whole number"
 
     def is_possible(self, number: float) -> bool:
         return super().is_possible(number) and (number < 1 or number.is_integer())

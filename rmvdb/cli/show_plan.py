@@ -12,9 +12,15 @@ if TYPE_CHECKING:
     from rmvdb.planning.plan import Plan
 
 
+#: A plan that is older than this many seconds is shown with its age.
+SHOWN_FROM = 60.0
+
+
 def print_plan(plan: Plan) -> None:
     """Print a plan: the predicted curve, the measured numbers, the cost."""
     echo(f"plan: method {plan.method}, order {plan.order}, {counted(round(plan.cost['records']), 'record')}")
+    if plan.age > SHOWN_FROM:
+        echo(f"this plan was made {duration(plan.age)} ago; --again makes a new one")
     if plan.prediction is not None:
         _print_prediction(plan.prediction)
     _print_cost(plan.cost)
@@ -75,6 +81,7 @@ def print_comparison(comparison: dict[str, Any]) -> None:
         echo(f"every order of {advice['method']}:")
         print_rows([_compared(row, objective) for row in orders], as_json=False)
     searched = "queries" if comparison["relevance"] == "answers" else "other records"
+    searched = "logged queries" if comparison["by_log"] else searched
     relevance = {"labels": "records of the same label", "answers": "their known answers", "neighbours": "the new model's nearest"}
     echo(
         f"trained on {counted(comparison['trained'], 'record')}{_logged(comparison)}, calibrated on {comparison['held_out']}, "
@@ -105,7 +112,8 @@ def _measured(prediction: dict[str, Any]) -> str:
             return f"{counted(prediction['evaluated'], 'query', 'queries')}, their known answers"
         case "labels":
             return f"{counted(prediction['evaluated'], 'record')}, labels"
-    return f"{counted(prediction['evaluated'], 'record')}, neighbours of the new model"
+    what = ("logged query", "logged queries") if prediction.get("by_log") else ("record", "records")
+    return f"{counted(prediction['evaluated'], *what)}, neighbours of the new model"
 
 
 def _trained(prediction: dict[str, Any]) -> str:

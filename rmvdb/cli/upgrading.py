@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 @click.option("--detach", is_flag=True, help="Plan and deploy, then leave the backfill to workers.")
 @click.option("--collection", metavar="NAME", help="Name of the new collection [default: gallery, version and a number].")
 @click.option(
-    "--execute", is_flag=True, help="Allow removing records from an adopted collection. Without it, such an upgrade is a dry run."
+    "--execute",
+    is_flag=True,
+    help="Allow removing records from an adopted collection. Without it, such an upgrade is a dry run,"
+    " unless it keeps the original.",
 )
 @click.option("--accept-risk", is_flag=True, help="Go on although the plan has a warning.")
 @missing_option

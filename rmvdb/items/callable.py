@@ -43,7 +43,7 @@ class CallableSource:
     def _guarded(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except SourceError:
+        except (SourceError, MemoryError):  # smaller parts may fit into memory
             raise
         except (Exception, SystemExit) as exc:
             raise SourceError(f"{self.spec!r} fails: {type(exc).__name__}: {exc}; fix it and run the step again") from exc

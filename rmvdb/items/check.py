@@ -40,7 +40,7 @@ class CheckedEmbedder:
         if failed:
             index, reason = min(failed.items())
             which = "The item" if len(items) == 1 else f"Item {index} of {len(items)}"
-            raise ItemError(f"{which} cannot be embedded: {reason}")
+            raise ItemError(f"{which} cannot be embedded: {reason}", at=index, reason=reason)
         return vectors
 
 

@@ -22,6 +22,8 @@ _OBJECT = re.compile(r"(?P<module>\w+(\.\w+)*):(?P<name>\w+(\.\w+)*)")
 _importing = ProcessLock()
 #: Folders to find modules in, besides the current one.
 _folders: list[str] = []
+#: Folders in which no modules are found, since other users can put files there.
+_left_out: set[str] = set()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +56,11 @@ def look_in(folder: Path) -> None:
     """Find modules in this folder, too, if the current one does not have them."""
     if str(folder) not in _folders:
         _folders.append(str(folder))
+
+
+def leave_out(folder: Path) -> None:
+    """Find no modules in this folder, because other users can put files there."""
+    _left_out.add(str(folder))
 
 
 def load_object(spec: str, *, error: type[RmvdbError] = UsageError, allowed: Allowed | None = None) -> Any:
@@ -101,7 +108,7 @@ def _home(named: object) -> str:
 
 
 def _load_module(name: str, error: type[RmvdbError]) -> ModuleType:
-    folders = list(dict.fromkeys((str(Path.cwd()), *_folders)))
+    folders = [each for each in dict.fromkeys((str(Path.cwd()), *_folders)) if each not in _left_out]
     with _importing.now:
         # The folder stays on the path: the module may import its neighbours later.
         for folder in reversed([each for each in folders if each not in sys.path]):
@@ -117,8 +124,9 @@ def _load_module(name: str, error: type[RmvdbError]) -> ModuleType:
 
 def _missing_module(name: str, missing: str, folders: Sequence[str]) -> str:
     if missing and f"{name}.".startswith(f"{missing}."):
-        places = ", ".join(folders)
-        return f"There is no module {missing!r} in {places} or among the installed packages; run from its folder or install it"
+        places = f"in {', '.join(folders)} or among" if folders else "among"
+        hint = f" (rmvdb does not look in {', '.join(sorted(_left_out))}, where other users can put files)" if _left_out else ""
+        return f"There is no module {missing!r} {places} the installed packages{hint}; run from its folder or install it"
     return f"Module {name!r} fails to load: it needs {missing!r}, which is not installed; install it"
 
 

@@ -157,6 +157,13 @@ def given(
     return {record.id: items[record.id] for record in records if record.id in items}, reasons
 
 
+def too_large(id: Id) -> SourceError:
+    """Return the error for a record whose item alone does not fit into memory."""
+    return SourceError(
+        f"The item of record {id!r} does not fit into memory; give this process more of it, or make backfill.batch smaller"
+    )
+
+
 def _answers(source: Source, records: Sequence[Record]) -> bool:
     """Tell whether the source answers for one of these records."""
     return bool(records) and bool(given(source, records)[0])

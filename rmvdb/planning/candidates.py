@@ -41,7 +41,8 @@ def candidates(trial: Trial, choice: Choice) -> list[Candidate]:
     more = [trial.in_order(each, order) for each in best for order in orders[1:]]
     made += _scheduled(trial, more, choice)
     several = [each for each in _best(made, most=2 * BEST) if not each.method.lifts]  # a lifted gallery is one collection
-    rescored = [trial.rescored(each, count) for each in several for count in choice.rescore if count]
+    counts = [count for count in choice.rescore if count and (len(choice.rescore) == 1 or trial.distinguishes(count))]
+    rescored = [trial.rescored(each, count) for each in several for count in counts]
     return [each for each in made if 0 in choice.rescore or each.method.lifts] + rescored
 
 

@@ -31,11 +31,14 @@ def chosen(
     passed: list[Prediction] = []
     before = ""
     if declared and (same := [each for each in candidates if each.method is Method.IDENTITY]):
-        told = predict(same[0])
-        if told.verdict != "refuse":
-            return replace(told, choice="the new model is declared to be compatible with the old one, so nothing is trained")
-        before = "the new model is declared to be compatible, but would start below the old one. "
-        candidates = [each for each in candidates if each.method is not Method.IDENTITY] or candidates
+        why = "the new model is declared to be compatible with the old one, so nothing is trained"
+        told = replace(predict(max(same, key=_worth)), choice=why)
+        candidates = [each for each in candidates if each.method is not Method.IDENTITY]
+        if told.verdict == "ok" or not candidates:
+            return told
+        below = "would start" if told.verdict == "refuse" else "may start"
+        before = f"the new model is declared to be compatible, but {below} below the old one. "
+        passed.append(told)
     for candidate, why in preferred(candidates, objective=objective, seed=seed):
         told = predict(candidate)
         told = replace(told, choice=f"{before}{why}{_passed_over(passed)}")
@@ -74,11 +77,16 @@ def _worth(candidate: Candidate) -> tuple[float, float]:
 
 
 def _tie(best: Candidate, other: Candidate, seed: int) -> tuple[float, float] | None:
-    """Return the interval of the lead of `best` on the queries to choose by, or None if it surely leads."""
+    """Return the interval of the lead of `best` on the queries to choose by, or None if it surely leads.
+
+    The lead is that of the areas, less the difference of the falls.
+    """
     one, two = best.measured.chosen_by, other.measured.chosen_by
     if not len(one) or one.shape != two.shape:
         return None
-    low, high = quality.bootstrap(one - two, seed=seed)
+    lead = one - two
+    falls = best.merit - other.merit - quality.mean(lead)
+    low, high = (bound + falls for bound in quality.bootstrap(lead, seed=seed))
     return (low, high) if low <= 0 else None
 
 
@@ -95,8 +103,8 @@ def _passed_over(passed: Sequence[Prediction]) -> str:
     refused = dict.fromkeys(
         str(each.method) for each in passed if each.verdict == "refuse" and each.method is not Method.IDENTITY
     )
-    warned = dict.fromkeys(str(each.method) for each in passed if each.verdict == "warn")
-    words = f". {' and '.join(refused)} would start below the present quality" if refused else ""
+    warned = dict.fromkeys(str(each.method) for each in passed if each.verdict == "warn" and each.method is not Method.IDENTITY)
+    words = f". The plan refuses {' and '.join(refused)}" if refused else ""
     return words + (f". There is a warning about {' and '.join(warned)}" if warned else "")
 
 

@@ -68,7 +68,7 @@ class Comparison:
         """Return JSON values, with None for NaN."""
         told = self.recommended.to_json()
         names = ("method", "order", "switch", "rescore", "extractions", "verdict", "reason", "choice", "merit", "warnings")
-        counts = {name: told[name] for name in ("trained", "logged", "held_out", "evaluated", "seed")}
+        counts = {name: told[name] for name in ("trained", "logged", "by_log", "held_out", "evaluated", "seed")}
         rows: list[dict[str, Any]] = finite([asdict(row) for row in self.rows])
         return {
             "relevance": self.relevance,

@@ -303,8 +303,15 @@ class Part:
 
     def _rescored(self, count: int) -> int:
         """Return how many records of this part stand for so many of the gallery: in a small part they would be half of it."""
-        share = len(self.pairs) / max(1, min(self.gallery or len(self.pairs), LIKE_ALL))
-        return min(count, max(1, round(count * share))) if count else 0
+        return min(count, max(1, round(count * self._share))) if count else 0
+
+    def stands_for(self, count: int) -> bool:
+        """Return whether at least one record of this part stands for so many of the gallery."""
+        return round(count * self._share) >= 1
+
+    @property
+    def _share(self) -> float:
+        return len(self.pairs) / max(1, min(self.gallery or len(self.pairs), LIKE_ALL))
 
     def distances(self, fitted: Fitted, calibrations: Calibrations | None) -> tuple[Floats, Floats]:
         """Return the distances of each record in its old collection and in the new one, (q, n) each, on the common scale."""

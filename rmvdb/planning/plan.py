@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmvdb import errors
-from rmvdb.items.digest import item_digest
 from rmvdb.learning.method import Fitted, Method
 from rmvdb.learning.references import LegScale, References
 from rmvdb.planning.curve import Calibrations
@@ -25,6 +23,12 @@ from rmvdb.types import Query
 
 if TYPE_CHECKING:
     from rmvdb.learning.transforms import Transform
+
+
+#: Seconds for which a plan is taken again.
+LASTS = 86_400.0
+#: The share by which a gallery may grow or shrink before it is planned for anew.
+GROWTH = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +55,7 @@ class Plan:
     stages: tuple[Stage, ...]
     #: SHA-256 of the packed ids of the records that ψ or h was trained on. None if nothing was trained.
     trained_on: str | None
-    #: `predict.Prediction` as JSON. None if the gallery is too small to measure on.
+    #: `prediction.Prediction` as JSON. None if the gallery is too small to measure on.
     prediction: dict[str, Any] | None
     #: records, embedded_per_second, seconds, vector_bytes, archive_bytes, and copy_bytes if a copy is made.
     cost: dict[str, float]
@@ -66,6 +70,11 @@ class Plan:
     lift: str | None = None
     #: How many of the old collections' best candidates each search rescores. 0: none.
     rescore: int = 0
+
+    @property
+    def age(self) -> float:
+        """Return the seconds since it was made."""
+        return time.time() - self.made_at
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
@@ -94,12 +103,18 @@ class PlanStore:
     def __init__(self, artifacts: Artifacts, folder: Path) -> None:
         self._artifacts, self._folder = artifacts, folder
 
-    def kept(self, question: Question, log: Sequence[Query] = ()) -> Plan | None:
-        """Return the plan that was made for this question and these queries, if all of its files are there."""
+    def kept(self, question: Question, log: Sequence[Query] = (), *, records: int) -> Plan | None:
+        """Return the plan that was made for this question within a day, if all of its files are there.
+
+        The gallery then had about as many `records`. Queries that clients have kept since make no difference, until there are
+        about twice as many.
+        """
         try:
-            return Plan.from_json(json.loads(self._artifacts.get(self._pointer(question, log).read_text())))
+            plan = Plan.from_json(json.loads(self._artifacts.get(self._pointer(question, log).read_text())))
         except (OSError, KeyError, TypeError, errors.ArtifactError):  # it is gone, or an earlier rmvdb wrote it
             return None
+        before = plan.cost["records"]
+        return plan if plan.age < LASTS and abs(records - before) <= GROWTH * before else None
 
     def write(
         self,
@@ -146,10 +161,7 @@ class PlanStore:
         return self._artifacts.put(transform.to_bytes(), suffix="safetensors") if transform else None
 
     def _pointer(self, question: Question, log: Sequence[Query]) -> Path:
-        if not log:
-            return self._folder / question.key
-        asked = sorted(item_digest(each.item) or b"" for each in log)
-        return self._folder / f"{question.key}-{hashlib.sha256(b''.join(asked)).hexdigest()[:16]}"
+        return self._folder / (f"{question.key}-{len(log).bit_length()}" if log else question.key)
 
 
 def _put(put: Callable[..., str], calibrations: Sequence[LegScale | None]) -> tuple[str | None, ...]:

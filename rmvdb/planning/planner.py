@@ -92,12 +92,12 @@ class Planner:
         Raises PlanRefused if the sample is too small, ModelError and SourceError for a broken embedder or source, UsageError for
         queries that cannot be measured by.
         """
-        if not again and (kept := self._plans.kept(question, log)):
+        counts = [self._store.count(leg.collection) for leg in legs]
+        if not again and (kept := self._plans.kept(question, log, records=sum(counts))):
             return kept
         known = _known(question, legs, classifiers)
         if question.order is not None:
             _refuse_order(question.order, known)
-        counts = [self._store.count(leg.collection) for leg in legs]
         if len(legs) > 1:
             _refuse_too_few(question, legs[0], counts[0])
         if question.method and question.method.lifts:
@@ -186,7 +186,7 @@ class Planner:
         logged = [each for each in asked if not each.answers and any(method.trains_reverse for method in methods)]
         if judged or logged:
             self._refuse_unasked(legs[0])
-        return self._sampler.sample(
+        sample = self._sampler.sample(
             question.to_version,
             legs,
             sizes,
@@ -200,6 +200,12 @@ class Planner:
             texts=to.probe_kind == "text",
             seconds=60 * question.minutes * EMBEDDING,
         )
+        if logged and sample.logged is None and question.queries is not None:
+            raise errors.PlanRefused(
+                f"No query without answers in {question.queries} can be embedded by both models, such as "
+                f"{str(logged[0].item)!r:.60}; correct the file, or leave --queries out"
+            )
+        return sample
 
     def _unasked(self, newest: Leg) -> errors.ModelError | None:
         """Return why the model in service cannot embed queries, None if it can."""

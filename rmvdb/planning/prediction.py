@@ -218,17 +218,21 @@ def _neighbours(trial: Trial, candidate: Candidate) -> tuple[Course, Course] | N
 
 
 def _without_rescoring(trial: Trial, candidate: Candidate, gain: float) -> list[str]:
-    """Return a warning if searches that find no time to rescore would fall on the way, beyond the noise."""
+    """Return a warning if searches that find no time to rescore would start low or fall on the way, beyond the noise."""
     if not candidate.rescore:
         return []
     alone = replace(candidate, rescore=0)
     course = _course(trial.judge(candidate.order), alone, trial.objective, candidate.measured.curve.ts)
+    naive = trial.naive(candidate.order).curve.course(trial.objective)
+    searches = "searches that have no time to rescore (search.rescore_ms) would"
+    begin = course.values[0] - naive.values[0]
+    if quality.bootstrap(begin, seed=trial.seed)[1] < 0:
+        return [f"{searches} start {100 * quality.mean(-begin):.1f} points of {trial.objective} below the model in service"]
     fall = quality.largest_fall(course.means)
     if fall <= max(TOLERATED_FALL, quality.fall_by_chance(course.values, seed=trial.seed)):
         return []
     return [
-        f"searches that have no time to rescore (search.rescore_ms) would fall by {100 * fall:.1f} points of {trial.objective} "
-        f"on their way, of {100 * gain:+.1f} between the models"
+        f"{searches} fall by {100 * fall:.1f} points of {trial.objective} on their way, of {100 * gain:+.1f} between the models"
     ]
 
 

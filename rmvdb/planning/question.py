@@ -18,7 +18,7 @@ from rmvdb.types import Query
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """The question that a plan answers. The same question has the same answer until the cache is cleared."""
+    """The question that a plan answers. The same question has the same answer for a day, unless the gallery grows."""
 
     gallery: str
     from_version: str

@@ -234,23 +234,34 @@ class Sampler:
         answers = _answers(queries, held)
         return [records + self._get(leg.collection, answers) for leg, records in zip(legs, held, strict=True)]
 
-    def _logged(self, to_version: str, newest: Leg, items: Sequence[Item], report: ReportProgress) -> Pairs:
+    def _logged(self, to_version: str, newest: Leg, items: Sequence[Item], report: ReportProgress) -> Pairs | None:
         found: dict[str, Vectors] = {}
         for version in dict.fromkeys((newest.embedder, to_version)):
             parts = []
             for start in range(0, len(items), CHUNK):
                 report(f"embedding the query log by {version}", start, len(items))
                 some = items[start : start + CHUNK]
-                parts.append(
-                    embed_checked(
-                        self._loaded_models.query_embedder(version), some, self._loaded_models.chain(version).dim, confirm=True
-                    )[0]
-                )
+                parts.append(self._embedded_log(version, some))
             report(f"embedding the query log by {version}", len(items), len(items))
             found[version] = np.concatenate(parts)  # (q, d), NaN if an item has no vector
         good = np.all([np.isfinite(vectors).all(axis=1) for vectors in found.values()], axis=0)  # (q,)
+        if not good.any():
+            return None
         old = self._loaded_models.apply(newest.transforms, found[newest.embedder][good])
         return Pairs(old=old, new=found[to_version][good])
+
+    def _embedded_log(self, version: str, items: Sequence[Item]) -> Vectors:
+        """Return logged queries by a version, (n, d), NaN if an item has no vector: its file may be gone, or lie elsewhere.
+
+        Raises:
+            ModelError: the model is not the registered one.
+        """
+        dim = self._loaded_models.chain(version).dim
+        try:
+            return embed_checked(self._loaded_models.query_embedder(version), items, dim)[0]
+        except errors.ModelError:
+            self._loaded_models.check(version)
+            return np.full((len(items), dim), np.nan, np.float32)
 
     def _queries(
         self,
@@ -367,8 +378,11 @@ def _own(leg: Leg, newest: Leg) -> bool:
 
 
 def _labelled(held: Sequence[Sequence[Record]], field: str) -> list[list[Record]]:
-    """Leave out records without the field. Raises UnknownName if there are records and none has it."""
-    known = [[record for record in records if record.fields.get(field) is not None] for records in held]
+    """Leave out records without the field, or with an empty text in it. Raises UnknownName if there are records and none has it.
+
+    A Milvus server before 2.5 has no null, so that an empty text stands for it.
+    """
+    known = [[record for record in records if record.fields.get(field) not in (None, "")] for records in held]
     if any(held) and not any(known):
         fields = {name for records in held for record in records for name, value in record.fields.items() if value is not None}
         raise errors.UnknownName("field of the records", field, fields, hint="they have no field; leave --labels out")

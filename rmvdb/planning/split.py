@@ -10,7 +10,7 @@ from rmvdb.planning.quality import Bools
 
 #: More records make a narrower interval, but the cost grows with their square.
 MOST_HELD_OUT = 3000
-#: Below this many records in each class, whole classes are held out, if that leaves two or more in each held-out part.
+#: A class of fewer records is held out whole, if that leaves two or more such classes in each held-out part.
 SMALL_CLASS = 20
 #: The tenths that are held out to calibrate on and to measure on, in the order in which they are taken.
 TENTHS = ((3, 8, 6, 1, 9), (0, 5, 2, 7, 4))
@@ -42,10 +42,11 @@ def _held_out(pairs: Pairs, share: int, *, seed: int, most: int | None) -> tuple
         codes = np.unique(pairs.labels, return_inverse=True)[1].reshape(-1)
         codes = rng.permutation(codes.max() + 1)[codes]
         rows = rows[np.argsort(codes[rows], kind="stable")]
-        classes = np.arange(codes.max() + 1)
-        several = all(np.isin(classes % 10, tenths[:share]).sum() > 1 for tenths in TENTHS)
+        sizes = np.bincount(codes)
+        small = np.flatnonzero(sizes < SMALL_CLASS)
+        several = all(np.isin(small % 10, tenths[:share]).sum() > 1 for tenths in TENTHS)
         # Small classes stay whole. If they were split, a held-out record would have nothing to find. In a part of one class, it
         # could not miss.
-        turn = codes[rows] if several and len(pairs) < SMALL_CLASS * len(classes) else turn
+        turn = np.where(sizes[codes[rows]] < SMALL_CLASS, codes[rows], turn) if several else turn
     check, judge = (rows[np.isin(turn % 10, tenths[:share])] for tenths in TENTHS)
     return rng.permutation(check)[:most], rng.permutation(judge)[:most]

@@ -26,6 +26,8 @@ from rmvdb.types import Metric, ReportProgress
 LEAST_PAIRS = 60
 #: With fewer different logged queries, records choose and measure.
 LEAST_LOGGED = 200
+#: So many of them choose at most, and as many measure. The others are trained on.
+MOST_LOGGED = 1000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -201,7 +203,7 @@ class Trial:
         _, firsts, number = np.unique(same, return_index=True, return_inverse=True)
         if len(firsts) < LEAST_LOGGED:
             return False
-        order, fifth = np.random.default_rng(self.seed).permutation(len(firsts)), len(firsts) // 5
+        order, fifth = np.random.default_rng(self.seed).permutation(len(firsts)), min(len(firsts) // 5, MOST_LOGGED)
         check, judge = (self.logged.take(firsts[order[start : start + fifth]]) for start in (0, fifth))
         self._parts_by_order = {name: parts.with_log(check, judge) for name, parts in self._parts_by_order.items()}
         self.logged = self.logged.take(np.flatnonzero(np.isin(number, order[2 * fifth :])))
@@ -245,6 +247,11 @@ class Trial:
     def fitted(self, method: Method) -> tuple[Method, Fitted]:
         """Fit a method. Leave ρ out unless the part to choose by shows that ρ keeps the new model's quality."""
         return self.fits.fitted(method)
+
+    def distinguishes(self, count: int) -> bool:
+        """Return whether each measured part is large enough to stand for so many rescored records of the gallery."""
+        parts = self._parts_by_order[self.orders[0]]
+        return all(part.stands_for(count) for part in (*(parts.choosers or parts.halves), parts.judge))
 
     def measure(self, fitted: Fitted, order: str, *, rescore: int = 0) -> Measured:
         """Calibrate and measure the transforms of a method."""

@@ -10,6 +10,7 @@ from rmvdb.learning.method import Method
 from rmvdb.planning import quality
 from rmvdb.planning.curve import Course, Curve
 from rmvdb.planning.objective import Objective
+from rmvdb.planning.quality import Floats
 from rmvdb.planning.trial import Candidate
 
 #: A fall of less than half a point is not worth a warning.
@@ -47,6 +48,9 @@ def verdict_of(
         return "refuse", f"{since}{method} would start below {before} ({span}){without}; {other} would not"
     if lost := _lost(candidate, neighbours, seed):
         return "refuse", lost
+    if _ends_below(course.values[-1] - base.values[0], seed) and _ends_below(base.values[-1] - base.values[0], seed):
+        worse = f"{_points(quality.mean(base.values[-1] - base.values[0]))} points of {objective}"
+        return "warn", f"the new model itself is worse than {before} ({worse}), and no method or order changes that{without}"
     if end_high < 0:
         lost = f"{_points(quality.mean(end))} points of {objective}"
         return "warn", f"{since}{method} would end below the new model ({lost}); the method {method.headless} would not"
@@ -61,6 +65,10 @@ def verdict_of(
         )
     rises = f"falls by {' and '.join(words for words, _ in falls)} on its way, but not below that" if falls else "rises"
     return "ok", f"{since}{method} starts no lower than {before}, {rises}, and ends no lower than the new model{without}"
+
+
+def _ends_below(difference: Floats, seed: int) -> bool:
+    return quality.bootstrap(difference, seed=seed)[1] < 0
 
 
 def _without(candidate: Candidate, *, labelled: bool) -> str:

@@ -202,7 +202,7 @@ def _first_with_work(room: Collection[BatchState], *, copy: bool, by_plan: bool)
 
 
 def _is(so: Any) -> Any:
-    """Select whether that is so of the upgrade now, after its gallery is locked."""
+    """Select a condition on the upgrade, which is read after its gallery is locked."""
     return select(so).where(UpgradeRow.id == _UPGRADE).scalar_subquery()
 
 

@@ -79,7 +79,7 @@ class Clients(Database):
         # Locked, so that no epoch changes before every reader sees this heartbeat.
         unchanged = select(row.id).where(*same).with_for_update(read=True).scalar_subquery()
         mine = (ClientRow.id == client, ClientRow.gallery_id == unchanged)
-        # It is not seen before it asked, however the clocks differ.
+        # The noise of the clocks is added, so that the row is never older than the request.
         values = {"epoch": known.plan.epoch, "seen_at": seen_at + NOISE, **report}
         read = (_TRACE, *clock_columns(), *self._columns())
         found = c.execute(update(ClientRow).where(*mine).values(**values).returning(*read)).one_or_none()

@@ -52,7 +52,7 @@ class Intents(Database):
         Raises:
             Mismatch: PostgreSQL could not store an id.
         """
-        _refuse_unstorable(ids)
+        refuse_unstorable(ids)
         # Locked until the commit, so that others see two writes of one record in the order of their ids.
         row = shared_queries.named(s, GalleryRow, "gallery", gallery, lock=shared_queries.FOR_CHANGE)
         if shared_queries.closing(s, row) or s.scalar(_behind(s, row)):
@@ -190,7 +190,8 @@ class Intents(Database):
         return [int(each) if row.id_type == IdType.INT64 else each for each in keys]
 
 
-def _refuse_unstorable(ids: Sequence[Id]) -> None:
+def refuse_unstorable(ids: Sequence[Id]) -> None:
+    """Raise Mismatch for an id that a registry in PostgreSQL cannot hold."""
     if (bad := next((id for id in ids if "\0" in key(id)), None)) is not None:
         raise Mismatch(
             f"The id {bad!r} cannot be stored: it contains NUL, which a registry in PostgreSQL cannot hold; rename the record"

@@ -42,16 +42,16 @@ class Plans(Database):
         upgrade: int | None = None,
         phase: str | None = None,
         leader_token: int | None = None,
-        unless: str | None = None,
-        after: int | None = None,
+        must_not_serve: str | None = None,
+        expected_epoch: int | None = None,
     ) -> int:
         """Write the next plan, so that clients prepare for it. Return its epoch; a repeated call returns the same one.
 
         `upgrade` asks for the change, in that `phase`.
 
         Raises:
-            WrongPhase: the upgrade has left that phase, the collection `unless` is the plan's first one already, or another epoch
-                than `after` is in force.
+            WrongPhase: the upgrade has left that phase, the collection `must_not_serve` is the plan's first one already, or
+                another epoch than `expected_epoch` is in force.
             UpgradeRunning: another process leads the upgrade, and decides what is served.
             Paused: the gallery's upgrade is paused.
         """
@@ -59,9 +59,9 @@ class Plans(Database):
         shared_queries.refuse_gone_on(s, upgrade, phase, leader_token)
         shared_queries.refuse_paused(shared_queries.active_upgrade(s, row.id))
         served = shared_queries.plan(s, row, row.epoch)
-        if served.legs[0].collection == unless:
-            raise errors.WrongPhase(f"Collection {unless!r} is served already; see rmvdb status")
-        if after not in (None, row.epoch):
+        if served.legs[0].collection == must_not_serve:
+            raise errors.WrongPhase(f"Collection {must_not_serve!r} is served already; see rmvdb status")
+        if expected_epoch not in (None, row.epoch):
             raise errors.WrongPhase(f"Gallery {gallery!r} is served differently since; run the same command again")
         if row.next_epoch and _same(s, row, row.next_epoch, legs, times):
             return row.next_epoch

@@ -264,7 +264,7 @@ class UpgradeRow(Table):
     #: The position of the copy of the original, a `copy_collection.CopyPosition`, and its epoch: writes in another epoch do not
     #: reach the copy.
     copying: Mapped[dict[str, Any] | None]
-    #: The position of the comparison before cut-over, a `compare.VerifyPosition`.
+    #: The position of the comparison before cut-over, a `report.VerifyPosition`.
     verifying: Mapped[dict[str, Any] | None]
     #: The position of the work list: the collection being read, and how many of its records were.
     listing: Mapped[dict[str, Any] | None]

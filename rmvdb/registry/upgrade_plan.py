@@ -55,7 +55,7 @@ class UpgradePlan:
     switch: float | None = None
     #: `planning.Question` as JSON; empty for a roll back.
     question: Mapping[str, Any] = Field(default_factory=dict)
-    #: `predict.Prediction` as JSON; None if the gallery was too small to measure on.
+    #: `prediction.Prediction` as JSON; None if the gallery was too small to measure on.
     prediction: Mapping[str, Any] | None = None
     cost: Mapping[str, Any] | None = None
     #: SHA-256 of the packed ids of the records that ψ and ρ were trained on.

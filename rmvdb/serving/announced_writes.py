@@ -108,9 +108,9 @@ class Writes:
             self._registry.withdraw_intents(opened)
 
     def _withdraw_all_but(self, opened: Opened, ids: Sequence[Id], kept: Collection[Id]) -> Opened:
-        keep, pairs = set(kept), list(zip(opened.intents, ids, strict=True))  # an id may come twice
-        self._registry.withdraw_intents(replace(opened, intents=tuple(intent for intent, id in pairs if id not in keep)))
-        return replace(opened, intents=tuple(intent for intent, id in pairs if id in keep))
+        keep = set(kept)
+        self._registry.withdraw_intents(_narrowed(opened, [id not in keep for id in ids]))
+        return _narrowed(opened, [id in keep for id in ids])
 
     def _too_late(self, ids: Sequence[Id]) -> errors.EngineError:
         return errors.EngineError(
@@ -155,3 +155,12 @@ class Writes:
                     "plan, or for rmvdb registry rebuild (see rmvdb status); repeat the write"
                 )
             time.sleep(0.02)  # an epoch is changing: it waits for open writes, and new writes wait for it
+
+
+def _narrowed(opened: Opened, which: Sequence[bool]) -> Opened:
+    """Return the part of a write that `which` selects, one for each of its records: an id may come twice."""
+    return replace(
+        opened,
+        intents=tuple(itertools.compress(opened.intents, which)),
+        records=tuple(itertools.compress(opened.records, which)),
+    )

@@ -19,7 +19,7 @@ def blended(own: Vectors, other: Vectors, weight_of_other: float, metric: Metric
         UsageError: the metric is LORENTZ. A weighted sum of points does not lie on the hyperboloid.
     """
     if metric is Metric.LORENTZ:
-        raise UsageError("Queries of LORENTZ cannot be blended: their weighted sum is no point of the hyperboloid; use ψ alone")
+        raise UsageError("Queries of LORENTZ cannot be blended: their weighted sum leaves the hyperboloid; use ψ alone")
     if metric is Metric.COSINE:
         own, other = _unit(own), _unit(other)
     mixed: Vectors = ((1 - weight_of_other) * own + weight_of_other * other).astype(np.float32)

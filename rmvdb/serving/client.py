@@ -35,8 +35,9 @@ log = logging.getLogger(__name__)
 class Client:
     """Search, read and write one gallery. Make one with `rmvdb.connect`. Safe to share between threads.
 
-    A query is embedded once (twice with method `naive`). Its legs are searched at the same time, and their hits are merged by
-    calibrated distance. During an upgrade every answer covers the whole gallery, and shows each record once.
+    A query is embedded once, or by both models during an upgrade whose plan says so. Its legs are searched at the same time, and
+    their hits are merged by calibrated distance. During an upgrade every answer covers the whole gallery, and shows each record
+    once.
     """
 
     CALLS: ClassVar = Writer.CALLS
@@ -68,10 +69,18 @@ class Client:
         owner = Owner(registry, store)
         _unless_away(gallery, lambda: owner.expect(gallery))
         self._latency = Latency()
+        search_params: dict[str, Mapping[str, object]] = {row.name: row.search for row in collections}
+
+        def prepare(plan: ServingPlan) -> None:  # so that the first search by a new plan does not wait for the registry
+            loaded_models.prepare(plan)
+            for leg in plan.legs:
+                if leg.collection not in search_params:
+                    search_params[leg.collection] = registry.collection(leg.collection).search
+
         self._current_plan = CurrentPlan(
             gallery,
             registry=registry,
-            prepare=loaded_models.prepare,
+            prepare=prepare,
             name=self.name,
             latency=self._latency,
             rescoring=rescorer.figures.latest if rescorer else lambda: None,
@@ -86,7 +95,7 @@ class Client:
             loaded_models=loaded_models,
             current_plan=self._current_plan,
             engine_timeout=engine_timeout,
-            search_params={row.name: row.search for row in collections},
+            search_params=search_params,
             rescorer=rescorer,
         )
         self._writer = Writer(
@@ -206,7 +215,7 @@ class Client:
         try:
             with np.errstate(over="ignore"):  # too large a value becomes infinity, and is refused later
                 vectors = np.asarray(vector, dtype=np.float32)
-        except (TypeError, ValueError) as exc:
+        except (TypeError, ValueError, OverflowError, RuntimeError) as exc:  # RuntimeError: a tensor that needs gradients
             raise errors.Mismatch(f"vector= takes numbers, (dim,) or (n, dim): {exc}") from exc
         rows = np.atleast_2d(vectors)
         return lambda plan: self._loaded_models.vectors(plan, rows, model), vectors.ndim == 2
@@ -300,8 +309,8 @@ def _item(record: Mapping[str, Any], field: str) -> Item:
 def _same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except ValueError:  # arrays
-        return np.array_equal(one, other)
+    except (ValueError, RuntimeError):  # arrays and tensors
+        return type(one) is type(other) and np.array_equal(one, other)
 
 
 def _unless_away(gallery: str, expect: Callable[[], None]) -> None:

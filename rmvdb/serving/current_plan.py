@@ -27,12 +27,13 @@ _random = random.SystemRandom()
 LONGEST_PAUSE = 60.0
 #: Seconds for which a search waits for a new plan if its own is too old and plans may not be older than that.
 WAITS = 15.0
-#: Seconds by which a call may be late. A thread that waits so long for its lock gets the error of that call.
+#: Seconds by which a call may be late. A thread that waits longer for its lock raises RegistryUnavailable.
 LATE = 5.0
 #: The shares of a plan's maximum age after which a client asks again: usually, and while another plan is announced, because
 #: writes wait until every client has heard of a change. The rest of the age is for a registry that is away for a moment.
 SELDOM, OFTEN = 2 / 3, 1 / 6
-#: A client that asks for the plan also reports its epoch, so it needs to write: no epoch would wait for one that only reads.
+#: The errors of asking for the plan. A client that asks also reports its epoch, so it needs the right to write. No epoch would
+#: wait for a client that only reads.
 CANNOT_ASK = (errors.RegistryError, errors.DiskFull)
 
 

@@ -90,6 +90,7 @@ class LoadedModels:
             asking = leg.blend
             for each in {leg.embedder, version, *([asking.embedder] if asking else [])}:
                 self.embedder(each)
+                self.chain(each)
             for sha256 in (*leg.transforms, *transforms, *(asking.transforms if asking else ())):
                 self._transform(sha256)
             self._calibration(leg)

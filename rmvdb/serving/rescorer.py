@@ -32,6 +32,8 @@ BUDGET, CACHE = 0.1, 64_000_000
 WIDTH = 4
 #: Seconds without rescoring after the source or the model failed as a whole: most searches would only repeat that.
 PAUSE = 5.0
+#: Seconds until a record that could not be embedded is tried again: its embedder may have been away.
+AGAIN = 60.0
 #: The log's phrase for these records.
 ALL, SOME = "All records that are not re-embedded yet", "Some records that are not re-embedded yet"
 
@@ -49,6 +51,10 @@ class Begun:
     def fields(self, asked: Sequence[str] | None) -> Sequence[str] | None:
         """Return the fields to ask the legs for, so that the items come with the hits."""
         return None if asked is None or self.reads is None else (*asked, *(each for each in self.reads if each not in asked))
+
+    def adds(self, asked: Sequence[str] | None) -> bool:
+        """Return whether the legs are asked for more fields than the caller asked for."""
+        return self.fields(asked) != asked
 
     def shown(self, hit: Hit, asked: Sequence[str] | None) -> Hit:
         """Return the hit with the fields that its caller asked for, and no more."""
@@ -101,6 +107,8 @@ class Rescorer:
         self._lock = threading.Lock()
         #: The epoch for which the source was loaded last, when, and the source.
         self._loaded: tuple[int, float, Future[Source | None]] | None = None
+        #: The candidates that could not be embedded, and until when they are not tried again.
+        self._failed: dict[Key, float] = {}
         self._told: set[tuple[int, str]] = set()
         self._rests_until = 0.0
         #: The figures that `rmvdb status` shows of this client.
@@ -157,7 +165,7 @@ class Rescorer:
         since = time.monotonic()
         wanted = [candidates(hits, {hit.id for hit in own}, most=begun.most) for hits, own in zip(merged, newest, strict=True)]
         try:
-            ranked = self._by_true_distance(begun, plan, queries, wanted, merged, since + left)
+            ranked = self._by_true_distance(begun, plan, queries, wanted, newest, merged, since + left)
         except Exception as exc:  # noqa: BLE001 (no search fails because of its rescoring)
             self._say(plan.epoch, ALL, _reason(exc))
             ranked = list(merged)
@@ -170,6 +178,7 @@ class Rescorer:
         plan: ServingPlan,
         queries: Mapping[str, Vectors],
         wanted: Sequence[Sequence[Hit]],
+        newest: Sequence[Sequence[Hit]],
         merged: Sequence[list[Hit]],
         deadline: float,
     ) -> list[list[Hit]]:
@@ -178,11 +187,13 @@ class Rescorer:
         vectors = self._vectors(begun.source, plan, list(found.values()), deadline) if found else {}
         scale = self._loaded_models.scales(plan.legs, queries)[0] if leg.calibration else None
         ranked = []
-        for at, (query, hits, some) in enumerate(zip(queries[leg.collection], merged, wanted, strict=True)):
+        each_query = zip(queries[leg.collection], merged, wanted, newest, strict=True)
+        for at, (query, hits, some, own) in enumerate(each_query):
             known = {hit.id: vectors[hit.id] for hit in some if hit.id in vectors}
-            counts = [len(known) if number == at else 0 for number in range(len(merged))]
+            true = true_distances(query, known, leg.metric) | _known_truly(hits, own, leg.collection)
+            counts = [len(true) if number == at else 0 for number in range(len(merged))]
             calibrate = None if scale is None else functools.partial(scale, counts=counts)
-            ranked.append(reranked(hits, true_distances(query, known, leg.metric), calibrate, collections=collections))
+            ranked.append(reranked(hits, true, calibrate, collections=collections))
         return ranked
 
     def _vectors(self, source: Source, plan: ServingPlan, hits: Sequence[Hit], deadline: float) -> dict[Id, Vectors]:
@@ -194,18 +205,22 @@ class Rescorer:
         some = {each.key: each for each in loaded or ()}
         known = self._cache.get(some)
         self.figures.cached(len(known))
-        if missing := [each for key, each in some.items() if key not in known]:
+        now = time.monotonic()
+        if missing := [each for key, each in some.items() if key not in known and self._failed.get(key, now) <= now]:
             embed = self._guarded(plan.epoch, lambda: self._embed(plan, missing))
             made = self._embedders.run(embed, deadline)
             known |= made or {}
-        return {key[1]: vector for key, vector in known.items() if vector is not None}
+        return {key[1]: vector for key, vector in known.items()}
 
-    def _embed(self, plan: ServingPlan, missing: Sequence[_Candidate]) -> dict[Key, Vectors | None]:
+    def _embed(self, plan: ServingPlan, missing: Sequence[_Candidate]) -> dict[Key, Vectors]:
         """Embed candidates for the newest leg and keep their vectors."""
         leg = plan.legs[0]
         made = self._loaded_models.made(leg, [each.item for each in missing])
-        vectors = {each.key: None if at in made.failed else made.vectors[at] for at, each in enumerate(missing)}
+        vectors = {each.key: made.vectors[at] for at, each in enumerate(missing) if at not in made.failed}
         self._cache.put(vectors)
+        now = time.monotonic()
+        failed = {key: until for key, until in self._failed.items() if until > now}
+        self._failed = failed | {missing[at].key: now + AGAIN for at in made.failed}
         for at, reason in made.failed.items():
             self._say(plan.epoch, SOME, f"record {missing[at].key[1]!r} cannot be embedded: {reason}")
         self.figures.embedded(len(missing))
@@ -259,6 +274,12 @@ class Rescorer:
                 return
             self._told.add((epoch, what))
         log.warning("%s keep their calibrated distance in searches: %s", what, reason, extra={"action": "rescore"})
+
+
+def _known_truly(merged: Sequence[Hit], newest: Sequence[Hit], collection: str) -> dict[Id, float]:
+    """Return the true distances of the records that another leg seemed to have nearer: they are in both collections."""
+    own = {hit.id: hit.distance for hit in newest}
+    return {hit.id: own[hit.id] for hit in merged if hit.leg != collection and hit.id in own}
 
 
 def _loaded_items(source: Source, leg: Leg, hits: Sequence[Hit]) -> list[_Candidate]:

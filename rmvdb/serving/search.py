@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,6 +26,10 @@ Encode = Callable[[ServingPlan], dict[str, Vectors]]
 
 #: How often rmvdb repeats a search that took longer than allowed before it fails.
 ATTEMPTS = 5
+#: Ids in one page, if nothing else is read: as many as Milvus gives at once.
+ID_PAGE = 16_384
+#: With more hits than this, an answer without the fields that rescoring reads may come although one with them does not.
+MANY_HITS = 500
 #: Searches of legs that run at the same time.
 LEGS = 32
 
@@ -58,14 +62,14 @@ class Reader:
         loaded_models: LoadedModels,
         current_plan: CurrentPlan,
         engine_timeout: float,
-        search_params: Mapping[str, Mapping[str, object]],
+        search_params: dict[str, Mapping[str, object]],
         rescorer: Rescorer | None = None,
     ) -> None:
         """`search_params`: the parameters of a search, by collection. Others are read from the registry. Without `rescorer`, no
         search is rescored."""
         self._gallery, self._registry, self._store = gallery, registry, store
         self._loaded_models, self._current_plan = loaded_models, current_plan
-        self._search_params = dict(search_params)
+        self._search_params = search_params
         self._rescorer = rescorer
         self.own_writes = OwnWrites(store, engine_timeout=engine_timeout)
         self._pool = ThreadPoolExecutor(max_workers=LEGS, thread_name_prefix="rmvdb-leg")
@@ -89,17 +93,22 @@ class Reader:
     ) -> list[list[Hit]]:
         """Return a list of hits for each query, nearest first. `rescore`: the number of candidates, None for that of the plan."""
         encoded: dict[int, dict[str, Vectors]] = {}  # by epoch: a repetition has its queries ready
+        begun: Begun | None = None
+        asked = 0
 
         left = self._rescorer.prepare(self._current_plan.current(), rescore) if self._rescorer else 0.0
 
         def ask(plan: ServingPlan) -> _Found:
+            nonlocal begun, asked
             if plan.epoch not in encoded:
                 encoded[plan.epoch] = encode(plan)
             begun = self._rescorer.begin(plan, rescore) if self._rescorer else None
+            most = max(limit + offset, begun.most if begun else 0)
+            asked = most * len(encoded[plan.epoch][plan.legs[0].collection])
             hits = self._asked(
                 plan,
                 encoded[plan.epoch],
-                limit=max(limit + offset, begun.most if begun else 0),
+                limit=most,
                 filter=filter,
                 fields=begun.fields(fields) if begun else fields,
                 strong=strong,
@@ -107,7 +116,13 @@ class Reader:
             return _Found(plan=plan, queries=encoded[plan.epoch], hits=hits, rescoring=begun)
 
         # Rescoring need not be timely: every record has been found by then, and a record that moves stays valid.
-        found = self._timely(ask)
+        try:
+            found = self._timely(ask)
+        except errors.EngineError:  # the fields that rescoring reads may make the answer too large
+            if begun is None or not begun.adds(fields) or asked <= MANY_HITS:
+                raise
+            rescore = 0
+            found = self._timely(ask)
         if found.rescoring is None:
             return self._merged(found, limit=limit, offset=offset)
         ranked = self._rescored(found, found.rescoring, left)
@@ -129,7 +144,9 @@ class Reader:
         def one(leg: Leg) -> set[Id]:
             return {record.id for record in self._store.get(leg.collection, ids, fields=(), strong=False, after=after)}
 
-        return list(self._pool.map(one, legs)) if len(legs) > 1 else [one(leg) for leg in legs]
+        if len(legs) < 2:
+            return [one(leg) for leg in legs]
+        return [each.result() for each in [self._begun(one, leg) for leg in legs]]
 
     def count(self, filter: str | None) -> int:
         """Return how many records match. A record in several collections counts once."""
@@ -138,7 +155,7 @@ class Reader:
             return self._store.count(plan.legs[0].collection, filter=filter) if len(plan.legs) == 1 else None
 
         single = self._timely(ask)
-        return sum(len(page) for page in self.pages(filter, (), page=5000)) if single is None else single
+        return sum(len(page) for page in self.pages(filter, (), page=ID_PAGE)) if single is None else single
 
     def pages(self, filter: str | None, fields: Sequence[str] | None, *, page: int) -> Iterator[list[Record]]:
         """Yield the records that match, each once, in ascending id order, in pages.
@@ -222,12 +239,16 @@ class Reader:
             )
             return measured(answers, vectors) if hyperbolic else answers
 
-        try:
-            older = [self._pool.submit(leg, each) for each in plan.legs[1:]]
-        except RuntimeError:
-            self._current_plan.current()  # raises UsageError if this client was closed meanwhile
-            raise
+        older = [self._begun(leg, each) for each in plan.legs[1:]]
         return [leg(plan.legs[0]), *(each.result() for each in older)]
+
+    def _begun(self, ask: Callable[[Leg], R], leg: Leg) -> Future[R]:
+        """Ask a leg in a thread. Raises UsageError if this client was closed meanwhile."""
+        try:
+            return self._pool.submit(ask, leg)
+        except RuntimeError:
+            self._current_plan.current()
+            raise
 
     def _merged(self, found: _Found, *, limit: int, offset: int = 0) -> list[list[Hit]]:
         scales = self._loaded_models.scales(found.plan.legs, found.queries)

@@ -12,11 +12,13 @@ from rmvdb import errors
 from rmvdb.canonical.vectors import unrankable
 from rmvdb.items.digest import item_digest
 from rmvdb.protocols import Permit, VectorStore
+from rmvdb.registry.intents import refuse_unstorable
 from rmvdb.serving import sketch
 from rmvdb.serving.announced_writes import Writes
 from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.loaded_models import LoadedModels
-from rmvdb.serving.search import Reader
+from rmvdb.serving.search import ID_PAGE, Reader
+from rmvdb.text import counted
 from rmvdb.types import Id, Item, Leg, Record, ServingPlan, Vectors
 
 #: Selects, by the plan in force, the records to delete after all.
@@ -82,10 +84,17 @@ class Writer:
         """Write records without vectors, each with its item. If an id comes twice, the last one counts. Return how many ids."""
         # Checks the ids and fields of all records before any record is written.
         checked = self._store.fields_of(self._current_plan.current().legs[0].collection, records)
+        refuse_unstorable([record.id for record in checked])
         distinct = list({record.id: (record, item) for record, item in zip(checked, items, strict=True)}.values())
         for start in range(0, len(distinct), WRITE_BATCH):
             some = distinct[start : start + WRITE_BATCH]
-            self._upsert([record for record, _ in some], [item for _, item in some])
+            try:
+                self._upsert([record for record, _ in some], [item for _, item in some])
+            except errors.ItemError as exc:
+                if exc.at is None:
+                    raise
+                written = f"; {counted(start, 'record')} before it {'is' if start == 1 else 'are'} written" if start else ""
+                raise errors.ItemError(f"Record {some[exc.at][0].id!r} cannot be written: {exc.reason}{written}") from exc
         return len(distinct)
 
     def _upsert(self, records: Sequence[Record], items: Sequence[Item]) -> None:
@@ -126,6 +135,7 @@ class Writer:
 
     def delete(self, ids: Sequence[Id], confirm: ConfirmIds | None = None) -> list[Id]:
         """Remove records. With `confirm`, remove those that it selects once no other writer is at them. Return their ids."""
+        refuse_unstorable(ids)
         parts = (ids[start : start + WRITE_BATCH] for start in range(0, len(ids), WRITE_BATCH))
         return [id for part in parts for id in self._delete(part, confirm)]
 
@@ -136,7 +146,7 @@ class Writer:
             legs = (self._store.get(leg.collection, some, filter=filter, fields=()) for leg in reversed(plan.legs))
             return {record.id: None for records in legs for record in records}
 
-        pages = self._reader.pages(filter, (), page=WRITE_BATCH)
+        pages = self._reader.pages(filter, (), page=ID_PAGE)
         return sum(len(self.delete([record.id for record in page], matching)) for page in pages)
 
     def _delete(self, ids: Sequence[Id], confirm: ConfirmIds | None) -> list[Id]:

@@ -150,7 +150,7 @@ def _put_in_force(
     """
     name = context.gallery.name
     asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": upgrade.phase, "leader_token": context.leader_token}
-    epoch = context.registry.announce(name, legs, times, unless=must_not_serve, after=expected_epoch, **asks)
+    epoch = context.registry.announce(name, legs, times, must_not_serve=must_not_serve, expected_epoch=expected_epoch, **asks)
     if force:
         say_forced(context, epoch)
     said, noted, began = "", "", uptime()
@@ -177,7 +177,9 @@ def _forced(upgrade: UpgradeRow) -> str:
     """Return the command that goes on with the upgrade without its clients."""
     if upgrade.phase in (Phase.CUT_OVER, Phase.CLEANING_UP):
         return "rmvdb cleanup --force"
-    return f"rmvdb {'rollback' if upgrade.undoes is not None else 'upgrade'} --force"
+    if upgrade.undoes is not None:
+        return "rmvdb rollback --force"
+    return f"rmvdb upgrade --from {upgrade.from_version} --to {upgrade.to_version} --force"
 
 
 def say_forced(context: UpgradeContext, epoch: int) -> None:

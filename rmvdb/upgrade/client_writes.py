@@ -36,7 +36,7 @@ class ClientWrites:
         there: dict[str, bool] = {}
         after = 0
         while page := self._registry.written(task.upgrade, after=after):
-            # If a writer was killed, its upsert is not expected here, but its delete may have happened.
+            # A killed writer's upsert may be missing, and its deletion may have happened.
             there |= {row.record: row.kind == "upsert" for row in page if row.done or row.kind == "delete"}
             after = page[-1].id
         return (

@@ -65,7 +65,7 @@ class _Part(NamedTuple):
     """Some retired batches, and their records as the new collection has them."""
 
     batches: Sequence[MovedBatch]
-    #: The records that were archived, and those of them that no client has written, by id.
+    #: How many records the archive holds, and the readings of those that no client has written since, by id.
     archived: int
     expected: Mapping[Id, Reading]
     found: Mapping[Id, Record]
@@ -185,7 +185,7 @@ class Verify:
         return self._odd(task, expected)
 
     def _odd(self, task: Task, expected: Mapping[Id, Record]) -> dict[Id, Record]:
-        """Return those of these records that have other fields where they have moved to, and that no client has written."""
+        """Return the records whose fields differ where they have moved to, although no client wrote them."""
         found = self._stored(task, list(expected), vector=False, after=self._store.moment())
         other = [id for id, record in found.items() if not same_fields(record.fields, expected[id].fields)]
         since = self._registry.announced(task.upgrade, other)
@@ -334,7 +334,7 @@ class Verify:
         search_check.search(self._store, self._registry, chosen, report, after=moment)
         every = [record for records in chosen.values() for record in records]
         every += [found[id] for id in other - {record.id for record in every}]
-        return self._embed.in_parts(task, self._embed.rankable(task, every, report), report)
+        return self._embed.differing(task, self._embed.rankable(task, every, report), report)
 
     def _by_collection(self, task: Task, ids: Sequence[Id], *, after: Moment) -> dict[str, list[Record]]:
         """Return the records with their vectors, each from the first collection that holds it."""
@@ -386,7 +386,7 @@ class Verify:
         def as_written(id: Id, item: Item) -> bool:  # the source may have another item by now, or never get this one
             return item_digest(item) == sketch.item_of(made[key(id)][1])
 
-        differing = self._embed.at_once(task, records, report, only=as_written)
+        differing = self._embed.differing(task, records, report, only=as_written)
         for id in self._writes.unchanged_since(task, list(differing), lambda id: made[key(id)][0]):
             report.complain(
                 f"record {id!r} lies {differing[id]:.1e} from what {task.version} makes of the same item: a client with another "

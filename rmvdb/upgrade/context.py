@@ -85,7 +85,7 @@ class UpgradeContext:
         self.worker: Worker | None = None
         #: The upgrade that it leads, while it leads one.
         self.leads: int | None = None
-        #: Whether it said that it waits for the end of a pause, and not yet that it goes on.
+        #: Whether the last sentence about a pause was that it waits.
         self._paused = False
         #: The leader that it said it waits for.
         self.waits_for: str | None = None

@@ -101,7 +101,7 @@ class Mirror:
     ) -> None:
         """Copy until a pass over both collections changes nothing, or for `PASSES` passes if other programs change the original.
 
-        It resumes from `begun`. Nothing watched the records before that since, so this pass is never the last.
+        It resumes from `begun`. Records before that position may have changed since, so another pass always follows.
         """
         total = self._store.count(self._original)
         at, changed = replace(begun or CopyPosition(), total=total), begun is not None

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from rmvdb import errors
 from rmvdb.backfill.task import Task
 from rmvdb.canonical.vectors import unrankable
 from rmvdb.items.check import TOLERANCE, embed_checked
-from rmvdb.items.sources import given
+from rmvdb.items.sources import given, too_large
 from rmvdb.protocols import Source
 from rmvdb.registry.registry import Registry
 from rmvdb.serving.loaded_models import LoadedModels
@@ -25,10 +24,15 @@ class EmbedAgain:
     def __init__(self, *, registry: Registry, loaded_models: LoadedModels, source: Source | None, batch: int) -> None:
         self._registry, self._loaded_models, self._source, self._batch = registry, loaded_models, source, batch
 
-    def in_parts(self, task: Task, records: Sequence[Record], report: VerifyReport) -> dict[Id, float]:
+    def differing(
+        self, task: Task, records: Sequence[Record], report: VerifyReport, *, only: Callable[[Id, Item], bool] = lambda *_: True
+    ) -> dict[Id, float]:
         """Return the records whose vectors differ, with the cosine distance. Embed as many items at once as fit into memory.
 
+        `only` chooses by id and item.
+
         Raises:
+            ModelError: the model is not the registered one any more.
             SourceError: one item alone does not fit.
         """
         waiting = [list(records[at : at + self._batch]) for at in range(0, len(records), self._batch)]
@@ -36,25 +40,17 @@ class EmbedAgain:
         while waiting:
             part = waiting.pop()
             try:
-                differing |= self.at_once(task, part, report)
+                differing |= self._at_once(task, part, report, only)
             except MemoryError as exc:
                 if len(part) == 1:
-                    raise errors.SourceError(
-                        f"The item of record {part[0].id!r} does not fit into memory; give this process more of it, or make "
-                        "backfill.batch smaller"
-                    ) from exc
+                    raise too_large(part[0].id) from exc
                 self._batch = len(part) // 2
                 waiting += [part[: len(part) // 2], part[len(part) // 2 :]]
         return differing
 
-    def at_once(
-        self, task: Task, records: Sequence[Record], report: VerifyReport, *, only: Callable[[Id, Item], bool] = lambda *_: True
+    def _at_once(
+        self, task: Task, records: Sequence[Record], report: VerifyReport, only: Callable[[Id, Item], bool]
     ) -> dict[Id, float]:
-        """Return the records whose vectors differ, with the cosine distance. `only` chooses by id and item.
-
-        Raises:
-            ModelError: the model is not the registered one any more.
-        """
         if not records or self._source is None or task.undoes is not None:
             return {}
         items = given(self._source, records)[0]

@@ -122,9 +122,7 @@ def gone(context: UpgradeContext, upgrades: Sequence[UpgradeRow]) -> list[Id]:
 
 
 def _found_deleted(context: UpgradeContext, upgrades: Sequence[int], ids: Iterable[Id]) -> set[Id]:
-    """Return those of these ids that the last batch which had them found deleted: another program had put them back, and
-    deleted them.
-    """
+    """Return the ids that their last batch recorded as deleted: another program had put them back, and deleted them."""
     left, deleted = set(ids), set[Id]()
     for upgrade in upgrades:
         before = work_list.LAST

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rmvdb import errors
 from rmvdb.catalog.checks import check_made
 from rmvdb.catalog.versions import check_model
 from rmvdb.engines import index_rules
+from rmvdb.items.check import TOLERANCE
 from rmvdb.learning.method import Method
 from rmvdb.planning.comparison import Comparison
 from rmvdb.planning.plan import Plan
@@ -166,7 +167,8 @@ def expect_model(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     if check_model(context.registry.version(to.base or to.name), embedder) or source is None or upgrade.lift:
         return
     try:
-        check_made(context.store, context.services.loaded_models, upgrade.new_collection, to, source)
+        models, made = context.services.loaded_models, upgrade.new_collection
+        check_made(context.store, models, made, to, source, agrees=TOLERANCE)  # rmvdb itself made these vectors
     except errors.SourceError as exc:
         context.say(f"could not check that {to.name} is still the same model: {exc}")
 
@@ -182,10 +184,16 @@ def _classifiers(context: UpgradeContext, legs: Sequence[Leg]) -> list[Classifie
 
 
 def _trained_on(context: UpgradeContext) -> set[Id]:
-    """Return the records that any upgrade of this gallery was trained on."""
+    """Return the records that the transforms in service were trained on."""
+    served = _transforms(context.registry.plan(context.gallery.name).legs)
     plans = [row.plan for row in context.registry.upgrades(context.gallery.id)]
-    files = {plan.trained_on for plan in plans if plan.trained_on}
+    serving = [plan for plan in plans if served & _transforms(leg for legs in plan.epochs.values() for leg in legs)]
+    files = {plan.trained_on for plan in serving if plan.trained_on}
     return {id for file in files for id in unpack_ids(context.services.artifacts.get(file))}
+
+
+def _transforms(legs: Iterable[Leg]) -> set[str]:
+    return {each for leg in legs for each in (*leg.transforms, *(leg.blend.transforms if leg.blend else ()))}
 
 
 def superseded(context: UpgradeContext, legs: Sequence[Leg], to_version: str) -> UpgradeRow | None:

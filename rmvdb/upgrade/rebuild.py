@@ -104,7 +104,8 @@ class Rebuild:
         return taken
 
     def _take(self, name: str, served: Sequence[str]) -> tuple[list[str], int, int]:
-        """Take what is served and what another registry marked. Return it, and the number and the epoch that that one reached."""
+        """Take the served collections and those that another registry marked. Return them, and the last number and epoch of
+        that registry."""
         owner = Owner(self._registry, self._store)
         if not (collections := list(dict.fromkeys([*served, *owner.named(name)]))):
             raise errors.UnknownName("gallery", name, [row.name for row in self._registry.galleries()])
@@ -227,7 +228,7 @@ class Rebuild:
     def _refused(self, gallery: GalleryRow, *, reached: Sequence[int] = ()) -> errors.RegistryError | None:
         """Rebuild a gallery. Return the error if it cannot be rebuilt, so that the others still are.
 
-        `reached`: the number and the epoch that a registry had reached from which the gallery was taken.
+        `reached`: the last number and epoch of the registry from which the gallery was taken.
         """
         upgrade = self._registry.active_upgrade(gallery.id)
         if upgrade is not None:

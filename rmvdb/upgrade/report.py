@@ -24,7 +24,7 @@ class VerifyReport:
     embedded_again: int = 0
     #: Records that searches were asked for, by their own vectors.
     searched: int = 0
-    #: Those that an approximate index passed over, and the first of them, a sentence each.
+    #: How many of these records an approximate index missed, and a sentence for each of the first.
     passed_over: int = 0
     index_misses: list[str] = field(default_factory=list)
     #: Listed records that left the old collection without a batch and without a client's deletion.
@@ -34,8 +34,8 @@ class VerifyReport:
     problems: int = 0
     #: The first problems, a sentence each.
     examples: list[str] = field(default_factory=list)
-    #: What was not compared, a sentence each: damaged archive files, of whose records only the ids were, and the first items that
-    #: cannot be embedded again.
+    #: Sentences about parts that were not compared. Of a damaged archive file, only the ids are compared. Of items that cannot be
+    #: embedded again, the first are named.
     unread: list[str] = field(default_factory=list)
 
     @property

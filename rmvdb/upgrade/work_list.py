@@ -41,10 +41,11 @@ LAST = 2**62
 
 @contextmanager
 def made_beside(context: UpgradeContext, upgrade: UpgradeRow) -> Iterator[Callable[[], bool]]:
-    """Make the work list while the block works on its batches. Yield whether it grows, which raises what ended it.
+    """Make the work list while the block works on its batches.
 
-    If it is interrupted, it is made again of what the old collections still hold. A roll back, and a lifted copy, move records
-    that are still there, so that their list is made before.
+    Yield a function that returns whether the list still grows. It raises the error that ended the listing. An interrupted list is
+    made again from the records that the old collections still hold. A roll back, and a lifted copy, leave the records where they
+    are, so their list is made before the work begins.
     """
     if upgrade.listed or upgrade.undoes is not None or upgrade.in_place:
         list_work(context, upgrade)

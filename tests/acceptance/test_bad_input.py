@@ -70,8 +70,8 @@ def test_doctor_looks_at_the_index_before_there_is_a_gallery(tmp_path: Path, kin
     ("options", "saying"),
     [
         ((), "No limit was given; give --rate, --nice or --p99-ms"),
-        (("--rate", "nan"), "'nan' is no number to limit by; 0 lifts the limit"),
-        (("--rate", "inf"), "'inf' is no number to limit by; 0 lifts the limit"),
+        (("--rate", "nan"), "'nan' is not a limit; give 0 or more, and 0 lifts the limit"),
+        (("--rate", "inf"), "'inf' is not a limit; give 0 or more, and 0 lifts the limit"),
         (("--nice", "50"), "50.0 is not in the range 0<=x<=1"),
         (("--p99-ms", "-1"), "-1.0 is not in the range x>=0"),
     ],

@@ -247,6 +247,6 @@ def test_a_wrong_token_is_named_at_once(tmp_path: Path, request: pytest.FixtureR
         assert good.exists("any") is False
         good.close()
         started = time.monotonic()
-        with pytest.raises(EngineError, match=r"refused the token.*correct it"):
+        with pytest.raises(EngineError, match=r"refused the token.*correct milvus.token"):
             MilvusStore(lambda: server.address, token="root:wrong", patience=120.0).exists("any")
         assert time.monotonic() - started < 60.0

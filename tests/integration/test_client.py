@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sqlalchemy import text as statement
 
 from rmvdb import errors
@@ -77,6 +78,8 @@ def test_a_deletion_by_filter_leaves_what_another_client_has_just_changed(galler
         writer.join()
         assert [record.fields["colour"] for record in one.get(3)] == ["cat"]
         assert one.get(4) == []
+    if len(gallery.registry.plan("texts").legs) > 1:  # what the upgrade knows of the records must be their last writes
+        assert gallery.registry.last_done(gallery.upgrade.id, [3, 4]) == {"3": "upsert", "4": "delete"}
 
 
 def test_pages_that_do_not_advance_end_in_an_error(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,3 +415,24 @@ def test_each_refusal_of_a_copied_registry_is_an_error_of_its_own(gallery: Galle
                 client.search("t1")
             refused.append(told.value)
     assert refused[0] is not refused[1]
+
+
+def test_a_bad_item_is_named_by_its_record_with_the_number_of_those_that_are_written(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmvdb.serving.writes.WRITE_BATCH", 3)
+    records = [{"id": id, "item": "broken" if id == 14 else f"t{id}"} for id in range(10, 16)]
+    with gallery.client() as client:
+        with pytest.raises(errors.ItemError, match=r"^Record 14 cannot be written: ValueError: broken; 3 records before it are"):
+            client.upsert(records)
+        assert {record.id for record in client.get(range(10, 16))} == {10, 11, 12}
+        with pytest.raises(errors.ItemError, match=r"^Record 14 cannot be written: ValueError: broken$"):
+            client.upsert(records[4:])
+
+
+@pytest.mark.parametrize("vector", [[10**400] * 6, "a tensor that needs gradients"], ids=["too large", "tensor"])
+def test_a_vector_that_is_no_row_of_numbers_is_refused(gallery: Gallery, vector: Any) -> None:
+    if isinstance(vector, str):
+        vector = torch.ones(6, requires_grad=True)
+    with gallery.client() as client, pytest.raises(errors.Mismatch, match="vector= takes numbers"):
+        client.search(vector=vector, model="v1")

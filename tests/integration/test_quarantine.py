@@ -184,3 +184,14 @@ def test_what_a_later_batch_found_deleted_is_not_lost(gallery: Gallery) -> None:
     assert gallery.conductor().lost(row(gallery)) == Lost()
     cut_over(gallery)
     gallery.conductor().clean_up(row(gallery))
+
+
+def test_dropping_the_quarantine_leaves_what_the_registry_knows_of_a_later_write(gallery: Gallery) -> None:
+    """An application wrote record 7 again: its last write still counts, whatever its source says."""
+    gallery.source.of |= {7: "broken", 8: "broken"}
+    drive(gallery)
+    assert aside(gallery) == {"7", "8"}
+    with gallery.client() as client:
+        client.upsert([{"id": 7, "item": "t7", "n": 1}])
+        client.delete_those([7, 8], confirm=lambda ids: [id for id in ids if id == 8])
+    assert gallery.registry.last_done(gallery.upgrade.id, [7, 8]) == {"7": "upsert", "8": "delete"}

@@ -280,10 +280,10 @@ class Session:
         if status == "DEADLINE_EXCEEDED":
             return EngineUnavailable(f"Milvus at {place} gave no answer within {within:g} s; look at its load and its log")
         if failure in TRANSIENT and code_of(exc) != NOT_LOADED:
-            way_out = "see that it runs and that the address is right"
+            way_out = "see that it runs, or correct milvus.uri"
             return EngineUnavailable(f"Milvus at {place} cannot be reached ({text}); {way_out}")
         if status in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
-            return Refused(f"Milvus at {place} refused the token ({text}); correct it")
+            return Refused(f"Milvus at {place} refused the token ({text}); correct milvus.token")
         if code_of(exc) == MISSING:
             self.schemas.pop(collection, None)
             self.introduced.discard((place, collection))

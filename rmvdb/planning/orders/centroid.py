@@ -58,8 +58,10 @@ def make(records: Iterable[Record], known: Known) -> Centroid:
 
 
 def _class_of(record: Record, label_field: str) -> Hashable | None:
-    """Return the class of a record, None if it has none. A list or another JSON value counts as its text."""
+    """Return the class of a record, None if it has none or an empty text. A list or another JSON value counts as its text."""
     label = record.fields.get(label_field)
+    if label == "":
+        return None
     return label if isinstance(label, Hashable) else str(label)
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from rmvdb import errors
 from rmvdb.backfill.batches import Backfill
+from rmvdb.items import sources
+from rmvdb.items.callable import CallableSource
 from rmvdb.items.digest import item_digest
 from rmvdb.items.field import FieldSource
 from rmvdb.planning.sample import Sample, Sampler, vectors_of
 from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.storage.folders import LocalFolder
-from rmvdb.types import Id, Leg, Metric, Phase, Record
+from rmvdb.types import Id, Item, Leg, Metric, Phase, Record, Vectors
 from tests.support import inprocess
 from tests.support.faults import drive
-from tests.support.inprocess import Gallery, make, vector
+from tests.support.inprocess import Gallery, Texts, make, vector
 
 
 @pytest.mark.parametrize("kind", ["broken", "missing"])
@@ -173,3 +177,49 @@ def test_the_refusal_of_a_sample_of_an_empty_gallery_says_how_to_begin_with_the_
     gallery = make(tmp_path, records=0, deployed=False)
     with pytest.raises(errors.PlanRefused, match="rmvdb gallery remove, then rmvdb gallery add --model v2"):
         _sample(gallery)
+
+
+@pytest.mark.parametrize("fit", [3, 0])
+def test_items_that_do_not_fit_into_memory_together_are_embedded_in_smaller_parts(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, fit: int
+) -> None:
+    class Large:
+        def load(self, records: Sequence[Record]) -> Mapping[Id, Item]:
+            if len(records) > fit:
+                raise MemoryError
+            return Texts.load(gallery.source, records)
+
+    monkeypatch.setattr("rmvdb.items.callable.load_object", lambda *_, **__: Large())
+    monkeypatch.setattr(gallery.source, "load", CallableSource("models:large").load)
+    if fit:
+        drive(gallery)
+        gallery.expect_moved()
+    else:
+        with pytest.raises(errors.SourceError, match=r"does not fit into memory; .* make backfill.batch smaller"):
+            drive(gallery)
+
+
+@pytest.mark.parametrize("year", ["none", [2020]], ids=["text", "list"])
+def test_a_record_whose_fields_do_not_fit_the_pattern_of_its_file_is_set_aside(
+    gallery: Gallery, tmp_path: Path, year: object
+) -> None:
+    old = [Record(id=id, vector=vector("v1", text), fields={"year": 2020}) for id, text in gallery.source.of.items()]
+    old[6] = replace(old[6], fields={"year": year})
+    gallery.store.upsert(gallery.task.old[0], old)
+    for id in gallery.source.of:
+        Image.new("L", (2, 2), id).save(tmp_path / f"2020-{id}.png")
+
+    class Pictures:
+        def embed(self, items: Sequence[Item]) -> Vectors:
+            return np.stack([vector("v2", str(np.asarray(item)[0, 0])) for item in items])
+
+    gallery.loaded_models._loaded["Embedder", "v2"] = Pictures()
+    backfill = Backfill(
+        registry=gallery.registry, store=gallery.store, loaded_models=gallery.loaded_models,
+        source=sources.load(f"folder:{tmp_path}/{{year:04d}}-{{id}}.png"), archive=gallery.archive,
+    )  # fmt: skip
+    gallery.worker(width=1).run(gallery.task, backfill)
+    aside = gallery.registry.quarantined(gallery.upgrade.id)
+    assert [row.record for row in aside] == ["7"]
+    assert "does not fit record 7" in aside[0].reason
+    assert len(gallery.held()["new"]) == len(gallery.source.of) - 1

@@ -317,3 +317,13 @@ def test_a_worker_cannot_continue_a_batch_that_it_released(registry: Registry, u
     registry.retire_worker("w1")
     with pytest.raises(LeaseLost):
         registry.advance(batch, BatchState.WRITING)
+
+
+def test_a_copied_batch_is_not_claimed_before_searches_find_its_records(registry: Registry, upgrade: UpgradeRow) -> None:
+    registry.add_batches(upgrade.id, [([1], None)], first=1)
+    registry.copied(claimed(registry, upgrade), requeue=[], aside={})
+    (copied,) = registry.batches(upgrade.id)
+    assert copied.copied_at is not None
+
+    assert claim(registry, upgrade, settled=copied.copied_at - 0.001) is None
+    assert claim(registry, upgrade, settled=copied.copied_at + 0.001) is not None

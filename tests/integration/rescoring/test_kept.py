@@ -388,3 +388,24 @@ def test_status_tells_what_rescoring_did(gallery: Gallery, capsys: pytest.Captur
     assert "2 searches in the last 30 s, 13.3 items embedded per query, 50 % of the vectors from cache" in capsys.readouterr().out
     with gallery.client():
         assert status(gallery.registry, gallery.registry.gallery("texts")).rescoring is None
+
+
+def test_a_record_whose_embedder_was_away_for_a_moment_is_rescored_later(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmvdb.serving.rescorer.AGAIN", 0.3)
+    away = True
+
+    def before(items: Sequence[Item]) -> None:
+        if away and items != ["anything"]:
+            raise TimeoutError("the service does not answer")
+
+    monkeypatch.setattr(Counting, "before", staticmethod(before))
+    with application(gallery) as client:
+        plain = client.search("anything", limit=1, rescore=0)
+        assert client.search("anything", limit=1, rescore=1)[0].distance == plain[0].distance
+        away = False
+        time.sleep(0.4)
+        monkeypatch.setattr(client._reader._rescorer, "_rests_until", 0.0)
+        hits = client.search("anything", limit=1, rescore=1)
+        assert np.isclose(hits[0].distance, truth(gallery, "anything")[hits[0].id], atol=1e-5)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rmvdb.errors import EngineUnavailable
 from rmvdb.items.field import FieldSource
 from rmvdb.learning.method import Method
 from rmvdb.planning.question import Question
@@ -21,7 +22,7 @@ from rmvdb.serving.client import Client
 from rmvdb.serving.loaded_models import Chain, LoadedModels
 from rmvdb.serving.rescorer import Rescorer
 from rmvdb.types import IdType, Index, Item, Leg, Metric, Record, Schema, Vectors
-from tests.support.inprocess import DIMS, Gallery, drive, make
+from tests.support.inprocess import DIMS, Gallery, drive, make, vector
 from tests.support.migrated import migrate
 from tests.support.rescoring import (
     PATIENT,
@@ -293,3 +294,27 @@ def test_a_serving_plan_of_an_earlier_rmvdb_rescores_nothing() -> None:
     assert "rescore" not in stored
     assert leg_from_json(stored).rescore == 0
     assert leg_from_json(leg_to_json(replace(leg_from_json(stored), rescore=20))).rescore == 20
+
+
+def test_a_record_in_both_collections_has_its_true_distance(gallery: Gallery) -> None:
+    """Copied, and waiting for its grace: the old leg may seem to have it nearer."""
+    new = [replace(each, vector=vector("v2", gallery.source.of[each.id])) for each in gallery.records("texts_v1").values()]
+    gallery.store.upsert("texts_v2", new)
+    with application(gallery) as client:
+        expect_true(gallery, client.search("anything", limit=40, rescore=40), "anything")
+
+
+def test_a_search_that_is_too_large_with_the_items_is_answered_without_rescoring(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmvdb.serving.search.MANY_HITS", 5)
+    real = gallery.store.search
+
+    def search(collection: str, *args: Any, fields: Sequence[str] | None = (), **options: Any) -> Any:
+        if fields is None or "text" in fields:
+            raise EngineUnavailable("Milvus gave no answer within 10 s")
+        return real(collection, *args, fields=fields, **options)
+
+    monkeypatch.setattr(gallery.store, "search", search)
+    with application(gallery) as client:
+        assert len(client.search("anything", limit=10, output_fields=("n",), rescore=10)) == 10

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
 from rmvdb import errors
-from rmvdb.app import config
+from rmvdb.app import config, wiring
+from rmvdb.items import objects
 from rmvdb.registry.registry import Registry
 from rmvdb.storage import files, ownership
 
@@ -136,3 +138,24 @@ def test_closing_leaves_what_is_another_users(tmp_path: Path) -> None:
     os.chown(file, OTHER, OTHER)
     ownership.close_to_others(file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
+
+
+def test_modules_are_not_taken_from_a_folder_in_which_others_can_put_files(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from /tmp: a file there may have the name of a module that rmvdb.toml allows, or of a library."""
+    monkeypatch.setattr(objects, "_left_out", set())
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (drop := tmp_path / "drop").mkdir()
+    drop.chmod(0o1777)
+    (drop / "usertheirs.py").write_text("import pathlib\npathlib.Path('ran').touch()\nthing = 1\n")
+    monkeypatch.chdir(drop)
+
+    wiring.load(folder / "rmvdb.toml")
+    with pytest.raises(errors.UsageError, match=rf"rmvdb does not look in {drop}, where other users can put files"):
+        objects.load_object("usertheirs:thing")
+    assert not (drop / "ran").exists()
+
+    objects._left_out.clear()
+    wiring.load(folder / "rmvdb.toml", trust=True)
+    assert objects.load_object("usertheirs:thing") == 1
