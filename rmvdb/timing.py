@@ -52,7 +52,7 @@ if hasattr(os, "register_at_fork"):
 # --- clocks -----------------------------------------------------------------------------------------------------------
 
 
-def counted() -> float:
+def seconds_since_boot() -> float:
     """Return the seconds by a clock that is never set. It counts sleep, but not a hypervisor's pause, so more time may pass."""
     # The monotonic clock of Linux stops while a laptop sleeps or a virtual machine is suspended.
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
@@ -70,13 +70,13 @@ class Uptime:
 
     def __init__(self) -> None:
         self._lock = ProcessLock()
-        self._passed = self._counted = counted()
+        self._passed = self._counted = seconds_since_boot()
         self._shown = time.time()
 
     def __call__(self) -> float:
         """Return the seconds until now."""
         with self._lock.now:
-            now, shown = counted(), time.time()
+            now, shown = seconds_since_boot(), time.time()
             by_count, by_day = now - self._counted, shown - self._shown
             self._passed += by_day if by_day > by_count + self.STEP else by_count
             self._counted, self._shown = now, shown

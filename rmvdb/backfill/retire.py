@@ -229,12 +229,12 @@ class Retiring(BatchRecords):
         held = {each.id: each for collection in reversed(task.new) for each in get(collection)}
         known, copied = set[Id](), set[Id]()
         for file in self._copies(task, batch):
-            if copied == held.keys():
-                return decision
             for each in self._archive.found(file):
                 if each.made is not None and each.record.id in held:
                     known.add(each.record.id)
                     copied |= {each.record.id} if each.is_copied_to(held[each.record.id]) else set()
+            if copied == held.keys():  # looked at after each file: to list the next ones reads the whole folder
+                return decision
         written = known - copied
         return replace(
             decision,

@@ -62,6 +62,9 @@ def _made(trial: Trial, methods: Sequence[Method], order: str) -> list[Candidate
     refused: list[PlanRefused] = []
     for done, method in enumerate(sorted(methods, key=list(METHODS).index)):
         trial.progress("fitting methods", done, len(methods))
+        if trial.is_late and method.has_transforms and any(each.has_transforms for each in made):
+            trial.untried.append(method)
+            continue
         try:
             candidate = trial.candidate(method, order)
         except PlanRefused as exc:  # of these spaces there is no such map

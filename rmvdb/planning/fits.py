@@ -61,6 +61,11 @@ class Fits:
         """Return whether the pairs have labels."""
         return self._train.pairs.labels is not None
 
+    @property
+    def is_late(self) -> bool:
+        """Return whether the time for all fitting is over."""
+        return self._until is not None and time.monotonic() > self._until
+
     def fitted(self, method: Method) -> tuple[Method, Fitted]:
         """Return the method to serve, with its transforms: the method without ρ, unless ρ keeps the quality."""
         if method not in self._fitted:

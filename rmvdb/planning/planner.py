@@ -150,8 +150,17 @@ class Planner:
             unlabelled=sample.unlabelled,
         )
 
-    def order(self, question: Question, leg: Leg, classifier: Classifier | None, name: str) -> Order:
-        """Make the backfill order of that name for a collection. It learns from a sample.
+    def order(
+        self,
+        question: Question,
+        leg: Leg,
+        classifier: Classifier | None,
+        name: str,
+        look: Callable[[], None] = lambda: None,
+    ) -> Order:
+        """Make the backfill order of that name for a collection. It learns from a sample, if it learns anything.
+
+        `look` is called now and then while the sample is drawn. It may raise to end this.
 
         If an earlier rmvdb chose an order that is gone since, it is the first that is possible. If the sample teaches it nothing,
         it is `random`.
@@ -159,7 +168,7 @@ class Planner:
         (known,) = _known(question, [leg], [classifier])
         name = name if name in ORDERS else possible_orders([known])[0]
         try:
-            return make_order(name, self._sampler.records(leg.collection, question.sample, question.seed), known)
+            return make_order(name, self._sampler.drawn(leg.collection, question.sample, question.seed, look), known)
         except errors.PlanRefused:  # what is left in this collection teaches it nothing, and the upgrade is deployed by now
             return make_order("random", [], known)
 
@@ -401,6 +410,9 @@ def _chosen(
     best = chosen(some, told, objective=trial.objective, declared=declared, seed=trial.seed)
     if any(leg.blend or leg.rescore for leg in legs):
         best = replace(best, warnings=[*best.warnings, ENDS])
+    if trial.untried:
+        untried = ", ".join(trial.untried)
+        best = replace(best, warnings=[*best.warnings, f"there was no time to try {untried}; give more with --minutes"])
     if free or best.extractions == 1:
         return best
     return replace(best, choice=f"{best.choice}. {UNKNOWN_QUERIES}")

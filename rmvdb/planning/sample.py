@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,11 +81,12 @@ class Sampler:
         """Take the services. `cache` gives the kept embeddings of a model version."""
         self._store, self._loaded_models, self._source, self._cache = store, loaded_models, source, functools.cache(cache)
 
-    def _ids(self, collection: str, most: int, seed: int, without: Set[Id]) -> list[Id]:
+    def _ids(self, collection: str, most: int, seed: int, without: Set[Id], look: Callable[[], None] = lambda: None) -> list[Id]:
         """Draw a uniform sample of ids in one streaming pass, sorted. The same collection and seed give the same sample."""
         rng = np.random.default_rng(seed)
         kept: list[tuple[float, Id]] = []
         for page in self._store.scan(collection):
+            look()
             drawn = zip(rng.random(len(page)).tolist(), (record.id for record in page), strict=True)
             kept += [(place, id) for place, id in drawn if id not in without]
             if len(kept) > 4 * most:
@@ -97,6 +98,10 @@ class Sampler:
         """Draw a uniform sample of a collection, with vectors, sorted by id."""
         ids = self._ids(collection, most, seed, without)
         return self._get(collection, ids)
+
+    def drawn(self, collection: str, most: int, seed: int, look: Callable[[], None]) -> Iterator[Record]:
+        """Yield the records of such a sample. The collection is only read once the first one is asked for."""
+        yield from self._get(collection, self._ids(collection, most, seed, frozenset(), look))
 
     def _get(self, collection: str, ids: Sequence[Id]) -> list[Record]:
         chunks = (ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK))

@@ -189,6 +189,8 @@ class Trial:
             seconds=seconds,
             progress=progress,
         )
+        #: The methods that there was no time for.
+        self.untried: list[Method] = []
         self._measured: dict[tuple[object, ...], Measured] = {}
         self._scales: dict[tuple[object, ...], Scales] = {}
 
@@ -215,6 +217,11 @@ class Trial:
         if self._has_answers:
             return "answers"
         return "labels" if self.labelled else "neighbours"
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether the time for fitting is over."""
+        return self.fits.is_late
 
     @property
     def labelled(self) -> bool:

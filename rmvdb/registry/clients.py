@@ -14,7 +14,7 @@ from rmvdb.registry.clock import NOISE, clock
 from rmvdb.registry.clock import columns as clock_columns
 from rmvdb.registry.session import Database, one_statement, transaction
 from rmvdb.registry.tables import ClientRow, GalleryRow, PlanRow, TraceRow
-from rmvdb.timing import counted
+from rmvdb.timing import seconds_since_boot
 from rmvdb.types import ServingPlan
 
 #: In SQL: after RETURNING, SQLAlchemy leaves out the names of SQLite's tables.
@@ -72,7 +72,7 @@ class Clients(Database):
         """Record the heartbeat, and return the answer. None if the plan in force or the announced one has changed."""
         if (seen_at := self._time.counting()) is None:
             return None
-        asked = counted()
+        asked = seconds_since_boot()
         row = GalleryRow.__table__.c
         upcoming = known.next.epoch if known.next else None
         same = (row.name == gallery, row.epoch == known.plan.epoch, row.next_epoch.is_not_distinct_from(upcoming))

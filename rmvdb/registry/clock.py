@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import GenericFunction
 
 from rmvdb.registry.tables import ClockRow
-from rmvdb.timing import counted
+from rmvdb.timing import seconds_since_boot
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def now(_: Session) -> float:
 def day(_: Session) -> float:
     """Return the seconds since 1970 by the database's clock, for people. No wait may depend on it."""
     began = _BEGAN.get()
-    return began.shown + counted() - began.at
+    return began.shown + seconds_since_boot() - began.at
 
 
 def _time() -> float:
@@ -88,7 +88,7 @@ def _time() -> float:
 
 
 def _counted_on(began: _Began) -> float:
-    return began.time + counted() - began.at
+    return began.time + seconds_since_boot() - began.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Timekeeper:
         """
         if self._given is None or self._given[0].since < OLD:
             return None
-        (last, began), row, now = self._given, ClockRow.__table__.c, counted()
+        (last, began), row, now = self._given, ClockRow.__table__.c, seconds_since_boot()
         read = (row.time == last.time, row.shown == last.anchored, row.back == last.back, row.starts == last.starts)
         least, most = last.shown + now - last.answered - NOISE, last.shown + now - last.asked + TICK
         as_counted = database_clock().between(least, most)
@@ -218,14 +218,14 @@ _READING = _reading()
 
 
 def _read(s: Session, statement: Select[Any]) -> tuple[_Reading, Sequence[Any]]:
-    asked = counted()
+    asked = seconds_since_boot()
     time, anchored, back, starts, shown, *values = s.execute(statement).one()
-    return _Reading(time, anchored, back, starts, shown, asked, counted()), values
+    return _Reading(time, anchored, back, starts, shown, asked, seconds_since_boot()), values
 
 
 def _read_from(values: Sequence[Any], asked: float) -> _Reading:
     time, anchored, back, starts, shown = values
-    return _Reading(time, anchored, back, starts, shown, asked, counted())
+    return _Reading(time, anchored, back, starts, shown, asked, seconds_since_boot())
 
 
 def _ahead(reading: _Reading, last: _Reading | None) -> float:

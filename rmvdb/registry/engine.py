@@ -20,7 +20,7 @@ from rmvdb import errors
 from rmvdb.registry import forking, waiting
 from rmvdb.storage import files
 from rmvdb.text import parsed, without_password
-from rmvdb.timing import counted
+from rmvdb.timing import seconds_since_boot
 
 #: rmvdb notices within seconds that a server has vanished.
 _POSTGRES = {
@@ -109,7 +109,7 @@ def make_engine(url: str) -> Engine:
             raise errors.RegistryError(f"PostgreSQL needs {exc.name}; install it: pip install 'rmvdb[postgres]'") from exc
         event.listen(engine, "do_connect", waiting.connect)
         event.listen(engine, "connect", functools.partial(_prepare_postgres, facts))
-        event.listen(engine, "checkin", lambda _, record: record.info.update(rests_since=counted()))
+        event.listen(engine, "checkin", lambda _, record: record.info.update(rests_since=seconds_since_boot()))
         event.listen(engine, "checkout", functools.partial(_try_rested, engine.dialect))
     else:
         engine = create_engine(url, connect_args={"timeout": _BUSY / 1000})
@@ -157,7 +157,7 @@ def _prepare_postgres(facts: dict[str, str], connection: Any, _: Any) -> None:
 
 def _try_rested(dialect: Dialect, connection: Any, record: Any, _: Any) -> None:
     # A sooner one is as likely broken as one in use, and then the call is made again.
-    if counted() - record.info.get("rests_since", math.inf) > _RESTED:
+    if seconds_since_boot() - record.info.get("rests_since", math.inf) > _RESTED:
         try:
             dialect.do_ping(connection)
         except dialect.loaded_dbapi.Error as exc:

@@ -20,7 +20,7 @@ from rmvdb.registry.engine import Away, at_once, make_engine, parsed_url, safe_s
 from rmvdb.registry.manifest_rows import Contents
 from rmvdb.registry.tables import REVISION, REVISION_TABLE, ClockRow
 from rmvdb.text import without_password
-from rmvdb.timing import counted
+from rmvdb.timing import seconds_since_boot
 
 #: An application may have seeded the shared generator, and forked children share the state of any other.
 _random = random.SystemRandom()
@@ -95,7 +95,7 @@ def _attempts(call: waiting.Call) -> Retrying:
     return Retrying(
         retry=_worth_another_try,
         wait=_pause,
-        stop=lambda _: counted() > call.ends,
+        stop=lambda _: seconds_since_boot() > call.ends,
         reraise=True,
     )
 

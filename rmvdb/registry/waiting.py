@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from rmvdb.timing import counted
+from rmvdb.timing import seconds_since_boot
 
 #: Seconds of silence after which a call closes its connection: longer than the server lets a statement run.
 SILENT = 40.0
@@ -36,7 +36,7 @@ _ENDS: ContextVar[float] = ContextVar("ends", default=float("inf"))
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
     """Limit the calls of this thread to so many seconds together."""
-    before = _ENDS.set(min(_ENDS.get(), counted() + seconds))
+    before = _ENDS.set(min(_ENDS.get(), seconds_since_boot() + seconds))
     try:
         yield
     finally:
@@ -45,7 +45,7 @@ def within(seconds: float) -> Iterator[None]:
 
 def call(patience: float) -> Call:
     """Begin a call that is tried again for so many seconds."""
-    began = counted()
+    began = seconds_since_boot()
     return Call(began=began, ends=min(began + patience, _ENDS.get()))
 
 
@@ -81,7 +81,7 @@ def _watched(connection: Any, steps: Generator[Any, int, Any]) -> Generator[Any,
     """
     from psycopg import OperationalError
 
-    began = counted()
+    began = seconds_since_boot()
     limit = min(began + SILENT, max(_ENDS.get(), began + 1.0))  # the last attempt of a call has a moment, too
     if _UNHURRIED.get():
         limit = math.inf
@@ -89,9 +89,9 @@ def _watched(connection: Any, steps: Generator[Any, int, Any]) -> Generator[Any,
         asked = next(steps)
         while True:
             ready = yield asked
-            if not ready and counted() > limit:
+            if not ready and seconds_since_boot() > limit:
                 connection.pgconn.finish()
-                raise OperationalError(f"it did not answer for {counted() - began:.0f} s")
+                raise OperationalError(f"it did not answer for {seconds_since_boot() - began:.0f} s")
             asked = steps.send(ready)
     except StopIteration as end:
         return end.value

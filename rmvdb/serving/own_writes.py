@@ -6,7 +6,7 @@ import threading
 from typing import NamedTuple
 
 from rmvdb.protocols import VectorStore
-from rmvdb.timing import counted, uptime
+from rmvdb.timing import seconds_since_boot, uptime
 from rmvdb.types import Moment
 
 
@@ -28,12 +28,12 @@ class OwnWrites:
     def __init__(self, store: VectorStore, *, engine_timeout: float) -> None:
         self._store, self._engine_timeout = store, engine_timeout
         self._lock = threading.Lock()
-        #: When the last write ended, in seconds of `counted`: a time of day that is set forward does not make the engine show it.
+        #: When the last write ended, in seconds of `seconds_since_boot`: a time of day that is set forward does not make the engine show it.
         self._ended, self._asked = float("-inf"), _Asked(float("-inf"), 0)
 
     def note(self) -> None:
         """Note that a write has ended. It may have failed in part."""
-        ended = counted()
+        ended = seconds_since_boot()
         self._ask()
         with self._lock:
             self._ended = max(self._ended, ended)
@@ -44,7 +44,7 @@ class OwnWrites:
         A search after a moment that is older than the staleness might lack what the engine owes to every search: other clients'
         writes, and records that workers have moved. So the moment is then asked for again.
         """
-        if counted() - self._ended >= staleness + self._engine_timeout:
+        if seconds_since_boot() - self._ended >= staleness + self._engine_timeout:
             return None
         now, asked = uptime(), self._asked
         return (asked if now - asked.at < staleness else self._ask()).moment

@@ -174,7 +174,7 @@ class Archive:
     def files(self, *folders: str, begins: str = "") -> list[ArchiveFile]:
         """List the files under these folders, such as gallery, upgrade, whose names begin so, the newest first, without opening
         them."""
-        found = [entry for entry in self._entries(folders, ".parquet") if entry.name.startswith(begins)]
+        found = self._entries(folders, ".parquet", begins=begins)
         return [ArchiveFile(path=entry.path, sha256=_digest_in(entry)) for entry in sorted(found, key=_age, reverse=True)]
 
     def last_upgrade(self, gallery: str) -> int:
@@ -195,9 +195,9 @@ class Archive:
         """Remove every file under these folders, such as gallery, upgrade. Do nothing if there is none."""
         self.folder.clear("/".join(map(files.file_name, (folder, *more))))
 
-    def _entries(self, folders: Sequence[str], suffix: str) -> Iterator[Entry]:
-        """Yield the files below these folders that end so, whole ones only."""
-        below = self.folder.entries("/".join(map(files.file_name, folders)))
+    def _entries(self, folders: Sequence[str], suffix: str, *, begins: str = "") -> Iterator[Entry]:
+        """Yield the files below these folders whose names begin and end so, whole ones only."""
+        below = self.folder.entries("/".join(map(files.file_name, folders)), begins=begins)
         return (entry for entry in below if entry.name.endswith(suffix) and not entry.name.startswith("."))
 
     def _open(self, file: ArchiveFile, *, columns: list[str] | None = None) -> Any:

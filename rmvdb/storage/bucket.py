@@ -57,12 +57,14 @@ class Bucket(Folder):
 
         return self._repeated(self.where(path), get)
 
-    def entries(self, path: str = "") -> Iterator[Entry]:
-        """Yield all files below this path."""
+    def entries(self, path: str = "", *, begins: str = "") -> Iterator[Entry]:
+        """Yield all files below this path whose names begin so."""
         token: dict[str, str] = {}
         while True:
             answer = self._list(path, **token)
             for each in answer.get("Contents", ()):
+                if not each["Key"].rpartition("/")[2].startswith(begins):
+                    continue
                 yield Entry(
                     path=each["Key"].removeprefix(self._prefix), bytes=each["Size"], written=each["LastModified"].timestamp()
                 )

@@ -55,8 +55,8 @@ class Folder(abc.ABC):
         """
 
     @abc.abstractmethod
-    def entries(self, path: str = "") -> Iterator[Entry]:
-        """Yield all files below this path, in the order of their paths; none if there is no such folder.
+    def entries(self, path: str = "", *, begins: str = "") -> Iterator[Entry]:
+        """Yield all files below this path whose names begin so, in the order of their paths; none if there is no such folder.
 
         Raises: ArtifactError if the folder cannot be read, HomeUnreachable if the bucket does not answer.
         """
@@ -100,7 +100,7 @@ class LocalFolder(Folder):
         """Return the file's bytes."""
         return files.read(files.inside(self.path, path))
 
-    def entries(self, path: str = "") -> Iterator[Entry]:
+    def entries(self, path: str = "", *, begins: str = "") -> Iterator[Entry]:
         """Yield all files below this path, and what passes for one, such as a pipe; but no links."""
         with _translated(self.path / path):
             try:
@@ -110,8 +110,8 @@ class LocalFolder(Folder):
             for each in found:
                 relative = f"{path}/{each.name}" if path else each.name
                 if each.is_dir(follow_symlinks=False):
-                    yield from self.entries(relative)
-                elif not each.is_symlink():
+                    yield from self.entries(relative, begins=begins)
+                elif each.name.startswith(begins) and not each.is_symlink():
                     with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                         status = each.stat()
                         yield Entry(path=relative, bytes=status.st_size, written=status.st_mtime_ns / 1e9)

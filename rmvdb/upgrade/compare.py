@@ -40,6 +40,8 @@ from rmvdb.upgrade.report import VerifyPosition, VerifyReport
 AT_ONCE = 1_000
 #: Parts that are read while an earlier one is compared: each waits for the engine's clock.
 AHEAD = 2
+#: Seconds after which records that seem to differ are looked at again, so that the position can be kept.
+UNDECIDED = 60.0
 #: The most records with other fields that are looked at again. If there are more, a busy server is not the reason.
 LOOK_AGAIN = 1_000
 
@@ -117,6 +119,11 @@ class Verify:
         differing: dict[Id, float] = {}
         odd: dict[Id, Record] = {}
         read = functools.partial(self._read, task, newest=newest, left_out=report.unread.append)
+        kept = time.monotonic()
+
+        def look() -> None:
+            progress(report.fields_compared, total)
+
         for part in _read_ahead(_parts(batches[at.batches :]), read):
             differing |= self._compare(task, part, report, odd, sample=sample, of=total)
             report.fields_compared += part.archived
@@ -128,23 +135,37 @@ class Verify:
                 searched=report.searched,
                 passed_over=report.passed_over,
             )
+            if (differing or odd) and time.monotonic() - kept > UNDECIDED:
+                self._decide(task, report, odd, differing, look=look)
             if report.ok and not differing and not odd:
                 keep(at)
-            progress(report.fields_compared, total)
-
-        def look() -> None:
+                kept = time.monotonic()
             progress(report.fields_compared, total)
 
         self._compare_ids(task, batches, self._expected(task, batches, newest), report, look=look)
         self._compare_written(task, report, sample=sample, look=look)
         self._count_missing(task, report)
         report.judge_index()
+        self._decide(task, report, odd, differing, look=look)
+        return report
+
+    def _decide(
+        self,
+        task: Task,
+        report: VerifyReport,
+        odd: dict[Id, Record],
+        differing: dict[Id, float],
+        *,
+        look: Callable[[], None],
+    ) -> None:
+        """Look again at records that seemed to differ. Report those that still do, and empty both."""
         for id in self._still_odd(task, odd, look=look):
             _complain_of_fields(report, task, id)
         for id, distance in self._unwritten(task, differing).items():
             lies = f"record {id!r} embedded again lies {distance:.1e} from the stored vector"
             report.complain(f"{lies}; if its item has changed, write it again")
-        return report
+        odd.clear()
+        differing.clear()
 
     def unexplained(self, task: Task, look: Callable[[], None] = lambda: None) -> UnexplainedRecords:
         """Find the records of the new collection that differ from the known writes, in one reading of it.

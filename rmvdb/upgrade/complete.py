@@ -111,9 +111,9 @@ def _release_deleted(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     Raises:
         RecordsMissing: more of them are gone than another program's single deletions explain.
     """
-    if upgrade.original:
-        keep_original.agree(context, upgrade)
     left = _aside(context, upgrade)
+    if upgrade.original:
+        keep_original.mirror(context, upgrade).take_out(left, keep_original.beside(upgrade))
     for collection in upgrade.old_collections:
         there = {record.id for record in context.store.get(collection, left, fields=())}
         left = [id for id in left if id not in there]

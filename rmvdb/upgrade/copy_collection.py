@@ -68,6 +68,8 @@ class CopyPosition:
     after: Id | None = None
     done: int = 0
     total: int = 0
+    #: Whether this pass has changed the copy, so that another one follows.
+    changed: bool = False
 
 
 class Mirror:
@@ -101,10 +103,10 @@ class Mirror:
     ) -> None:
         """Copy until a pass over both collections changes nothing, or for `PASSES` passes if other programs change the original.
 
-        It resumes from `begun`. Records before that position may have changed since, so another pass always follows.
+        It resumes from `begun`.
         """
         total = self._store.count(self._original)
-        at, changed = replace(begun or CopyPosition(), total=total), begun is not None
+        at = replace(begun or CopyPosition(), total=total)
         sides: Sequence[tuple[str, Callable[[Sequence[Id]], list[Id]]]] = (
             (self._original, lambda ids: self._different(target, ids)),
             (target, lambda ids: self._absent(ids, self._original)),
@@ -112,13 +114,13 @@ class Mirror:
         while at.passes < PASSES:
             for side, (collection, differing) in list(enumerate(sides))[at.side :]:
                 for ids in self._ids(collection, after=at.after):
-                    changed |= self._repair_by_permit(permit, target, differing(ids)) > 0
-                    at = replace(at, after=ids[-1], done=min(at.done + (0 if side else len(ids)), total))
+                    changed = self._repair_by_permit(permit, target, differing(ids)) > 0 or at.changed
+                    at = replace(at, after=ids[-1], done=min(at.done + (0 if side else len(ids)), total), changed=changed)
                     progress(at)
                 at = replace(at, side=side + 1, after=None)
-            if not changed:
+            if not at.changed:
                 return
-            at, changed = CopyPosition(passes=at.passes + 1, total=total), False
+            at = CopyPosition(passes=at.passes + 1, total=total)
 
     def finish(self, target: str, ids: Sequence[Id], look: Callable[[], None] = lambda: None) -> None:
         """Copy these records again: clients that were killed while the copy was made may have written it, and not the original.
@@ -157,6 +159,10 @@ class Mirror:
         """Bring these records of the original into the last leg, unless a leg holds them or a client deleted them. Return how
         many."""
         return sum(self._take_in(page, legs) for page in self._pages(ids))
+
+    def take_out(self, ids: Sequence[Id], legs: Sequence[str]) -> int:
+        """Take those of these records that the original lacks out of all legs. Return how many."""
+        return sum(self._take_out(gone, legs) for page in self._pages(ids) if (gone := self._absent(page, self._original)))
 
     def unknown(self, legs: Sequence[str]) -> Iterator[list[Id]]:
         """Find the records that only the original holds while no other process writes them, a page at a time."""

@@ -13,6 +13,7 @@ from rmvdb.types import Phase
 from rmvdb.upgrade import change_epoch, keep_original
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.copy_collection import CopyPosition
+from rmvdb.upgrade.report import COUNTS
 from rmvdb.upgrade.status import searched
 
 
@@ -56,7 +57,8 @@ def _copy_original(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool)
     context.say(f"{step} into {copy}{', from where it stood' if begun else ''}")
 
     def progress(at: CopyPosition) -> None:
-        context.registry.set_upgrade(upgrade.id, copying=asdict(at) | {"epoch": epoch}, leader_token=context.leader_token)
+        position = asdict(at) | {"epoch": epoch, "at": context.registry.now()}
+        context.registry.set_upgrade(upgrade.id, copying=position, leader_token=context.leader_token)
         context.report(step, at.done, at.total)
 
     keep_original.mirror(context, upgrade).copy(copy, functools.partial(_copy_permit, context, upgrade), progress, begun)
@@ -68,9 +70,15 @@ def _copy_original(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool)
 
 
 def _copied_to(context: UpgradeContext, upgrade: int, epoch: int) -> CopyPosition | None:
-    """Return where a copy was interrupted in this epoch. In another epoch it begins at the first record."""
-    position = dict(context.registry.upgrade(upgrade).copying or {})
-    return CopyPosition(**position) if position.pop("epoch", None) == epoch else None
+    """Return where a copy was interrupted in this epoch. In another epoch it begins at the first record.
+
+    After a long interruption another pass follows, because other programs may have changed the original meanwhile.
+    """
+    position = {"at": 0.0, "changed": True} | dict(context.registry.upgrade(upgrade).copying or {})
+    long = context.registry.now() - position.pop("at") > COUNTS
+    if position.pop("epoch", None) != epoch:
+        return None
+    return CopyPosition(**position | {"changed": long or position["changed"]})
 
 
 @contextmanager

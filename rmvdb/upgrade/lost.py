@@ -14,7 +14,7 @@ from rmvdb.items.sources import given
 from rmvdb.registry.codec import key, unpack_ids
 from rmvdb.registry.tables import BatchRow, UpgradeRow
 from rmvdb.storage.archive import ArchiveFile, Reading
-from rmvdb.types import BatchState, Id, Phase, Record
+from rmvdb.types import BatchState, Id, Moment, Phase, Record
 from rmvdb.upgrade import backfill_step, late, verify, work_list
 from rmvdb.upgrade.client_writes import PAGE, ClientWrites
 from rmvdb.upgrade.compare import UnexplainedRecords
@@ -87,11 +87,12 @@ def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
     total, _ = context.registry.counts(upgrade.id).get(BatchState.RETIRED, (0, 0))
     report = context.report_if_slow()
     while page := context.registry.batches(upgrade.id, before=before, state=BatchState.RETIRED):
+        moment = context.store.moment()  # the reads of a page wait for the engine's clock once
         for row in page:  # the last batch that moved a record has its last reading
             ids = [id for id in moved_ids(row) if id not in seen]
             written = context.registry.announced(upgrade.id, ids)
             read = functools.cache(functools.partial(_readings, context, row))
-            there = _kept_in_place(context, task, read, ids) if task.in_place else _held_by(context, task.new, ids)
+            there = _kept_in_place(context, task, read, ids) if task.in_place else _held_by(context, task.new, ids, moment)
             missing = [id for id in ids if id not in there and key(id) not in written]
             seen.update(ids if task.in_place else missing)
             seen.update(unpack_ids(row.remove_from_new))  # another program put them back, and deleted them
@@ -112,8 +113,10 @@ def gone(context: UpgradeContext, upgrades: Sequence[UpgradeRow]) -> list[Id]:
     found = dict[Id, None]()
     for upgrade in upgrades:
         writes, task = ClientWrites(context.registry, context.store), backfill_step.task(context, upgrade)
-        for ids in itertools.chain(_moved(context, upgrade), _pages(writes.ids(task, writes.upserted(task)))):
-            missing = _not_served(context, ids)
+        written = writes.ids(task, writes.upserted(task))
+        moment = context.store.moment()  # all of these were written before it, so the reads wait for the engine's clock once
+        for ids in itertools.chain(_moved(context, upgrade), _pages(written)):
+            missing = _not_served(context, ids, moment)
             others = {key(id) for each in numbers if missing for id in _deleted_or_open(context, each, missing)}
             found |= dict.fromkeys(id for id in missing if key(id) not in others)
             context.check_stop()
@@ -148,8 +151,8 @@ def _pages(ids: Sequence[Id]) -> Iterator[Sequence[Id]]:
     return (ids[start : start + PAGE] for start in range(0, len(ids), PAGE))
 
 
-def _not_served(context: UpgradeContext, ids: Sequence[Id]) -> list[Id]:
-    there = _held_by(context, (leg.collection for leg in context.registry.plan(context.gallery.name).legs), ids)
+def _not_served(context: UpgradeContext, ids: Sequence[Id], after: Moment) -> list[Id]:
+    there = _held_by(context, (leg.collection for leg in context.registry.plan(context.gallery.name).legs), ids, after)
     return [id for id in ids if id not in there]
 
 
@@ -159,10 +162,12 @@ def _deleted_or_open(context: UpgradeContext, upgrade: int, ids: Sequence[Id]) -
     return [id for id in ids if (write := last.get(key(id))) and (write.kind == "delete" or not write.done)]
 
 
-def _held_by(context: UpgradeContext, collections: Iterable[str], ids: Sequence[Id]) -> set[Id]:
+def _held_by(context: UpgradeContext, collections: Iterable[str], ids: Sequence[Id], after: Moment = 0) -> set[Id]:
+    """Return the ids that one of these collections holds, as of that moment or later. 0: as of now."""
     if not ids:
         return set()
-    return {record.id for name in set(collections) for record in context.store.get(name, ids, fields=())}
+    get = functools.partial(context.store.get, ids=ids, fields=(), strong=not after, after=after)
+    return {record.id for name in set(collections) for record in get(name)}
 
 
 def _kept_in_place(context: UpgradeContext, task: Task, read: Callable[[], Mapping[Id, Reading]], ids: Sequence[Id]) -> set[Id]:

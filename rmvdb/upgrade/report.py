@@ -14,6 +14,9 @@ NAMED = 20
 #: The share of the searched records that an approximate index may pass over.
 PASSED_OVER = 0.05
 
+#: Seconds after which the position of an interrupted comparison or copy counts no more: others may have changed records since.
+COUNTS = 600.0
+
 
 @dataclass(kw_only=True, slots=True)
 class VerifyReport:

@@ -231,21 +231,23 @@ class Conductor(UpgradeContext):
             self.say(f"{now.total - now.done} of {counted(now.total, 'record is', 'records are')} left to move{paused}")
             self.backfill(upgrade, worker, until=1.0)
         completing.refuse_quarantined(self, upgrade)
+        verifying.keep_position(self, upgrade)
         self.complete(upgrade, worker)
+        verifying.keep_position(self, upgrade)
         completing.refuse_quarantined(self, upgrade)
         while backfill_step.unfinished(self, upgrade):  # a client may have written a quarantined record again
             self.complete(upgrade, worker)
             completing.refuse_quarantined(self, upgrade)
         repairing.put_back_late(self, upgrade, worker)
+        verifying.keep_position(self, upgrade)
         completing.settle(self, upgrade)
         report = verifying.expect_verified(self, upgrade)
         change_epoch.serve(self, upgrade, EpochName.FINAL, force=force)
         change_epoch.move_aliases(self, upgrade)
         served = searched(self.registry.plan(self.gallery.name), by_name=True)
         note = f"verified {counted(report.records, 'record')}; {served}"
-        self.registry.set_upgrade(
-            upgrade.id, phase=Phase.CUT_OVER, was=Phase.SERVING_BOTH, note=note, leader_token=self.leader_token
-        )
+        done = {"phase": Phase.CUT_OVER, "verifying": None}  # until here a killed process goes on with its comparison
+        self.registry.set_upgrade(upgrade.id, was=Phase.SERVING_BOTH, note=note, leader_token=self.leader_token, **done)
         self.say(f"{'rolled back' if upgrade.undoes else 'cut over'}: {counted(report.records, 'record')} verified, {served} now")
         if kept := rolling_back.standing_in(self, upgrade):
             self.say(f"{counted(kept, 'record')} written since {'keeps' if kept == 1 else 'keep'} ψ's vector")

@@ -10,6 +10,7 @@ from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import GalleryRow, UpgradeRow, WorkerRow
 from rmvdb.text import counted
 from rmvdb.types import BatchState, Phase, Progress, ServingPlan
+from rmvdb.upgrade.report import COUNTS
 
 #: Seconds without a heartbeat after which a worker counts as silent (one comes every 10), and for how long it is shown.
 SILENT, SHOWN = 12.0, 86400.0
@@ -146,7 +147,7 @@ def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, plan: 
         "method": row.method,
         "order": row.order,
         "phase": row.phase,
-        "doing": _doing(row, now, unfinished, resting, plan),
+        "doing": _doing(row, now, unfinished, resting, plan, at),
         "listed": row.listed,
         "t": 1.0 if row.phase in (Phase.CUT_OVER, Phase.CLEANING_UP) else now.t if row.listed else 0.0,
         "done": now.done,
@@ -186,7 +187,7 @@ def _listing(row: UpgradeRow) -> str:
     return f"listing: {row.listing['done']:,} of {row.listing['total']:,} records{by}"
 
 
-def _doing(row: UpgradeRow, now: Progress, unfinished: bool, resting: bool, plan: ServingPlan) -> str:
+def _doing(row: UpgradeRow, now: Progress, unfinished: bool, resting: bool, plan: ServingPlan, at: float) -> str:
     match row.phase:
         case Phase.PLANNED:
             copied = f"; {_copying(row, plan.epoch)}" if row.original and row.undoes is None else ""
@@ -202,7 +203,7 @@ def _doing(row: UpgradeRow, now: Progress, unfinished: bool, resting: bool, plan
     if unfinished:
         until = ", as far as --until says; to continue, run rmvdb upgrade" if resting else ""
         return f"{searched(plan)}; {now.done} of {counted(now.total, 'record is', 'records are')} re-embedded{until}"
-    if row.verifying:
+    if row.verifying and at - row.verifying["at"] < COUNTS:
         return f"every listed record is moved; {row.verifying['fields_compared']} of {counted(now.total, 'record')} verified"
     return "every listed record is moved; not verified, not cut over"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -13,10 +14,7 @@ from rmvdb.types import Phase
 from rmvdb.upgrade import backfill_step
 from rmvdb.upgrade.compare import Verify
 from rmvdb.upgrade.context import UpgradeContext
-from rmvdb.upgrade.report import VerifyPosition, VerifyReport
-
-#: Seconds after which an interrupted comparison begins again.
-COUNTS = 600.0
+from rmvdb.upgrade.report import COUNTS, VerifyPosition, VerifyReport
 
 
 def verify(context: UpgradeContext, upgrade: UpgradeRow, *, sample: int = 200) -> VerifyReport:
@@ -63,19 +61,13 @@ def expect_verified(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyRepor
     """
     begun = _begun(context, upgrade)
     context.announce(f"verifying{', from where it stood' if begun else ''}")
-
-    def keep(at: VerifyPosition) -> None:
-        context.registry.set_upgrade(
-            upgrade.id, verifying=asdict(at) | {"at": context.registry.now()}, leader_token=context.leader_token
-        )
-
-    report = _compare(context, upgrade, begun=begun, keep=keep)
-    _forget(context, upgrade)  # the next comparison begins at the first batch, whatever the result
+    report = _compare(context, upgrade, begun=begun, keep=functools.partial(_keep, context, upgrade))
     for sentence in report.unread:
         context.say(f"left out: {sentence}")
     if report.approximation:
         context.say(report.approximation)
     if not report.ok:
+        _forget(context, upgrade)
         raise errors.VerifyFailed(
             f"{counted(report.problems, 'difference')}, such as: {report.examples[0]}; "
             "both collections stay in service: rmvdb verify names them, and with --repair puts back what was lost"
@@ -93,6 +85,7 @@ def _expect_few_missing(context: UpgradeContext, upgrade: UpgradeRow, report: Ve
     if too_many(
         report.missing, context.registry.progress(upgrade.id).total + report.missing, backfill_step.task(context, upgrade).missing
     ):
+        _forget(context, upgrade)
         raise errors.RecordsMissing(
             f"{sentence}. If another program deleted them: rmvdb cutover --accept-missing. If another registry works on the same "
             "collection: stop it first"
@@ -104,6 +97,17 @@ def _begun(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyPosition | Non
     """Return where a comparison was interrupted a short time ago."""
     position = dict(context.registry.upgrade(upgrade.id).verifying or {})
     return VerifyPosition(**position) if position and context.registry.now() - position.pop("at") < COUNTS else None
+
+
+def keep_position(context: UpgradeContext, upgrade: UpgradeRow) -> None:
+    """Let the position of an interrupted comparison count although other steps come first, which may take long."""
+    if (at := _begun(context, upgrade)) is not None:
+        _keep(context, upgrade, at)
+
+
+def _keep(context: UpgradeContext, upgrade: UpgradeRow, at: VerifyPosition) -> None:
+    position = asdict(at) | {"at": context.registry.now()}
+    context.registry.set_upgrade(upgrade.id, verifying=position, leader_token=context.leader_token)
 
 
 def _forget(context: UpgradeContext, upgrade: UpgradeRow) -> None:

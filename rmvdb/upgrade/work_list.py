@@ -113,7 +113,7 @@ def _ordered(
     classifier = context.services.classifier(context.registry.version(leg.model))
     name = upgrade.order.split(", ")[0]
     reads = name not in ORDERS or ORDERS[name].reads_records  # this rmvdb replaces an order that only an earlier one knows
-    order = plan_step.planner(context).order(question, leg, classifier, name)
+    order = plan_step.planner(context).order(question, leg, classifier, name, check_stop)
     context.announce(f"listing the records of {leg.collection} in {name} order")
     noted = time.monotonic()
 

@@ -339,7 +339,7 @@ def test_a_pause_that_the_time_of_day_shows_makes_a_plan_too_old(monkeypatch: py
     from rmvdb import timing
 
     counted, day = [1000.0], [5000.0]
-    monkeypatch.setattr(timing, "counted", lambda: counted[0])
+    monkeypatch.setattr(timing, "seconds_since_boot", lambda: counted[0])
     monkeypatch.setattr(timing.time, "time", lambda: day[0])
     passed = timing.Uptime()
     began = passed()

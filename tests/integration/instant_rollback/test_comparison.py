@@ -9,9 +9,11 @@ import pytest
 
 from rmvdb import errors
 from rmvdb.registry.codec import unpack_ids
+from rmvdb.registry.mark import is_mark
 from rmvdb.serving.announced_writes import Writes
 from rmvdb.timing import WRITE_LASTS
 from rmvdb.types import Phase, Record
+from rmvdb.upgrade import complete as completing
 from rmvdb.upgrade import keep_original
 from tests.support.inprocess import Crash, Gallery, vector
 from tests.support.kept_original import ORIGINAL, back, begin, expect_holds, expect_original, foreign, go_on, put
@@ -175,3 +177,23 @@ def test_a_record_that_was_taken_in_again_is_embedded_though_its_look_was_killed
     row = go_on(gallery, row)
     assert row.phase == Phase.CUT_OVER
     expect_holds(gallery, row.new_collection, "v2")
+
+
+def test_a_quarantined_record_costs_no_reading_of_the_whole_gallery(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery.source.of[7] = "broken"
+    row = begin(gallery)
+    with pytest.raises(errors.Quarantined):
+        go_on(gallery, row)
+    scanned: list[str] = []
+    scan = gallery.store.scan
+    monkeypatch.setattr(
+        gallery.store, "scan", lambda name, *args, **options: scanned.append(name) or scan(name, *args, **options)
+    )
+    conductor = gallery.conductor()
+    completing.release(conductor, gallery.registry.upgrade(row.id))
+    assert not [name for name in scanned if not is_mark(name)]
+
+    gallery.store.delete(ORIGINAL, [7])  # by another program
+    completing.release(conductor, gallery.registry.upgrade(row.id))
+    assert not gallery.registry.quarantined(row.id)
+    assert 7 not in gallery.records(*row.old_collections, row.new_collection)

@@ -88,6 +88,17 @@ def test_a_copy_that_is_interrupted_again_and_again_comes_to_its_end_with_what_c
     expect_original(gallery)
 
 
+@pytest.mark.usefixtures("_small_pages")
+def test_an_interruption_of_a_pass_that_finds_nothing_costs_no_other_pass(gallery: Gallery) -> None:
+    row = begin(gallery)
+    assert not stop_after(gallery, row, 10)  # the first pass has eight pages
+    shown: list[int] = []
+    conductor = gallery.conductor()
+    conductor.report = lambda _, done, __: shown.append(done)
+    conductor.deploy(row)
+    assert shown == [40, *[40] * 4]
+
+
 @contextmanager
 def copying(gallery: Gallery, row: UpgradeRow, *, limits: Limits = UNLIMITED) -> Iterator[list[float]]:
     """Let a worker with these limits deploy, ten records at a time. Give the times at which pages of the copy were written."""

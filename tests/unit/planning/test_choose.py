@@ -224,7 +224,7 @@ def test_the_first_that_is_ok_is_chosen_then_one_with_a_warning_then_nothing_bet
 
     assert best().method is Method.RM
     assert best(rm="refuse").method is Method.RQT
-    assert "rm would start below the present quality" in best(rm="refuse").choice
+    assert "The plan refuses rm" in best(rm="refuse").choice
     assert best(rm="warn").method is Method.RQT
     assert "There is a warning about rm" in best(rm="warn").choice
     assert best(rm="refuse", rqt="warn", naive="warn").method is Method.RQT

@@ -20,7 +20,7 @@ from rmvdb.serving.loaded_models import Chain
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.storage.embedding_cache import EmbeddingCache
 from rmvdb.storage.folders import LocalFolder
-from rmvdb.types import Item, Leg, Metric, Query, Vectors
+from rmvdb.types import Item, Leg, Metric, Query, Record, Vectors
 from tests.support.inprocess import DIMS, Gallery, TextEmbedder, make, vector
 
 LEG = Leg(collection="texts_v1", model="v1", metric=Metric.COSINE, embedder="v1")
@@ -148,3 +148,62 @@ def test_a_gallery_that_is_too_small_to_measure_is_rescored_as_it_was_asked_for(
     asked = replace(question(order="random", method=Method.NAIVE), rescore=5)
     assert planner(small).plan(asked, [LEG], to, classifiers=[None]).rescore == 5
     small.registry.close()
+
+
+def test_kept_queries_whose_files_are_gone_are_left_out(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan may run on another machine than the searches that were kept."""
+    monkeypatch.setattr(samples, "CHUNK", 10)
+    drawn: list[Sample] = []
+    real = planners.Sampler.sample
+    monkeypatch.setattr(planners.Sampler, "sample", lambda *args, **options: drawn.append(real(*args, **options)) or drawn[-1])
+    log = [Query(item="broken") for _ in range(25)] + [Query(item=f"asked {number}") for number in range(5)]
+
+    def plan(asked: list[Query]) -> None:
+        to = gallery.registry.version("v2")
+        planner(gallery).plan(question(order="random", method=Method.PROCRUSTES), [LEG], to, classifiers=[None], log=asked)
+
+    monkeypatch.setattr(Turned, "embed", lambda self, items: _broken(items) or TextEmbedder.embed(self, items))
+    monkeypatch.setattr(Turned, "embed_queries", lambda self, items: _broken(items) or TextEmbedder.embed(self, items))
+    plan(log)
+    assert drawn[-1].logged is not None
+    assert len(drawn[-1].logged) == 5
+    plan(log[:25])
+    assert drawn[-1].logged is None
+
+
+def _broken(items: Sequence[Item]) -> None:
+    if "broken" in items:
+        raise FileNotFoundError("broken")
+
+
+def test_a_plan_is_taken_again_for_a_day_while_the_gallery_stays_as_large(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = gallery.registry.version("v2")
+    asked = question(order="random", method=Method.NAIVE)
+
+    def plan(log: int = 0) -> float:
+        kept = [Query(item=f"asked {number}") for number in range(log)]
+        return planner(gallery).plan(asked, [LEG], to, classifiers=[None], log=kept).made_at
+
+    first, with_log = plan(), plan(log=40)
+    assert plan() == first
+    assert plan(log=50) == with_log != first
+    assert plan(log=90) != with_log
+    more = {id: f"t{id}" for id in range(81, 101)}
+    gallery.store.upsert("texts_v1", [Record(id=id, vector=vector("v1", text), fields={}) for id, text in more.items()])
+    gallery.source.of |= more
+    second = plan()
+    assert second > first
+    monkeypatch.setattr("rmvdb.planning.plan.LASTS", 0.0)
+    assert plan() > second
+
+
+def test_an_empty_label_is_no_label(gallery: Gallery) -> None:
+    old = gallery.held()["old"].values()
+    labelled = [replace(each, fields={"kind": ["", "a", "b"][each.id % 3]}) for each in old]
+    gallery.store.upsert("texts_v1", labelled)
+    plan = planner(gallery).plan(
+        question(order="random", method=Method.NAIVE, labels="kind"), [LEG], gallery.registry.version("v2"), classifiers=[None]
+    )
+    assert plan.unlabelled == 26

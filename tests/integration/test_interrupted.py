@@ -1,0 +1,113 @@
+"""Long steps that are interrupted again and again: each run comes further than the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmvdb import errors
+from rmvdb.registry.tables import UpgradeRow
+from rmvdb.types import Phase, Record
+from rmvdb.upgrade import change_epoch, compare, verify
+from rmvdb.upgrade.report import VerifyPosition
+from rmvdb.upgrade.status import status
+from tests.support.inprocess import Gallery, drive, make
+
+
+@pytest.fixture
+def gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gallery]:
+    """Forty texts, all of them moved, which are compared ten at a time."""
+    monkeypatch.setattr(compare, "AT_ONCE", 10)
+    made = make(tmp_path)
+    drive(made)
+    yield made
+    made.registry.close()
+
+
+def row(gallery: Gallery) -> UpgradeRow:
+    return gallery.registry.upgrade(gallery.upgrade.id)
+
+
+def files_read(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the archive's files that are read from now on."""
+    read: list[str] = []
+    real = gallery.archive.found
+    monkeypatch.setattr(gallery.archive, "found", lambda file, **options: read.append(file.path) or real(file, **options))
+    return read
+
+
+def test_a_process_that_dies_while_clients_are_waited_for_does_not_lose_its_verification(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = change_epoch.serve
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(change_epoch, "serve", dies)
+    with pytest.raises(KeyboardInterrupt):
+        gallery.conductor().cut_over(row(gallery), gallery.worker())
+    monkeypatch.setattr(change_epoch, "serve", serve)
+    read = files_read(gallery, monkeypatch)
+    gallery.conductor().cut_over(row(gallery), gallery.worker())
+
+    assert (row(gallery).phase, row(gallery).verifying) == (Phase.CUT_OVER, None)
+    assert read == []
+
+
+def test_a_comparison_counts_however_long_the_steps_before_it_take(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = VerifyPosition(batch=gallery.registry.batches(gallery.upgrade.id)[-1].id, batches=4, fields_compared=40)
+    long_ago = gallery.registry.now() - verify.COUNTS + 1.0
+    gallery.registry.set_upgrade(
+        gallery.upgrade.id, verifying={**{name: getattr(at, name) for name in at.__slots__}, "at": long_ago}
+    )
+    monkeypatch.setattr(verify, "COUNTS", 600.0)
+    verify.keep_position(gallery.conductor(), row(gallery))
+    kept = row(gallery).verifying
+
+    assert kept is not None
+    assert gallery.registry.now() - kept["at"] < 60.0
+
+
+def test_the_position_is_kept_although_a_server_showed_a_former_record_for_a_moment(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "UNDECIDED", 0.0)
+    kept: list[VerifyPosition] = []
+    real, former = gallery.store.get, [True]
+
+    def get(collection: str, ids: Any, **options: Any) -> list[Record]:
+        found = real(collection, ids, **options)
+        if collection == "texts_v2" and any(each.id == 3 for each in found) and former:
+            former.clear()
+            return [replace(each, fields={"n": 99}) if each.id == 3 else each for each in found]
+        return found
+
+    monkeypatch.setattr(gallery.store, "get", get)
+    report = verify.check_of(gallery.conductor()).run(gallery.task, keep=kept.append)
+
+    assert report.ok
+    assert [each.batches for each in kept] == [1, 2, 3, 4]
+
+
+def test_a_reason_of_an_earlier_stop_is_gone_once_the_upgrade_goes_on(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown() -> str:
+        return str(status(gallery.registry, gallery.registry.gallery("texts")).to_json()["stopped"])
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise errors.EngineUnavailable("Milvus is away")
+
+    settle = gallery.store.settle
+    monkeypatch.setattr(gallery.store, "settle", fails)
+    with pytest.raises(errors.EngineUnavailable):
+        gallery.conductor().advance(row(gallery), gallery.worker())
+    assert shown() == "Milvus is away"
+
+    meanwhile: list[str] = []
+    monkeypatch.setattr(gallery.store, "settle", lambda *args, **options: meanwhile.append(shown()) or settle(*args, **options))
+    gallery.conductor().advance(row(gallery), gallery.worker())
+    assert meanwhile == [""]
