@@ -28,7 +28,7 @@ class OwnWrites:
     def __init__(self, store: VectorStore, *, engine_timeout: float) -> None:
         self._store, self._engine_timeout = store, engine_timeout
         self._lock = threading.Lock()
-        #: When the last write ended, in seconds of `seconds_since_boot`: a time of day that is set forward does not make the engine show it.
+        #: When the last write ended, by `seconds_since_boot`: a time of day that is set forward does not make the engine show it.
         self._ended, self._asked = float("-inf"), _Asked(float("-inf"), 0)
 
     def note(self) -> None:

@@ -63,7 +63,7 @@ class Rebuild:
         self._stop = stop or threading.Event()
 
     def run(self) -> None:
-        """Bring back everything. It can be run again, and resumes where it stopped.
+        """Bring back everything. It can be run again. A gallery that was not finished begins again, the others stay as they are.
 
         Raises:
             AlreadyExists: the registry holds something else.

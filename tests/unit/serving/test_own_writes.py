@@ -40,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
         set_forward = 0.0
 
     monkeypatch.setattr(own_writes, "uptime", lambda: Clock.now + Clock.set_forward)
-    monkeypatch.setattr(own_writes, "counted", lambda: Clock.now)
+    monkeypatch.setattr(own_writes, "seconds_since_boot", lambda: Clock.now)
     return Clock
 
 
