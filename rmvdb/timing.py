@@ -24,7 +24,7 @@ _all: WeakSet[ProcessLock] = WeakSet()
 class ProcessLock:
     """A lock that a forked child finds free: `with name.now:` holds the lock of this process.
 
-    A thread of the parent may hold it for minutes, as one that loads a model does. The child has no such thread, so nobody would
+    A thread of the parent may hold it for minutes, as one that loads a model does. The child has no such thread, so none would
     release it there.
 
     `make`: `threading.Lock` or `threading.RLock`.

@@ -421,7 +421,7 @@ def load(path: Path | None = None, *, trust: bool = False, how: str = "trust=Tru
     """Return the app of the configuration at `path`, of RMVDB_CONFIG, or of the nearest rmvdb.toml. `trust` accepts one that
     other users may change. `how` says how this caller is told to trust."""
     settings, file = config.load(path, trust=trust, how=how), config_file.find(path)
-    for folder in (Path.cwd(), file.parent if file else Path.cwd()):  # /tmp passes for rmvdb.toml, not for modules
+    for folder in (Path(), file.parent if file else Path()):  # /tmp passes for rmvdb.toml, not for modules
         if ownership.is_shared(folder) and not (trust or ownership.is_trusted(folder)):
-            leave_out(folder)
+            leave_out(folder.absolute())
     return App(settings, file=file)

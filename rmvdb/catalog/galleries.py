@@ -23,7 +23,7 @@ from rmvdb.types import Field, IdType, Index, Metric, Schema
 #: Characters of a collection's name before its random end. Milvus takes 255 in all.
 LONGEST_NAME = 200
 #: The names by which `Client.upsert` takes a record's id and item, which no field can have.
-TAKEN = {"id", "item"}
+RESERVED = {"id", "item"}
 
 
 def add_gallery(
@@ -144,7 +144,7 @@ def _created(
             f"A gallery has {schema.id_field!r} and {schema.vector_field!r} of its own, and each name once; "
             f"give --field {twice} another name"
         )
-    if TAKEN & set(names[2:]):
+    if RESERVED & set(names[2:]):
         raise errors.UsageError("rmvdb's client takes a record's item by the name 'item'; give --field item another name")
     index_rules.check(chosen, dim=schema.dim, metric=schema.metric, engine=store.version())
     store.create(schema, chosen)
@@ -159,7 +159,7 @@ def _adopted(store: VectorStore, version: VersionRow, collection: str, chosen: I
         )
     schema = store.describe(collection)
     check_fits(schema, version)
-    if taken := TAKEN & {field.name for field in schema.fields}:
+    if taken := RESERVED & {field.name for field in schema.fields}:
         raise errors.CannotAdopt(
             f"Collection {collection!r} has a field {min(taken)!r}, by which name a record of rmvdb's client has its "
             f"{'item' if 'item' in taken else 'key'}, so the client could not write that field; copy it into a collection with "

@@ -53,6 +53,9 @@ def verify(gallery: str | None, sample: int, repair: bool, yes: bool, as_json: b
             output.echo(f"left out: {sentence}")
         if checked.approximation:
             output.echo(checked.approximation)
+        if checked.missing:
+            some = ", ".join(map(repr, checked.gone))
+            output.echo(f"gone without a known deletion: {counted(checked.missing, 'record')}, such as {some}")
         output.echo(
             f"{counted(checked.records, 'record')}, {checked.fields_compared} compared, {checked.embedded_again} embedded again: "
             f"{counted(checked.problems, 'difference')}"
@@ -63,7 +66,7 @@ def verify(gallery: str | None, sample: int, repair: bool, yes: bool, as_json: b
 def _repair(app: App, gallery: str | None, row: UpgradeRow, *, yes: bool, as_json: bool) -> None:
     # Each question comes between two blocks: within one, Ctrl-C asks the conductor to stop, and a bar covers the question.
     with conducting(app, gallery, err=as_json) as (conductor, _):
-        missing = conductor.gone(row)
+        missing = conductor.missing_collections(row)
     if missing and not yes:
         are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
         question = f"{' and '.join(missing)} {are} gone. Create {them} again, empty, and look for the lost records?"

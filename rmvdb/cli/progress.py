@@ -99,7 +99,7 @@ def log_to_stdout() -> logging.Logger:
 
 
 class _LogHandler(logging.StreamHandler[Any]):
-    """Writes log lines. If nobody reads them any more, the work goes on."""
+    """Writes log lines. If no program reads them any more, the work goes on."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """Say nothing of a closed pipe."""
@@ -108,7 +108,7 @@ class _LogHandler(logging.StreamHandler[Any]):
 
 
 def _tell(words: str, *, err: bool) -> None:
-    """Print words. If nobody reads them any more (`| head`), the work goes on."""
+    """Print words. If no program reads them any more (`| head`), the work goes on."""
     with contextlib.suppress(BrokenPipeError):
         echo(words, err=err)
 

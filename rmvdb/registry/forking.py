@@ -1,7 +1,7 @@
 """SQLite and `fork`: while this process forks, it is in no call of SQLite and has no file of SQLite open.
 
 SQLite keeps in memory which locks its process has on a file. A forked child inherits that memory, but not the locks, which belong
-to the process. So it would wait for a lock that nobody releases, or write without one.
+to the process. So it would wait for a lock that no thread releases, or write without one.
 """
 
 from __future__ import annotations

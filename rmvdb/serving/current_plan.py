@@ -81,7 +81,7 @@ class CurrentPlan:
         self._process = os.getpid()
         self._ready, self._trouble = 0, ""
         #: The registry's last answer.
-        self._told: Serving | None = None
+        self._known: Serving | None = None
         self._lock = _TimedLock(WAITS + LATE)
         self._loading: threading.Thread | None = None
         #: The epoch that failed to load last, when to try it again, and the pause before that try.
@@ -150,7 +150,7 @@ class CurrentPlan:
     def _confirm(self) -> None:
         """Ask the registry whether the plan is still in force."""
         with self._lock, within(max(WAITS, self._held[0].max_age)):
-            self._renewed(known=self._told)
+            self._renewed(known=self._known)
 
     def _fresh(self) -> ServingPlan | None:
         plan, asked = self._held
@@ -210,12 +210,12 @@ class CurrentPlan:
             p99_ms=p99_ms,
             rescoring=self._rescoring(),
             known=known,
-            added=self._told.added if self._told else None,
+            added=self._known.added if self._known else None,
         )
-        trace = self._told.trace if self._told else 0
+        trace = self._known.trace if self._known else 0
         if serving.plan.epoch < holds or (serving.plan.epoch == holds and serving.trace < trace):
             raise self.gone_back(serving.plan.epoch)
-        self._told = serving
+        self._known = serving
         return serving
 
     def gone_back(self, epoch: int) -> errors.StalePlan:
@@ -270,7 +270,7 @@ class CurrentPlan:
     def _keep_comparing(self) -> None:
         while not self._stop.wait(mark.COMPARE_EVERY):
             try:
-                self._expect_owned(self._held[0], self._told.trace if self._told else 0)
+                self._expect_owned(self._held[0], self._known.trace if self._known else 0)
                 self._not_owner = None
             except errors.NotOwner as exc:
                 self._not_owner = exc
@@ -280,5 +280,5 @@ class CurrentPlan:
 
     def _interval(self) -> float:
         """Return the seconds until the next call: random, so that clients spread out."""
-        share = OFTEN if self._told and self._told.next else SELDOM
+        share = OFTEN if self._known and self._known.next else SELDOM
         return min(self._held[0].max_age, WINDOW) * share * _random.uniform(0.9, 1.0)

@@ -20,21 +20,16 @@ Calibrate: TypeAlias = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float6
 _Key: TypeAlias = tuple[float, int, float, Id]
 
 
-def merge(legs: Sequence[Sequence[Hit]], calibrations: Sequence[Calibrate | None], *, limit: int, offset: int = 0) -> list[Hit]:
-    """Return the nearest hits of all legs, each record once, without the first `offset`.
-
-    Legs are newest first, with offset + limit hits each. A hit gets its calibrated distance, and keeps the other as `raw`. If two
-    legs have a record, it gets the smaller calibrated distance with its raw distance and leg, and the fields of the newer leg,
-    whose collection is written to. Equal distances rank by leg, then by raw distance, then by id.
-    """
-    distances = [_calibrated(hits, calibrate) for hits, calibrate in zip(legs, calibrations, strict=True)]
-    return _merged(legs, distances, limit=limit, offset=offset)
-
-
 def merge_each(
     legs: Sequence[Sequence[Sequence[Hit]]], calibrations: Sequence[Calibrate | None], *, limit: int, offset: int = 0
 ) -> list[list[Hit]]:
-    """Return what `merge` gives for each query. `legs` has the hits by leg and query."""
+    """Return for each query the nearest hits of all legs, each record once, without the first `offset`.
+
+    `legs` has the hits by leg and query. Legs are newest first, with offset + limit hits of each query. A hit gets its calibrated
+    distance, and keeps the other as `raw`. If two legs have a record, it gets the smaller calibrated distance with its raw
+    distance and leg, and the fields of the newer leg, whose collection is written to. Equal distances rank by leg, then by raw
+    distance, then by id.
+    """
     distances = [_each_calibrated(lists, calibrate) for lists, calibrate in zip(legs, calibrations, strict=True)]
     queries = zip(zip(*legs, strict=True), zip(*distances, strict=True), strict=True)
     return [_merged(hits, far, limit=limit, offset=offset) for hits, far in queries]
@@ -61,7 +56,7 @@ def reranked(
 ) -> list[Hit]:
     """Rank merged hits again, some by another raw distance, by id, which `calibrate` puts on the common scale.
 
-    Equal distances rank as in `merge`: by leg, in the order of `collections`, then by raw distance, then by id.
+    Equal distances rank as in `merge_each`: by leg, in the order of `collections`, then by raw distance, then by id.
     """
     better = [replace(hit, distance=raw[hit.id], raw=raw[hit.id]) for hit in merged if hit.id in raw]
     scaled = {hit.id: replace(hit, distance=far) for hit, far in zip(better, _calibrated(better, calibrate), strict=True)}

@@ -28,7 +28,7 @@ HELD, HELD_BYTES = 500, 4 * 1024 * 1024
 #: Seconds after which a client without anything to write asks what the registry keeps: its queries may be cleared, or too old.
 REFRESH = 600.0
 #: Seconds that one write may take.
-WRITE_LASTS = 3.0
+KEEP_LASTS = 3.0
 
 
 class QueryKeeper:
@@ -66,7 +66,7 @@ class QueryKeeper:
         """Write the waiting queries, and end. If the registry is away, this gives up soon."""
         self._stop.set()
         self._wake.set()
-        self._thread.join(timeout=2 * WRITE_LASTS)
+        self._thread.join(timeout=2 * KEEP_LASTS)
 
     def _hold(self, query: tuple[float, int, float, str, bytes]) -> None:
         heapq.heappush(self._held, query)
@@ -90,7 +90,7 @@ class QueryKeeper:
         now = uptime()
         asked = [AskedQuery(priority=-low, kind=kind, payload=data, age=now - at) for low, _, at, kind, data in taken]
         try:
-            with within(WRITE_LASTS):
+            with within(KEEP_LASTS):
                 self._bar = self._registry.keep_queries(self._gallery, asked, most=self._most, days=self._days)
             self._asked = uptime()
         except errors.RegistryUnavailable:

@@ -109,7 +109,7 @@ class Rescorer:
         self._loaded: tuple[int, float, Future[Source | None]] | None = None
         #: The candidates that could not be embedded, and until when they are not tried again.
         self._failed: dict[Key, float] = {}
-        self._told: set[tuple[int, str]] = set()
+        self._said: set[tuple[int, str]] = set()
         self._rests_until = 0.0
         #: The figures that `rmvdb status` shows of this client.
         self.figures = RescoreFigures()
@@ -270,9 +270,9 @@ class Rescorer:
     def _say(self, epoch: int, what: str, reason: str) -> None:
         """Warn once in each epoch about each kind of trouble."""
         with self._lock:
-            if (epoch, what) in self._told:
+            if (epoch, what) in self._said:
                 return
-            self._told.add((epoch, what))
+            self._said.add((epoch, what))
         log.warning("%s keep their calibrated distance in searches: %s", what, reason, extra={"action": "rescore"})
 
 

@@ -55,7 +55,7 @@ class SharedVectors:
         self._waiting: dict[Id, Embedded] = {}
         self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
         self._last = float("-inf")
-        self._told = False
+        self._warned = False
 
     def take(self, embedded: Mapping[Id, Embedded]) -> bool:
         """Take the vectors of a search. Return whether it is time to share. If not, they wait for the next search."""
@@ -77,11 +77,11 @@ class SharedVectors:
                 with within(LONGEST):
                     self._share(shared)
             except Exception as exc:  # noqa: BLE001 (the client may be closed meanwhile)
-                if not self._told:
+                if not self._warned:
                     log.info(
                         "The vectors that searches made could not be kept for the backfill: %s", exc, extra={"action": "share"}
                     )
-                self._told = True
+                self._warned = True
 
     def close(self) -> None:
         """Share the remaining vectors. Wait LONGEST seconds at most, and keep no process from its end: the engine may be away."""

@@ -56,7 +56,7 @@ class Reading:
         return self.record if copy else replace(self.record, fields=record.fields)
 
     def has_another_vector(self, record: Record) -> bool:
-        """Tell whether this record has another vector than the batch made for it: somebody has written it since."""
+        """Tell whether this record has another vector than the batch made for it: it was written since."""
         return record.vector is not None and self.made is not None and not self._made(record)
 
     def _made(self, record: Record) -> bool:

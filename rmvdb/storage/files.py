@@ -36,7 +36,7 @@ def make_folder(folder: Path, what: str) -> None:
 
 
 def expanded(path: Path) -> Path:
-    """Return the path with the home of a user for ~. Raise ConfigError if nobody knows that home."""
+    """Return the path with the home of a user for ~. Raise ConfigError if that home is not known."""
     try:
         return path.expanduser()
     except RuntimeError as exc:

@@ -55,7 +55,7 @@ def _expect_all_there(context: UpgradeContext, upgrade: UpgradeRow, *, accept_mi
     ending = _ended_with(context, upgrade)
     if upgrade.undoes is not None and ending[-1].original:
         return  # no batch ever took a record out of the original, which other programs may have changed
-    if not (gone := lost.gone(context, ending)):
+    if not (gone := lost.unserved(context, ending)):
         return
     what = f"{counted(len(gone), 'record')} that moved or {'was' if len(gone) == 1 else 'were'} written, such as {gone[0]!r}"
     if not accept_missing:

@@ -15,7 +15,7 @@ from rmvdb.upgrade import backfill_step, keep_original, late
 from rmvdb.upgrade.context import UpgradeContext
 
 #: Pages of late records that are listed in one transaction, which reads the work list once.
-LISTED_AT_ONCE = 50
+PAGES_AT_ONCE = 50
 #: The most rounds of late records. If records still come after them, another program writes into the old collection without end.
 ROUNDS = 20
 
@@ -77,7 +77,7 @@ def _outwait_writes(context: UpgradeContext, grace: float) -> None:
 def _list_late(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> int:
     """Put late records on the work list. Return how many."""
     total, pages = 0, (page for page in late.find_late(context, upgrade, collection) if page.ids)
-    while some := list(itertools.islice(pages, LISTED_AT_ONCE)):
+    while some := list(itertools.islice(pages, PAGES_AT_ONCE)):
         ids = [id for page in some for id in page.ids]
         context.registry.add_late(upgrade.id, ids, batch=context.services.batch)
         for page in some:

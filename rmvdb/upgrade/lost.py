@@ -104,7 +104,7 @@ def find_moved_and_lost(context: UpgradeContext, upgrade: UpgradeRow) -> Lost:
     return lost
 
 
-def gone(context: UpgradeContext, upgrades: Sequence[UpgradeRow]) -> list[Id]:
+def unserved(context: UpgradeContext, upgrades: Sequence[UpgradeRow]) -> list[Id]:
     """Return the records that batches of these upgrades moved or clients wrote, and that no collection in service holds now.
 
     The upgrades end together, so a later one may have moved or deleted what an earlier one moved.

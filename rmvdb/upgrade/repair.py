@@ -29,7 +29,7 @@ from rmvdb.upgrade.lost import Lost, count_of, find_moved_and_lost
 from rmvdb.upgrade.status import quarantine_way
 
 #: Ids that a sentence names.
-SHOWN = 20
+IDS_SHOWN = 20
 
 
 def repair(context: UpgradeContext, upgrade: UpgradeRow, lost: Lost, worker: Worker) -> None:
@@ -70,7 +70,7 @@ def repair(context: UpgradeContext, upgrade: UpgradeRow, lost: Lost, worker: Wor
         _write_items(context, upgrade, lost.in_source)
 
 
-def gone(context: UpgradeContext, upgrade: UpgradeRow) -> list[str]:
+def missing_collections(context: UpgradeContext, upgrade: UpgradeRow) -> list[str]:
     """Return the collections that the upgrade fills, empties or serves, and that do not exist: another program dropped them, or
     the engine went back.
 
@@ -90,7 +90,7 @@ def make_again(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     context.owner.expect(context.gallery.name)
     known = [row.name for row in context.registry.collections(context.gallery.id)]
     there = next((name for name in known if context.store.exists(name)), None)
-    for name in gone(context, upgrade):
+    for name in missing_collections(context, upgrade):
         context.say(f"making {name} again, without records")
         context.store.create(schema_from_json(context.registry.collection(name).schema), context.services.index, like=there)
     context.owner.settle(context.gallery.name)
@@ -104,7 +104,7 @@ def put_back_late(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) 
 
 def shown(ids: Sequence[Id]) -> str:
     """Return the first of these ids, as a sentence names them."""
-    return ", ".join(map(repr, ids[:SHOWN])) + (" …" if len(ids) > SHOWN else "")
+    return ", ".join(map(repr, ids[:IDS_SHOWN])) + (" …" if len(ids) > IDS_SHOWN else "")
 
 
 def _move_again(context: UpgradeContext, upgrade: UpgradeRow, ids: Sequence[Id]) -> None:

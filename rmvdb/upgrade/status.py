@@ -13,7 +13,7 @@ from rmvdb.types import BatchState, Phase, Progress, ServingPlan
 from rmvdb.upgrade.report import COUNTS
 
 #: Seconds without a heartbeat after which a worker counts as silent (one comes every 10), and for how long it is shown.
-SILENT, SHOWN = 12.0, 86400.0
+SILENT, SILENT_SHOWN_FOR = 12.0, 86400.0
 #: The most silent workers that are shown, the latest first.
 MOST_SILENT = 5
 
@@ -132,7 +132,7 @@ def rests(row: UpgradeRow, states: Collection[BatchState], now: Progress) -> boo
 
 def _of_upgrade(registry: Registry, gallery: GalleryRow, row: UpgradeRow, plan: ServingPlan) -> dict[str, Any]:
     now, counts = registry.progress(row.id), registry.counts(row.id)
-    at, today, heard = registry.now(), registry.today(), registry.workers(row.id, within=SHOWN)
+    at, today, heard = registry.now(), registry.today(), registry.workers(row.id, within=SILENT_SHOWN_FOR)
     workers = [each for each in heard if each.heard_at > today - SILENT]
     ended = row.phase == Phase.ENDED
     unfinished = bool(counts.keys() - {BatchState.RETIRED})

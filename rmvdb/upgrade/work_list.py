@@ -28,7 +28,7 @@ from rmvdb.upgrade.id_hashes import hashes
 from rmvdb.upgrade.sorted_ids import batches_in_order
 
 #: Batches that are added to the work list in one transaction.
-LISTED_AT_ONCE = 50
+BATCHES_AT_ONCE = 50
 #: The fewest batches of a gallery. A batch moves as a whole, so quality rises, and `--until` is met, in such steps.
 STEPS = 50
 #: The smallest batch, even if that makes fewer steps. A batch costs some 25 ms on Milvus Lite, however small it is.
@@ -77,7 +77,7 @@ def list_work(context: UpgradeContext, upgrade: UpgradeRow, given_up: threading.
     context.registry.discard_list(upgrade.id, leader_token=context.leader_token)  # of an interrupted listing
     first = context.registry.next_priority(upgrade.id)
     with closing(_undone(context, upgrade) if upgrade.undoes else _in_order(context, upgrade, check_stop)) as work:
-        for batches in _chunks(work, LISTED_AT_ONCE):
+        for batches in _chunks(work, BATCHES_AT_ONCE):
             check_stop()
             context.registry.add_batches(upgrade.id, batches, first=first, leader_token=context.leader_token)
             first += len(batches)

@@ -22,7 +22,7 @@ def gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gallery
     made.registry.discard_list(made.upgrade.id)
     made.registry.set_upgrade(made.upgrade.id, listed=False)
     monkeypatch.setattr(sorted_ids, "RUN", 10)
-    monkeypatch.setattr(work_list, "LISTED_AT_ONCE", 1)
+    monkeypatch.setattr(work_list, "BATCHES_AT_ONCE", 1)
     yield made
     made.registry.close()
 

@@ -297,7 +297,7 @@ def test_a_batch_that_fails_while_the_listing_is_paused_ends_the_command(
 ) -> None:
     """Its listing thread waits for the end of the pause, and the error for that thread."""
     registry, upgrade = gallery.registry, gallery.upgrade.id
-    monkeypatch.setattr("rmvdb.upgrade.work_list.LISTED_AT_ONCE", 1)
+    monkeypatch.setattr("rmvdb.upgrade.work_list.BATCHES_AT_ONCE", 1)
     real = registry.add_batches
 
     def add(*args: Any, **options: Any) -> None:

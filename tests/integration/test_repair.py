@@ -83,9 +83,9 @@ def test_a_collection_that_is_gone_is_made_again_and_what_was_moved_there_put_ba
     conductor = gallery.conductor()
     with pytest.raises(CollectionMissing, match="rmvdb verify --repair makes it again"):
         conductor.advance(row(gallery), gallery.worker())
-    assert conductor.gone(row(gallery)) == [NEW]
+    assert conductor.missing_collections(row(gallery)) == [NEW]
     conductor.make_again(row(gallery))
-    assert conductor.gone(row(gallery)) == []
+    assert conductor.missing_collections(row(gallery)) == []
     lost, _ = gallery.repaired()
     assert len(ids(lost.in_old if engine == "went back" else lost.archived)) == 20
     expect_whole(gallery)

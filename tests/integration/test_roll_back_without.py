@@ -35,7 +35,7 @@ def test_a_roll_back_names_the_command_that_makes_a_missing_collection_again(gal
         conductor.roll_back(row)
     assert gallery.registry.active_upgrade(gallery.upgrade.gallery_id) is not None
     assert gallery.registry.upgrade(row.id).phase == phase
-    assert conductor.gone(row) == [gone]
+    assert conductor.missing_collections(row) == [gone]
     conductor.make_again(row)
     conductor.repair(row, conductor.lost(row), gallery.worker())
     back = conductor.roll_back(gallery.registry.upgrade(row.id))
@@ -52,7 +52,7 @@ def test_a_collection_that_vanishes_during_a_roll_back_is_made_again(gallery: Ga
     assert back is not None
     gallery.store.drop(gone)
     back = gallery.registry.upgrade(back.id)
-    assert conductor.gone(back) == [gone]
+    assert conductor.missing_collections(back) == [gone]
     conductor.make_again(back)
-    assert conductor.gone(back) == []
+    assert conductor.missing_collections(back) == []
     assert conductor.advance(back, gallery.worker()).phase == Phase.CUT_OVER

@@ -118,9 +118,15 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert rmvdb.__version__ in run("-m", "rmvdb", "--version").stdout
 
 
-def test_the_wheel_holds_every_room_and_every_migration(tmp_path: Path) -> None:
-    run("-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(tmp_path))
-    (wheel,) = tmp_path.glob("*.whl")
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run("-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(folder))
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def test_the_wheel_holds_every_room_and_every_migration(wheel: Path) -> None:
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("rmvdb-")}
     rooms = {str(path.relative_to(ROOT)) for path in (ROOT / "rmvdb").rglob("*.py")} | {"rmvdb/py.typed"}
     migrations = {
@@ -130,9 +136,7 @@ def test_the_wheel_holds_every_room_and_every_migration(tmp_path: Path) -> None:
     assert packed == rooms | migrations
 
 
-def test_a_registry_is_made_by_what_the_wheel_holds(tmp_path: Path) -> None:
-    run("-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(tmp_path))
-    (wheel,) = tmp_path.glob("*.whl")
+def test_a_registry_is_made_by_what_the_wheel_holds(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     make = (
         "import sys; sys.path.insert(0, sys.argv[1]); from rmvdb.registry import schema; url = 'sqlite:///' + sys.argv[2];"

@@ -99,7 +99,7 @@ def temporary_prefix(path: Path) -> str:
 def serves(address: str, path: Path) -> bool:
     """Return whether the server of this database listens at this address.
 
-    If somebody copies the folder of a database, the copied address names the server of the original. Writes would go there.
+    If the folder of a database is copied, the copied address names the server of the original. Writes would go there.
     """
     socket_path = Path(address.removeprefix("unix:"))
     ours = socket_path == beside(path, "sock") or socket_path.parent.name.startswith(temporary_prefix(path))

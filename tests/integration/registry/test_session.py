@@ -15,7 +15,7 @@ from sqlalchemy import event, text
 from rmvdb.errors import RegistryError, RegistryUnavailable
 from rmvdb.registry import engine, schema, waiting
 from rmvdb.registry.registry import Registry
-from rmvdb.registry.tables import GalleryRow
+from rmvdb.registry.tables import REVISION, GalleryRow
 from rmvdb.types import BatchState
 from tests.support.photos import OLD, add_gallery, add_upgrade, at_once, claim, shape
 from tests.support.postgres import PASSWORD, Postgres
@@ -268,3 +268,9 @@ def test_a_statement_of_a_migration_may_take_longer_than_any_other(postgres_url:
     with pytest.raises(engine.Away), registry.engine.begin() as connection:
         connection.execute(slow)
     registry.close()
+
+
+def test_a_database_that_may_lose_acknowledged_changes_is_refused(registry: Registry) -> None:
+    with pytest.raises(RegistryError, match="may lose changes that it acknowledged: synchronous_commit is 'off'"):
+        registry._expect(REVISION, False, "off")
+    registry._expect(REVISION, False, "on")

@@ -422,3 +422,14 @@ def test_every_source_is_in_the_error_and_in_the_documentation(name: str) -> Non
     assert f"\n| `{name}:" in page
     with pytest.raises(UsageError, match=f"{name}:"):
         sources.load("nothing:here")
+
+
+def test_a_lack_of_memory_is_not_a_failure_of_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked tries smaller parts."""
+
+    def items(ids: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("rmvdb.items.callable.load_object", lambda *_, **__: items)
+    with pytest.raises(MemoryError):
+        sources.load("call:models:items").load(records(1, 2))

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmvdb.learning.calibration import Calibration
-from rmvdb.serving.merge import merge, merge_each
+from rmvdb.serving.merge import merge_each
 from rmvdb.types import Hit
+from tests.support.merging import merge
 
 
 def hits(leg, *found, **fields):

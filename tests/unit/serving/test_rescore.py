@@ -9,11 +9,12 @@ import pytest
 
 from rmvdb.learning.calibration import Calibration
 from rmvdb.serving import rescore_figures
-from rmvdb.serving.merge import merge, reranked
+from rmvdb.serving.merge import reranked
 from rmvdb.serving.rescore import candidates, true_distances
 from rmvdb.serving.rescore_figures import RescoreFigures
 from rmvdb.serving.vector_cache import VectorCache
 from rmvdb.types import Hit, Metric
+from tests.support.merging import merge
 from tests.support.waiting import Clock
 
 
