@@ -116,7 +116,7 @@ class Conductor(UpgradeContext):
     verify = verifying.verify
     clean_up, drop_given_up = cleaning_up.clean_up, cleaning_up.drop_given_up
     lost, repair = finding_lost.find_lost, repairing.repair
-    gone, make_again = repairing.gone, repairing.make_again
+    missing_collections, make_again = repairing.missing_collections, repairing.make_again
     roll_back = rolling_back.roll_back
 
     def advance(self, upgrade: UpgradeRow, worker: Worker, *, force: bool = False) -> UpgradeRow:
