@@ -135,15 +135,15 @@ def test_a_pause_after_the_last_change_of_epoch_lets_the_cut_over_be_noted_and_c
 def test_a_pause_and_a_claim_at_once_are_one_after_the_other(gallery: Gallery) -> None:
     registry, upgrade = gallery.registry, gallery.upgrade.id
     registry.add_batches(upgrade, [([id], None) for id in range(1, 400)], first=1)
-    late, stop, other = list[BatchRow](), threading.Event(), Registry(str(registry.url))
+    late, soon, stop, other = list[BatchRow](), list[BatchRow](), threading.Event(), Registry(str(registry.url))
     returned = threading.Event()
 
     def claim() -> None:
         while not stop.is_set():
             was = returned.is_set()
             row = other.claim(upgrade, "w", lease=9.0, grace=0.0, copy=True)
-            if was and row is not None and row.state == BatchState.CLAIMED:
-                late.append(row)
+            if row is not None and row.state == BatchState.CLAIMED:
+                (late if was else soon).append(row)
 
     thread = threading.Thread(target=claim)
     thread.start()
@@ -154,6 +154,7 @@ def test_a_pause_and_a_claim_at_once_are_one_after_the_other(gallery: Gallery) -
     stop.set()
     thread.join(10.0)
     other.close()
+    assert soon
     assert late == []
 
 

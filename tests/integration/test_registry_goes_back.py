@@ -17,6 +17,7 @@ from rmvdb.registry.mark import Owner
 from rmvdb.serving.client import Client
 from rmvdb.types import BatchState, Id, Phase, Record
 from rmvdb.upgrade.status import status
+from tests.support.faults import silent
 from tests.support.inprocess import TIMES, drive, make, vector
 from tests.support.kept_original import back, begin, expect_original, go_on, put
 from tests.support.lost import lose, rebuilding
@@ -160,6 +161,35 @@ def test_a_client_never_goes_to_a_smaller_epoch_and_status_says_so(tmp_path: Pat
         found = status(gallery.registry, gallery.registry.gallery("texts"))
         assert "a client served by epoch 2" in found.gone_back
     assert gallery.held()["new"].keys() == gallery.source.of.keys()
+
+
+def test_a_write_by_a_registry_that_has_gone_back_is_refused_while_the_clients_plan_is_young(tmp_path: Path) -> None:
+    """It would go into the old collection alone."""
+    gallery = make(tmp_path, deployed=False, times={**TIMES, "max_age": 60.0})
+    backup = copied(gallery)
+    gallery.conductor().deploy(gallery.upgrade)
+    with gallery.client() as client:
+        assert client.plan.epoch == 2
+        silent(client._current_plan)
+        put_back(gallery, backup)
+        with pytest.raises(StalePlan, match="has gone back"):
+            client.upsert([{"id": 1, "item": "changed"}])
+        assert gallery.registry.open_writes(gallery.registry.gallery("texts").id) == set()
+    assert gallery.held()["old"][1].fields == {"n": 0}
+    assert gallery.held()["new"] == {}
+
+
+def test_a_client_notices_a_registry_that_has_gone_back_within_an_epoch(tmp_path: Path) -> None:
+    gallery = make(tmp_path, times={**TIMES, "max_age": 60.0})
+    Owner(gallery.registry, gallery.store).settle("texts")
+    backup = copied(gallery)
+    with gallery.client() as client:
+        silent(client._current_plan)
+        drive(gallery)
+        client._current_plan.refresh()
+        put_back(gallery, backup)
+        with pytest.raises(StalePlan, match="has gone back"):
+            client._current_plan.refresh()
 
 
 def test_a_client_that_connects_to_an_older_copy_is_refused(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_a_write_that_the_registry_forgot_is_not_taken_from_the_new_collection()
 def test_a_search_at_random_through_bigger_scenarios_finds_nothing() -> None:
     explored = explore(7, seconds=10.0)
     assert explored.states > 1000
-    assert explored.ends
+    assert explored.far < explored.ends / 2  # it does not give most of them up
     assert not explored.violations, explored.violations
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from rmvdb.protocols import always
 from rmvdb.registry.tables import BatchRow
+from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.types import BatchState, Id
 from tests.support.inprocess import Gallery
 from tests.support.waiting import run_out
@@ -89,3 +90,11 @@ def roll_back(gallery: Gallery) -> None:
     conductor.list_work(gallery.registry.upgrade(back.id))
     conductor.backfill(gallery.registry.upgrade(back.id), gallery.worker())
     conductor.complete(gallery.registry.upgrade(back.id), gallery.worker())
+
+
+def silent(plans: CurrentPlan) -> None:
+    """Stop its thread, so that only searches ask for a plan."""
+    plans._stop.set()
+    plans._wake.set()
+    plans._thread.join()
+    plans._stop.clear()

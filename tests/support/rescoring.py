@@ -82,9 +82,10 @@ def embedded(version: str = "v2") -> list[Item]:
     return [item for items in Counting.calls.get(version, []) for item in items]
 
 
-def expect_true(gallery: Gallery, hits: Sequence[Hit], query: str) -> None:
-    """Expect the nearest records by the new model, with their true distances."""
+def expect_true(gallery: Gallery, hits: Sequence[Hit], query: str, *, limit: int = 10) -> None:
+    """Expect the `limit` nearest records by the new model, with their true distances."""
     far = truth(gallery, query)
+    assert len(hits) == min(limit, len(far))
     assert [hit.id for hit in hits] == list(far)[: len(hits)]
     assert np.allclose([hit.distance for hit in hits], [far[hit.id] for hit in hits], atol=1e-5)
     assert np.allclose([hit.raw for hit in hits], [far[hit.id] for hit in hits], atol=1e-5)

@@ -328,8 +328,17 @@ def expect_kept(world: World) -> None:
     move(process)
     cut_over(process)
     assert world.store.count(process.begin().old_collections[0]) == 0
+    expect_whole(world)
     clean_up(process)
     expect_clean(world)
+
+
+def expect_whole(world: World) -> None:
+    """Expect every text in the original, as v1 embeds it, and nothing else."""
+    original = world.store.get("texts_v1", range(100), vector=True)
+    assert {record.id for record in original} == set(world.source.of)
+    for record in original:
+        np.testing.assert_allclose(record.vector, vector("v1", world.source.of[record.id]), atol=1e-6)  # type: ignore[arg-type]
 
 
 def expect_lifted(world: World) -> None:

@@ -20,7 +20,7 @@ from rmvdb.serving.client import Client
 from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.latency import Latency
 from rmvdb.types import Id
-from tests.support.faults import drive, once
+from tests.support.faults import drive, once, silent
 from tests.support.inprocess import TIMES, Gallery
 from tests.support.waiting import wait_until
 
@@ -63,14 +63,6 @@ class Wire:
         if self.is_cut and name not in ("gaps", "let_go"):  # what this process does without asking
             raise errors.RegistryError("The registry cannot be reached")
         return getattr(self._real, name)
-
-
-def silent(plans: CurrentPlan) -> None:
-    """Stop its thread, so that only searches ask for a plan."""
-    plans._stop.set()
-    plans._wake.set()
-    plans._thread.join()
-    plans._stop.clear()
 
 
 @pytest.mark.parametrize("is_cut", [False, True])

@@ -210,6 +210,26 @@ def test_a_copy_that_was_given_up_for_a_moment_is_not_served(gallery: Gallery) -
     expect_original(gallery)
 
 
+def test_a_grace_lies_between_the_copy_and_its_service(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then a search may read what was before the copy's last write."""
+    row, conductor, times = begin(gallery), gallery.conductor(), list[float]()
+    real = change_epoch.serve
+
+    def note(words: str) -> None:
+        if "until every search would see it" in words:
+            times.append(time.monotonic())
+
+    def serve(*args: Any, **options: Any) -> Any:
+        if times:
+            times.append(time.monotonic())
+        return real(*args, **options)
+
+    conductor.say = note
+    monkeypatch.setattr(change_epoch, "serve", serve)
+    conductor.deploy(row)
+    assert times[1] - times[0] >= gallery.registry.plan("texts").grace
+
+
 def test_two_that_would_deploy_it_take_turns(gallery: Gallery) -> None:
     """`rmvdb upgrade --detach` beside a worker that sees the upgrade first."""
     row = begin(gallery)

@@ -178,3 +178,21 @@ def test_the_original_is_written_by_its_own_model_where_there_is_one_else_throug
         assert client.plan.embedders == (("v1",) if there else ("v2",))
         assert client.search("written since", limit=1)[0].id == 7
     gallery.registry.close()
+
+
+def test_nothing_is_dropped_before_searches_of_the_plan_before_have_ended(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, rested = go_on(gallery, begin(gallery)), list[float]()
+    drop = gallery.store.drop
+
+    def look(collection: str) -> None:
+        if collection in (ORIGINAL, *row.old_collections):
+            served = gallery.registry.gallery("texts").served_since or 0.0
+            rested.append(gallery.registry.now() - served - gallery.registry.plan("texts").grace)
+        drop(collection)
+
+    monkeypatch.setattr(gallery.store, "drop", look)
+    gallery.conductor().clean_up(row)
+    assert rested
+    assert min(rested) >= 0.0

@@ -212,12 +212,14 @@ def test_an_epoch_waits_for_what_a_worker_left_half_written(registry: Registry, 
 def test_no_write_slips_through_while_epochs_change(registry: Registry, gallery: GalleryRow) -> None:
     """Every write is made under the plan that is in force when it is opened and when it is closed."""
     wrong: list[str] = []
+    opened: list[int] = []
     stop = threading.Event()
 
     def write(number: int) -> None:
         while not stop.is_set():
             made = registry.open_intents("photos", "upsert", [number], client=f"c{number}", lasting=30)
             if made is not None:
+                opened.append(number)
                 if registry.plan("photos").epoch != made.plan.epoch:
                     wrong.append(f"opened under {made.plan.epoch}")
                 registry.close_intents(made)
@@ -236,5 +238,6 @@ def test_no_write_slips_through_while_epochs_change(registry: Registry, gallery:
             writer.result()
 
     assert wrong == []
+    assert set(opened) == {0, 1, 2}
     assert registry.plan("photos").epoch == 6
     assert registry.open_writes(gallery.id) == set()

@@ -61,7 +61,7 @@ def test_a_kept_vector_does_not_outlive_a_write_of_its_record_by_any_client(gall
         for writer, text in ((client, "mine"), (other, "theirs"), (other, "t7")):
             writer.upsert([{"id": 7, "item": text, "text": text, "n": 7}])
             gallery.source.of[7] = text
-            expect_true(gallery, client.search(text, limit=40, rescore=40, consistency="Strong"), text)
+            expect_true(gallery, client.search(text, limit=40, rescore=40, consistency="Strong"), text, limit=40)
             assert client.search(text, limit=1, rescore=40, consistency="Strong")[0].id == 7
 
 
@@ -71,18 +71,18 @@ def test_a_kept_vector_does_not_outlive_a_write_that_only_the_old_collection_sho
         gallery.source.of[7] = "another program's"
         old = Record(id=7, vector=vector("v1", "another program's"), fields={"n": 7, "text": "another program's"})
         gallery.store.upsert("texts_v1", [old])
-        expect_true(gallery, client.search("anything", limit=40, rescore=40), "anything")
+        expect_true(gallery, client.search("anything", limit=40, rescore=40), "anything", limit=40)
     assert embedded().count("another program's") == 1
 
 
 def test_a_kept_vector_does_not_outlive_a_change_of_the_sources_item(gallery: Gallery) -> None:
     source = Changing(gallery.source.of)
     with application(gallery, source) as client:
-        expect_true(gallery, client.search("anything", limit=40, rescore=40), "anything")
+        expect_true(gallery, client.search("anything", limit=40, rescore=40), "anything", limit=40)
         gallery.source.of[7] = source.of[7] = "changed"
-        expect_true(gallery, client.search("anything", limit=40, rescore=40), "anything")
+        expect_true(gallery, client.search("anything", limit=40, rescore=40), "anything", limit=40)
         gallery.source.of[7] = source.of[7] = "t7"
-        expect_true(gallery, client.search("anything", limit=40, rescore=40), "anything")
+        expect_true(gallery, client.search("anything", limit=40, rescore=40), "anything", limit=40)
     assert source.asked == 3 * 40
     assert sorted(embedded()) == sorted(["anything"] * 3 + [f"t{id}" for id in range(1, 41)] + ["changed"])
 
@@ -92,13 +92,13 @@ def test_a_deleted_record_is_not_found_though_its_vector_is_kept(gallery: Galler
         client.search("anything", limit=40, rescore=40)
         client.delete(7)
         del gallery.source.of[7]
-        expect_true(gallery, client.search("anything", limit=40, rescore=40), "anything")
+        expect_true(gallery, client.search("anything", limit=40, rescore=40), "anything", limit=40)
 
 
 def test_the_cache_stays_within_its_bytes(gallery: Gallery) -> None:
     with application(gallery, cache=5 * 500) as client:
         for query in ("one", "two", "three"):
-            expect_true(gallery, client.search(query, limit=40, rescore=40), query)
+            expect_true(gallery, client.search(query, limit=40, rescore=40), query, limit=40)
             assert client._reader._rescorer is not None
             kept = client._reader._rescorer._cache
             assert 0 < len(kept) <= 5

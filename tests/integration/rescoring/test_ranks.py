@@ -301,7 +301,7 @@ def test_a_record_in_both_collections_has_its_true_distance(gallery: Gallery) ->
     new = [replace(each, vector=vector("v2", gallery.source.of[each.id])) for each in gallery.records("texts_v1").values()]
     gallery.store.upsert("texts_v2", new)
     with application(gallery) as client:
-        expect_true(gallery, client.search("anything", limit=40, rescore=40), "anything")
+        expect_true(gallery, client.search("anything", limit=40, rescore=40), "anything", limit=40)
 
 
 def test_a_search_that_is_too_large_with_the_items_is_answered_without_rescoring(

@@ -112,6 +112,8 @@ def test_no_id_leads_out_of_the_folder(folder: Path, id: str) -> None:
 @given(id=st.text(st.sampled_from("./\\a~\0"), max_size=12), split=st.text(st.sampled_from("./a"), max_size=5))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_whatever_the_fields_hold_the_path_stays_inside(folder: Path, id: str, split: str) -> None:
+    for outside in ("a", "a.jpg"):
+        (folder / outside).touch()
     for pattern in ("photos/{id}", "photos/{split}/{id}.jpg", "photos/{split}{id}jpg"):
         for path in sources.load(f"folder:{pattern}").load(records(id, split=split)).values():
             assert path.resolve().is_relative_to(folder / "photos")
