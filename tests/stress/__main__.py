@@ -55,12 +55,15 @@ def main() -> int:
         except Broken as exc:
             print(f"{exc}\n{json.dumps(total | {'broken': 1})}", flush=True)
             return 1
+        if idle := [name for name in ("searches", "writes") if not counts[name]]:
+            print(f"{engine}: it counted no {' and no '.join(idle)}, so it shows nothing", flush=True)
+            total["broken"] = 1
         if any(counts[name] for name in WRONG):
             print(f"{engine}: went wrong; the same choices again: python -m tests.stress {again}", flush=True)
         for name in (*COUNTED, *WRONG):
             total[name] += counts[name]
     print(json.dumps(total))
-    return int(any(total[name] for name in WRONG))
+    return int(any(total[name] for name in WRONG) or "broken" in total)
 
 
 @contextmanager

@@ -88,6 +88,8 @@ class Parts:
     #: Poison that writers gave, attempts of another registry to take a collection, and those that were let in.
     poison: int = 0
     intrusions: int = 0
+    #: The intrusions that were refused because another registry owns the collection.
+    recognized: int = 0
     adopted: int = 0
     #: How often the database's clock was set, the database suspended, the registry or the engine went back, and the registry was
     #: made again because it had.

@@ -69,7 +69,7 @@ class Probe:
             uri = lite.address(self._uri) if self._uri.endswith(".db") else self._uri
             self._client = MilvusClient(uri=uri, timeout=TIMEOUT, dedicated=True)
         for leg in legs:
-            vector = [1.0] * DIMS[leg["model"]]
+            vector = [1.0] * DIMS[leg["model"].partition("+")[0]]
             self._client.search(leg["collection"], data=[vector], limit=1, timeout=TIMEOUT, retry_times=0)
 
 

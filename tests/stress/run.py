@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import threading
 import time
@@ -13,10 +14,13 @@ from typing import Any
 import rmvdb
 from tests.stress.application import fields
 from tests.stress.models import TEXT
-from tests.stress.parts import PATIENCE
+from tests.stress.parts import PATIENCE, Broken
 from tests.stress.trouble import Trouble
 from tests.stress.upgrades import Upgrades
 from tests.support.project import Project
+
+#: The last error of a traceback, and not one that was handled when another came.
+CRASH = re.compile(r"^Traceback .*\n(?:[ \t].*\n|\n)*(\S.*)\n(?!\n(?:During handling|The above exception))", re.MULTILINE)
 
 
 @dataclass
@@ -37,6 +41,7 @@ class Run(Trouble, Upgrades):
             self.over.set()
             self._calm(driver)
             intruder.join(PATIENCE)
+            self._expect_no_crash(intruder)
             self._checkpoint()
         finally:
             self.over.set()
@@ -78,11 +83,24 @@ class Run(Trouble, Upgrades):
                 words = ("gallery", "add", f"theirs{self.intrusions}", "--model", "a", "--collection", collection)
                 done = other.run(*words, "--source", "call:models:things", code=None, timeout=PATIENCE)
                 self.intrusions += 1
+                self.recognized += "of another registry" in done.stderr
                 if done.returncode == 0:
                     self.adopted += 1
                     self.say(f"another registry was let into {collection}")
         except BaseException as exc:  # noqa: BLE001 (it is raised again in the main thread)
             self.driver_error = self.driver_error or exc
+
+    def _expect_no_crash(self, intruder: threading.Thread) -> None:
+        """Expect that only kills ended the applications, and that the other registry was refused because it is another one."""
+        if self.driver_error is not None:
+            raise self.driver_error
+        if intruder.is_alive() or (self.intrusions > 20 and not self.recognized):
+            raise Broken(f"of {self.intrusions} tries of another registry, {self.recognized} were refused as such")
+        for kind in ("writer", "searcher"):
+            for out in sorted(self.project.folder.glob(f"{kind}-*.out")):
+                for error in CRASH.findall(out.read_text(errors="replace")):
+                    if not error.startswith("rmvdb.errors."):  # a part was away when it began
+                        self.verdict.complain("failed_searches", f"{out.name}: {error[:200]}")
 
     def _other_project(self) -> Project:
         address = self.engine.address or str(self.project.folder / ".rmvdb" / "milvus.db")

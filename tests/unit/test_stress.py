@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from tests.stress import sqlite_clock
 from tests.stress.engines import Breakable, File, LiteFile
 from tests.stress.parts import PATIENCE, Broken
 from tests.stress.run import Run
+from tests.stress.truth import GONE, Truth, Verdict
 from tests.support.inprocess import make
 from tests.support.project import Project
 
@@ -109,3 +111,43 @@ def test_processes_in_the_folder_see_the_clock_of_sqlite_jump(tmp_path: Path) ->
     assert days() - before == pytest.approx(2 / 24, abs=1e-3)
     file.jump(-600.0)
     assert days() - before == pytest.approx(110 / 24 / 60, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("hits", "kind"),
+    [
+        ([(0, 0), (4, 2)], ""),
+        ([(0, 0)], "lost"),
+        ([(0, 0), (4, 2), (4, 2)], "duplicated"),
+        ([(0, 0), (4, 0)], "stale_reads"),
+        ([(0, 0), (4, 2), (8, 0)], "resurrected"),
+    ],
+)
+def test_a_wrong_answer_is_counted(hits: list[tuple[int, int]], kind: str) -> None:
+    truth, verdict = Truth(9, 4), Verdict()
+    truth.read([{"begin": 1.0, "write": 1, "ids": [4], "edition": 2}, {"end": 2.0, "write": 1}], "writer")
+    truth.read([{"begin": 1.0, "write": 2, "ids": [8], "edition": GONE}, {"end": 2.0, "write": 2}], "writer")
+    truth.judge(0, hits, 3.0, 4.0, verdict, "searcher")
+    counts = {name: getattr(verdict, name) for name in ("lost", "duplicated", "stale_reads", "resurrected")}
+    assert counts == {name: int(name == kind) for name in counts}
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_failed_search_is_excused_only_if_plain_searches_failed_too(run: Run, silent: bool) -> None:
+    run.unanswered = [(9.0, 12.0)] if silent else []
+    run._judge("searcher", {"failed": "no answer", "started": 10.0, "at": 11.0})
+    assert (run.excused, run.verdict.failed_searches) == (int(silent), int(not silent))
+
+
+def test_an_application_that_ends_by_itself_is_counted(run: Run) -> None:
+    out = run.project.folder / "searcher-0.out"
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 1\n    boom()\n'
+    handled = f"{trace}KeyError: 'handled'\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    out.write_text(f"a warning\n{handled}{trace}rmvdb.errors.EngineUnavailable: away\n{trace}KeyError: 'b'\n")
+    over = threading.Thread(target=lambda: None)
+    run._expect_no_crash(over)
+    assert run.verdict.failed_searches == 1
+    assert run.verdict.examples == ["failed_searches: searcher-0.out: KeyError: 'b'"]
+    run.intrusions = 21
+    with pytest.raises(Broken, match="0 were refused as such"):
+        run._expect_no_crash(over)
