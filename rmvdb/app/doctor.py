@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -17,8 +18,9 @@ from rmvdb.items.query_embedder import has_own_queries
 from rmvdb.registry import schema
 from rmvdb.registry.mark import Owner
 from rmvdb.registry.tables import CollectionRow, GalleryRow, VersionRow
+from rmvdb.storage.ownership import is_shared
 from rmvdb.text import counted
-from rmvdb.types import Metric
+from rmvdb.types import Metric, Phase
 from rmvdb.upgrade.status import behind
 
 #: The number of records for which a source must have items.
@@ -51,13 +53,17 @@ def examine(app: App) -> Iterator[Finding]:
         return
     registry = _look("registry", lambda: _registry(app))
     yield registry
-    yield _look("files", lambda: _files(app))
+    yield _look("files", lambda: _files(app, with_artifacts=registry.ok))
     engine = _look("engine", lambda: app.store.version())
     yield engine
     if not registry.ok:
         return
     version_text = engine.detail if engine.ok else ""
+    needed = _needed(app)
     for version in app.registry.versions():
+        if version.name not in needed:
+            yield _look(f"model {version.name}", lambda version=version: _former(app, version))  # type: ignore[misc]
+            continue
         yield _look(f"model {version.name}", lambda version=version: _model(app, version))  # type: ignore[misc]
     if not app.registry.galleries():
         yield _look("index", lambda: _new_index(app, version_text))
@@ -94,11 +100,49 @@ def _registry(app: App) -> str:
     return "; ".join([f"{app.registry.shown_url}, schema {schema.head()}", *app.registry.concerns()])
 
 
-def _files(app: App) -> str:
+def _files(app: App, *, with_artifacts: bool) -> str:
+    if not app.settings.folder.is_dir():
+        raise errors.ArtifactError(f"{app.settings.folder} is not there; mount it, or correct home")
     if readable := app.open_to_others:
         return f"other users may read {', '.join(map(str, readable))}: rmvdb db upgrade takes that right away"
-    local = f"{app.settings.folder} is closed to other users"
+    shared = is_shared(app.settings.folder)
+    local = f"{app.settings.folder} {'can be changed by other users' if shared else 'is closed to other users'}"
+    for sha256 in _of_plans(app) if with_artifacts else ():
+        app.artifacts.get(sha256)  # raises the error that names the file
+    if not os.access(app.settings.folder, os.W_OK):
+        local += ", but this user cannot write there, as plans, upgrades and workers must"
     return f"{local}; {_bucket(app, app.settings.bucket)}" if app.settings.bucket else local
+
+
+def _of_plans(app: App) -> set[str]:
+    """Return the transforms and calibrations of the plans in force."""
+    legs = [leg for gallery in app.registry.galleries() for leg in app.registry.plan(gallery.name).write_targets]
+    transforms = {each for leg in legs for each in (*leg.transforms, *(leg.blend.transforms if leg.blend else ()))}
+    return transforms | {leg.calibration for leg in legs if leg.calibration}
+
+
+def _needed(app: App) -> set[str]:
+    """Return the versions that a plan in force or an upgrade under way needs, and those that no gallery has had yet."""
+    needed, had = set[str](), set[str]()
+    for gallery in app.registry.galleries():
+        for leg in app.registry.plan(gallery.name).write_targets:
+            needed |= {leg.model, leg.embedder, leg.write_with or leg.model, leg.blend.embedder if leg.blend else leg.model}
+        for upgrade in app.registry.upgrades(gallery.id):
+            versions = {upgrade.from_version, upgrade.to_version}
+            needed |= versions if upgrade.phase != Phase.ENDED else set()
+            had |= versions
+    bases = {row.name: row.base for row in app.registry.versions() if row.base}
+    needed |= {bases[name] for name in needed if name in bases}
+    had |= {bases[name] for name in had if name in bases}
+    return needed | ({row.name for row in app.registry.versions()} - had)
+
+
+def _former(app: App, row: VersionRow) -> str:
+    """Look at a version that only the history of a gallery has. Its code may be gone."""
+    try:
+        return _model(app, row)
+    except errors.RmvdbError as exc:
+        return f"no gallery needs it any more, and it cannot be loaded: {exc}"
 
 
 def _bucket(app: App, address: str) -> str:

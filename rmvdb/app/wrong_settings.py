@@ -15,7 +15,7 @@ from rmvdb.app.config_file import as_toml
 from rmvdb.app.settings import PREFIX, IndexSection, ProjectSettings, Section
 from rmvdb.errors import ConfigError
 from rmvdb.storage import ownership
-from rmvdb.text import without_password
+from rmvdb.text import parsed, without_password
 
 #: The names of one setting, from the outermost section on.
 Keys: TypeAlias = tuple[str, ...]
@@ -23,6 +23,9 @@ _HINT = (
     "; parameters of Milvus' index, such as ef or nlist, go into index.params or index.search, and the index of one gallery "
     "into [indexes.<gallery>]"
 )
+
+#: The variables that Kubernetes puts into each pod for a Service.
+_OF_A_SERVICE = re.compile(r"_SERVICE_(HOST|PORT)(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
 
 
 def known(gallery: str = "<gallery>") -> list[Keys]:
@@ -39,7 +42,9 @@ def known(gallery: str = "<gallery>") -> list[Keys]:
 
 def refuse_unknown_variables() -> None:
     """Raise ConfigError for a variable of ours that sets nothing. pydantic-settings would ignore it."""
-    for variable in os.environ:
+    for variable, value in os.environ.items():
+        if _OF_A_SERVICE.search(variable) or (variable.endswith("_PORT") and value.startswith(("tcp://", "udp://"))):
+            continue  # Kubernetes sets these for each Service whose name begins with rmvdb-
         if not (keys := _keys_of(variable)) or keys in _known_beside(keys):
             continue
         parent = _field(keys[:-1])
@@ -122,6 +127,8 @@ def _field(keys: Keys) -> FieldInfo | None:
 def _value(keys: Keys, value: object) -> str:
     """Return the wrong value as it may be shown."""
     if keys[-1] == "token" or isinstance(value, SecretStr) or (keys[-1] in ("uri", "home") and "@" in str(value)):
+        return ""
+    if keys[-1] == "url" and "@" in str(value) and parsed(str(value)) is None:
         return ""
     return f" = {without_password(value)!r}" if isinstance(value, str) else f" = {value!r}"
 

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: The most seconds between two heartbeats, by which `status` knows that a worker lives.
 BEAT = 10.0
+#: Seconds after which a worker that others wait for leaves an upgrade in which no batch may begin.
+HELD = 60.0
 
 
 class Worker:
@@ -80,8 +82,9 @@ class Worker:
     ) -> Progress:
         """Work until every batch is retired and the work list no longer `grows`.
 
-        The run also ends once nothing is in hand if the share `until` is copied, if the upgrade is paused and the worker is not
-        `patient`, if `stop` is set, or if the upgrade has ended because another took its place.
+        The run also ends once nothing is in hand if the share `until` is copied, if `stop` is set, or if the upgrade has ended
+        because another took its place. A worker that is not `patient` also leaves a paused upgrade, and one that a limit has held
+        back for long.
 
         An error of one batch ends the run after the other batches in hand have ended; its claims are free again.
         """
@@ -141,7 +144,7 @@ class Worker:
         hand = Hand(self._width)
         pause = max(LOOK, task.grace / 2)
         settled = Settled(task, backfill, pause=pause, waiting=lambda: BatchState.COPIED in self._registry.counts(task.upgrade))
-        looked = float("-inf")
+        looked, free = float("-inf"), time.monotonic()
         # A roll back takes its vectors from the archive, and a search of one collection asks for no record.
         asked_for = None if task.undoes or task.in_place else MovedFirst(self._registry, task.upgrade)
         while True:
@@ -152,6 +155,7 @@ class Worker:
                 progress(now)
                 limits = self._look(row, task.gallery)
                 self._say(task, (limits if goal.is_short(now) else []) + settled.reasons)
+            free = free if math.isinf(self._throttle.wait()) else time.monotonic()
             claimed, asked = None, uptime()
             action = next_action(now, row, len(hand), goal, stopping=stop.is_set())
             if action is Action.CLAIM:
@@ -166,6 +170,8 @@ class Worker:
             elif action is Action.CLAIM and not hand:
                 states = self._registry.counts(task.upgrade).keys()
                 action = next_action(now, row, 0, goal, stopping=stop.is_set(), states=states)
+                held = states <= {BatchState.PENDING, BatchState.RETIRED} and time.monotonic() - free > HELD
+                action = Action.STOP if held and not goal.patient else action  # others wait for this worker
             if action is Action.STOP and (stop.is_set() or not growing):
                 now = self._registry.progress(task.upgrade)
                 progress(now)

@@ -46,7 +46,7 @@ class Batches(Database):
         shared_queries.refuse_ended(s, upgrade_id)
         shared_queries.refuse_overtaken(s, upgrade_id, leader_token)
         for priority, (ids, origin) in enumerate(batches, start=first):
-            here = select(BatchRow.ids).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
+            here = select(BatchRow.ids).where(*shared_queries.at_priority(upgrade_id, priority))
             made = shared_queries.new_batch(upgrade_id, priority, ids, origin)
             if made.ids not in s.scalars(here).all():  # late records may have the priority, too
                 s.add(made)

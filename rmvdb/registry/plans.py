@@ -13,7 +13,7 @@ from rmvdb.registry.clock import clock, now
 from rmvdb.registry.codec import leg_from_json
 from rmvdb.registry.session import Database, transaction
 from rmvdb.registry.tables import BatchRow, GalleryRow, IntentRow, PlanRow, UpgradeRow
-from rmvdb.types import Leg, ServingPlan
+from rmvdb.types import BatchState, Leg, ServingPlan
 
 #: Seconds for which new writes and claims wait while an epoch changes. Each try renews it, so a dead conductor blocks nothing.
 CLOSING = 5.0
@@ -136,7 +136,9 @@ def _unready(s: Session, gallery: GalleryRow, epoch: int) -> list[str]:
 
 def _claimed(s: Session, gallery: GalleryRow) -> list[str]:
     upgrades = select(UpgradeRow.id).where(UpgradeRow.gallery_id == gallery.id)
-    claims = and_(BatchRow.upgrade_id.in_(upgrades), BatchRow.lease_until > clock())
+    # Only these states have a lease. They are named, since the index has them.
+    held = BatchRow.state.in_((*shared_queries.BEGUN, BatchState.COPIED))
+    claims = and_(BatchRow.upgrade_id.in_(upgrades), held, BatchRow.lease_until > clock())
     return [
         f"worker {row.worker} is at batch {row.id}" if row.worker else f"a call that failed may still arrive for batch {row.id}"
         for row in s.scalars(select(BatchRow).where(claims).limit(5))

@@ -78,7 +78,7 @@ class Restoring(Database):
 
         `left`: ids that a roll back left as they are.
         """
-        existing = select(BatchRow.id).where(BatchRow.upgrade_id == upgrade_id, BatchRow.priority == priority)
+        existing = select(BatchRow.id).where(*shared_queries.at_priority(upgrade_id, priority))
         if s.scalar(existing) is None:
             row = shared_queries.new_batch(upgrade_id, priority, ids, None)
             row.archive, row.copied_at, row.left = dict(archive), None if retired else now(s), pack_ids(left)

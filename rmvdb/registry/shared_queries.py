@@ -33,6 +33,8 @@ Named = TypeVar("Named", VersionRow, GalleryRow, CollectionRow)
 COPYING = (BatchState.CLAIMED, BatchState.WRITING)
 #: Batches that a worker works on, or left.
 BEGUN = (*COPYING, BatchState.REMOVING)
+#: How an upgrade's row is locked while clients go on announcing writes, which name the upgrade.
+BESIDE_WRITES: Any = {"key_share": True}
 #: Rows that one statement deletes or changes at most: PostgreSQL ends a statement after 30 seconds.
 MANY = 50_000
 #: Seconds after which rmvdb forgets a silent client or worker, and how many it forgets at once, because writes wait meanwhile.
@@ -180,7 +182,7 @@ def active_upgrade(s: Session, gallery_id: int) -> UpgradeRow | None:
 
 def refuse_overtaken(s: Session, upgrade_id: int, leader_token: int | None) -> None:
     """Raise UpgradeRunning if another process leads the upgrade. Lock the row, so that none takes over before the commit."""
-    row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
+    row = s.get_one(UpgradeRow, upgrade_id, with_for_update=BESIDE_WRITES)
     if leader_token not in (None, row.leader_token):
         raise errors.UpgradeRunning(
             f"{row.conductor or 'Another process'} took upgrade {upgrade_id} over while this one was suspended; "
@@ -271,6 +273,11 @@ def take_out(s: Session, upgrade_id: int, ids: Sequence[Id]) -> set[str]:
         mine = and_(QuarantineRow.upgrade_id == upgrade_id, QuarantineRow.record.in_([key(id) for id in some]))
         removed.update(s.scalars(delete(QuarantineRow).where(mine).returning(QuarantineRow.record)))
     return removed
+
+
+def at_priority(upgrade_id: int, priority: int) -> tuple[ColumnElement[bool], ...]:
+    """Match the batches of that priority, in any state. The states are named, since the index has them before the priority."""
+    return BatchRow.upgrade_id == upgrade_id, BatchRow.state.in_(list(BatchState)), BatchRow.priority == priority
 
 
 def last_priority(s: Session, upgrade_id: int) -> int:

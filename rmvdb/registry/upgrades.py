@@ -118,7 +118,7 @@ class Upgrades(Database):
             WrongPhase: the phase would change, and the upgrade has ended.
             UpgradeRunning: another process leads the upgrade since that token was given.
         """
-        row = s.get_one(UpgradeRow, upgrade_id, with_for_update=True)
+        row = s.get_one(UpgradeRow, upgrade_id, with_for_update=shared_queries.BESIDE_WRITES)
         shared_queries.refuse_overtaken(s, upgrade_id, leader_token)
         if was is not None and row.phase not in (was, Phase.ENDED):
             return
@@ -235,7 +235,9 @@ class Upgrades(Database):
     def lead(self, s: Session, /, upgrade_id: int, worker: str, seconds: float) -> int | None:
         """Take the leadership: one process makes batches and changes phases. Return its fencing token, None if another leads."""
         free = or_(UpgradeRow.conductor.is_(None), UpgradeRow.conductor == worker, UpgradeRow.conductor_until < clock())
-        row = s.scalar(select(UpgradeRow).where(UpgradeRow.id == upgrade_id, free).with_for_update())
+        row = s.scalar(
+            select(UpgradeRow).where(UpgradeRow.id == upgrade_id, free).with_for_update(**shared_queries.BESIDE_WRITES)
+        )
         if row is None:
             return None
         row.conductor, row.conductor_until, row.leader_token = worker, now(s) + seconds, row.leader_token + 1
@@ -244,7 +246,7 @@ class Upgrades(Database):
     @transaction
     def keep_leading(self, s: Session, /, upgrade_id: int, leader_token: int, seconds: float) -> bool:
         """Keep the leadership for so many seconds more. 0 hands it back. Return False if another process leads by now."""
-        row = s.get(UpgradeRow, upgrade_id, with_for_update=True)
+        row = s.get(UpgradeRow, upgrade_id, with_for_update=shared_queries.BESIDE_WRITES)
         if row is None or row.leader_token != leader_token:
             return False
         row.conductor, row.conductor_until = (row.conductor, now(s) + seconds) if seconds else (None, None)

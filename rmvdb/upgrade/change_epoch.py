@@ -17,6 +17,8 @@ from rmvdb.upgrade.context import UpgradeContext
 
 #: Seconds that a plan may wait for its clients before the status says so.
 USUAL = 3.0
+#: Seconds for which a worker with other galleries waits until clients can serve the one collection that is left.
+LONG_PATIENCE = 300.0
 
 
 def expect_unchanged(context: UpgradeContext) -> None:
@@ -104,7 +106,7 @@ def serve(
         force=force,
         expected_epoch=expected_epoch,
         must_not_serve=upgrade.new_collection if which == EpochName.COPYING else None,
-        # An epoch that serves one collection waits as long as it takes: hours of copying or comparing lie before it.
+        # An epoch that serves one collection waits longer: hours of copying or comparing lie before it.
         deferrable=which == EpochName.COPYING or _searches_several(legs),
     )
 
@@ -142,11 +144,11 @@ def _put_in_force(
     """Announce a plan and put it in force; return its epoch.
 
     `expected_epoch`: the epoch that must be in force. `must_not_serve`: the collection that must not be served first yet.
-    `deferrable`: give up after the context's patience.
+    `deferrable`: give up after the context's patience, and not after a longer one.
 
     Raises:
         WrongPhase: one of these does not hold.
-        NotServed: a deferrable plan waited for too long.
+        NotServed: the plan waited for too long.
     """
     name = context.gallery.name
     asks: dict[str, Any] = {"upgrade": upgrade.id, "phase": upgrade.phase, "leader_token": context.leader_token}
@@ -161,7 +163,7 @@ def _put_in_force(
         context.check_stop()
         waited = uptime() - began
         why = f"Epoch {epoch} waits: {said}; end that process, or do not wait for clients: {_forced(upgrade)}"
-        if waited > context.patience and deferrable:
+        if waited > (context.patience if deferrable else max(context.patience, LONG_PATIENCE)):
             raise errors.NotServed(why)
         if waited > USUAL and noted != said:
             context.registry.set_upgrade(upgrade.id, reason=why, leader_token=context.leader_token)

@@ -41,8 +41,8 @@ def complete(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker) -> No
                 what = "re-embedded" if upgrade.in_place else "moved"
                 context.say(f"{counted(came, 'record')} came into {old} since, and will be {what}, too")
             backfill_step.backfill(context, upgrade, worker, until=1.0)
-            if not worker.patient and context.registry.upgrade(upgrade.id).paused:
-                raise errors.Stopped("paused")
+            if not worker.patient and backfill_step.unfinished(context, upgrade):
+                raise errors.Stopped("paused, or held back by a limit")
         elif quiet:
             return
         else:

@@ -31,6 +31,11 @@ def recording_failure(context: UpgradeContext, upgrade: UpgradeRow, worker: Work
         except errors.Paused:
             context.registry.set_upgrade(upgrade.id, reason="")  # a pause is no failure
             raise
+        except errors.Stopped as exc:
+            context.registry.refuse_ended(upgrade.id)
+            reason = storable(errors.message_of(exc)) if worker.patient else ""  # a worker goes on by itself
+            context.registry.set_upgrade(upgrade.id, reason=reason, leader_token=context.leader_token)
+            raise
         except Exception as exc:
             context.registry.refuse_ended(upgrade.id)  # it failed because another upgrade took its place
             context.registry.set_upgrade(upgrade.id, reason=storable(errors.message_of(exc)), leader_token=context.leader_token)

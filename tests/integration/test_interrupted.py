@@ -111,3 +111,25 @@ def test_a_reason_of_an_earlier_stop_is_gone_once_the_upgrade_goes_on(gallery: G
     monkeypatch.setattr(gallery.store, "settle", lambda *args, **options: meanwhile.append(shown()) or settle(*args, **options))
     gallery.conductor().advance(row(gallery), gallery.worker())
     assert meanwhile == [""]
+
+
+def test_a_worker_with_other_galleries_does_not_wait_for_ever_until_an_application_can_serve_the_cut_over(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_epoch, "LONG_PATIENCE", 0.3)
+    monkeypatch.setattr(gallery.registry, "activate", lambda *_, **__: ["client web-1 cannot serve epoch 3 yet"])
+    conductor = gallery.conductor()
+    conductor.patience = 0.1
+    with pytest.raises(errors.NotServed, match="client web-1 cannot serve epoch 3 yet"):
+        conductor.cut_over(row(gallery), gallery.worker())
+    assert row(gallery).verifying is not None
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_worker_that_goes_on_by_itself_leaves_no_reason_when_its_window_closes(gallery: Gallery, patient: bool) -> None:
+    worker, conductor = gallery.worker(), gallery.conductor()
+    worker.patient = patient
+    conductor.stop.set()
+    with pytest.raises(errors.Stopped):
+        conductor.advance(row(gallery), worker)
+    assert bool(row(gallery).reason) is patient

@@ -440,3 +440,20 @@ def test_a_worker_that_was_suspended_in_a_batch_does_not_rest_for_many_times_tha
     now[0] += 8 * 3600
     throttle.end()
     assert 0 < throttle.wait() <= 9 * 60
+
+
+def test_a_worker_with_other_galleries_leaves_one_that_a_limit_holds_back(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("rmvdb.backfill.worker.HELD", 0.5)
+    (tmp_path / "hold").touch()
+    worker = gallery.worker(limits=Limits(flag=str(tmp_path / "hold")))
+    worker.patient = False
+    began = time.monotonic()
+    gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), worker)
+    assert time.monotonic() - began < 20
+    assert len(gallery.held()["old"]) == 40
+
+    (tmp_path / "hold").unlink()
+    gallery.conductor().advance(gallery.registry.upgrade(gallery.upgrade.id), worker)
+    assert gallery.registry.upgrade(gallery.upgrade.id).phase == Phase.CUT_OVER

@@ -448,3 +448,28 @@ def test_an_rmvdb_toml_that_cannot_be_read_is_not_passed_over(folder: Path, what
     else:
         (folder / "rmvdb.toml").symlink_to(folder / "none")
     assert f"{folder}/rmvdb.toml is not a file that can be read" in sentence()
+
+
+@pytest.mark.parametrize("url", ["rmvdb:hidden@db.example.com/rmvdb", "postgresql//rmvdb:hidden@db.example.com/rmvdb"])
+def test_a_password_in_an_address_without_a_scheme_is_not_shown(tmp_path: Path, url: str) -> None:
+    (tmp_path / "rmvdb.toml").write_text(f'[registry]\nurl = "{url}"\n')
+    with pytest.raises(ConfigError, match=r"registry\.url") as caught:
+        config.load(tmp_path / "rmvdb.toml")
+    assert "hidden" not in str(caught.value)
+
+
+def test_the_variables_of_a_service_in_kubernetes_are_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in (
+        ("RMVDB_MILVUS_SERVICE_HOST", "10.0.0.7"),
+        ("RMVDB_MILVUS_SERVICE_PORT", "19530"),
+        ("RMVDB_MILVUS_SERVICE_PORT_METRICS", "9091"),
+        ("RMVDB_MILVUS_PORT", "tcp://10.0.0.7:19530"),
+        ("RMVDB_MILVUS_PORT_19530_TCP", "tcp://10.0.0.7:19530"),
+        ("RMVDB_MILVUS_PORT_19530_TCP_ADDR", "10.0.0.7"),
+    ):
+        monkeypatch.setenv(name, value)
+    assert config.load().milvus.uri == config.load().milvus.uri
+    monkeypatch.setenv("RMVDB_MILVUS_PORT", "19530")
+    with pytest.raises(ConfigError, match="there is no setting RMVDB_MILVUS_PORT"):
+        config.load()
