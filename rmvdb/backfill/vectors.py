@@ -96,7 +96,9 @@ class NewVectors(BatchRecords):
             made, _ = self._from_items(task, written, None)
         except errors.SourceUnavailable:
             raise
-        except (errors.ModelError, errors.SourceError):
+        except (errors.ModelError, errors.SourceError) as exc:
+            if isinstance(exc.__cause__, MemoryError):
+                raise
             return {}
         before = {each.record.id: vector_of(each.record) for each in archived}
         # The item may be the same: another worker may have written the vector, which differs by rounding.

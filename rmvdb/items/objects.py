@@ -125,7 +125,10 @@ def _load_module(name: str, error: type[RmvdbError]) -> ModuleType:
 def _missing_module(name: str, missing: str, folders: Sequence[str]) -> str:
     if missing and f"{name}.".startswith(f"{missing}."):
         places = f"in {', '.join(folders)} or among" if folders else "among"
-        hint = f" (rmvdb does not look in {', '.join(sorted(_left_out))}, where other users can put files)" if _left_out else ""
+        hint = ""
+        if _left_out:
+            named = ", ".join(sorted(_left_out))
+            hint = f" (other users can put files in {named}: rmvdb looks there only with --trust, or if RMVDB_TRUST names it)"
         return f"There is no module {missing!r} {places} the installed packages{hint}; run from its folder or install it"
     return f"Module {name!r} fails to load: it needs {missing!r}, which is not installed; install it"
 

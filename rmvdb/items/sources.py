@@ -134,7 +134,7 @@ def given(
     A record without an item has neither. A call that fails is halved until the records that it fails for stand alone.
 
     Raises: SourceError if the source answers for none of the records, nor for those of `known_good`; at once if it cannot be
-    reached.
+    reached. MemoryError if the items do not fit into memory together.
     """
     items: dict[Id, Item] = {}
     failed: dict[Id, SourceError] = {}
@@ -144,6 +144,10 @@ def given(
         try:
             items |= source.load(part)
             answers = True
+        except MemoryError:
+            if len(part) == 1:
+                raise
+            waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
         except SourceError as exc:
             if _is_away(exc):
                 raise

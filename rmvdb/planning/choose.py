@@ -31,14 +31,11 @@ def chosen(
     passed: list[Prediction] = []
     before = ""
     if declared and (same := [each for each in candidates if each.method is Method.IDENTITY]):
-        why = "the new model is declared to be compatible with the old one, so nothing is trained"
-        told = replace(predict(max(same, key=_worth)), choice=why)
-        candidates = [each for each in candidates if each.method is not Method.IDENTITY]
-        if told.verdict == "ok" or not candidates:
-            return told
-        below = "would start" if told.verdict == "refuse" else "may start"
-        before = f"the new model is declared to be compatible, but {below} below the old one. "
-        passed.append(told)
+        told = predict(max(same, key=_worth))
+        if told.verdict != "refuse":
+            return replace(told, choice="the new model is declared to be compatible with the old one, so nothing is trained")
+        before = "the new model is declared to be compatible, but would start below the old one. "
+        candidates = [each for each in candidates if each.method is not Method.IDENTITY] or candidates
     for candidate, why in preferred(candidates, objective=objective, seed=seed):
         told = predict(candidate)
         told = replace(told, choice=f"{before}{why}{_passed_over(passed)}")
@@ -103,7 +100,7 @@ def _passed_over(passed: Sequence[Prediction]) -> str:
     refused = dict.fromkeys(
         str(each.method) for each in passed if each.verdict == "refuse" and each.method is not Method.IDENTITY
     )
-    warned = dict.fromkeys(str(each.method) for each in passed if each.verdict == "warn" and each.method is not Method.IDENTITY)
+    warned = dict.fromkeys(str(each.method) for each in passed if each.verdict == "warn")
     words = f". The plan refuses {' and '.join(refused)}" if refused else ""
     return words + (f". There is a warning about {' and '.join(warned)}" if warned else "")
 

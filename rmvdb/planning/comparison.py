@@ -10,7 +10,7 @@ from rmvdb.learning.method import Method
 from rmvdb.planning import quality
 from rmvdb.planning.curve import Curve, Summary, summary
 from rmvdb.planning.objective import Objective
-from rmvdb.planning.prediction import Beside, Prediction, finite
+from rmvdb.planning.prediction import Beside, Prediction, finite, gain_of
 from rmvdb.planning.trial import Trial
 
 
@@ -126,7 +126,7 @@ def _row(trial: Trial, name: str, curve: Curve, order: str, *, level: bool = Fal
         order=None if level else order,
         curve=summary(curve, old=naive.map[0], new=naive.map[-1]),
         course=course.means,
-        gain=quality.gain(quality.area(course.ts, course.means), old=base.means[0], new=base.means[-1]),
+        gain=gain_of(course, base.means[0], base.means[-1]),
         fall=quality.largest_fall(course.means),
         auc_map=quality.bootstrap(quality.areas(curve.ts, curve.precision), seed=seed),
         auc_cmc=quality.bootstrap(quality.areas(curve.ts, curve.top1), seed=seed),

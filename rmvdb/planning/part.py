@@ -306,8 +306,8 @@ class Part:
         return min(count, max(1, round(count * self._share))) if count else 0
 
     def stands_for(self, count: int) -> bool:
-        """Return whether at least one record of this part stands for so many of the gallery."""
-        return round(count * self._share) >= 1
+        """Return whether one record of this part does not stand for more than twice so many of the gallery."""
+        return 2 * count * self._share >= 1
 
     @property
     def _share(self) -> float:

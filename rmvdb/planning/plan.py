@@ -106,8 +106,8 @@ class PlanStore:
     def kept(self, question: Question, log: Sequence[Query] = (), *, records: int) -> Plan | None:
         """Return the plan that was made for this question within a day, if all of its files are there.
 
-        The gallery then had about as many `records`. Queries that clients have kept since make no difference, until there are
-        about twice as many.
+        The gallery then had about as many `records`. Queries that clients have kept since make no difference, until their number
+        passes the next power of two.
         """
         try:
             plan = Plan.from_json(json.loads(self._artifacts.get(self._pointer(question, log).read_text())))

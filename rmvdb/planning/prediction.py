@@ -162,12 +162,12 @@ def predict(trial: Trial, candidate: Candidate) -> Prediction:
         cmc_old=naive.cmc[0],
         cmc_new=naive.cmc[-1],
         course=course.means,
-        gain=_gain(course, old, new),
+        gain=gain_of(course, old, new),
         fall=quality.largest_fall(course.means),
         curve=summary(curve, old=naive.map[0], new=naive.map[-1]),
         naive=summary(naive, old=naive.map[0], new=naive.map[-1]),
         naive_course=base.means,
-        naive_gain=_gain(base, old, new),
+        naive_gain=gain_of(base, old, new),
         start=quality.bootstrap(start, seed=trial.seed),
         end=quality.bootstrap(end, seed=trial.seed),
         negative_flips=quality.negative_flips(naive.top1[0], curve.top1[0]),
@@ -192,7 +192,10 @@ def predict(trial: Trial, candidate: Candidate) -> Prediction:
     )
 
 
-def _gain(course: Course, old: float, new: float) -> float:
+def gain_of(course: Course, old: float, new: float) -> float:
+    """Return the share of the way from the old to the new model that the area covers, NaN if the new model is no better."""
+    if new <= old:  # there is nothing to gain
+        return math.nan
     return quality.gain(quality.area(course.ts, course.means), old=old, new=new)
 
 

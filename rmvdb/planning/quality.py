@@ -186,16 +186,15 @@ def areas(ts: Sequence[float], values: Floats) -> Floats:
 
 
 def gain(auc: float, *, old: float, new: float) -> float:
-    """Return (AUC − old) / (new − old): 0 is the old model, 1 the new one from the first minute. NaN unless the new
-    model is better."""
-    return (auc - old) / (new - old) if new > old else float("nan")
+    """Return (AUC − old) / (new − old): 0 is the old model, 1 the new one from the first minute. NaN if the two are equal."""
+    return (auc - old) / (new - old) if new != old else float("nan")
 
 
 def p_com(cross: float, *, old: float, alone: float) -> float:
     """Return HBCT's Eq. 14: the share of the way from the old model to the new one trained alone that needs no re-embedding.
 
-    `cross` is the quality of new queries in the old gallery. `old` and `alone` are that of each model in its own gallery. NaN
-    unless it is better alone.
+    `cross` is the quality of new queries in the old gallery. `old` and `alone` are that of each model in its own gallery. NaN if
+    those two are equal.
     """
     return gain(cross, old=old, new=alone)
 

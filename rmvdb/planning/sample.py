@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmvdb import errors
-from rmvdb.items.check import KNOWN_GOOD, embed_checked
+from rmvdb.items.check import KNOWN_GOOD, TOLERANCE, confirm_rows, embed_checked
 from rmvdb.items.digest import item_digest
 from rmvdb.items.sources import given
 from rmvdb.learning.method import AsQueries, Pairs
@@ -259,14 +259,16 @@ class Sampler:
         """Return logged queries by a version, (n, d), NaN if an item has no vector: its file may be gone, or lie elsewhere.
 
         Raises:
-            ModelError: the model is not the registered one.
+            ModelError: the model is not the registered one, or gives rows in another order.
         """
-        dim = self._loaded_models.chain(version).dim
+        embedder, dim = self._loaded_models.query_embedder(version), self._loaded_models.chain(version).dim
         try:
-            return embed_checked(self._loaded_models.query_embedder(version), items, dim)[0]
+            vectors, failed = embed_checked(embedder, items, dim)
         except errors.ModelError:
             self._loaded_models.check(version)
             return np.full((len(items), dim), np.nan, np.float32)
+        confirm_rows(embedder, items, vectors, [at for at in range(len(items)) if at not in failed][:1], TOLERANCE)
+        return vectors
 
     def _queries(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -308,9 +309,11 @@ def _item(record: Mapping[str, Any], field: str) -> Item:
 
 def _same(one: Any, other: Any) -> bool:
     try:
-        return bool(one == other)
+        return one is other or bool(one == other)
     except (ValueError, RuntimeError):  # arrays and tensors
-        return type(one) is type(other) and np.array_equal(one, other)
+        with contextlib.suppress(RuntimeError):  # a tensor that needs gradients is no array
+            return np.array_equal(one, other)
+        return False
 
 
 def _unless_away(gallery: str, expect: Callable[[], None]) -> None:

@@ -26,8 +26,6 @@ Encode = Callable[[ServingPlan], dict[str, Vectors]]
 
 #: How often rmvdb repeats a search that took longer than allowed before it fails.
 ATTEMPTS = 5
-#: Ids in one page, if nothing else is read: as many as Milvus gives at once.
-ID_PAGE = 16_384
 #: With more hits than this, an answer without the fields that rescoring reads may come although one with them does not.
 MANY_HITS = 500
 #: Searches of legs that run at the same time.
@@ -155,7 +153,7 @@ class Reader:
             return self._store.count(plan.legs[0].collection, filter=filter) if len(plan.legs) == 1 else None
 
         single = self._timely(ask)
-        return sum(len(page) for page in self.pages(filter, (), page=ID_PAGE)) if single is None else single
+        return sum(len(page) for page in self.pages(filter, (), page=5000)) if single is None else single
 
     def pages(self, filter: str | None, fields: Sequence[str] | None, *, page: int) -> Iterator[list[Record]]:
         """Yield the records that match, each once, in ascending id order, in pages.

@@ -17,7 +17,7 @@ from rmvdb.serving import sketch
 from rmvdb.serving.announced_writes import Writes
 from rmvdb.serving.current_plan import CurrentPlan
 from rmvdb.serving.loaded_models import LoadedModels
-from rmvdb.serving.search import ID_PAGE, Reader
+from rmvdb.serving.search import Reader
 from rmvdb.text import counted
 from rmvdb.types import Id, Item, Leg, Record, ServingPlan, Vectors
 
@@ -146,7 +146,7 @@ class Writer:
             legs = (self._store.get(leg.collection, some, filter=filter, fields=()) for leg in reversed(plan.legs))
             return {record.id: None for records in legs for record in records}
 
-        pages = self._reader.pages(filter, (), page=ID_PAGE)
+        pages = self._reader.pages(filter, (), page=WRITE_BATCH)
         return sum(len(self.delete([record.id for record in page], matching)) for page in pages)
 
     def _delete(self, ids: Sequence[Id], confirm: ConfirmIds | None) -> list[Id]:

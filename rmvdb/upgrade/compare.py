@@ -135,7 +135,7 @@ class Verify:
                 searched=report.searched,
                 passed_over=report.passed_over,
             )
-            if (differing or odd) and time.monotonic() - kept > UNDECIDED:
+            if report.ok and (differing or odd) and time.monotonic() - kept > UNDECIDED:
                 self._decide(task, report, odd, differing, look=look)
             if report.ok and not differing and not odd:
                 keep(at)

@@ -25,8 +25,6 @@ def recording_failure(context: UpgradeContext, upgrade: UpgradeRow, worker: Work
     with hold_leadership(context, upgrade, worker):
         try:
             context.owner.settle(context.gallery.name)
-            if context.registry.upgrade(upgrade.id).reason:  # it goes on
-                context.registry.set_upgrade(upgrade.id, reason="", leader_token=context.leader_token)
             yield
         except errors.Paused:
             context.registry.set_upgrade(upgrade.id, reason="")  # a pause is no failure

@@ -121,7 +121,8 @@ def unserved(context: UpgradeContext, upgrades: Sequence[UpgradeRow]) -> list[Id
             found |= dict.fromkeys(id for id in missing if key(id) not in others)
             context.check_stop()
     deleted = _found_deleted(context, numbers, found)
-    return [id for id in found if id not in deleted]
+    # Asked again: a record may have been deleted before the moment and written after it.
+    return _not_served(context, [id for id in found if id not in deleted], 0)
 
 
 def _found_deleted(context: UpgradeContext, upgrades: Sequence[int], ids: Iterable[Id]) -> set[Id]:

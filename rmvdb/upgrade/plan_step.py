@@ -20,6 +20,7 @@ from rmvdb.protocols import Classifier
 from rmvdb.registry.codec import leg_to_json, unpack_ids
 from rmvdb.registry.shared_queries import refuse_paused
 from rmvdb.registry.tables import UpgradeRow, VersionRow
+from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
 from rmvdb.types import Id, Leg, Phase, Query
 from rmvdb.upgrade import change_epoch
 from rmvdb.upgrade.context import UpgradeContext
@@ -187,9 +188,15 @@ def _trained_on(context: UpgradeContext) -> set[Id]:
     """Return the records that the transforms in service were trained on."""
     served = _transforms(context.registry.plan(context.gallery.name).legs)
     plans = [row.plan for row in context.registry.upgrades(context.gallery.id)]
-    serving = [plan for plan in plans if served & _transforms(leg for legs in plan.epochs.values() for leg in legs)]
+    serving = [plan for plan in plans if served & _own_transforms(plan)]
     files = {plan.trained_on for plan in serving if plan.trained_on}
     return {id for file in files for id in unpack_ids(context.services.artifacts.get(file))}
+
+
+def _own_transforms(plan: UpgradePlan) -> set[str]:
+    """Return the transforms of an upgrade's epochs that were not in service before."""
+    before = _transforms(plan.legs(EpochName.BEFORE)) if EpochName.BEFORE in plan.epochs else set()
+    return _transforms(leg for legs in plan.epochs.values() for leg in legs) - before
 
 
 def _transforms(legs: Iterable[Leg]) -> set[str]:

@@ -180,6 +180,8 @@ class Conductor(UpgradeContext):
         if upgrade.undoes is None:  # a roll back takes the archive's vectors, and needs no model
             plan_step.expect_model(self, upgrade)
         change_epoch.prolong(self, upgrade, force=force)
+        if self.registry.upgrade(upgrade.id).reason and (not upgrade.listed or backfill_step.unfinished(self, upgrade)):
+            self.registry.set_upgrade(upgrade.id, reason="", leader_token=self.leader_token)  # it goes on
         with work_list.made_beside(self, upgrade) as grows:
             upgrade = self.registry.upgrade(upgrade.id)
             if (switch := upgrade.plan.switch) is not None:
@@ -231,17 +233,18 @@ class Conductor(UpgradeContext):
             self.say(f"{now.total - now.done} of {counted(now.total, 'record is', 'records are')} left to move{paused}")
             self.backfill(upgrade, worker, until=1.0)
         completing.refuse_quarantined(self, upgrade)
-        verifying.keep_position(self, upgrade)
+        interrupted = verifying.begun(self, upgrade)
+        verifying.keep(self, upgrade, interrupted)
         self.complete(upgrade, worker)
-        verifying.keep_position(self, upgrade)
+        verifying.keep(self, upgrade, interrupted)
         completing.refuse_quarantined(self, upgrade)
         while backfill_step.unfinished(self, upgrade):  # a client may have written a quarantined record again
             self.complete(upgrade, worker)
             completing.refuse_quarantined(self, upgrade)
         repairing.put_back_late(self, upgrade, worker)
-        verifying.keep_position(self, upgrade)
+        verifying.keep(self, upgrade, interrupted)
         completing.settle(self, upgrade)
-        report = verifying.expect_verified(self, upgrade)
+        report = verifying.expect_verified(self, upgrade, interrupted)
         change_epoch.serve(self, upgrade, EpochName.FINAL, force=force)
         change_epoch.move_aliases(self, upgrade)
         served = searched(self.registry.plan(self.gallery.name), by_name=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import NamedTuple
 
 from rmvdb import errors
 from rmvdb.backfill.fate import too_many
@@ -15,6 +15,16 @@ from rmvdb.upgrade import backfill_step
 from rmvdb.upgrade.compare import Verify
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.report import COUNTS, VerifyPosition, VerifyReport
+
+#: Seconds after which a comparison that was interrupted again and again begins anew.
+LONGEST = 86_400.0
+
+
+class Begun(NamedTuple):
+    """A comparison that was interrupted: how far it came, and when it began."""
+
+    at: VerifyPosition
+    since: float
 
 
 def verify(context: UpgradeContext, upgrade: UpgradeRow, *, sample: int = 200) -> VerifyReport:
@@ -52,16 +62,29 @@ def check_of(context: UpgradeContext) -> Verify:
     )
 
 
-def expect_verified(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyReport:
+def begun(context: UpgradeContext, upgrade: UpgradeRow) -> Begun | None:
+    """Return where a comparison was interrupted a short time ago."""
+    position = {"since": 0.0} | dict(context.registry.upgrade(upgrade.id).verifying or {})
+    now, since = context.registry.now(), position.pop("since")
+    if "at" not in position or now - position.pop("at") >= COUNTS or now - since >= LONGEST:
+        return None
+    return Begun(VerifyPosition(**position), since)
+
+
+def expect_verified(context: UpgradeContext, upgrade: UpgradeRow, interrupted: Begun | None = None) -> VerifyReport:
     """Compare, from where an earlier comparison was interrupted.
 
     Raises:
         VerifyFailed: there is a difference.
         RecordsMissing: more records are gone than another program's single deletions explain.
     """
-    begun = _begun(context, upgrade)
-    context.announce(f"verifying{', from where it stood' if begun else ''}")
-    report = _compare(context, upgrade, begun=begun, keep=functools.partial(_keep, context, upgrade))
+    context.announce(f"verifying{', from where it stood' if interrupted else ''}")
+    since = interrupted.since if interrupted else context.registry.now()
+
+    def keep_at(at: VerifyPosition) -> None:
+        keep(context, upgrade, Begun(at, since))
+
+    report = _compare(context, upgrade, begun=interrupted.at if interrupted else None, keep=keep_at)
     for sentence in report.unread:
         context.say(f"left out: {sentence}")
     if report.approximation:
@@ -93,21 +116,11 @@ def _expect_few_missing(context: UpgradeContext, upgrade: UpgradeRow, report: Ve
     context.say(sentence)
 
 
-def _begun(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyPosition | None:
-    """Return where a comparison was interrupted a short time ago."""
-    position = dict(context.registry.upgrade(upgrade.id).verifying or {})
-    return VerifyPosition(**position) if position and context.registry.now() - position.pop("at") < COUNTS else None
-
-
-def keep_position(context: UpgradeContext, upgrade: UpgradeRow) -> None:
+def keep(context: UpgradeContext, upgrade: UpgradeRow, begun: Begun | None) -> None:
     """Let the position of an interrupted comparison count although other steps come first, which may take long."""
-    if (at := _begun(context, upgrade)) is not None:
-        _keep(context, upgrade, at)
-
-
-def _keep(context: UpgradeContext, upgrade: UpgradeRow, at: VerifyPosition) -> None:
-    position = asdict(at) | {"at": context.registry.now()}
-    context.registry.set_upgrade(upgrade.id, verifying=position, leader_token=context.leader_token)
+    if begun is not None:
+        position = asdict(begun.at) | {"at": context.registry.now(), "since": begun.since}
+        context.registry.set_upgrade(upgrade.id, verifying=position, leader_token=context.leader_token)
 
 
 def _forget(context: UpgradeContext, upgrade: UpgradeRow) -> None:

@@ -59,18 +59,22 @@ def test_a_process_that_dies_while_clients_are_waited_for_does_not_lose_its_veri
     assert read == []
 
 
-def test_a_comparison_counts_however_long_the_steps_before_it_take(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_counts_however_long_the_steps_before_it_take_but_not_for_ever(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at = VerifyPosition(batch=gallery.registry.batches(gallery.upgrade.id)[-1].id, batches=4, fields_compared=40)
-    long_ago = gallery.registry.now() - verify.COUNTS + 1.0
-    gallery.registry.set_upgrade(
-        gallery.upgrade.id, verifying={**{name: getattr(at, name) for name in at.__slots__}, "at": long_ago}
-    )
-    monkeypatch.setattr(verify, "COUNTS", 600.0)
-    verify.keep_position(gallery.conductor(), row(gallery))
-    kept = row(gallery).verifying
+    conductor, now = gallery.conductor(), gallery.registry.now()
+    verify.keep(conductor, row(gallery), verify.Begun(at, now - 3600.0))
+    interrupted = verify.begun(conductor, row(gallery))
+    assert interrupted == verify.Begun(at, now - 3600.0)
 
-    assert kept is not None
-    assert gallery.registry.now() - kept["at"] < 60.0
+    monkeypatch.setattr(verify, "COUNTS", 0.0)  # the step before it took longer than that
+    read = files_read(gallery, monkeypatch)
+    assert verify.expect_verified(conductor, row(gallery), interrupted).ok
+    assert read == []
+    monkeypatch.setattr(verify, "COUNTS", 600.0)
+    monkeypatch.setattr(verify, "LONGEST", 3000.0)
+    assert verify.begun(conductor, row(gallery)) is None
 
 
 def test_the_position_is_kept_although_a_server_showed_a_former_record_for_a_moment(
@@ -94,23 +98,19 @@ def test_the_position_is_kept_although_a_server_showed_a_former_record_for_a_mom
     assert [each.batches for each in kept] == [1, 2, 3, 4]
 
 
-def test_a_reason_of_an_earlier_stop_is_gone_once_the_upgrade_goes_on(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_of_an_earlier_stop_is_gone_once_the_upgrade_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery = make(tmp_path)
+    gallery.registry.set_upgrade(gallery.upgrade.id, reason="Milvus is away")
+
     def shown() -> str:
         return str(status(gallery.registry, gallery.registry.gallery("texts")).to_json()["stopped"])
 
-    def fails(*_: Any, **__: Any) -> None:
-        raise errors.EngineUnavailable("Milvus is away")
-
-    settle = gallery.store.settle
-    monkeypatch.setattr(gallery.store, "settle", fails)
-    with pytest.raises(errors.EngineUnavailable):
-        gallery.conductor().advance(row(gallery), gallery.worker())
     assert shown() == "Milvus is away"
-
     meanwhile: list[str] = []
-    monkeypatch.setattr(gallery.store, "settle", lambda *args, **options: meanwhile.append(shown()) or settle(*args, **options))
+    gallery.store.before = lambda call, collection: meanwhile.append(shown())
     gallery.conductor().advance(row(gallery), gallery.worker())
-    assert meanwhile == [""]
+    assert set(meanwhile) == {""}
+    gallery.registry.close()
 
 
 def test_a_worker_with_other_galleries_does_not_wait_for_ever_until_an_application_can_serve_the_cut_over(

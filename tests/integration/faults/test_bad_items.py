@@ -211,7 +211,7 @@ def test_a_record_whose_fields_do_not_fit_the_pattern_of_its_file_is_set_aside(
 
     class Pictures:
         def embed(self, items: Sequence[Item]) -> Vectors:
-            return np.stack([vector("v2", str(np.asarray(item)[0, 0])) for item in items])
+            return np.stack([vector("v2", str(np.asarray(Image.open(item))[0, 0])) for item in items])
 
     gallery.loaded_models._loaded["Embedder", "v2"] = Pictures()
     backfill = Backfill(

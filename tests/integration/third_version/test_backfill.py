@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 
 from rmvdb.learning.method import Method
+from rmvdb.learning.network import Network
+from rmvdb.learning.transforms import Config, Transform
 from rmvdb.planning.orders.table import Known, make_order
 from rmvdb.planning.question import Question
 from rmvdb.registry.codec import pack_ids, unpack_ids
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.storage.artifacts import Artifacts
 from rmvdb.types import Id, Record
 from rmvdb.upgrade import plan_step
@@ -156,12 +159,25 @@ def test_a_record_written_under_three_legs_shows_nothing_that_it_replaced(galler
     gallery.expect_moved()
 
 
+def serve_by_a_map(gallery: Gallery, trained_on: str) -> None:
+    """Let a ψ, trained on these records, serve the old collection."""
+    psi = Transform(Network(Config(d_in=8, d_out=6, hidden=4)))
+    sha256 = Artifacts(gallery.folder / "artifacts").put(psi.to_bytes(), suffix="safetensors")
+    new, old = gallery.registry.plan("texts").legs
+    legs = (new, replace(old, embedder="v2", transforms=(sha256,)))
+    epochs = {**gallery.upgrade.plan.epochs, EpochName.SERVING: legs}
+    gallery.registry.set_upgrade(gallery.upgrade.id, plan=replace(gallery.upgrade.plan, trained_on=trained_on, epochs=epochs))
+    epoch = gallery.registry.announce("texts", legs, gallery.times)
+    while gallery.registry.activate("texts", epoch):
+        time.sleep(0.05)
+
+
 def test_a_plan_measures_on_nothing_that_was_trained_on_before(tmp_path: Path) -> None:
     gallery = make(tmp_path, records=300, batch=50)
     gallery.worker().run(gallery.task, gallery.backfill, until=0.5)  # 1 to 150
     before = set(range(51, 201))
     trained_on = Artifacts(tmp_path / "artifacts").put(pack_ids(before), suffix="ids")
-    gallery.registry.set_upgrade(gallery.upgrade.id, plan=replace(gallery.upgrade.plan, trained_on=trained_on))
+    serve_by_a_map(gallery, trained_on)
     conductor = gallery.conductor()
     question = conductor.resolve(Question(gallery="texts", from_version="v2", to_version="v3", method=Method.RQT))
     plan = conductor.plan(question)

@@ -152,7 +152,7 @@ def test_modules_are_not_taken_from_a_folder_in_which_others_can_put_files(
     monkeypatch.chdir(drop)
 
     wiring.load(folder / "rmvdb.toml")
-    with pytest.raises(errors.UsageError, match=rf"rmvdb does not look in {drop}, where other users can put files"):
+    with pytest.raises(errors.UsageError, match=rf"other users can put files in {drop}: rmvdb looks there only with --trust"):
         objects.load_object("usertheirs:thing")
     assert not (drop / "ran").exists()
 
