@@ -124,7 +124,7 @@ def test_processes_in_the_folder_see_the_clock_of_sqlite_jump(tmp_path: Path) ->
     ],
 )
 def test_a_wrong_answer_is_counted(hits: list[tuple[int, int]], kind: str) -> None:
-    truth, verdict = Truth(9, 4), Verdict()
+    truth, verdict = Truth(9, shards=4), Verdict()
     truth.read([{"begin": 1.0, "write": 1, "ids": [4], "edition": 2}, {"end": 2.0, "write": 1}], "writer")
     truth.read([{"begin": 1.0, "write": 2, "ids": [8], "edition": GONE}, {"end": 2.0, "write": 2}], "writer")
     truth.judge(0, hits, 3.0, 4.0, verdict, "searcher")

@@ -109,7 +109,7 @@ def test_a_moved_record_is_not_embedded_again_and_ranks_among_the_others(gallery
     assert 0 < len(moved) < 40
     with application(gallery) as client:
         hits = client.search("anything", limit=40, rescore=40)
-    expect_true(gallery, hits, "anything")
+    expect_true(gallery, hits, "anything", limit=40)
     assert {hit.id for hit in hits if hit.leg == "texts_v2"} == moved
     assert sorted(embedded()[1:]) == sorted(gallery.source.of[id] for id in set(gallery.source.of) - moved)
 
