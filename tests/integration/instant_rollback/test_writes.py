@@ -184,12 +184,12 @@ def test_nothing_is_dropped_before_searches_of_the_plan_before_have_ended(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row, rested = go_on(gallery, begin(gallery)), list[float]()
-    drop = gallery.store.drop
+    drop, cut_over = gallery.store.drop, gallery.registry.gallery("texts").served_since
+    assert cut_over is not None  # from then on no search begins there
 
     def look(collection: str) -> None:
         if collection in (ORIGINAL, *row.old_collections):
-            served = gallery.registry.gallery("texts").served_since or 0.0
-            rested.append(gallery.registry.now() - served - gallery.registry.plan("texts").grace)
+            rested.append(gallery.registry.now() - cut_over - gallery.registry.plan("texts").grace)
         drop(collection)
 
     monkeypatch.setattr(gallery.store, "drop", look)

@@ -171,10 +171,10 @@ def test_a_step_that_fails_because_another_upgrade_took_the_place_says_so(
     """It compares what the other one moves meanwhile, and finds differences."""
     conductor, first, real = gallery.conductor(), gallery.upgrade, verify.expect_verified
 
-    def meanwhile(context: UpgradeContext, upgrade: UpgradeRow) -> VerifyReport:
+    def meanwhile(context: UpgradeContext, upgrade: UpgradeRow, *more: Any) -> VerifyReport:
         gallery.supersede()
         drive(gallery)
-        return real(context, upgrade)
+        return real(context, upgrade, *more)
 
     monkeypatch.setattr(verify, "expect_verified", meanwhile)
     with pytest.raises(errors.WrongPhase, match=f"Upgrade {first.id} has ended; see what took its place: rmvdb history"):
