@@ -52,10 +52,12 @@ def next_action(
     *,
     stopping: bool = False,
     states: Collection[BatchState] | None = None,
+    held: bool = False,
 ) -> Action:
     """Decide by the first line that fits.
 
-    `states`: the states of the upgrade's batches, read after a claim that gave nothing; None before such a claim.
+    `states`: the states of the upgrade's batches, read after a claim that gave nothing; None before such a claim. `held`: a limit
+    has let no batch begin for long.
 
     | in hand | stopping | claimed in vain | upgrade ended | batches to work on | action |
     |---|---|---|---|---|---|
@@ -66,8 +68,8 @@ def next_action(
     | none | no | yes | no | none | STOP |
     | none | no | yes | no | some | WAIT |
 
-    Batches to work on are those not retired. Pending ones do not count if the share is reached, or if the upgrade is paused and
-    the worker is not patient.
+    Batches to work on are those not retired. Pending ones do not count if the share is reached, or if the upgrade is paused or
+    held and the worker is not patient: others wait for it.
     """
     if not stopping and in_hand < goal.width and states is None:
         return Action.CLAIM
@@ -75,6 +77,6 @@ def next_action(
         return Action.WAIT
     if stopping or row.phase == Phase.ENDED:
         return Action.STOP
-    copies = goal.wants_more(progress) and (goal.patient or not row.paused)
+    copies = goal.wants_more(progress) and (goal.patient or not (row.paused or held))
     done = {BatchState.RETIRED} if copies else {BatchState.RETIRED, BatchState.PENDING}
     return Action.WAIT if set(states or ()) - done else Action.STOP

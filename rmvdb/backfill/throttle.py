@@ -55,6 +55,8 @@ class Throttle:
         #: The clients whose searches are too slow, in words.
         self._slow: list[str] = []
         self._lock = threading.Lock()
+        #: When slow searches or the flag file last let a batch begin.
+        self._free = time.monotonic()
         #: When the last batch began, and its records.
         self._begun, self._count = -math.inf, 0
         #: Batches being copied; batches of the latest burst, when it began, and when it ended.
@@ -71,7 +73,13 @@ class Throttle:
         """Return the seconds until a batch may begin: 0 is now, infinity is until something has changed."""
         if self._slow or self._flagged():
             return math.inf
+        self._free = time.monotonic()
         return max(0.0, max(self._rate_until(), self._nice_until()) - time.monotonic())
+
+    @property
+    def held(self) -> float:
+        """The seconds for which slow searches or the flag file have let no batch begin, as `wait` saw it."""
+        return time.monotonic() - self._free
 
     def begin(self, count: int) -> None:
         """Note that the copying of a batch of `count` records begins."""

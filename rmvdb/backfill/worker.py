@@ -144,7 +144,7 @@ class Worker:
         hand = Hand(self._width)
         pause = max(LOOK, task.grace / 2)
         settled = Settled(task, backfill, pause=pause, waiting=lambda: BatchState.COPIED in self._registry.counts(task.upgrade))
-        looked, free = float("-inf"), time.monotonic()
+        looked = float("-inf")
         # A roll back takes its vectors from the archive, and a search of one collection asks for no record.
         asked_for = None if task.undoes or task.in_place else MovedFirst(self._registry, task.upgrade)
         while True:
@@ -155,7 +155,6 @@ class Worker:
                 progress(now)
                 limits = self._look(row, task.gallery)
                 self._say(task, (limits if goal.is_short(now) else []) + settled.reasons)
-            free = free if math.isinf(self._throttle.wait()) else time.monotonic()
             claimed, asked = None, uptime()
             action = next_action(now, row, len(hand), goal, stopping=stop.is_set())
             if action is Action.CLAIM:
@@ -169,9 +168,8 @@ class Worker:
                 hand.take(pool.submit(self._work, task, backfill, claimed, self._in_time(claimed, asked)), half_of(claimed))
             elif action is Action.CLAIM and not hand:
                 states = self._registry.counts(task.upgrade).keys()
-                action = next_action(now, row, 0, goal, stopping=stop.is_set(), states=states)
-                held = states <= {BatchState.PENDING, BatchState.RETIRED} and time.monotonic() - free > HELD
-                action = Action.STOP if held and not goal.patient else action  # others wait for this worker
+                held = self._throttle.held > HELD
+                action = next_action(now, row, 0, goal, stopping=stop.is_set(), states=states, held=held)
             if action is Action.STOP and (stop.is_set() or not growing):
                 now = self._registry.progress(task.upgrade)
                 progress(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -71,17 +72,10 @@ class Client:
         _unless_away(gallery, lambda: owner.expect(gallery))
         self._latency = Latency()
         search_params: dict[str, Mapping[str, object]] = {row.name: row.search for row in collections}
-
-        def prepare(plan: ServingPlan) -> None:  # so that the first search by a new plan does not wait for the registry
-            loaded_models.prepare(plan)
-            for leg in plan.legs:
-                if leg.collection not in search_params:
-                    search_params[leg.collection] = registry.collection(leg.collection).search
-
         self._current_plan = CurrentPlan(
             gallery,
             registry=registry,
-            prepare=prepare,
+            prepare=functools.partial(_prepare, registry, loaded_models, search_params),
             name=self.name,
             latency=self._latency,
             rescoring=rescorer.figures.latest if rescorer else lambda: None,
@@ -314,6 +308,16 @@ def _same(one: Any, other: Any) -> bool:
         with contextlib.suppress(RuntimeError):  # a tensor that needs gradients is no array
             return np.array_equal(one, other)
         return False
+
+
+def _prepare(
+    registry: Registry, loaded_models: LoadedModels, search_params: dict[str, Mapping[str, object]], plan: ServingPlan
+) -> None:
+    """Load what searches by this plan need, so that the first one does not wait for the registry."""
+    loaded_models.prepare(plan)
+    for leg in plan.legs:
+        if leg.collection not in search_params:
+            search_params[leg.collection] = registry.collection(leg.collection).search
 
 
 def _unless_away(gallery: str, expect: Callable[[], None]) -> None:

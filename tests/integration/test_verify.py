@@ -272,24 +272,6 @@ def test_items_that_do_not_fit_into_memory_together_are_embedded_again_in_smalle
             conductor.verify(row(gallery), sample=40)
 
 
-def test_what_clients_wrote_is_embedded_again_in_parts_that_fit_into_memory(
-    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with gallery.client() as client:
-        client.upsert([{"id": id, "item": f"t{id}", "n": 1} for id in range(1, 11)])
-    real = gallery.source.load
-
-    def load(records: Sequence[Record]) -> Any:
-        if len(records) > 3:
-            raise MemoryError
-        return real(records)
-
-    monkeypatch.setattr(gallery.source, "load", load)
-    report = gallery.conductor().verify(row(gallery), sample=40)
-    assert report.ok
-    assert report.embedded_again == 40
-
-
 def test_searches_are_asked_for_what_clients_wrote_too(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     gallery.source.of[99] = "inserted"
     with gallery.client() as client:

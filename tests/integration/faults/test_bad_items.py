@@ -223,3 +223,23 @@ def test_a_record_whose_fields_do_not_fit_the_pattern_of_its_file_is_set_aside(
     assert [row.record for row in aside] == ["7"]
     assert "does not fit record 7" in aside[0].reason
     assert len(gallery.held()["new"]) == len(gallery.source.of) - 1
+
+
+def test_what_clients_wrote_is_embedded_again_in_parts_that_fit_into_memory(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive(gallery)
+    with gallery.client() as client:
+        client.upsert([{"id": id, "item": f"t{id}", "n": 1} for id in range(1, 8)])
+    asked: list[int] = []
+
+    def load(records: Sequence[Record]) -> Mapping[Id, Item]:
+        if len(records) > 3:
+            raise MemoryError
+        asked.extend(record.id for record in records if isinstance(record.id, int))
+        return Texts.load(gallery.source, records)
+
+    monkeypatch.setattr(gallery.source, "load", load)
+    report = gallery.conductor().verify(gallery.registry.upgrade(gallery.upgrade.id), sample=100)
+    assert report.ok
+    assert set(range(1, 8)) <= set(asked)
