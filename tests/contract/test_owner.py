@@ -18,9 +18,10 @@ from rmvdb.engines.milvus.creating import _make
 from rmvdb.engines.milvus.layouts import Layout
 from rmvdb.errors import CannotAdopt, CollectionMissing, NotOwner
 from rmvdb.protocols import VectorStore
-from rmvdb.registry import mark, schema
+from rmvdb.registry import mark
 from rmvdb.registry.mark import Owner, mark_of
 from rmvdb.registry.registry import Registry
+from tests.support.migrated import migrate
 from tests.support.photos import add_gallery, at_once, shape
 from tests.support.records import FLAT
 
@@ -36,7 +37,7 @@ def registries(tmp_path: Path) -> Iterator[Callable[[], Registry]]:
     def make() -> Registry:
         folder = tmp_path / str(len(made))
         folder.mkdir()
-        schema.upgrade(f"sqlite:///{folder}/registry.sqlite")
+        migrate(f"sqlite:///{folder}/registry.sqlite")
         made.append(Registry(f"sqlite:///{folder}/registry.sqlite"))
         return made[-1]
 
@@ -238,7 +239,7 @@ def test_of_two_processes_that_share_a_lite_file_one_has_it(tmp_path: Path) -> N
     barrier, answers = context.Barrier(2), context.Queue()
     urls = [f"sqlite:///{tmp_path}/{number}.sqlite" for number in range(2)]
     for url in urls:
-        schema.upgrade(url)
+        migrate(url)
     file = tmp_path / "milvus.db"
     lite.address(file, idle=30.0)
     try:

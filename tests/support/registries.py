@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rmvdb.catalog import galleries
-from rmvdb.registry import schema
 from rmvdb.registry.manifest import Manifest
 from rmvdb.registry.registry import Registry
 from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import Index
 from rmvdb.upgrade.rebuild import Rebuild
 from tests.support.inprocess import DIMS, TIMES, Gallery
+from tests.support.migrated import migrate
 
 FILE = "registry.sqlite"
 
@@ -42,7 +42,7 @@ def another(folder: Path) -> Registry:
     """Return a registry that another `rmvdb init` made, with the same model versions."""
     folder.mkdir()
     url = f"sqlite:///{folder}/{FILE}"
-    schema.upgrade(url)
+    migrate(url)
     registry = Registry(url, keep=Manifest(LocalFolder(folder)).write)
     for name, dim in DIMS.items():
         registry.add_version(
