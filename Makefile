@@ -21,6 +21,9 @@ DOCS_READY := .venv/.docs-ready
 CURVES_READY := .venv/.curves-ready
 OTHERS_READY := .venv/.others-ready
 
+# Hundreds of processes start in a run, and each would compile rmvdb and the tests again.
+unexport PYTHONDONTWRITEBYTECODE
+
 JOBS = 7
 LONG_JOBS = 4
 

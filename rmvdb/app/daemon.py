@@ -151,8 +151,12 @@ class Scheduler:
         return next(with_work, None) or next((row.id for row in active if row.paused), None)
 
     def _upgrades(self) -> dict[str, int]:
-        """Return the upgrades with work, by gallery."""
-        return {name: row.id for name, row in self._active().items() if self._has_work(row)}
+        """Return the upgrades with work, by gallery. One whose successor's command was killed continues at the next step."""
+        active = self._active()
+        for row in active.values():
+            if row.makes_way:
+                self._app.registry.go_on(row.id)
+        return {name: row.id for name, row in active.items() if self._has_work(row)}
 
     def _active(self) -> dict[str, UpgradeRow]:
         """Return the upgrades that have not ended, by gallery."""

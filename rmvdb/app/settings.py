@@ -217,8 +217,8 @@ class BackfillSection(Section):
 class ItemsSection(Section):
     """The items that records are made from."""
 
-    # Pillow itself refuses more than twice its own limit, whatever stands here.
-    max_pixels: Annotated[int, Field(ge=1, le=178_956_970)] = Field(
+    # The pictures by which rmvdb knows a model have up to 512 × 341. Pillow itself refuses more than twice its own limit.
+    max_pixels: Annotated[int, Field(ge=512 * 512, le=178_956_970)] = Field(
         default=50_000_000,
         description="Pixels of the largest picture that rmvdb decodes. A larger one is quarantined, and refused in a write or a "
         "search.",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -11,15 +12,17 @@ from rmvdb.items.check import embed_checked
 from rmvdb.items.field import FieldSource
 from rmvdb.items.sources import given
 from rmvdb.protocols import Source, VectorStore
-from rmvdb.registry.codec import schema_from_json
+from rmvdb.registry.codec import key, schema_from_json
 from rmvdb.registry.registry import Registry
 from rmvdb.registry.tables import CollectionRow, GalleryRow, VersionRow
 from rmvdb.serving.loaded_models import LoadedModels
 from rmvdb.text import counted
-from rmvdb.types import Metric, Record, Schema, Vectors
+from rmvdb.types import Id, Metric, Record, Schema, Vectors
 
 #: Records that are embedded again to see whether the model made a collection's vectors.
 COMPARED = 8
+#: Records among which it looks for those that no client wrote.
+LOOKED_AT = 64
 #: The answer of `check_vectors` if the source has no item for any of these records.
 UNCOMPARED = "no vector could be compared"
 #: The largest cosine distance between the model's vector and one that another program stored, perhaps in half precision.
@@ -77,14 +80,20 @@ def check_vectors(
     """
     upgrade = registry.active_upgrade(gallery.id)
     original = upgrade.original if upgrade else None
-    compared = 0
+    compared, leave_out = 0, functools.partial(written, registry, gallery)
     for collection in [original] if original else [leg.collection for leg in registry.plan(gallery.name).legs]:
         version = registry.version(registry.collection(collection).model)
         try:
-            compared += check_made(store, loaded_models, collection, version, source) if _loads(loaded_models, version) else 0
+            if _loads(loaded_models, version):
+                compared += check_made(store, loaded_models, collection, version, source, leave_out=leave_out)
         except errors.SourceUnavailable as exc:
             return f"no vector could be compared: {exc}; run rmvdb doctor on a machine that has it"
     return say_compared(compared)
+
+
+def written(registry: Registry, gallery: GalleryRow, ids: Sequence[Id]) -> set[str]:
+    """Return the keys of the records that clients wrote during an upgrade: ψ, or another item, may have made their vectors."""
+    return {record for row in registry.upgrades(gallery.id) for record in registry.announced(row.id, ids)}
 
 
 def say_unsettled(store: VectorStore, collection: str, gallery: str) -> str:
@@ -121,15 +130,18 @@ def check_made(
     source: Source,
     *,
     agrees: float = AGREES,
+    leave_out: Callable[[Sequence[Id]], Collection[str]] = lambda _: (),
 ) -> int:
     """Embed a few records again and compare them with the stored vectors. Return how many could be compared.
 
     Another model may have the same dimension, so the schema alone does not tell. `agrees` is the largest cosine distance at
-    which two vectors count as the same.
+    which two vectors count as the same. `leave_out` returns the keys of the records among these that are not compared.
 
     Raises: Mismatch if more than half of them differ.
     """
-    records = next(store.scan(collection, fields=None, vector=True, page=COMPARED), [])
+    page = next(store.scan(collection, fields=None, vector=True, page=LOOKED_AT), [])
+    left_out = leave_out([record.id for record in page])
+    records = [record for record in page if key(record.id) not in left_out][:COMPARED]
     items = given(source, records)[0]
     with_item = [record for record in records if record.id in items]
     if not with_item:

@@ -41,7 +41,7 @@ class Garbage(Database):
     @transaction
     def needed_upgrades(self, s: Session, /) -> set[int]:
         """Return the upgrades that have not ended, and those that they undo or supersede."""
-        return _needed(s)
+        return shared_queries.needed_upgrades(s)
 
     @transaction
     def artifacts_in_use(self, s: Session, /) -> set[str]:
@@ -71,7 +71,7 @@ class Garbage(Database):
 
 def _kinds(s: Session, older: float, spared: set[str], queries_days: float) -> dict[str, tuple[type[Table], ColumnElement[bool]]]:
     before, dated = clock() - older, day(s) - older  # the registry's time stops while no process works
-    needed = _needed(s)
+    needed = shared_queries.needed_upgrades(s)
     on = select(UpgradeRow.gallery_id).where(UpgradeRow.phase != Phase.ENDED)
     ended = select(UpgradeRow.id).where(UpgradeRow.ended_at < dated, UpgradeRow.id.not_in(needed))
     # A plan may allow a client a longer silence.
@@ -94,16 +94,6 @@ def _kinds(s: Session, older: float, spared: set[str], queries_days: float) -> d
             and_(ArtifactRow.created_at < dated, ArtifactRow.sha256.not_in(_in_use(s) | spared)),
         ),
     }
-
-
-def _needed(s: Session) -> set[int]:
-    rows = {row.id: row for row in s.scalars(select(UpgradeRow))}
-    needed, more = set[int](), [row.id for row in rows.values() if row.phase != Phase.ENDED]
-    while more:
-        row = rows[more.pop()]
-        needed.add(row.id)
-        more += [each for each in (row.undoes, row.supersedes) if each is not None and each not in needed]
-    return needed
 
 
 def _collections(s: Session, needed: set[int]) -> set[str]:

@@ -177,6 +177,10 @@ class Owner:
         if number % NUMBERS == 0:
             self._store.delete(mark_of(trace.oldest), list(range(max(number - 2 * NUMBERS, 0), number - NUMBERS)))
 
+    def owns(self, gallery: str, mark: Mark) -> bool:
+        """Return whether this registry wrote the mark, for this gallery. A mark that is half made names no gallery yet."""
+        return mark.owner == self._mine and mark.said.get("gallery", gallery) == gallery
+
     def release(self, collection: str) -> None:
         """Drop the mark if it is this registry's."""
         if self._owner(collection) == self._mine:

@@ -171,13 +171,25 @@ def refuse_paused(row: UpgradeRow | None) -> None:
     if row is not None and row.paused:
         way_out = "run rmvdb resume, then the same command again"
         if row.makes_way:
-            way_out = "it makes way for another upgrade; if that command has ended, run rmvdb resume"
+            way_out = "it makes way for another upgrade; if that command was killed, a worker lets it continue, or rmvdb resume"
         raise errors.Paused(f"Upgrade {row.id} is paused; {way_out}")
 
 
 def active_upgrade(s: Session, gallery_id: int) -> UpgradeRow | None:
     """Return the upgrade of this gallery that has not ended."""
     return s.scalar(select(UpgradeRow).where(UpgradeRow.gallery_id == gallery_id, UpgradeRow.phase != Phase.ENDED))
+
+
+def needed_upgrades(s: Session) -> set[int]:
+    """Return the upgrades that have not ended, and those that they undo or supersede."""
+    columns = select(UpgradeRow.id, UpgradeRow.phase, UpgradeRow.undoes, UpgradeRow.supersedes)
+    rows = {row.id: row for row in s.execute(columns)}
+    needed, more = set[int](), [row.id for row in rows.values() if row.phase != Phase.ENDED]
+    while more:
+        row = rows[more.pop()]
+        needed.add(row.id)
+        more += [each for each in (row.undoes, row.supersedes) if each is not None and each not in needed]
+    return needed
 
 
 def refuse_overtaken(s: Session, upgrade_id: int, leader_token: int | None) -> None:

@@ -13,11 +13,17 @@ from rmvdb import errors
 from rmvdb.registry import shared_queries
 from rmvdb.registry.clock import clock, day, now
 from rmvdb.registry.session import Database, transaction
-from rmvdb.registry.tables import BatchRow, GalleryRow, IntentRow, PhaseRow, UpgradeRow
+from rmvdb.registry.tables import AskedForRow, BatchRow, GalleryRow, IntentRow, PhaseRow, QuarantineRow, UpgradeRow, WorkerRow
 from rmvdb.types import BatchState, Phase
 
 #: The beginning of the note of an upgrade that continues after the end of another that superseded it.
 GOES_ON = "goes on after upgrade"
+#: How the name begins by which a command that takes an upgrade's place is among the workers. Theirs begin with a host.
+TAKES_ITS_PLACE = "takes its place: "
+#: Seconds without a sign of life after which such a command counts as killed.
+SILENT = 30.0
+#: Rows that `forget_ended` deletes at once: in SQLite nobody else writes meanwhile.
+FORGOTTEN_AT_ONCE = 5_000
 #: Returns the columns of a new upgrade that depend on its number.
 Details: TypeAlias = Callable[[int], Mapping[str, Any]]
 
@@ -156,11 +162,27 @@ class Upgrades(Database):
         s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note=note))
 
     @transaction
-    def make_way(self, s: Session, /, upgrade_id: int, *, paused: bool, note: str) -> None:
-        """Pause an upgrade while another takes its place, or let it continue if none did. A pause by command stays."""
+    def make_way(self, s: Session, /, upgrade_id: int, *, note: str) -> None:
+        """Pause an upgrade while another takes its place. The command that does sends heartbeats under a name of its own."""
         _, row = _locked(s, upgrade_id)
-        row.paused = paused or row.paused_at is not None
+        row.paused = True
         s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note=note))
+
+    @transaction
+    def go_on(self, s: Session, /, upgrade_id: int, *, note: str = "the command that took its place was killed") -> bool:
+        """Let an upgrade that made way continue, unless a command still takes its place. Return whether it continues.
+
+        A pause by command stays.
+        """
+        others = and_(WorkerRow.id.startswith(TAKES_ITS_PLACE, autoescape=True), WorkerRow.seen_at > clock() - SILENT)
+        if s.scalar(select(WorkerRow.id).where(WorkerRow.upgrade_id == upgrade_id, others).limit(1)) is not None:
+            return False
+        _, row = _locked(s, upgrade_id)
+        if row.phase == Phase.ENDED or not row.makes_way:
+            return False
+        row.paused = False
+        s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note=note))
+        return True
 
     @transaction
     def since_given_up(self, s: Session, /, gallery_id: int) -> bool:
@@ -220,11 +242,27 @@ class Upgrades(Database):
 
     @transaction
     def end(self, s: Session, /, upgrade_id: int, *others: int, note: str, resume: int | None = None) -> None:
-        """End an upgrade for good. Delete its work list and intents, and those of the `others` that ended before. Histories stay.
+        """End an upgrade for good, like the `others` that ended before. `forget_ended` deletes what they leave. Histories stay.
 
         `resume`: the superseded upgrade that continues. The writes announced since belong to it from now on.
         """
         _end(s, (upgrade_id, *others), note=note, resume=resume)
+
+    @transaction
+    def forget_ended(self, s: Session, /, gallery_id: int, *, most: int = FORGOTTEN_AT_ONCE) -> int:
+        """Delete some of the work lists, intents and quarantine of upgrades that nothing needs any more. Return how many rows.
+
+        Call it until it returns 0. There may be millions, and writes of others get their turn in between.
+        """
+        needed = shared_queries.needed_upgrades(s)
+        ended = select(UpgradeRow.id).where(UpgradeRow.gallery_id == gallery_id, UpgradeRow.phase == Phase.ENDED)
+        for upgrade_id in (each for each in s.scalars(ended).all() if each not in needed):
+            for table in (BatchRow, QuarantineRow, AskedForRow, IntentRow):
+                (own,) = delete(table).table.primary_key
+                some = delete(table).where(own.in_(select(own).where(table.upgrade_id == upgrade_id).limit(most)))
+                if gone := s.execute(some.execution_options(synchronize_session=False)).rowcount:  # type: ignore[attr-defined]
+                    return int(gone)
+        return 0
 
     @transaction
     def history(self, s: Session, /, upgrade_id: int) -> Sequence[PhaseRow]:
@@ -279,21 +317,20 @@ def _new_upgrade(s: Session, values: Mapping[str, Any], details: Details) -> Upg
     return row
 
 
-def _forget_writes(s: Session, ended: Sequence[int], *, resume: int | None) -> None:
-    """Delete the intents of these upgrades, or give them to the one that continues."""
-    if resume is not None:
-        # The writes meanwhile went into another collection, and another program wrote the records put back here: no sketch fits.
-        theirs = IntentRow.upgrade_id.in_(ended) | and_(IntentRow.upgrade_id == resume, IntentRow.sketch.is_not(None))
-        shared_queries.piecewise(s, update(IntentRow).values(upgrade_id=resume, sketch=None), theirs)
-    shared_queries.piecewise(s, delete(IntentRow), IntentRow.upgrade_id.in_(ended))
+def _hand_over_writes(s: Session, ended: Sequence[int], resume: int) -> None:
+    """Give the intents of these upgrades to the one that continues."""
+    # The writes meanwhile went into another collection, and another program wrote the records put back here: no sketch fits.
+    theirs = IntentRow.upgrade_id.in_(ended) | and_(IntentRow.upgrade_id == resume, IntentRow.sketch.is_not(None))
+    shared_queries.piecewise(s, update(IntentRow).values(upgrade_id=resume, sketch=None), theirs)
 
 
 def _end(s: Session, ended: Sequence[int], *, note: str, resume: int | None) -> None:
     """End the first of these upgrades. The others ended before."""
-    shared_queries.forget_list(s, ended)
-    _forget_writes(s, ended, resume=resume)  # the many, while clients go on announcing others
+    if resume is not None:
+        _hand_over_writes(s, ended, resume)  # the many, while clients go on announcing others
     s.scalars(shared_queries.gallery_of(ended[0]).with_for_update(of=GalleryRow)).one()
-    _forget_writes(s, ended, resume=resume)  # those announced since
+    if resume is not None:
+        _hand_over_writes(s, ended, resume)  # those announced since
     row = s.get_one(UpgradeRow, ended[0])
     if row.phase == Phase.ENDED:
         return  # a repetition, because the first answer was lost

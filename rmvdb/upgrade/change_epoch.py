@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -78,13 +79,16 @@ def _known(context: UpgradeContext) -> set[str]:
 def is_ours(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> bool:
     """Whether the collection of an upgrade that never served can be dropped: it is a copy that the registry knows, or empty.
 
-    The collection of another gallery may have its name by now. That gallery's name is in the mark.
+    The collection of another gallery, registry or program may have its name by now. The mark says whose it is. A collection
+    without one is ours if the registry knows it, or if it has a name that no other program would choose.
     """
-    mark = context.owner.read(collection)
-    if mark is not None and mark.said.get("gallery", context.gallery.name) != context.gallery.name:
+    mark, known = context.owner.read(collection), collection in _known(context)
+    if mark is not None and not context.owner.owns(context.gallery.name, mark):
+        return False
+    if mark is None and not known and not re.search(rf"_u{upgrade.id}_[0-9a-f]{{6}}$", collection):  # as `collection_name` ends
         return False
     try:
-        return bool(upgrade.original and collection in _known(context)) or not context.store.count(collection)
+        return bool(upgrade.original and known) or not context.store.count(collection)
     except errors.EngineError:  # it is not loaded, or does not exist
         return False
 

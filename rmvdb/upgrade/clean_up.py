@@ -13,6 +13,9 @@ from rmvdb.upgrade import change_epoch, keep_original, lost
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.status import quarantine_way
 
+#: Seconds between two transactions that forget rows of ended upgrades, so that others get SQLite's lock.
+BETWEEN = 0.02
+
 
 def clean_up(context: UpgradeContext, upgrade: UpgradeRow, *, accept_missing: bool = False, force: bool = False) -> None:
     """Drop the old collections, the archive, the work list and the intents. You cannot roll back afterwards.
@@ -46,6 +49,7 @@ def clean_up(context: UpgradeContext, upgrade: UpgradeRow, *, accept_missing: bo
     note = f"{' and '.join(dropped)} and the archive are gone"
     resume = done[-1].supersedes if upgrade.undoes else None
     context.registry.end(*(each.id for each in done), note=note, resume=resume)
+    forget_ended(context)
     say_ended(context, note, resume)
     context.say("kept for another upgrade: history, model versions, transforms and cache; rmvdb gc removes unneeded parts")
 
@@ -57,6 +61,7 @@ def _expect_all_there(context: UpgradeContext, upgrade: UpgradeRow, *, accept_mi
         return  # no batch ever took a record out of the original, which other programs may have changed
     if not (gone := lost.unserved(context, ending)):
         return
+    context.registry.refuse_ended(upgrade.id)  # another clean-up may forget its writes just now
     what = f"{counted(len(gone), 'record')} that moved or {'was' if len(gone) == 1 else 'were'} written, such as {gone[0]!r}"
     if not accept_missing:
         raise errors.VerifyFailed(
@@ -64,6 +69,12 @@ def _expect_all_there(context: UpgradeContext, upgrade: UpgradeRow, *, accept_mi
             "them, or rmvdb cleanup --accept-missing if another program deleted them"
         )
     context.say(f"taken for deleted: {what}")
+
+
+def forget_ended(context: UpgradeContext) -> None:
+    """Delete the work lists and intents of upgrades that have ended, a little at a time. If stopped, the next upgrade goes on."""
+    while not context.stop.is_set() and context.registry.forget_ended(context.gallery.id):
+        context.stop.wait(BETWEEN)
 
 
 def drop_given_up(context: UpgradeContext) -> list[str]:
@@ -76,6 +87,7 @@ def drop_given_up(context: UpgradeContext) -> list[str]:
     for upgrade, collection in _given_up(context):
         if context.store.exists(collection):
             if not change_epoch.is_ours(context, upgrade, collection):
+                context.say(f"{collection} stays: it holds records, or may be another program's; drop it if nothing uses it")
                 continue
             context.say(f"dropping {collection}, whose upgrade was given up")
             context.store.drop(collection)

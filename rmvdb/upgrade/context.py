@@ -114,8 +114,10 @@ class UpgradeContext:
         """
         if self.worker is not None and not self.worker.patient:
             raise errors.Paused(f"Upgrade {upgrade} is paused; to continue, run rmvdb resume")
-        while self.registry.upgrade(upgrade).paused:
+        while (row := self.registry.upgrade(upgrade)).paused:
             self.registry.refuse_ended(upgrade)
+            if row.makes_way and self.registry.go_on(upgrade):
+                continue
             self.hear_pause(True)
             if self.stop.wait(LOOK) or (given_up is not None and given_up.is_set()):
                 raise errors.Stopped(RESUMABLE)

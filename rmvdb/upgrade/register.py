@@ -16,6 +16,8 @@ from rmvdb.planning.plan import Plan
 from rmvdb.planning.question import Question
 from rmvdb.registry.tables import UpgradeRow, VersionRow
 from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
+from rmvdb.registry.upgrades import SILENT, TAKES_ITS_PLACE
+from rmvdb.timing import uptime
 from rmvdb.types import MARK_PREFIX, Leg, Phase
 from rmvdb.upgrade import backfill_step, clean_up, plan_step
 from rmvdb.upgrade.context import UpgradeContext
@@ -54,6 +56,7 @@ def begin(
     _check_verdict(plan)
     context.owner.settle(context.gallery.name)
     clean_up.drop_given_up(context)
+    clean_up.forget_ended(context)
     epoch = context.registry.plan(context.gallery.name).epoch
     legs = plan_step.old_legs(context, question)
     for leg in () if question.instant_rollback else legs:
@@ -144,14 +147,37 @@ def _details(
 def _making_way(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker, version: str) -> Iterator[None]:
     """Let the begun batches of an upgrade end and no other begin, so that each of their records is in one collection."""
     context.say(f"the upgrade to {version} takes the place of that to {upgrade.to_version}; its begun batches end first")
-    context.registry.make_way(upgrade.id, paused=True, note=f"paused, to make way for the upgrade to {version}")
+    heartbeat = _Heartbeat(context, upgrade.id, f"{TAKES_ITS_PLACE}{worker.name}")
+    task, each_batch = backfill_step.task(context, upgrade), backfill_step.each_batch(context, upgrade)
     try:
-        worker.run(backfill_step.task(context, upgrade), backfill_step.each_batch(context, upgrade), until=0.0, stop=context.stop)
+        heartbeat.beat()  # first: if none comes, others let the upgrade continue
+        context.registry.make_way(upgrade.id, note=f"paused, to make way for the upgrade to {version}")
+        worker.run(task, each_batch, until=0.0, stop=context.stop, progress=heartbeat.beat)
         context.check_stop()
         yield
     except BaseException:
-        context.registry.make_way(upgrade.id, paused=False, note=f"the upgrade to {version} did not take its place")
+        heartbeat.end()
+        context.registry.go_on(upgrade.id, note=f"the upgrade to {version} did not take its place")
         raise
+    heartbeat.end()
+
+
+class _Heartbeat:
+    """The signs of life of a command that takes an upgrade's place."""
+
+    def __init__(self, context: UpgradeContext, upgrade: int, name: str) -> None:
+        self._registry, self._upgrade, self._name = context.registry, upgrade, name
+        self._last = float("-inf")
+
+    def beat(self, _: object = None) -> None:
+        """Send one, unless the last was a moment ago."""
+        if uptime() - self._last > SILENT / 6:
+            self._last = uptime()
+            self._registry.renew(self._name, self._upgrade, lease=SILENT, note="waits for the begun batches")
+
+    def end(self) -> None:
+        """Send no more."""
+        self._registry.retire_worker(self._name)
 
 
 def _check_consent(context: UpgradeContext, collection: str, *, execute: bool) -> None:

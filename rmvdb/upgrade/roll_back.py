@@ -121,5 +121,6 @@ def _abandon(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool) -> bo
     if not context.registry.abandon(upgrade.id, note=note):
         return False
     clean_up.drop_given_up(context)  # last: until the upgrade has ended, another process may resume this
+    clean_up.forget_ended(context)
     clean_up.say_ended(context, note, upgrade.supersedes)
     return True

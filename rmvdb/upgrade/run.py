@@ -83,8 +83,9 @@ class Conductor(UpgradeContext):
             "registry.mark_dropped",
             "archive.clear",
             "registry.end",
+            "registry.forget_ended",
         ),
-        "give up": ("registry.abandon", "store.drop new", "store.drop mark", "registry.mark_dropped"),
+        "give up": ("registry.abandon", "store.drop new", "store.drop mark", "registry.mark_dropped", "registry.forget_ended"),
         # If the original is kept: only the copy was made.
         "give up the copy": (
             "registry.announce",
@@ -93,6 +94,7 @@ class Conductor(UpgradeContext):
             "store.drop old",
             "store.drop mark",
             "registry.mark_dropped",
+            "registry.forget_ended",
         ),
         "supersede": ("registry.make_way", "registry.supersede"),
         "roll back": ("registry.supersede",),

@@ -118,10 +118,10 @@ def test_without_an_answer_nothing_is_removed(project: Project) -> None:
     project.fault(v2={"raise": ["7"]})
     project.ask(*NAIVE, code=1)
     remove = ("quarantine", "drop", "7")
-    refused(project, *remove, code=2, saying="Nothing was deleted; run the same command with --yes to agree", process=True)
+    refused(project, *remove, code=2, saying="Nothing was deleted; run the same command with --yes to agree")
     project.ask(*remove, "--yes")
     project.ask(*NAIVE)
-    refused(project, "cleanup", code=2, saying="Nothing was dropped; run the same command with --yes to agree", process=True)
+    refused(project, "cleanup", code=2, saying="Nothing was dropped; run the same command with --yes to agree")
     forget = "Nothing was forgotten; run the same command with --yes to agree"
     project.ask("cleanup", "--yes")
     refused(project, "gallery", "remove", "things", code=2, saying=forget, process=True)
@@ -136,6 +136,6 @@ def test_a_search_in_one_of_several_galleries_asks_for_the_option(project: Proje
 def test_what_was_not_agreed_to_is_not_offered_for_more_records(project: Project) -> None:
     project.fault(v2={"raise": ["7", "9"]})
     project.ask(*NAIVE, code=1)
-    refused(project, "quarantine", "drop", "7", code=2, saying="run the same command with --yes", process=True)
+    refused(project, "quarantine", "drop", "7", code=2, saying="run the same command with --yes")
     project.ask("quarantine", "drop", "7", "--yes")
     assert [each["id"] for each in project.json("quarantine", "list")] == ["9"]

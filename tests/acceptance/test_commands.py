@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,15 +18,30 @@ from rmvdb.learning.method import Method
 from rmvdb.planning.question import Question
 from rmvdb.registry.schema import REVISION_TABLE, head
 from rmvdb.types import Index, Record, Segments
-from tests.acceptance.conftest import IDS, NAIVE
+from tests.acceptance.conftest import IDS, NAIVE, copy, once
 from tests.support.project import Project
+
+HALF = (*NAIVE, "--rescore", "0", "--until", "0.5", "--no-cutover")
+
+
+@pytest.fixture(scope="module")
+def half_template(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of which half of the gallery is moved; nothing runs in it."""
+
+    def move(folder: Path) -> Project:
+        project = copy(template, folder)
+        project.ask(*HALF)
+        return project
+
+    return once(tmp_path_factory, "half", move)
 
 
 @pytest.fixture
-def half(project: Project) -> Project:
+def half(half_template: Path, tmp_path: Path) -> Iterator[Project]:
     """Half of the gallery is moved."""
-    project.ask(*NAIVE, "--rescore", "0", "--until", "0.5", "--no-cutover")
-    return project
+    project = copy(half_template, tmp_path / "project")
+    yield project
+    project.stop_engine()
 
 
 def test_history_tells_every_phase_in_order(half: Project) -> None:
@@ -68,8 +85,9 @@ def test_a_step_that_is_over_or_not_begun_is_not_reported_as_done(half: Project)
     assert f"phase: ended — no upgrade is on; only {old} is searched" in half.ask("status").stdout
 
 
-def test_half_is_shown_as_half_and_no_time_is_left_without_a_worker(half: Project) -> None:
-    status, told = half.json("status"), "both collections are searched; 200 of 400 records are re-embedded"
+def test_half_is_shown_as_half_and_no_time_is_left_without_a_worker(project: Project) -> None:
+    project.ask(*HALF)  # just now: it has a rate
+    status, told = project.json("status"), "both collections are searched; 200 of 400 records are re-embedded"
     assert status["doing"] == f"{told}, as far as --until says; to continue, run rmvdb upgrade"
     assert (status["done"], status["workers"], status["eta"]) == (200, [], None)
     assert status["rate"] > 0
@@ -100,7 +118,7 @@ def test_verify_repairs_what_was_lost_and_keeps_what_no_write_is_known_of_once_i
         lost, other, *_ = next(opened.store.scan(new, fields=None, vector=True))
         opened.store.delete(new, [lost.id])
         opened.store.upsert(new, [replace(other, id=5000)])
-    asked = half.run("verify", "--repair", code=2)
+    asked = half.ask("verify", "--repair", code=2)
     assert "Put back 1 record from the archive. Keep 1 record without a known write, such as 5000" in asked.stdout
     assert "Nothing was changed; run the same command with --yes to agree" in asked.stderr
     said = half.ask("verify", "--repair", "--yes").stdout
@@ -121,7 +139,7 @@ def test_verify_repairs_what_the_archive_has_no_more_from_the_old_collection_and
         opened.store.delete(new, [back.id, bare.id])
     for path in (half.folder / ".rmvdb" / "archive").rglob("*.parquet"):
         path.write_bytes(b"damaged")
-    asked = half.run("verify", "--repair", code=2).stdout
+    asked = half.ask("verify", "--repair", code=2).stdout
     assert f"Put back 1 record from the old collection. Restore 1 record from the source alone, such as {bare.id}" in asked
     said = half.ask("verify", "--repair", "--yes").stdout
     assert f"1 record was restored from the source, without the fields that nothing holds any more: {bare.id}" in said
@@ -305,7 +323,7 @@ def test_with_json_nothing_but_json_goes_to_stdout(half: Project) -> None:
     with half.opened() as app:
         moved = next(app.store.scan(new))[0].id
         app.store.delete(new, [moved])
-    refused = half.run("verify", "--repair", "--json", code=2)
+    refused = half.ask("verify", "--repair", "--json", code=2)
     assert refused.stdout == ""
     assert "Do this?" in refused.stderr
     repaired = half.ask("verify", "--repair", "--yes", "--json")

@@ -47,3 +47,26 @@ def test_an_instant_roll_back_is_there_with_the_default_engine_and_index(tmp_pat
             assert [leg.model for leg in client.plan.legs] == ["v1"]
     finally:
         project.stop_engine()
+
+
+def test_an_upgrade_and_its_way_back_run_with_the_settings_that_init_writes(tmp_path: Path) -> None:
+    project = Project(tmp_path / "project")
+    (project.folder / "rmvdb.toml").unlink()
+    project.run("init")
+    settings = tomllib.loads((project.folder / "rmvdb.toml").read_text())
+    assert not {f"{section}.{name}" for section, names in settings.items() for name in names} - {"models.allow"}
+    try:
+        project.prepare(list(range(1, 121)), processes=True)
+        project.run("upgrade", "--from", "v1", "--to", "v2", "--method", "naive")
+        models = project.models()
+        with project.client() as client:
+            assert [hit.id for hit in client.search(models.item(7), limit=1)] == [7]
+            client.delete([8])
+            assert client.count() == 119
+        project.run("rollback")
+        with project.client() as client:
+            assert client.count() == 119
+            assert [leg.model for leg in client.plan.legs] == ["v1"]
+            assert 8 not in {hit.id for hit in client.search(models.item(7), limit=120)}
+    finally:
+        project.stop_engine()

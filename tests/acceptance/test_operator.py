@@ -125,7 +125,7 @@ def test_garbage_is_shown_and_removed_only_with_consent(tmp_path: Path) -> None:
     assert project.json("gc", "--dry-run")["files"] == 0  # it is young
     os.utime(left, (1, 1))
     assert project.json("gc", "--dry-run")["files"] == 1
-    assert "Nothing was removed; run the same command with --yes to agree" in project.run("gc", code=2).stderr
+    assert "Nothing was removed; run the same command with --yes to agree" in project.ask("gc", code=2).stderr
     assert left.exists()
     assert project.ask("gc", "--yes").stdout.endswith("removed\n")
     assert not left.exists()

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import text as statement
 
 from rmvdb import errors
+from rmvdb.registry.mark import Owner
 from rmvdb.serving.client import Client
 from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import BatchState, Id, Index, Phase, Record, Vectors
@@ -20,7 +21,7 @@ from rmvdb.upgrade import leadership
 from rmvdb.upgrade.status import status
 from tests.support.inprocess import DIMS, Crash, Gallery, crash_at, drive, make, vector
 from tests.support.lost import lose, rebuilding
-from tests.support.registries import adopt
+from tests.support.registries import adopt, another
 from tests.support.waiting import wait_until
 
 #: Text and field `n` of every record that the gallery should hold.
@@ -179,6 +180,22 @@ def test_a_collection_that_was_given_up_stays_if_it_holds_records(tmp_path: Path
     assert made.conductor().roll_back(made.upgrade) is None
     assert made.store.count("texts_v2") == 1
     made.registry.close()
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["another registry", "a program without marks"])
+def test_an_empty_collection_of_another_owner_that_took_the_name_stays(tmp_path: Path, marked: bool) -> None:
+    made = make(tmp_path, deployed=False)
+    made.registry.set_upgrade(made.upgrade.id, new_collection="theirs")
+    made.registry.abandon(made.upgrade.id, note="given up, then killed")
+    made.store.create(replace(made.store.describe("texts_v1"), collection="theirs"), Index(type="FLAT"))
+    if marked:
+        Owner(another(tmp_path / "other"), made.store).take("texts", "theirs")
+    said = list[str]()
+    conductor = made.conductor()
+    conductor.say = said.append
+    assert conductor.drop_given_up() == []
+    assert made.store.exists("theirs")
+    assert said == ["theirs stays: it holds records, or may be another program's; drop it if nothing uses it"]
 
 
 def test_a_collection_that_was_given_up_stays_if_another_gallery_has_one_of_its_name_by_now(tmp_path: Path) -> None:

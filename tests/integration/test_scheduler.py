@@ -93,12 +93,12 @@ def phase(gallery: Gallery, upgrade: UpgradeRow) -> str:
 
 def test_a_paused_gallery_keeps_no_worker_from_the_others(gallery: Gallery) -> None:
     other = another(gallery, "other")
-    gallery.registry.set_upgrade(gallery.upgrade.id, paused=True)
+    gallery.registry.pause(gallery.upgrade.id)
     with at_work(gallery):
         wait_until(lambda: phase(gallery, other) == Phase.CUT_OVER)
         assert phase(gallery, gallery.upgrade) == Phase.PLANNED  # to deploy it is a change of epoch, too
         assert not gallery.registry.progress(gallery.upgrade.id).done
-        gallery.registry.set_upgrade(gallery.upgrade.id, paused=False)
+        gallery.registry.resume(gallery.upgrade.id)
         wait_until(lambda: phase(gallery, gallery.upgrade) == Phase.CUT_OVER)
 
 
@@ -116,11 +116,11 @@ def test_batches_in_hand_are_finished_in_a_pause_before_a_worker_turns_to_anothe
     gallery.loaded_models.embedder("v2").seconds = 3.0  # type: ignore[attr-defined]
     with at_work(gallery, lease=40.0):
         wait_until(lambda: bool(gallery.registry.progress(gallery.upgrade.id).begun))
-        gallery.registry.set_upgrade(gallery.upgrade.id, paused=True)
+        gallery.registry.pause(gallery.upgrade.id)
         wait_until(lambda: phase(gallery, other) == Phase.CUT_OVER)
         counts = gallery.registry.counts(gallery.upgrade.id)
         assert counts.keys() == {BatchState.RETIRED, BatchState.PENDING}
-        gallery.registry.set_upgrade(gallery.upgrade.id, paused=False)
+        gallery.registry.resume(gallery.upgrade.id)
         wait_until(lambda: phase(gallery, gallery.upgrade) == Phase.CUT_OVER)
 
 
@@ -131,7 +131,7 @@ def test_a_worker_that_starts_in_a_pause_finishes_what_is_in_hand_and_then_rests
     gallery.registry.discard_list(gallery.upgrade.id)
     gallery.registry.add_batches(gallery.upgrade.id, [([id, id + 1], None) for id in range(1, 9, 2)], first=1)
     copied(gallery)
-    gallery.registry.set_upgrade(gallery.upgrade.id, paused=True)
+    gallery.registry.pause(gallery.upgrade.id)
     leads, real = list[str](), gallery.registry.lead
 
     def lead(upgrade: int, worker: str, seconds: float) -> Any:
@@ -189,7 +189,8 @@ def test_late_records_in_a_pause_keep_no_worker(gallery: Gallery) -> None:
     row = gallery.upgrade
     conductor.deploy(row)
     worker.run(gallery.task, gallery.backfill)
-    gallery.registry.set_upgrade(row.id, paused=True, listed=True)
+    gallery.registry.set_upgrade(row.id, listed=True)
+    gallery.registry.pause(row.id)
     gallery.store.upsert("texts_v1", [Record(id=99, vector=vector("v1", "t99"), fields={"n": 0})])
     worker.patient = False
     with pytest.raises(errors.Stopped):

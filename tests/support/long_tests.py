@@ -5,7 +5,9 @@ Shorter tests check the same promises in one process. CI runs both commands.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +55,12 @@ def is_long(test: str) -> bool:
     """Return whether a test, by its node id, is one of these, or stands in one of these places."""
     name = test.partition("[")[0]
     return any(f"{name}{end}".startswith(f"{place}{end}") for place in LONG for end in ("/", "::"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """If the run leaves them out, do not import whole files of them: each process would, for seconds."""
+    left_out = "not long" in config.getoption("markexpr")
+    return True if left_out and os.path.relpath(collection_path, config.rootpath) in LONG else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -147,7 +147,7 @@ class Postgres:
 
     def registry(self) -> str:
         """Return the URL of an empty registry, a copy of one that the migrations made: they take ten times as long."""
-        if not self.run("SELECT FROM pg_database WHERE datname = 'migrated'"):
+        if not self.run("SELECT 1 FROM pg_database WHERE datname = 'migrated'"):
             self.run("CREATE DATABASE migrated")
             migrate(self.url("migrated"))
         self.run("DROP DATABASE IF EXISTS registry WITH (FORCE)")

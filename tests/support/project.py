@@ -273,13 +273,14 @@ class Project:
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
         """This process as a command's process would be: in the project's folder, with the models that lie there now."""
-        before = os.environ.get("COLUMNS")
-        os.environ["COLUMNS"] = self.environment["COLUMNS"]
+        before, stdin = os.environ.get("COLUMNS"), sys.stdin
+        os.environ["COLUMNS"], sys.stdin = self.environment["COLUMNS"], io.StringIO()  # nobody answers
         self._forget_models()
         try:
             with contextlib.chdir(self.folder):
                 yield
         finally:
+            sys.stdin = stdin
             os.environ.pop("COLUMNS")
             if before is not None:
                 os.environ["COLUMNS"] = before

@@ -38,6 +38,8 @@ EVERYWHERE = frozenset(
         "set_upgrade reason",
         "set_upgrade listing",
         "raise_trace",
+        "forget_ended",
+        "go_on",
     )
 ) | {"store.upsert mark"}
 

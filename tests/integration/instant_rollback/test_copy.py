@@ -141,13 +141,13 @@ def test_nothing_is_copied_while_the_flag_file_exists_or_it_is_paused(gallery: G
     why = f"flag file {flag} exists" if way == "flag" else "paused; to continue, run rmvdb resume"
     flag.touch()
     if way == "pause":
-        gallery.registry.set_upgrade(row.id, paused=True)
+        gallery.registry.pause(row.id)
     with copying(gallery, row, limits=Limits(flag=flag if way == "flag" else None)) as pages:
         wait_until(lambda: status(gallery.registry, gallery.registry.gallery("texts")).held_back == why)
         time.sleep(1.0)
         held = list(pages)
         flag.unlink()
-        gallery.registry.set_upgrade(row.id, paused=False)
+        gallery.registry.resume(row.id)
     assert (held, len(pages)) == ([], 4)
 
 
@@ -335,7 +335,7 @@ def test_a_worker_with_other_galleries_leaves_a_copy_that_is_paused(gallery: Gal
     worker.patient = False
 
     def pause(*_: object) -> None:
-        gallery.registry.set_upgrade(row.id, paused=True)
+        gallery.registry.pause(row.id)
 
     conductor.report, ended = pause, list[BaseException]()
 
@@ -349,7 +349,7 @@ def test_a_worker_with_other_galleries_leaves_a_copy_that_is_paused(gallery: Gal
     thread.start()
     thread.join(10.0)
     left = [str(each) for each in ended]
-    gallery.registry.set_upgrade(row.id, paused=False)
+    gallery.registry.resume(row.id)
     conductor.stop.set()
     thread.join()
     assert left == [f"Upgrade {row.id} is paused; to continue, run rmvdb resume"]

@@ -282,10 +282,10 @@ def test_a_cut_over_that_waits_for_the_end_of_a_pause_says_so(gallery: Gallery) 
 
     def say(words: str) -> None:
         said.append(words)
-        gallery.registry.set_upgrade(gallery.upgrade.id, paused=False)
+        gallery.registry.resume(gallery.upgrade.id)
 
     conductor.say = say
-    gallery.registry.set_upgrade(gallery.upgrade.id, paused=True)
+    gallery.registry.pause(gallery.upgrade.id)
     conductor.cut_over(gallery.registry.upgrade(gallery.upgrade.id), gallery.worker())
     assert said[0] == "40 of 40 records are left to move; paused, until rmvdb resume"
 

@@ -208,6 +208,7 @@ def test_an_upgrade_goes_on_with_the_writes_made_while_another_had_its_place(
     assert (active.id, active.phase, active.paused, active.ended_at) == (upgrade.id, Phase.SERVING_BOTH, False, None)
     assert [row.record for row in registry.written(upgrade.id)] == ["1", "2"]
     assert registry.listed_ids(upgrade.id) == {1, 2}
+    assert forgotten(registry, gallery) == [1]
     assert registry.batches(heir.id) == []
     assert [each.note for each in registry.history(upgrade.id)][1:] == ["superseded", f"goes on after upgrade {heir.id}"]
     assert registry.history(heir.id)[-1].note == "given up"
@@ -223,16 +224,16 @@ def test_a_write_that_is_announced_while_an_upgrade_ends_belongs_to_the_one_that
     heir = supersede(registry, upgrade)
     registry.set_upgrade(heir.id, phase=Phase.SERVING_BOTH)
     registry.activate("photos", registry.announce("photos", [NEWEST, NEW, OLD], TIMES, upgrade=heir.id))
-    real, threads = upgrades._forget_writes, list[threading.Thread]()
+    real, threads = upgrades._hand_over_writes, list[threading.Thread]()
 
-    def forget(*values: Any, **options: Any) -> None:
-        real(*values, **options)
+    def hand_over(*values: Any) -> None:
+        real(*values)
         if not threads:
             threads.append(threading.Thread(target=opened, args=[registry, [7]]))
             threads[0].start()
             threads[0].join(2.0)
 
-    monkeypatch.setattr(upgrades, "_forget_writes", forget)
+    monkeypatch.setattr(upgrades, "_hand_over_writes", hand_over)
     registry.end(heir.id, note="given up", resume=upgrade.id)
     threads[0].join()
     assert [row.record for row in registry.written(upgrade.id)] == ["7"]
@@ -240,7 +241,7 @@ def test_a_write_that_is_announced_while_an_upgrade_ends_belongs_to_the_one_that
 
 
 def test_intents_go_some_at_a_time_because_a_server_ends_a_statement_of_30_seconds(
-    registry: Registry, upgrade: UpgradeRow, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, gallery: GalleryRow, upgrade: UpgradeRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_queries, "MANY", 2)
     changed: list[int] = []
@@ -259,10 +260,12 @@ def test_intents_go_some_at_a_time_because_a_server_ends_a_statement_of_30_secon
     registry.end(heir.id, note="given up", resume=upgrade.id)
     resumed = registry.written(upgrade.id)
     registry.end(upgrade.id, note="cleaned up")
+    event.remove(registry.engine, "after_cursor_execute", note)
 
     assert [(row.record, row.sketch) for row in resumed] == [(str(id), None) for id in range(1, 9)]
+    assert changed == [2, 1, 0, 0]  # it looks twice, for writes that were announced meanwhile
+    assert forgotten(registry, gallery, most=3) == [3, 3, 2]
     assert registry.written(upgrade.id) == []
-    assert changed == [2, 1, 0, 0, 0, 0, 2, 2, 2, 2, 0, 0]  # each end looks twice, for writes that were announced meanwhile
 
 
 def test_phases_and_notes_make_the_history(registry: Registry, upgrade: UpgradeRow) -> None:
@@ -323,11 +326,29 @@ def test_a_conductor_that_was_overtaken_makes_no_work_list(registry: Registry, g
     assert not registry.upgrade(upgrade.id).listed
 
 
-def test_clean_up_keeps_the_history_only(registry: Registry, upgrade: UpgradeRow) -> None:
+def forgotten(registry: Registry, gallery: GalleryRow, **options: Any) -> list[int]:
+    """Forget what ended upgrades left, as a clean-up does. Return the rows of each transaction."""
+    return list(iter(lambda: registry.forget_ended(gallery.id, **options), 0))
+
+
+def test_an_upgrade_that_a_roll_back_may_need_is_not_forgotten(
+    registry: Registry, gallery: GalleryRow, upgrade: UpgradeRow
+) -> None:
+    registry.add_batches(upgrade.id, [([1], None), ([2], None)], first=1)
+    registry.close_intents(opened(registry, [1, 2, 3]))
+    heir = supersede(registry, upgrade)
+    assert forgotten(registry, gallery) == []
+    registry.end(heir.id, upgrade.id, note="cleaned up")
+    assert forgotten(registry, gallery, most=2) == [2, 2, 1]
+    assert registry.written(upgrade.id) == registry.batches(upgrade.id) == []
+
+
+def test_clean_up_keeps_the_history_only(registry: Registry, gallery: GalleryRow, upgrade: UpgradeRow) -> None:
     registry.add_batches(upgrade.id, [([1], None)], first=1)
     registry.close_intents(opened(registry, [1]))
     set_aside(registry, upgrade, {1: "cannot be read"})
     registry.end(upgrade.id, note="cleaned up")
+    assert sum(forgotten(registry, gallery)) == 4  # a record that is set aside has a batch of its own
 
     assert registry.batches(upgrade.id) == []
     assert registry.written(upgrade.id) == []

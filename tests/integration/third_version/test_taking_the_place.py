@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import time
@@ -13,15 +14,18 @@ import pytest
 from rmvdb import errors
 from rmvdb.errors import WrongPhase
 from rmvdb.protocols import Source
+from rmvdb.registry import upgrades
 from rmvdb.registry.codec import unpack_ids
 from rmvdb.registry.tables import BatchRow, UpgradeRow
+from rmvdb.registry.upgrades import SILENT, TAKES_ITS_PLACE
 from rmvdb.types import BatchState, Id, Item, Phase, Record
 from rmvdb.upgrade import verify
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.report import VerifyReport
+from tests.support.at_work import at_work
 from tests.support.inprocess import Crash, Gallery, drive, vector
 from tests.support.third_version import V1, V2, searching
-from tests.support.waiting import run_out
+from tests.support.waiting import run_out, wait_until
 
 
 def copied(gallery: Gallery) -> BatchRow:
@@ -194,6 +198,63 @@ def test_an_upgrade_that_could_not_be_superseded_goes_on(gallery: Gallery) -> No
     assert not gallery.registry.upgrade(gallery.upgrade.id).paused
     drive(gallery)
     gallery.expect_moved()
+
+
+def taken(gallery: Gallery, *commands: str) -> int:
+    """Let these commands make an upgrade's way for another. Return the upgrade."""
+    upgrade = gallery.upgrade.id
+    for each in commands:
+        gallery.registry.renew(f"{TAKES_ITS_PLACE}{each}", upgrade, lease=SILENT)
+        gallery.registry.make_way(upgrade, note="paused")
+    return upgrade
+
+
+@pytest.mark.parametrize("who", ["a command", "a worker"])
+def test_an_upgrade_goes_on_if_the_command_that_takes_its_place_is_killed(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    upgrade = taken(gallery, "killed")
+    assert not gallery.registry.go_on(upgrade)  # it lived a moment ago
+    monkeypatch.setattr(upgrades, "SILENT", 1.0)
+    with at_work(gallery) if who == "a worker" else contextlib.nullcontext():
+        if who == "a command":
+            gallery.conductor().advance(gallery.registry.upgrade(upgrade), gallery.worker())
+        wait_until(lambda: gallery.registry.upgrade(upgrade).phase == Phase.CUT_OVER)
+    assert "the command that took its place was killed" in [row.note for row in gallery.registry.history(upgrade)]
+    gallery.expect_moved()
+
+
+def test_an_upgrade_stays_paused_while_one_of_two_commands_takes_its_place(gallery: Gallery) -> None:
+    upgrade = taken(gallery, "one", "other")
+    gallery.registry.retire_worker(f"{TAKES_ITS_PLACE}one")
+    assert not gallery.registry.go_on(upgrade, note="one failed")
+    assert gallery.registry.upgrade(upgrade).makes_way
+    gallery.registry.retire_worker(f"{TAKES_ITS_PLACE}other")
+    assert gallery.registry.go_on(upgrade, note="the other failed, too")
+    assert not gallery.registry.upgrade(upgrade).paused
+
+
+def test_a_pause_by_command_outlasts_the_one_to_make_way(gallery: Gallery) -> None:
+    upgrade = taken(gallery, "killed")
+    gallery.registry.pause(upgrade)
+    gallery.registry.retire_worker(f"{TAKES_ITS_PLACE}killed")
+    assert not gallery.registry.go_on(upgrade)
+    assert gallery.registry.upgrade(upgrade).paused
+
+
+def test_a_command_that_takes_the_place_shows_that_it_lives(gallery: Gallery) -> None:
+    seen = list[str]()
+    real = gallery.registry.supersede
+
+    def supersede(*args: Any, **options: Any) -> Any:
+        seen.extend(row.id for row in gallery.registry.workers(gallery.upgrade.id, within=60.0))
+        return real(*args, **options)
+
+    gallery.registry.supersede = supersede  # type: ignore[method-assign]
+    first = gallery.upgrade.id
+    gallery.supersede()
+    assert [each.startswith(TAKES_ITS_PLACE) for each in seen] == [True]
+    assert not gallery.registry.workers(first, within=60.0)
 
 
 def test_only_a_running_upgrade_can_be_superseded(gallery: Gallery) -> None:

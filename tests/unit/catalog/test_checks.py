@@ -119,6 +119,24 @@ def test_a_gallery_whose_embedder_cannot_be_loaded_is_not_compared(gallery: Gall
     assert checks.check_vectors(*parts, row, gallery.source) == checks.UNCOMPARED
 
 
+def test_records_that_clients_wrote_during_an_upgrade_are_not_compared_with_the_old_model(tmp_path: Path) -> None:
+    """ψ made their vectors in the old collection. Doctor took them for another model's."""
+    made = make(tmp_path)
+    parts = made.registry, made.store, made.loaded_models, made.registry.gallery("texts"), made.source
+    with made.client() as client:
+        client.upsert([{"id": id, "item": f"t{id}", "n": 0} for id in range(1, 9)])
+
+    def as_psi_makes(ids: range) -> None:
+        made.store.upsert("texts_v1", [Record(id=id, vector=vector("v1", f"ψ{id}"), fields={"n": 0}) for id in ids])
+
+    as_psi_makes(range(1, 9))
+    assert "match the stored vectors" in checks.check_vectors(*parts)
+    as_psi_makes(range(9, 41))
+    with pytest.raises(errors.Mismatch, match="were not made by model version 'v1'"):
+        checks.check_vectors(*parts)
+    made.registry.close()
+
+
 def test_rows_that_a_filtered_search_may_miss_are_told_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     store = FaissStore()
     store.create(SCHEMA, Index(type="FLAT"))

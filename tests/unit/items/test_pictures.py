@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rmvdb.app.settings import ItemsSection
 from rmvdb.errors import ItemError
 from rmvdb.items.digest import item_digest
+from rmvdb.items.kinds import KINDS
 from rmvdb.items.pictures import pixel_limit, read_image
 from rmvdb.items.torch import TorchEmbedder
 from tests.support.embedders import pictures, pixels, small_net
@@ -140,3 +142,10 @@ def test_a_picture_cut_short_is_not_embedded_in_grey(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(ItemError, match="truncated"):
         read_image(file)
+
+
+def test_the_least_limit_allows_the_pictures_by_which_a_model_is_known() -> None:
+    """Under a smaller one every model would seem to have changed."""
+    least = min(each.ge for each in ItemsSection.model_fields["max_pixels"].metadata if hasattr(each, "ge"))
+    known = [each for each in (*KINDS["image"].probes(), *KINDS["image"].more()) if isinstance(each, Image.Image)]
+    assert 0 < max(each.width * each.height for each in known) <= least

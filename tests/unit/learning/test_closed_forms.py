@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import Ridge
 
 from rmvdb.errors import PlanRefused, UnknownName
 from rmvdb.learning import closed_forms, geometry
@@ -93,6 +92,8 @@ def test_neighbours_go_between_the_centred_map_and_the_ten_nearest_pairs():
 
 @pytest.mark.parametrize("metrics", [COSINE, L2], ids=["COSINE", "L2"])
 def test_ridge_is_scikit_learns_with_the_lambda_that_does_best_on_held_out_pairs(metrics):
+    from sklearn.linear_model import Ridge
+
     pairs, queries = related(90, 10, 7), vectors(20, 10, 5)
     cosine = metrics is COSINE
     x, y = (unit(each.astype(float)) if cosine else each.astype(float) for each in (pairs.new, pairs.old))

@@ -6,8 +6,6 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, top_k_accuracy_score
-from torchmetrics.functional import retrieval
 
 from rmvdb.errors import UsageError
 from rmvdb.learning import geometry
@@ -47,6 +45,8 @@ def over_all_orders(function, distance, relevant, **options):
 @pytest.mark.parametrize("values", [None, 2, 5, 20], ids=["all different", "2 values", "5 values", "20 values"])
 @pytest.mark.parametrize("seed", range(4))
 def test_average_precision_is_scikit_learns_ties_included(seed, values):
+    from sklearn.metrics import average_precision_score
+
     rng = np.random.default_rng(seed)
     distance = rng.random((7, 60)) if values is None else rng.integers(0, values, (7, 60)) / 4
     relevant = rng.random((7, 60)) < 0.2
@@ -58,6 +58,8 @@ def test_average_precision_is_scikit_learns_ties_included(seed, values):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_average_precision_is_torchmetrics_where_no_two_distances_are_equal(seed):
+    from torchmetrics.functional import retrieval
+
     distance, relevant = rankings(seed)
     expected = theirs(retrieval.retrieval_average_precision, distance, relevant)
     np.testing.assert_allclose(quality.average_precision(distance, relevant), expected, rtol=1e-6)
@@ -65,6 +67,8 @@ def test_average_precision_is_torchmetrics_where_no_two_distances_are_equal(seed
 
 @pytest.mark.parametrize("values", [2, 5])
 def test_average_precision_of_ties_is_not_below_torchmetrics_with_the_relevant_last_of_them(values):
+    from torchmetrics.functional import retrieval
+
     distance, relevant = rankings(values=values)
     least = theirs(retrieval.retrieval_average_precision, distance + 0.01 * relevant, relevant)[:-1]
     assert (quality.average_precision(distance, relevant)[:-1] >= least - 1e-6).all()
@@ -73,6 +77,8 @@ def test_average_precision_of_ties_is_not_below_torchmetrics_with_the_relevant_l
 @pytest.mark.parametrize("k", [1, 5, 10, 40, 100])
 @pytest.mark.parametrize("seed", range(4))
 def test_cmc_and_recall_are_torchmetrics(seed, k):
+    from torchmetrics.functional import retrieval
+
     distance, relevant = rankings(seed)
     hit, share = retrieval.retrieval_hit_rate, retrieval.retrieval_recall
     top = min(k, distance.shape[1])
@@ -82,6 +88,8 @@ def test_cmc_and_recall_are_torchmetrics(seed, k):
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_cmc_and_recall_of_ties_are_the_mean_over_all_their_orders(k):
+    from torchmetrics.functional import retrieval
+
     distance, relevant = rankings(shape=(10, 5), values=2, share=0.3)
     hit, share = retrieval.retrieval_hit_rate, retrieval.retrieval_recall
     np.testing.assert_allclose(quality.cmc(distance, relevant, k=k), over_all_orders(hit, distance, relevant, top_k=k))
@@ -91,6 +99,8 @@ def test_cmc_and_recall_of_ties_are_the_mean_over_all_their_orders(k):
 
 
 def test_cmc_of_one_relevant_record_is_scikit_learns_top_k_accuracy():
+    from sklearn.metrics import top_k_accuracy_score
+
     rng = np.random.default_rng(0)
     distance, right = rng.random((50, 9)), rng.integers(0, 9, 50)
     relevant = right[:, None] == np.arange(9)
