@@ -60,6 +60,8 @@ class UpgradePlan:
     cost: Mapping[str, Any] | None = None
     #: SHA-256 of the packed ids of the records that ψ and ρ were trained on.
     trained_on: str | None = None
+    #: SHA-256 of the first hits that the old collections gave to known queries before deploy.
+    answered: str | None = None
     #: SHA-256 of h, which lifts the original's vectors into the new space.
     lift: str | None = None
     #: For a roll back through the archive: the transforms (new → old) that replace v1's embedder if it is gone.

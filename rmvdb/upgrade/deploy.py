@@ -10,7 +10,7 @@ from dataclasses import asdict
 from rmvdb.registry.tables import UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.types import Phase
-from rmvdb.upgrade import change_epoch, keep_original
+from rmvdb.upgrade import change_epoch, keep_original, same_queries
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.copy_collection import CopyPosition
 from rmvdb.upgrade.report import COUNTS
@@ -29,6 +29,7 @@ def deploy(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool = False)
         copied = _copy_original(context, upgrade, force=force)
     if upgrade.undoes is None and not upgrade.in_place:  # also after a crash, which may have left it half made
         change_epoch.create(context, upgrade.new_collection, upgrade.to_version, like=upgrade.old_collections[0])
+    same_queries.ask_old(context, upgrade)
     change_epoch.serve(context, upgrade, EpochName.SERVING, force=force, expected_epoch=copied)
     if upgrade.original:  # writes by the plan before have ended by now
         expired_writes = context.registry.expired_writes(context.gallery.name)

@@ -17,7 +17,7 @@ from rmvdb.registry.tables import UpgradeRow
 from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.text import counted
 from rmvdb.types import Phase
-from rmvdb.upgrade import backfill_step, change_epoch, leadership, plan_step, register, work_list
+from rmvdb.upgrade import backfill_step, change_epoch, leadership, plan_step, register, same_queries, work_list
 from rmvdb.upgrade import clean_up as cleaning_up
 from rmvdb.upgrade import complete as completing
 from rmvdb.upgrade import deploy as deploying
@@ -247,6 +247,9 @@ class Conductor(UpgradeContext):
         verifying.keep(self, upgrade, interrupted)
         completing.settle(self, upgrade)
         report = verifying.expect_verified(self, upgrade, interrupted)
+        if words := same_queries.compare(self, self.registry.upgrade(upgrade.id)):
+            self.say(words)
+            self.registry.set_upgrade(upgrade.id, note=words, leader_token=self.leader_token)
         change_epoch.serve(self, upgrade, EpochName.FINAL, force=force)
         change_epoch.move_aliases(self, upgrade)
         served = searched(self.registry.plan(self.gallery.name), by_name=True)

@@ -15,7 +15,7 @@ from rmvdb.app.settings import SearchSection
 from rmvdb.learning.calibration import Calibration
 from rmvdb.learning.transforms import Config, Transform, Weights
 from rmvdb.protocols import VectorStore
-from rmvdb.registry.mark import mark_of
+from rmvdb.registry.mark import Owner, mark_of
 from rmvdb.registry.registry import Registry
 from rmvdb.serving.client import Client
 from rmvdb.serving.loaded_models import Chain, LoadedModels
@@ -87,6 +87,7 @@ def world(
         if fill:
             _fill(store, options)
         _register(registry, shapes, list(files), times)
+        Owner(registry, store).settle("bench")  # as every gallery of a user's is
         models = LoadedModels(
             load_embedder=lambda _: Free(),
             load_chain=lambda version: Chain(embedder=version, dim=options.dim),
