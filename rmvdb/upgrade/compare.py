@@ -38,8 +38,8 @@ from rmvdb.upgrade.report import VerifyPosition, VerifyReport
 
 #: Records that are compared at once, unless one batch holds more.
 AT_ONCE = 1_000
-#: Parts that are read while an earlier one is compared: each waits for the engine's clock.
-AHEAD = 2
+#: Parts that are read while an earlier one is compared: each waits for the engine's clock. A worker has as many batches in hand.
+AHEAD = 5
 #: Seconds after which records that seem to differ are looked at again, so that the position can be kept.
 UNDECIDED = 60.0
 #: The most records with other fields that are looked at again. If there are more, a busy server is not the reason.

@@ -29,8 +29,8 @@ from rmvdb.upgrade.context import UpgradeContext
 
 #: The hits of a query that are compared, and the most queries.
 LIMIT, MOST = 10, 200
-#: Why queries are not asked: an embedder or an item is gone. The upgrade goes on without.
-_NOT_ASKED = (errors.ModelError, errors.ItemError, errors.ArtifactError)
+#: Why queries are not asked: an embedder or an item is gone, or the engine refuses. The upgrade goes on without.
+_NOT_ASKED = (errors.ModelError, errors.ItemError, errors.ArtifactError, errors.EngineError)
 
 
 def ask_old(context: UpgradeContext, upgrade: UpgradeRow) -> None:
@@ -96,6 +96,9 @@ def _queries(context: UpgradeContext, upgrade: UpgradeRow) -> dict[str, Query]:
 
 def _first(context: UpgradeContext, plan: ServingPlan, items: Sequence[Item]) -> list[list[Id]]:
     """Return the first hits of each query by this plan."""
+    context.announce(
+        f"asking {counted(len(items), 'known query', 'known queries')} of {' and '.join(leg.collection for leg in plan.legs)}"
+    )
     models = context.services.loaded_models
     vectors = models.queries(plan, items, {})
 

@@ -80,11 +80,14 @@ def test_without_queries_nothing_is_asked(gallery: Gallery) -> None:
     assert not [words for words in said if "old and new" in words]
 
 
-def test_an_embedder_that_is_gone_does_not_hold_up_the_upgrade(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [errors.ModelError, errors.ItemError, errors.EngineError])
+def test_queries_that_cannot_be_asked_do_not_hold_up_the_upgrade(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, kind: type[errors.RmvdbError]
+) -> None:
     keep(gallery, [1])
 
     def gone(*_: object) -> None:
-        raise errors.ModelError("v1 is gone")
+        raise kind("v1 is gone")
 
     monkeypatch.setattr(gallery.loaded_models, "queries", gone)
     row, said = upgraded(gallery)
