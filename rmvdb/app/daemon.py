@@ -155,7 +155,7 @@ class Scheduler:
         active = self._active()
         for row in active.values():
             if row.makes_way:
-                self._app.registry.go_on(row.id)
+                self._app.registry.end_making_way(row.id)
         return {name: row.id for name, row in active.items() if self._has_work(row)}
 
     def _active(self) -> dict[str, UpgradeRow]:

@@ -361,6 +361,7 @@ class App:
             index=self.settings.index_for(name),
             times=self.times,
             batch=self.settings.backfill.batch,
+            width=self.settings.backfill.width,
             engine_timeout=self.settings.milvus.timeout,
             folder=self.settings.cache,
             missing=self.settings.backfill.missing,

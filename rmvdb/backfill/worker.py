@@ -152,9 +152,9 @@ class Worker:
             if time.monotonic() - looked >= LOOK or goal.until < 1.0:
                 now, row = self._registry.progress(task.upgrade), self._registry.upgrade(task.upgrade)
                 looked, self.paused = time.monotonic(), row.paused
-                if row.makes_way:
-                    self._registry.go_on(row.id)
                 progress(now)
+                if row.makes_way:
+                    self._registry.end_making_way(row.id)
                 limits = self._look(row, task.gallery)
                 self._say(task, (limits if goal.is_short(now) else []) + settled.reasons)
             claimed, asked = None, uptime()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
@@ -21,8 +22,8 @@ from rmvdb.types import Id, Metric, Record, Schema, Vectors
 
 #: Records that are embedded again to see whether the model made a collection's vectors.
 COMPARED = 8
-#: Records among which it looks for those that no client wrote.
-LOOKED_AT = 64
+#: Pages of so many records in which it looks for those that no client wrote.
+PAGE, PAGES = 64, 16
 #: The answer of `check_vectors` if the source has no item for any of these records.
 UNCOMPARED = "no vector could be compared"
 #: The largest cosine distance between the model's vector and one that another program stored, perhaps in half precision.
@@ -80,7 +81,7 @@ def check_vectors(
     """
     upgrade = registry.active_upgrade(gallery.id)
     original = upgrade.original if upgrade else None
-    compared, leave_out = 0, functools.partial(written, registry, gallery)
+    compared, leave_out = 0, functools.partial(written_by_clients, registry, gallery)
     for collection in [original] if original else [leg.collection for leg in registry.plan(gallery.name).legs]:
         version = registry.version(registry.collection(collection).model)
         try:
@@ -91,7 +92,7 @@ def check_vectors(
     return say_compared(compared)
 
 
-def written(registry: Registry, gallery: GalleryRow, ids: Sequence[Id]) -> set[str]:
+def written_by_clients(registry: Registry, gallery: GalleryRow, ids: Sequence[Id]) -> set[str]:
     """Return the keys of the records that clients wrote during an upgrade: ψ, or another item, may have made their vectors."""
     return {record for row in registry.upgrades(gallery.id) for record in registry.announced(row.id, ids)}
 
@@ -139,9 +140,13 @@ def check_made(
 
     Raises: Mismatch if more than half of them differ.
     """
-    page = next(store.scan(collection, fields=None, vector=True, page=LOOKED_AT), [])
-    left_out = leave_out([record.id for record in page])
-    records = [record for record in page if key(record.id) not in left_out][:COMPARED]
+    records: list[Record] = []
+    for page in itertools.islice(store.scan(collection, fields=None, vector=True, page=PAGE), PAGES):
+        left_out = leave_out([record.id for record in page])
+        records += [record for record in page if key(record.id) not in left_out]
+        if len(records) >= COMPARED:
+            break
+    records = records[:COMPARED]
     items = given(source, records)[0]
     with_item = [record for record in records if record.id in items]
     if not with_item:

@@ -16,7 +16,7 @@ from rmvdb.registry import shared_queries
 from rmvdb.registry.clock import clock, day, now
 from rmvdb.registry.codec import key, pack_ids, unpack_ids
 from rmvdb.registry.session import Database, transaction
-from rmvdb.registry.tables import BatchRow, GalleryRow, PlanRow, QuarantineRow, UpgradeRow, WorkerRow
+from rmvdb.registry.tables import TAKES_ITS_PLACE, BatchRow, GalleryRow, PlanRow, QuarantineRow, UpgradeRow, WorkerRow
 from rmvdb.types import BatchState, Id, Phase
 
 #: The largest step from one token to the next.
@@ -118,8 +118,11 @@ class Claims(Database):
 
     @transaction
     def workers(self, s: Session, /, upgrade_id: int, *, within: float) -> Sequence[WorkerRow]:
-        """Return the workers of this upgrade with a heartbeat in the last `within` seconds, by the database's clock."""
-        heard = WorkerRow.heard_at > day(s) - within
+        """Return the workers of this upgrade with a heartbeat in the last `within` seconds, by the database's clock.
+
+        A command that takes the upgrade's place is none.
+        """
+        heard = and_(WorkerRow.heard_at > day(s) - within, ~WorkerRow.id.startswith(TAKES_ITS_PLACE, autoescape=True))
         return s.scalars(select(WorkerRow).where(WorkerRow.upgrade_id == upgrade_id, heard)).all()
 
     @transaction

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, func, select
@@ -108,6 +109,8 @@ def _collections(s: Session, needed: set[int]) -> set[str]:
 
 
 def _in_use(s: Session) -> set[str]:
-    values: list[Any] = [*(plan.to_json() for plan in s.scalars(select(UpgradeRow.plan))), *s.scalars(select(PlanRow.legs))]
+    columns = select(UpgradeRow.plan, UpgradeRow.phase)
+    plans = [plan if phase != Phase.ENDED else replace(plan, answered=None) for plan, phase in s.execute(columns)]
+    values: list[Any] = [*(plan.to_json() for plan in plans), *s.scalars(select(PlanRow.legs))]
     heads = filter(None, s.scalars(select(VersionRow.head)))
     return {*SHA256.findall(json.dumps(values)), *heads}

@@ -76,6 +76,18 @@ class KeptQueries(Database):
         return [Query(item=item_from_row(kind, payload)) for kind, payload in rows]
 
     @transaction
+    def numbered_queries(
+        self, s: Session, /, gallery: str, *, max_age_days: float, limit: int, numbers: Sequence[int] | None = None
+    ) -> dict[int, Query]:
+        """Return such queries by their number, or those of these numbers that are still kept. A number is never given twice."""
+        row = shared_queries.named(s, GalleryRow, "gallery", gallery)
+        young = and_(KeptQueryRow.gallery_id == row.id, KeptQueryRow.asked_at >= day(s) - max_age_days * DAY)
+        wanted = young if numbers is None else and_(young, KeptQueryRow.id.in_(numbers))
+        columns = select(KeptQueryRow.id, KeptQueryRow.kind, KeptQueryRow.payload).where(wanted)
+        rows = s.execute(columns.order_by(KeptQueryRow.priority, KeptQueryRow.id).limit(limit))
+        return {number: Query(item=item_from_row(kind, payload)) for number, kind, payload in rows}
+
+    @transaction
     def count_queries(self, s: Session, /, gallery: str) -> KeptCount:
         """Return how many queries are kept, and the age of the oldest."""
         mine = KeptQueryRow.gallery_id == shared_queries.named(s, GalleryRow, "gallery", gallery).id

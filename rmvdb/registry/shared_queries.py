@@ -171,7 +171,7 @@ def refuse_paused(row: UpgradeRow | None) -> None:
     if row is not None and row.paused:
         way_out = "run rmvdb resume, then the same command again"
         if row.makes_way:
-            way_out = "it makes way for another upgrade; if that command was killed, a worker lets it continue, or rmvdb resume"
+            way_out = "another upgrade is taking its place; if that command was killed, run this one again in half a minute"
         raise errors.Paused(f"Upgrade {row.id} is paused; {way_out}")
 
 

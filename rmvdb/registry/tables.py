@@ -447,8 +447,12 @@ class TraceRow(Table):
     trouble: Mapped[str] = mapped_column(Words, default="")
 
 
+#: How the `id` begins of a command that takes an upgrade's place. A worker's begins with its host.
+TAKES_ITS_PLACE = "takes its place: "
+
+
 class WorkerRow(Table):
-    """A process that backfills."""
+    """A process that backfills, or a command that takes an upgrade's place."""
 
     __tablename__ = "workers"
 

@@ -13,15 +13,23 @@ from rmvdb import errors
 from rmvdb.registry import shared_queries
 from rmvdb.registry.clock import clock, day, now
 from rmvdb.registry.session import Database, transaction
-from rmvdb.registry.tables import AskedForRow, BatchRow, GalleryRow, IntentRow, PhaseRow, QuarantineRow, UpgradeRow, WorkerRow
+from rmvdb.registry.tables import (
+    TAKES_ITS_PLACE,
+    AskedForRow,
+    BatchRow,
+    GalleryRow,
+    IntentRow,
+    PhaseRow,
+    QuarantineRow,
+    UpgradeRow,
+    WorkerRow,
+)
 from rmvdb.types import BatchState, Phase
 
 #: The beginning of the note of an upgrade that continues after the end of another that superseded it.
 GOES_ON = "goes on after upgrade"
-#: How the name begins by which a command that takes an upgrade's place is among the workers. Theirs begin with a host.
-TAKES_ITS_PLACE = "takes its place: "
 #: Seconds without a sign of life after which such a command counts as killed.
-SILENT = 30.0
+COUNTS_AS_KILLED = 30.0
 #: Rows that `forget_ended` deletes at once: in SQLite nobody else writes meanwhile.
 FORGOTTEN_AT_ONCE = 5_000
 #: Returns the columns of a new upgrade that depend on its number.
@@ -169,15 +177,16 @@ class Upgrades(Database):
         s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note=note))
 
     @transaction
-    def go_on(self, s: Session, /, upgrade_id: int, *, note: str = "the command that took its place was killed") -> bool:
+    def end_making_way(self, s: Session, /, upgrade_id: int, *, note: str = "the command that took its place was killed") -> bool:
         """Let an upgrade that made way continue, unless a command still takes its place. Return whether it continues.
 
         A pause by command stays.
         """
-        others = and_(WorkerRow.id.startswith(TAKES_ITS_PLACE, autoescape=True), WorkerRow.seen_at > clock() - SILENT)
-        if s.scalar(select(WorkerRow.id).where(WorkerRow.upgrade_id == upgrade_id, others).limit(1)) is not None:
+        _, row = _locked(s, upgrade_id)  # first: another command may be about to take its place
+        theirs = and_(WorkerRow.upgrade_id == upgrade_id, WorkerRow.id.startswith(TAKES_ITS_PLACE, autoescape=True))
+        if s.scalar(select(WorkerRow.id).where(theirs, WorkerRow.seen_at > clock() - COUNTS_AS_KILLED).limit(1)) is not None:
             return False
-        _, row = _locked(s, upgrade_id)
+        s.execute(delete(WorkerRow).where(theirs).execution_options(synchronize_session=False))
         if row.phase == Phase.ENDED or not row.makes_way:
             return False
         row.paused = False

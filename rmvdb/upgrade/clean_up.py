@@ -49,9 +49,9 @@ def clean_up(context: UpgradeContext, upgrade: UpgradeRow, *, accept_missing: bo
     note = f"{' and '.join(dropped)} and the archive are gone"
     resume = done[-1].supersedes if upgrade.undoes else None
     context.registry.end(*(each.id for each in done), note=note, resume=resume)
-    forget_ended(context)
     say_ended(context, note, resume)
     context.say("kept for another upgrade: history, model versions, transforms and cache; rmvdb gc removes unneeded parts")
+    forget_ended(context)  # last: of millions of writes it takes minutes, and nothing waits for it
 
 
 def _expect_all_there(context: UpgradeContext, upgrade: UpgradeRow, *, accept_missing: bool) -> None:
@@ -87,7 +87,8 @@ def drop_given_up(context: UpgradeContext) -> list[str]:
     for upgrade, collection in _given_up(context):
         if context.store.exists(collection):
             if not change_epoch.is_ours(context, upgrade, collection):
-                context.say(f"{collection} stays: it holds records, or may be another program's; drop it if nothing uses it")
+                if context.owner.read(collection) is None:
+                    context.say(f"{collection} stays: it may be another program's; drop it if nothing uses it")
                 continue
             context.say(f"dropping {collection}, whose upgrade was given up")
             context.store.drop(collection)

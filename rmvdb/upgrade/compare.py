@@ -38,7 +38,7 @@ from rmvdb.upgrade.report import VerifyPosition, VerifyReport
 
 #: Records that are compared at once, unless one batch holds more.
 AT_ONCE = 1_000
-#: Parts that are read while an earlier one is compared: each waits for the engine's clock. A worker has as many batches in hand.
+#: The most parts that are read while an earlier one is compared: each waits for the engine's clock.
 AHEAD = 5
 #: Seconds after which records that seem to differ are looked at again, so that the position can be kept.
 UNDECIDED = 60.0
@@ -87,7 +87,9 @@ class Verify:
         source: Source | None,
         archive: Archive,
         batch: int = AT_ONCE,
+        ahead: int = AHEAD,
     ) -> None:
+        self._ahead = min(ahead, AHEAD)
         self._registry, self._store = registry, store
         self._moved = MovedBatches(registry, archive)
         self._writes = ClientWrites(registry, store)
@@ -124,7 +126,7 @@ class Verify:
         def look() -> None:
             progress(report.fields_compared, total)
 
-        for part in _read_ahead(_parts(batches[at.batches :]), read):
+        for part in _read_ahead(_parts(batches[at.batches :]), read, self._ahead):
             differing |= self._compare(task, part, report, odd, sample=sample, of=total)
             report.fields_compared += part.archived
             at = VerifyPosition(
@@ -425,14 +427,14 @@ def _valid(begun: VerifyPosition | None, batches: Sequence[MovedBatch]) -> Verif
     return begun if begun and len(before) == begun.batches else VerifyPosition()
 
 
-def _read_ahead(parts: Iterable[list[MovedBatch]], read: Callable[[list[MovedBatch]], _Part]) -> Iterator[_Part]:
+def _read_ahead(parts: Iterable[list[MovedBatch]], read: Callable[[list[MovedBatch]], _Part], ahead: int) -> Iterator[_Part]:
     """Yield what is read of each part, in order, and read the next ones meanwhile."""
     reading: deque[Future[_Part]] = deque()
-    with ThreadPoolExecutor(AHEAD, thread_name_prefix="rmvdb-verify") as pool:
+    with ThreadPoolExecutor(ahead, thread_name_prefix="rmvdb-verify") as pool:
         try:
             for part in parts:
                 reading.append(pool.submit(read, part))
-                if len(reading) > AHEAD:
+                if len(reading) > ahead:
                     yield reading.popleft().result()
             while reading:
                 yield reading.popleft().result()

@@ -47,6 +47,8 @@ class Services:
     engine_timeout: float
     #: The folder for plans and for the sorting of orders.
     folder: Path
+    #: Batches that a worker has in hand. A verification holds no more.
+    width: int = 6
     #: The share of records that may be missing without a reason.
     missing: float = 0.01
     #: The days for which queries are kept.
@@ -116,7 +118,7 @@ class UpgradeContext:
             raise errors.Paused(f"Upgrade {upgrade} is paused; to continue, run rmvdb resume")
         while (row := self.registry.upgrade(upgrade)).paused:
             self.registry.refuse_ended(upgrade)
-            if row.makes_way and self.registry.go_on(upgrade):
+            if row.makes_way and self.registry.end_making_way(upgrade):
                 continue
             self.hear_pause(True)
             if self.stop.wait(LOOK) or (given_up is not None and given_up.is_set()):

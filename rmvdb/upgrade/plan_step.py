@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rmvdb import errors
-from rmvdb.catalog.checks import check_made, written
+from rmvdb.catalog.checks import check_made
 from rmvdb.catalog.versions import check_model
 from rmvdb.engines import index_rules
 from rmvdb.items.check import TOLERANCE
@@ -170,7 +170,7 @@ def expect_model(context: UpgradeContext, upgrade: UpgradeRow) -> None:
         return
     try:
         models, made = context.services.loaded_models, upgrade.new_collection
-        leave_out = functools.partial(written, context.registry, context.gallery)  # rmvdb itself made the vectors of the others
+        leave_out = functools.partial(context.registry.announced, upgrade.id)  # rmvdb itself made the vectors of the others
         check_made(context.store, models, made, to, source, agrees=TOLERANCE, leave_out=leave_out)
     except errors.SourceError as exc:
         context.say(f"could not check that {to.name} is still the same model: {exc}")

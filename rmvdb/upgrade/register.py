@@ -14,9 +14,9 @@ from rmvdb.catalog.checks import check_ids
 from rmvdb.catalog.galleries import collection_name
 from rmvdb.planning.plan import Plan
 from rmvdb.planning.question import Question
-from rmvdb.registry.tables import UpgradeRow, VersionRow
+from rmvdb.registry.tables import TAKES_ITS_PLACE, UpgradeRow, VersionRow
 from rmvdb.registry.upgrade_plan import EpochName, UpgradePlan
-from rmvdb.registry.upgrades import SILENT, TAKES_ITS_PLACE
+from rmvdb.registry.upgrades import COUNTS_AS_KILLED
 from rmvdb.timing import uptime
 from rmvdb.types import MARK_PREFIX, Leg, Phase
 from rmvdb.upgrade import backfill_step, clean_up, plan_step
@@ -157,7 +157,7 @@ def _making_way(context: UpgradeContext, upgrade: UpgradeRow, worker: Worker, ve
         yield
     except BaseException:
         heartbeat.end()
-        context.registry.go_on(upgrade.id, note=f"the upgrade to {version} did not take its place")
+        context.registry.end_making_way(upgrade.id, note=f"the upgrade to {version} did not take its place")
         raise
     heartbeat.end()
 
@@ -170,10 +170,17 @@ class _Heartbeat:
         self._last = float("-inf")
 
     def beat(self, _: object = None) -> None:
-        """Send one, unless the last was a moment ago."""
-        if uptime() - self._last > SILENT / 6:
-            self._last = uptime()
-            self._registry.renew(self._name, self._upgrade, lease=SILENT, note="waits for the begun batches")
+        """Send one, unless the last was a moment ago.
+
+        Raises:
+            WrongPhase: the upgrade continues. This command was suspended, and counted as killed, or a user resumed the upgrade.
+        """
+        if uptime() - self._last < COUNTS_AS_KILLED / 6:
+            return
+        begun, self._last = self._last > float("-inf"), uptime()
+        self._registry.renew(self._name, self._upgrade, lease=COUNTS_AS_KILLED)
+        if begun and not self._registry.upgrade(self._upgrade).paused:
+            raise errors.WrongPhase(f"Upgrade {self._upgrade} continues by now; run the same command again")
 
     def end(self) -> None:
         """Send no more."""

@@ -24,6 +24,8 @@ def roll_back(context: UpgradeContext, upgrade: UpgradeRow, *, force: bool = Fal
     """
     if upgrade.undoes is not None:
         raise errors.WrongPhase("This is a roll back already; wait until it has ended, clean up, then upgrade again")
+    if upgrade.makes_way and context.registry.end_making_way(upgrade.id):
+        upgrade = context.registry.upgrade(upgrade.id)
     refuse_paused(upgrade)
     context.owner.settle(context.gallery.name)
     if upgrade.phase == Phase.PLANNED:

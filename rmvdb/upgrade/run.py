@@ -156,6 +156,8 @@ class Conductor(UpgradeContext):
         said = ""
         while True:
             upgrade = self.registry.upgrade(upgrade.id)
+            if upgrade.makes_way and self.registry.end_making_way(upgrade.id):
+                continue
             refuse_paused(upgrade)  # a command paused it; a cut-over under way waits
             self._expect_ready(upgrade)
             asked = replace(upgrade.plan, cutover=True, accept_missing=accept_missing or upgrade.plan.accept_missing)
@@ -228,6 +230,7 @@ class Conductor(UpgradeContext):
         self._expect_ready(upgrade)
         if upgrade.phase == Phase.CUT_OVER:
             self.say(f"cut over already: {searched(self.registry.plan(self.gallery.name), by_name=True)}")
+            same_queries.tell(self, upgrade)  # if a kill came before
             return
         if backfill_step.unfinished(self, upgrade):
             now = self.registry.progress(upgrade.id)
@@ -247,9 +250,6 @@ class Conductor(UpgradeContext):
         verifying.keep(self, upgrade, interrupted)
         completing.settle(self, upgrade)
         report = verifying.expect_verified(self, upgrade, interrupted)
-        if words := same_queries.compare(self, self.registry.upgrade(upgrade.id)):
-            self.say(words)
-            self.registry.set_upgrade(upgrade.id, note=words, leader_token=self.leader_token)
         change_epoch.serve(self, upgrade, EpochName.FINAL, force=force)
         change_epoch.move_aliases(self, upgrade)
         served = searched(self.registry.plan(self.gallery.name), by_name=True)
@@ -257,5 +257,6 @@ class Conductor(UpgradeContext):
         done = {"phase": Phase.CUT_OVER, "verifying": None}  # until here a killed process goes on with its comparison
         self.registry.set_upgrade(upgrade.id, was=Phase.SERVING_BOTH, note=note, leader_token=self.leader_token, **done)
         self.say(f"{'rolled back' if upgrade.undoes else 'cut over'}: {counted(report.records, 'record')} verified, {served} now")
+        same_queries.tell(self, self.registry.upgrade(upgrade.id))
         if kept := rolling_back.standing_in(self, upgrade):
             self.say(f"{counted(kept, 'record')} written since {'keeps' if kept == 1 else 'keep'} ψ's vector")

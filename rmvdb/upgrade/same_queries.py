@@ -1,4 +1,4 @@
-"""The same queries, asked of the old collections before deploy and of the new one before cut-over.
+"""The same queries, asked of the old collections before deploy and of the new one after cut-over.
 
 Verification searches for records by their own vectors. This asks what people ask, through the index and with the parameters of
 their searches. It reports and decides nothing: fewer common hits may be better ones.
@@ -7,111 +7,159 @@ their searches. It reports and decides nothing: fewer common hits may be better 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rmvdb import errors
-from rmvdb.items.digest import item_digest
 from rmvdb.learning.hyperbolic import as_queries, measured
 from rmvdb.planning import quality
 from rmvdb.planning.question import Question
 from rmvdb.registry.codec import key
 from rmvdb.registry.tables import UpgradeRow
-from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.serving.merge import merge_each
 from rmvdb.text import counted
-from rmvdb.types import Hit, Id, Item, Leg, Metric, Query, ServingPlan
-from rmvdb.upgrade import plan_step
+from rmvdb.types import Hit, Id, Leg, Metric, Query, ServingPlan
 from rmvdb.upgrade.context import UpgradeContext
 
 #: The hits of a query that are compared, and the most queries.
 LIMIT, MOST = 10, 200
-#: Why queries are not asked: an embedder or an item is gone, or the engine refuses. The upgrade goes on without.
-_NOT_ASKED = (errors.ModelError, errors.ItemError, errors.ArtifactError, errors.EngineError)
+#: The hits that are asked for: some may be records that were written meanwhile, which do not count.
+ASKED_FOR = 2 * LIMIT
+#: Queries that may fail to be embedded. They are left out.
+FAILING = 5
+#: Why queries are not asked: a file, an embedder or an item is gone, or the engine refuses. The upgrade goes on without.
+_NOT_ASKED = (errors.UsageError, errors.ModelError, errors.ItemError, errors.ArtifactError, errors.EngineError, OSError)
 
 
 def ask_old(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """Keep the first hits of the collections in service, if there are queries with answers or kept ones."""
+    """Keep the first hits of the collections in service, if there are queries with answers or kept ones.
+
+    A worker that stays does not: it would keep the old model in memory for this alone.
+    """
     served = context.registry.plan(context.gallery.name)
-    if upgrade.undoes is not None or upgrade.plan.answered or served.legs[0].collection == upgrade.new_collection:
-        return
-    if not (asked := _queries(context, upgrade)):
+    stays = context.worker is not None and not context.worker.patient
+    if stays or upgrade.undoes is not None or upgrade.plan.answered or served.legs[0].collection == upgrade.new_collection:
         return
     try:
-        first = _first(context, served, [each.item for each in asked.values()])
+        file, asked = _judged(upgrade)
+        asked = asked or _kept(context)
+        if not asked:
+            return
+        answers = {"file": file, "hits": _hits(context, served, asked)}
     except _NOT_ASKED as exc:
         context.say(f"old and new will not be compared by queries: {exc}")
         return
-    data = json.dumps(dict(zip(asked, first, strict=True))).encode()
+    data = json.dumps(answers).encode()
     sha256 = context.services.artifacts.put(data, suffix=".json")
     context.registry.add_artifact(sha256=sha256, kind="answers", suffix="json", size=len(data))
     context.registry.add_contents(sha256, data)
-    plan = replace(context.registry.upgrade(upgrade.id).plan, answered=sha256)
-    context.registry.set_upgrade(upgrade.id, plan=plan, leader_token=context.leader_token)
+    _set_answered(context, upgrade, sha256)
 
 
-def compare(context: UpgradeContext, upgrade: UpgradeRow) -> str:
-    """Say how the first hits of the new collection differ from the kept ones. Empty if none were kept."""
+def tell(context: UpgradeContext, upgrade: UpgradeRow) -> None:
+    """Say once, in the history too, how the first hits of new differ from the kept ones, if some were kept. Then forget them."""
     if not upgrade.plan.answered:
-        return ""
-    legs = tuple(leg for leg in upgrade.plan.legs(EpochName.FINAL) if leg.searched)
-    alone = replace(context.registry.plan(context.gallery.name), legs=legs, mirrors=())
+        return
     try:
-        before: dict[str, list[Id]] = json.loads(context.services.artifacts.get(upgrade.plan.answered))
-        asked = {name: each for name, each in _queries(context, upgrade).items() if name in before}
-        after = dict(zip(asked, _first(context, alone, [each.item for each in asked.values()]), strict=True)) if asked else {}
+        words = _difference(context, upgrade, json.loads(context.services.artifacts.get(upgrade.plan.answered)))
     except _NOT_ASKED as exc:
-        return f"old and new could not be compared by queries: {exc}"
+        words = f"old and new could not be compared by queries: {exc}"
+    if words:
+        context.say(words)
+    _set_answered(context, upgrade, None, note=words)
+
+
+def _set_answered(context: UpgradeContext, upgrade: UpgradeRow, sha256: str | None, *, note: str = "") -> None:
+    plan = replace(context.registry.upgrade(upgrade.id).plan, answered=sha256)
+    context.registry.set_upgrade(upgrade.id, plan=plan, note=note, leader_token=context.leader_token)
+
+
+def _judged(upgrade: UpgradeRow) -> tuple[str, dict[str, Query]]:
+    """Return the queries with answers of `--queries`, by their number, and the SHA-256 of the file. Nothing without a file."""
+    question = Question.of_upgrade(upgrade.plan.question)
+    if question.queries is None:
+        return "", {}
+    judged = {str(number): each for number, each in enumerate(question.asked()) if each.answers}
+    return hashlib.sha256(Path(question.queries).read_bytes()).hexdigest(), dict(islice(judged.items(), MOST))
+
+
+def _kept(context: UpgradeContext, numbers: list[int] | None = None) -> dict[str, Query]:
+    """Return kept queries by their number: those of these numbers that are still kept, or a sample."""
+    days = context.services.queries_days
+    found = context.registry.numbered_queries(context.gallery.name, max_age_days=days, limit=MOST, numbers=numbers)
+    return {str(number): query for number, query in found.items()}
+
+
+def _difference(context: UpgradeContext, upgrade: UpgradeRow, answers: Mapping[str, Any]) -> str:
+    """Return the sentence. Empty if nothing is left to compare."""
+    before: dict[str, list[Id]] = answers["hits"]
+    file, asked = _judged(upgrade) if answers["file"] else ("", _kept(context, [int(number) for number in before]))
+    if file != answers["file"]:
+        raise errors.UsageError("the file of queries has changed")
+    asked = {number: each for number, each in asked.items() if number in before}
+    if not asked:
+        return ""
+    after = _hits(context, context.registry.plan(context.gallery.name), asked)
     # A record that was written since may be found by what it is now.
-    written = context.registry.announced(upgrade.id, {id for name in asked for id in (*before[name], *after[name])})
-    old, new = ({name: {id for id in found[name] if key(id) not in written} for name in asked} for found in (before, after))
-    shared = [len(old[name] & new[name]) / len(old[name]) for name in asked if old[name]]
-    if not shared:
+    some = {id for number in after for id in (*before[number], *after[number], *asked[number].answers)}
+    written = context.registry.announced(upgrade.id, some)
+
+    pairs = {number: (_first(before[number], written), _first(after[number], written)) for number in after}
+    pairs = {number: pair for number, pair in pairs.items() if pair[0]}
+    if not pairs:
         return ""
-    words = f"{counted(len(shared), 'query', 'queries')}: old and new share {np.mean(shared):.0%} of the first {LIMIT} hits"
-    return words + _answered({name: set(each.answers) for name, each in asked.items() if each.answers}, old, new)
+    shared = np.mean([len(old & new) / len(old) for old, new in pairs.values()])
+    words = f"{counted(len(pairs), 'query', 'queries')}: old and new share {shared:.0%} of the first {LIMIT} hits"
+    right = {number: {id for id in asked[number].answers if key(id) not in written} for number in pairs}
+    return words + _say_right([(right[number], *pair) for number, pair in pairs.items() if right[number]])
 
 
-def _answered(answers: Mapping[str, set[Id]], old: Mapping[str, set[Id]], new: Mapping[str, set[Id]]) -> str:
-    """Say for how many queries an answer is among the first hits."""
-    if not answers:
+def _first(found: list[Id], written: Mapping[str, Any]) -> set[Id]:
+    """Return the first hits that were not written meanwhile."""
+    return set(islice((id for id in found if key(id) not in written), LIMIT))
+
+
+def _say_right(compared: list[tuple[set[Id], set[Id], set[Id]]]) -> str:
+    """Say for how many queries an answer is among the first hits, from the answers and the hits of old and of new."""
+    if not compared:
         return ""
-    was, now = (np.array([bool(found[name] & right) for name, right in answers.items()], float) for found in (old, new))
+    was, now = (np.array([bool(hits[0] & hits[side]) for hits in compared], float) for side in (1, 2))
     low, high = quality.bootstrap(now - was)
     return f"; an answer is among them for {was.mean():.0%} by old and {now.mean():.0%} by new ({low:+.0%} to {high:+.0%})"
 
 
-def _queries(context: UpgradeContext, upgrade: UpgradeRow) -> dict[str, Query]:
-    """Return the queries by the digest of their items: those with answers, else kept ones."""
-    try:
-        judged = [each for each in Question.of_upgrade(upgrade.plan.question).asked() if each.answers]
-    except errors.UsageError:  # the file is gone
-        judged = []
-    some = (judged or plan_step.kept_queries(context))[:MOST]
-    return {digest.hex(): each for each in some if (digest := item_digest(each.item)) is not None}
-
-
-def _first(context: UpgradeContext, plan: ServingPlan, items: Sequence[Item]) -> list[list[Id]]:
-    """Return the first hits of each query by this plan."""
-    context.announce(
-        f"asking {counted(len(items), 'known query', 'known queries')} of {' and '.join(leg.collection for leg in plan.legs)}"
-    )
+def _hits(context: UpgradeContext, plan: ServingPlan, asked: Mapping[str, Query]) -> dict[str, list[Id]]:
+    """Return the first hits of each query by this plan, without the few queries that cannot be embedded."""
+    context.announce(f"asking {counted(len(asked), 'known query', 'known queries')} of {plan.legs[0].collection}")
     models = context.services.loaded_models
-    vectors = models.queries(plan, items, {})
+    numbers = list(asked)
+    for left in reversed(range(FAILING + 1)):
+        try:
+            vectors = models.queries(plan, [asked[number].item for number in numbers], {})
+            break
+        except errors.ItemError as exc:
+            if exc.at is None or not left or len(numbers) == 1:
+                raise
+            del numbers[exc.at]
 
-    def hits(leg: Leg) -> list[list[Hit]]:
+    def of_leg(leg: Leg) -> list[list[Hit]]:
         own, hyperbolic = vectors[leg.collection], leg.metric is Metric.LORENTZ
         params = context.registry.collection(leg.collection).search
         queries = as_queries(own) if hyperbolic else own
-        found = context.store.search(leg.collection, queries, limit=LIMIT, search=params, strong=True)
+        found = context.store.search(leg.collection, queries, limit=ASKED_FOR, search=params, strong=True)
         return measured(found, own) if hyperbolic else found
 
-    legs = [hits(leg) for leg in plan.legs]
+    legs = [of_leg(leg) for leg in plan.legs]
     scales = [
         None if scale is None else functools.partial(scale, counts=list(map(len, found)))
         for scale, found in zip(models.scales(plan.legs, vectors), legs, strict=True)
     ]
-    return [[hit.id for hit in merged] for merged in merge_each(legs, scales, limit=LIMIT)]
+    merged = merge_each(legs, scales, limit=ASKED_FOR)
+    return {number: [hit.id for hit in hits] for number, hits in zip(numbers, merged, strict=True)}

@@ -241,7 +241,8 @@ def _held_back(gallery: GalleryRow, row: UpgradeRow, notes: Sequence[str], *, un
     lost = ["the registry was lost and its work is being made again: rmvdb registry rebuild"] if gallery.rebuilding else []
     if row.phase not in (Phase.PLANNED, Phase.SERVING_BOTH):
         return lost
-    why = "paused while another upgrade takes its place" if row.makes_way else "paused; to continue, run rmvdb resume"
+    killed = "if that command was killed, it continues with a worker, or by rmvdb resume"
+    why = f"paused while another upgrade takes its place; {killed}" if row.makes_way else "paused; to continue, run rmvdb resume"
     paused = [why] if row.paused else []
     waiting = ["waiting for a worker: run rmvdb worker or rmvdb upgrade"] if unattended and not row.paused else []
     return [*lost, *paused, *dict.fromkeys(filter(None, notes)), *waiting]

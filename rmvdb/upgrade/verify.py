@@ -59,6 +59,7 @@ def check_of(context: UpgradeContext) -> Verify:
         source=services.source,
         archive=services.archive,
         batch=services.batch,
+        ahead=services.width,
     )
 
 

@@ -60,16 +60,14 @@ def test_what_nothing_holds_any_more_is_named_as_lost_for_good(project: Project)
     assert f"restored from the source, without the fields that nothing holds any more: {back}" in said.stdout + said.stderr
 
 
-def test_clean_up_says_what_it_keeps_and_gc_takes_the_rest(project: Project) -> None:
+def test_clean_up_says_what_it_keeps(project: Project) -> None:
     project.ask(*NAIVE)
     said = project.ask("cleanup", "--yes")
     assert "kept for another upgrade: history, model versions, transforms and cache; rmvdb gc" in said.stdout + said.stderr
     everything_is_found(project)
-    project.ask("gc", "--yes")
-    everything_is_found(project)
 
 
-def test_a_registry_that_went_back_is_told_by_status_and_doctor(project: Project) -> None:
+def test_a_registry_that_went_back_is_told_by_doctor_and_refused(project: Project) -> None:
     registry = project.folder / ".rmvdb" / "registry.sqlite"
     with project.opened() as opened:
         opened.registry.engine.dispose()

@@ -39,7 +39,7 @@ EVERYWHERE = frozenset(
         "set_upgrade listing",
         "raise_trace",
         "forget_ended",
-        "go_on",
+        "end_making_way",
     )
 ) | {"store.upsert mark"}
 

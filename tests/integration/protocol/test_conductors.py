@@ -385,3 +385,26 @@ def test_who_begins_the_same_upgrade_a_moment_later_is_told_to_run_the_command_a
     ):
         gallery.conductor().resolve(question)
     gallery.registry.close()
+
+
+def test_an_upgrade_goes_on_though_applications_wrote_other_items_than_the_source_has(gallery: Gallery) -> None:
+    """rmvdb itself did not make the vectors of these records: they show nothing about the model."""
+    conductor, row = gallery.conductor(), gallery.upgrade
+    with gallery.client() as client:
+        client.upsert([{"id": id, "item": f"another {id}", "n": 1} for id in range(1, 9)])
+    assert conductor.advance(gallery.registry.upgrade(row.id), gallery.worker()).phase == Phase.CUT_OVER
+
+
+def test_what_an_interrupted_clean_up_left_is_forgotten_by_the_next_upgrade(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conductor, first = gallery.conductor(), gallery.upgrade.id
+    conductor.advance(gallery.upgrade, gallery.worker())
+    with monkeypatch.context() as patch:
+        patch.setattr("rmvdb.upgrade.clean_up.forget_ended", lambda _: None)
+        conductor.clean_up(gallery.registry.upgrade(first))
+    assert gallery.registry.batches(first)
+    question = Question(gallery="texts", from_version="v2", to_version="v3", method=Method.NAIVE, order="random")
+    question = conductor.resolve(question)
+    conductor.begin(question, conductor.plan(question), gallery.worker())
+    assert not gallery.registry.batches(first)

@@ -10,16 +10,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from rmvdb import errors
 from rmvdb.errors import WrongPhase
 from rmvdb.protocols import Source
 from rmvdb.registry import upgrades
 from rmvdb.registry.codec import unpack_ids
-from rmvdb.registry.tables import BatchRow, UpgradeRow
-from rmvdb.registry.upgrades import SILENT, TAKES_ITS_PLACE
+from rmvdb.registry.tables import TAKES_ITS_PLACE, BatchRow, UpgradeRow, WorkerRow
+from rmvdb.registry.upgrades import COUNTS_AS_KILLED
 from rmvdb.types import BatchState, Id, Item, Phase, Record
-from rmvdb.upgrade import verify
+from rmvdb.upgrade import register, verify
 from rmvdb.upgrade.context import UpgradeContext
 from rmvdb.upgrade.report import VerifyReport
 from tests.support.at_work import at_work
@@ -204,7 +206,7 @@ def taken(gallery: Gallery, *commands: str) -> int:
     """Let these commands make an upgrade's way for another. Return the upgrade."""
     upgrade = gallery.upgrade.id
     for each in commands:
-        gallery.registry.renew(f"{TAKES_ITS_PLACE}{each}", upgrade, lease=SILENT)
+        gallery.registry.renew(f"{TAKES_ITS_PLACE}{each}", upgrade, lease=COUNTS_AS_KILLED)
         gallery.registry.make_way(upgrade, note="paused")
     return upgrade
 
@@ -214,8 +216,8 @@ def test_an_upgrade_goes_on_if_the_command_that_takes_its_place_is_killed(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
     upgrade = taken(gallery, "killed")
-    assert not gallery.registry.go_on(upgrade)  # it lived a moment ago
-    monkeypatch.setattr(upgrades, "SILENT", 1.0)
+    assert not gallery.registry.end_making_way(upgrade)  # it lived a moment ago
+    monkeypatch.setattr(upgrades, "COUNTS_AS_KILLED", 1.0)
     with at_work(gallery) if who == "a worker" else contextlib.nullcontext():
         if who == "a command":
             gallery.conductor().advance(gallery.registry.upgrade(upgrade), gallery.worker())
@@ -227,10 +229,10 @@ def test_an_upgrade_goes_on_if_the_command_that_takes_its_place_is_killed(
 def test_an_upgrade_stays_paused_while_one_of_two_commands_takes_its_place(gallery: Gallery) -> None:
     upgrade = taken(gallery, "one", "other")
     gallery.registry.retire_worker(f"{TAKES_ITS_PLACE}one")
-    assert not gallery.registry.go_on(upgrade, note="one failed")
+    assert not gallery.registry.end_making_way(upgrade, note="one failed")
     assert gallery.registry.upgrade(upgrade).makes_way
     gallery.registry.retire_worker(f"{TAKES_ITS_PLACE}other")
-    assert gallery.registry.go_on(upgrade, note="the other failed, too")
+    assert gallery.registry.end_making_way(upgrade, note="the other failed, too")
     assert not gallery.registry.upgrade(upgrade).paused
 
 
@@ -238,23 +240,66 @@ def test_a_pause_by_command_outlasts_the_one_to_make_way(gallery: Gallery) -> No
     upgrade = taken(gallery, "killed")
     gallery.registry.pause(upgrade)
     gallery.registry.retire_worker(f"{TAKES_ITS_PLACE}killed")
-    assert not gallery.registry.go_on(upgrade)
+    assert not gallery.registry.end_making_way(upgrade)
     assert gallery.registry.upgrade(upgrade).paused
 
 
-def test_a_command_that_takes_the_place_shows_that_it_lives(gallery: Gallery) -> None:
-    seen = list[str]()
-    real = gallery.registry.supersede
+def signs_of_life(gallery: Gallery) -> list[float]:
+    """Return when each command that takes an upgrade's place was last heard of."""
+    with Session(gallery.registry.engine) as s:
+        return list(s.scalars(select(WorkerRow.seen_at).where(WorkerRow.id.startswith(TAKES_ITS_PLACE))))
 
-    def supersede(*args: Any, **options: Any) -> Any:
-        seen.extend(row.id for row in gallery.registry.workers(gallery.upgrade.id, within=60.0))
-        return real(*args, **options)
 
-    gallery.registry.supersede = supersede  # type: ignore[method-assign]
+def test_a_command_that_takes_the_place_shows_that_it_lives(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits for a batch in hand, too."""
+    monkeypatch.setattr(register, "COUNTS_AS_KILLED", 0.6)
+    batch = gallery.registry.claim(gallery.upgrade.id, "slow", lease=60, grace=60, copy=True)
+    assert batch is not None
+    taking, seen = threading.Thread(target=gallery.supersede), list[float]()
+    taking.start()
+    wait_until(lambda: bool(signs_of_life(gallery)))
+    while len(set(seen)) < 4:
+        seen += signs_of_life(gallery)
+        assert gallery.registry.workers(gallery.upgrade.id, within=60.0) != []  # the command's own worker
+        time.sleep(0.1)
+    gallery.registry.hand_back(batch)
+    taking.join(60.0)
+    assert not signs_of_life(gallery)
+    assert [leg.model for leg in gallery.registry.plan("texts").legs] == ["v3", "v2", "v1"]
+
+
+def test_a_command_that_counted_as_killed_notices_that_the_upgrade_continues(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(register, "COUNTS_AS_KILLED", 0.6)
     first = gallery.upgrade.id
-    gallery.supersede()
-    assert [each.startswith(TAKES_ITS_PLACE) for each in seen] == [True]
-    assert not gallery.registry.workers(first, within=60.0)
+    assert gallery.registry.claim(first, "slow", lease=60, grace=60, copy=True) is not None
+    resumed = threading.Thread(
+        target=lambda: (wait_until(lambda: gallery.registry.upgrade(first).makes_way), gallery.registry.resume(first))
+    )
+    resumed.start()
+    with pytest.raises(errors.WrongPhase, match=f"Upgrade {first} continues by now; run the same command again"):
+        gallery.supersede()
+    resumed.join(60.0)
+    assert not gallery.registry.upgrade(first).paused
+    assert not signs_of_life(gallery)
+
+
+@pytest.mark.parametrize("command", ["finish", "roll_back"])
+def test_a_command_goes_on_with_an_upgrade_whose_successor_was_killed(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    drive(gallery)
+    gallery.registry.set_upgrade(gallery.upgrade.id, listed=True)
+    upgrade = taken(gallery, "killed")
+    monkeypatch.setattr(upgrades, "COUNTS_AS_KILLED", 0.0)
+    conductor = gallery.conductor()
+    if command == "finish":
+        conductor.finish(gallery.registry.upgrade(upgrade), gallery.worker())
+        assert gallery.registry.upgrade(upgrade).phase == Phase.CUT_OVER
+    else:
+        assert conductor.roll_back(gallery.registry.upgrade(upgrade)) is not None
+    assert not signs_of_life(gallery)
 
 
 def test_only_a_running_upgrade_can_be_superseded(gallery: Gallery) -> None:
