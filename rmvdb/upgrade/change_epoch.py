@@ -80,12 +80,12 @@ def is_ours(context: UpgradeContext, upgrade: UpgradeRow, collection: str) -> bo
     """Whether the collection of an upgrade that never served can be dropped: it is a copy that the registry knows, or empty.
 
     The collection of another gallery, registry or program may have its name by now. The mark says whose it is. A collection
-    without one is ours if it has a name that no other program would choose.
+    without one is ours if the registry knows it, or if it has a name that no other program would choose.
     """
     mark, known = context.owner.read(collection), collection in _known(context)
     if mark is not None and not context.owner.owns(context.gallery.name, mark):
         return False
-    if mark is None and not re.search(rf"_u{upgrade.id}_[0-9a-f]{{6}}$", collection):  # as `collection_name` ends
+    if mark is None and not known and not re.search(rf"_u{upgrade.id}_[0-9a-f]{{6}}$", collection):  # as `collection_name` ends
         return False
     try:
         return bool(upgrade.original and known) or not context.store.count(collection)

@@ -317,7 +317,8 @@ def test_every_limit_is_said_while_something_is_left_to_copy_and_none_afterwards
 
 
 def test_no_reason_is_left_after_cut_over(gallery: Gallery) -> None:
-    ask(gallery, rate=15.0, paused=True)
+    ask(gallery, rate=15.0)
+    gallery.registry.pause(gallery.upgrade.id)
     gallery.registry.renew("killed", gallery.upgrade.id, lease=60, note="throttled to 15 records/s")
     before = held_back(gallery)
     ask(gallery, phase=Phase.CUT_OVER)

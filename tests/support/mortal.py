@@ -38,7 +38,8 @@ from tests.support.inprocess import DIMS, TIMES, TextEmbedder, Texts
 READS = {
     "now", "version", "versions", "artifact", "gallery", "galleries", "collection", "collections", "plan", "clients",
     "active_upgrade", "upgrade", "upgrades", "history", "next_priority", "listed_ids", "workers", "batches", "counts",
-    "last_done", "last_intent", "readings", "progress", "blocked", "intents", "announced", "written", "open_writes",
+    "last_done", "last_intent", "readings", "progress", "blocked", "intents", "announced",
+    "numbered_queries", "written", "open_writes",
     "quarantined", "slowest_client", "refuse_ended", "refuse_overtaken", "expired_writes", "describe", "exists", "index",
     "search", "get", "moment", "scan", "count", "read", "found", "ids", "path", "left", "files", "settle", "segments", "identity",
     "trace",
