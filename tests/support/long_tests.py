@@ -44,6 +44,7 @@ LONG = {
     "tests/integration/instant_rollback": "upgrades there and back",
     "tests/integration/test_engine_deaths.py": "engines die and start again",
     "tests/integration/test_hangs.py": "databases stand still",
+    "tests/integration/test_many_clients.py": "two hundred clients",
     "tests/integration/test_moments.py": "registries and engines go back",
     "tests/integration/test_rebuild_points.py": "a registry is lost at each point",
     "tests/integration/test_throttle.py::test_a_slow_embedder_or_store_holds_up_the_work_not_the_memory": "waits for slow parts",
