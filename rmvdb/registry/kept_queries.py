@@ -79,7 +79,7 @@ class KeptQueries(Database):
     def numbered_queries(
         self, s: Session, /, gallery: str, *, max_age_days: float, limit: int, numbers: Sequence[int] | None = None
     ) -> dict[int, Query]:
-        """Return such queries by their number, or those of these numbers that are still kept. A number is never given twice."""
+        """Return such queries by number. With `numbers`, return the numbered ones that are still kept. No number comes twice."""
         row = shared_queries.named(s, GalleryRow, "gallery", gallery)
         young = and_(KeptQueryRow.gallery_id == row.id, KeptQueryRow.asked_at >= day(s) - max_age_days * DAY)
         wanted = young if numbers is None else and_(young, KeptQueryRow.id.in_(numbers))

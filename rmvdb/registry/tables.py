@@ -35,6 +35,9 @@ REVISION = "0008"
 #: Where the database's is: a name of our own, since it may be shared with an application that uses Alembic too.
 REVISION_TABLE = "rmvdb_revision"
 
+#: How the `id` of a command that takes an upgrade's place begins. A worker's begins with its host.
+TAKES_ITS_PLACE = "takes its place: "
+
 
 class Table(DeclarativeBase):
     """Base of all tables. The names of constraints are fixed, so that every migration can name them."""
@@ -445,10 +448,6 @@ class TraceRow(Table):
     reported: Mapped[int] = mapped_column(default=0)
     #: The evidence that this registry has gone back, empty if there is none.
     trouble: Mapped[str] = mapped_column(Words, default="")
-
-
-#: How the `id` begins of a command that takes an upgrade's place. A worker's begins with its host.
-TAKES_ITS_PLACE = "takes its place: "
 
 
 class WorkerRow(Table):

@@ -230,7 +230,6 @@ class Conductor(UpgradeContext):
         self._expect_ready(upgrade)
         if upgrade.phase == Phase.CUT_OVER:
             self.say(f"cut over already: {searched(self.registry.plan(self.gallery.name), by_name=True)}")
-            same_queries.tell(self, upgrade)  # if a kill came before
             return
         if backfill_step.unfinished(self, upgrade):
             now = self.registry.progress(upgrade.id)
@@ -250,13 +249,18 @@ class Conductor(UpgradeContext):
         verifying.keep(self, upgrade, interrupted)
         completing.settle(self, upgrade)
         report = verifying.expect_verified(self, upgrade, interrupted)
+        compared = same_queries.difference(self, self.registry.upgrade(upgrade.id))
         change_epoch.serve(self, upgrade, EpochName.FINAL, force=force)
         change_epoch.move_aliases(self, upgrade)
         served = searched(self.registry.plan(self.gallery.name), by_name=True)
-        note = f"verified {counted(report.records, 'record')}; {served}"
-        done = {"phase": Phase.CUT_OVER, "verifying": None}  # until here a killed process goes on with its comparison
+        note = "; ".join(filter(None, [f"verified {counted(report.records, 'record')}", served, compared]))
+        plan = replace(self.registry.upgrade(upgrade.id).plan, answered=None)
+        done = {
+            "phase": Phase.CUT_OVER,
+            "plan": plan,
+            "verifying": None,
+        }  # until here a killed process goes on with its comparison
         self.registry.set_upgrade(upgrade.id, was=Phase.SERVING_BOTH, note=note, leader_token=self.leader_token, **done)
         self.say(f"{'rolled back' if upgrade.undoes else 'cut over'}: {counted(report.records, 'record')} verified, {served} now")
-        same_queries.tell(self, self.registry.upgrade(upgrade.id))
         if kept := rolling_back.standing_in(self, upgrade):
             self.say(f"{counted(kept, 'record')} written since {'keeps' if kept == 1 else 'keep'} ψ's vector")

@@ -1,4 +1,4 @@
-"""The same queries, asked of the old collections before deploy and of the new one after cut-over.
+"""The same queries, asked of the old collections before deploy and of the new one before cut-over.
 
 Verification searches for records by their own vectors. This asks what people ask, through the index and with the parameters of
 their searches. It reports and decides nothing: fewer common hits may be better ones.
@@ -23,6 +23,7 @@ from rmvdb.planning import quality
 from rmvdb.planning.question import Question
 from rmvdb.registry.codec import key
 from rmvdb.registry.tables import UpgradeRow
+from rmvdb.registry.upgrade_plan import EpochName
 from rmvdb.serving.merge import merge_each
 from rmvdb.text import counted
 from rmvdb.types import Hit, Id, Leg, Metric, Query, ServingPlan
@@ -60,25 +61,21 @@ def ask_old(context: UpgradeContext, upgrade: UpgradeRow) -> None:
     sha256 = context.services.artifacts.put(data, suffix=".json")
     context.registry.add_artifact(sha256=sha256, kind="answers", suffix="json", size=len(data))
     context.registry.add_contents(sha256, data)
-    _set_answered(context, upgrade, sha256)
+    plan = replace(context.registry.upgrade(upgrade.id).plan, answered=sha256)
+    context.registry.set_upgrade(upgrade.id, plan=plan, leader_token=context.leader_token)
 
 
-def tell(context: UpgradeContext, upgrade: UpgradeRow) -> None:
-    """Say once, in the history too, how the first hits of new differ from the kept ones, if some were kept. Then forget them."""
+def difference(context: UpgradeContext, upgrade: UpgradeRow) -> str:
+    """Say, and return, how the first hits of new differ from the kept ones of old. Empty if there is nothing to compare."""
     if not upgrade.plan.answered:
-        return
+        return ""
     try:
         words = _difference(context, upgrade, json.loads(context.services.artifacts.get(upgrade.plan.answered)))
     except _NOT_ASKED as exc:
         words = f"old and new could not be compared by queries: {exc}"
     if words:
         context.say(words)
-    _set_answered(context, upgrade, None, note=words)
-
-
-def _set_answered(context: UpgradeContext, upgrade: UpgradeRow, sha256: str | None, *, note: str = "") -> None:
-    plan = replace(context.registry.upgrade(upgrade.id).plan, answered=sha256)
-    context.registry.set_upgrade(upgrade.id, plan=plan, note=note, leader_token=context.leader_token)
+    return words
 
 
 def _judged(upgrade: UpgradeRow) -> tuple[str, dict[str, Query]]:
@@ -91,7 +88,7 @@ def _judged(upgrade: UpgradeRow) -> tuple[str, dict[str, Query]]:
 
 
 def _kept(context: UpgradeContext, numbers: list[int] | None = None) -> dict[str, Query]:
-    """Return kept queries by their number: those of these numbers that are still kept, or a sample."""
+    """Return kept queries by number: a sample, or the numbered ones as far as they are still kept."""
     days = context.services.queries_days
     found = context.registry.numbered_queries(context.gallery.name, max_age_days=days, limit=MOST, numbers=numbers)
     return {str(number): query for number, query in found.items()}
@@ -106,7 +103,8 @@ def _difference(context: UpgradeContext, upgrade: UpgradeRow, answers: Mapping[s
     asked = {number: each for number, each in asked.items() if number in before}
     if not asked:
         return ""
-    after = _hits(context, context.registry.plan(context.gallery.name), asked)
+    legs = tuple(leg for leg in upgrade.plan.legs(EpochName.FINAL) if leg.searched)
+    after = _hits(context, replace(context.registry.plan(context.gallery.name), legs=legs, mirrors=()), asked)
     # A record that was written since may be found by what it is now.
     some = {id for number in after for id in (*before[number], *after[number], *asked[number].answers)}
     written = context.registry.announced(upgrade.id, some)

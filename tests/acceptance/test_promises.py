@@ -67,7 +67,7 @@ def test_clean_up_says_what_it_keeps(project: Project) -> None:
     everything_is_found(project)
 
 
-def test_a_registry_that_went_back_is_told_by_doctor_and_refused(project: Project) -> None:
+def test_a_registry_that_went_back_is_told_by_status_and_doctor(project: Project) -> None:
     registry = project.folder / ".rmvdb" / "registry.sqlite"
     with project.opened() as opened:
         opened.registry.engine.dispose()
@@ -79,6 +79,7 @@ def test_a_registry_that_went_back_is_told_by_doctor_and_refused(project: Projec
         kept.backup(held)
     doctor = project.ask("doctor", code=1)
     assert "gone back" in doctor.stdout + doctor.stderr
+    assert "gone back" in project.json("status")["gone_back"]
     refused = project.ask(*NAIVE, code=2).stderr
     assert "gone back" in refused
     assert "rmvdb registry rebuild" in refused
