@@ -89,7 +89,7 @@ def test_a_model_trained_by_hbct_is_better_at_once_and_its_least_certain_records
     assert "identity" in told
     with project.client() as client:
         half = quality(client, models)
-        found = searched(client, models)
+        found, rescored = searched(client, models, rescore=0), searched(client, models, rescore=50)
         assert client.plan.embedders == ("v2",)
         new, old = client.plan.legs
         assert (new.model, old.model) == ("v2", "v1")
@@ -99,12 +99,16 @@ def test_a_model_trained_by_hbct_is_better_at_once_and_its_least_certain_records
     assert max(certain[id] for id in moved) <= min(certain[id] for id in set(GALLERY) - moved) + 1e-6
 
     # The engine searches by inner products, and the hits have geodesic distances. The legs are merged by calibrated ones.
-    stored = embedded(models, "v1", GALLERY)
-    stored[[id in moved for id in GALLERY]] = embedded(models, "v2", [id for id in GALLERY if id in moved])
-    exact = hyperbolic.distances(embedded(models, "v2", QUERIES), stored)
-    for hits, row in zip(found, exact, strict=True):
-        by_id = dict(zip(GALLERY, row, strict=True))
-        assert [hit.raw for hit in hits] == pytest.approx([by_id[hit.id] for hit in hits], abs=2e-3)
+    queries, place = embedded(models, "v2", QUERIES), {id: number for number, id in enumerate(GALLERY)}
+    exact = {leg.collection: hyperbolic.distances(queries, embedded(models, leg.model, GALLERY)) for leg in (new, old)}
+    for row, (hits, better) in enumerate(zip(found, rescored, strict=True)):
+        expected = [exact[hit.leg][row, place[hit.id]] for hit in hits]
+        assert [hit.raw for hit in hits] == pytest.approx(expected, abs=2e-3)
+        true = exact[new.collection][row]
+        merged = {hit.id for hit in hits[:50]}
+        assert [hit.raw for hit in better if hit.id in merged] == pytest.approx(
+            [true[place[hit.id]] for hit in better if hit.id in merged], abs=2e-3
+        )
         for leg in (new, old):
             assert np.diff([hit.raw for hit in hits if hit.leg == leg.collection]).min() >= 0
 
@@ -125,10 +129,10 @@ def quality(client: rmvdb.Client, models: Any) -> float:
     return mean_precision(distance, models)
 
 
-def searched(client: rmvdb.Client, models: Any) -> list[list[Hit]]:
+def searched(client: rmvdb.Client, models: Any, *, rescore: int | None = None) -> list[list[Hit]]:
     """Return the whole gallery for every query; few queries at a time, since a search may not take long."""
     pictures = [models.DIGITS.data[id] for id in QUERIES]
-    parts = (client.search(pictures[at : at + 5], limit=len(GALLERY)) for at in range(0, len(pictures), 5))
+    parts = (client.search(pictures[at : at + 5], limit=len(GALLERY), rescore=rescore) for at in range(0, len(pictures), 5))
     return [hits for part in parts for hits in part]
 
 

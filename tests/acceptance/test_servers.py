@@ -70,7 +70,9 @@ def test_a_gallery_with_an_index_of_lists_is_upgraded(tmp_path: Path, milvus_ser
     assert client.describe_index(new, "vector")["index_type"] == "IVF_FLAT"
     client.close()
     with project.client() as application:
-        assert len(application.search(project.models().item(7), limit=1_000, filter="id <= 1000")) < 1_000
+        query = project.models().item(7)
+        # Once the server has built the index and loaded it. Before that it compares every record.
+        wait_for_processes(lambda: len(application.search(query, limit=1_000, filter="id <= 1000")) < 1_000)
     clear(project)
 
 

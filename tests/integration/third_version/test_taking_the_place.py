@@ -257,7 +257,7 @@ def test_a_command_that_takes_the_place_shows_that_it_lives(gallery: Gallery, mo
     assert batch is not None
     taking, seen = threading.Thread(target=gallery.supersede), list[float]()
     taking.start()
-    wait_until(lambda: bool(signs_of_life(gallery)))
+    wait_until(lambda: signs_of_life(gallery) and gallery.registry.workers(gallery.upgrade.id, within=60.0))
     while len(set(seen)) < 4:
         seen += signs_of_life(gallery)
         assert gallery.registry.workers(gallery.upgrade.id, within=60.0) != []  # the command's own worker
