@@ -66,18 +66,13 @@ class KeptQueries(Database):
         last = select(KeptQueryRow.priority).where(mine).order_by(KeptQueryRow.priority).offset(most - 1).limit(1)
         return 1.0 if (highest := s.scalar(last)) is None else highest
 
-    @transaction
-    def kept_queries(self, s: Session, /, gallery: str, *, max_age_days: float, limit: int | None) -> list[Query]:
+    def kept_queries(self, gallery: str, *, max_age_days: float, limit: int | None) -> list[Query]:
         """Return `limit` kept queries or fewer, without answers, the smallest priorities first: a uniform sample, too."""
-        row = shared_queries.named(s, GalleryRow, "gallery", gallery)
-        young = and_(KeptQueryRow.gallery_id == row.id, KeptQueryRow.asked_at >= day(s) - max_age_days * DAY)
-        columns = select(KeptQueryRow.kind, KeptQueryRow.payload).where(young)
-        rows = s.execute(columns.order_by(KeptQueryRow.priority, KeptQueryRow.id).limit(limit))
-        return [Query(item=item_from_row(kind, payload)) for kind, payload in rows]
+        return list(self.numbered_queries(gallery, max_age_days=max_age_days, limit=limit).values())
 
     @transaction
     def numbered_queries(
-        self, s: Session, /, gallery: str, *, max_age_days: float, limit: int, numbers: Sequence[int] | None = None
+        self, s: Session, /, gallery: str, *, max_age_days: float, limit: int | None, numbers: Sequence[int] | None = None
     ) -> dict[int, Query]:
         """Return such queries by number. With `numbers`, return the numbered ones that are still kept. No number comes twice."""
         row = shared_queries.named(s, GalleryRow, "gallery", gallery)

@@ -147,7 +147,7 @@ class Upgrades(Database):
             s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note=note))
 
     @transaction
-    def pause(self, s: Session, /, upgrade_id: int, *, note: str = "paused") -> None:
+    def pause(self, s: Session, /, upgrade_id: int) -> None:
         """Pause an upgrade: once this returns, no batch begins and no epoch changes. Batches in work continue.
 
         Raises:
@@ -157,17 +157,17 @@ class Upgrades(Database):
         shared_queries.refuse_ended(s, upgrade_id)
         if row.paused_at is None:
             row.paused, row.paused_at = True, now(s)
-            s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note=note))
+            s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note="paused"))
         gallery.closing_until = None  # no epoch changes, so no write waits
 
     @transaction
-    def resume(self, s: Session, /, upgrade_id: int, *, note: str = "no longer paused") -> None:
+    def resume(self, s: Session, /, upgrade_id: int) -> None:
         """End the pause of an upgrade. A comparison that the pause interrupted continues from its position."""
         _, row = _locked(s, upgrade_id)
         if row.verifying and row.paused_at is not None and "at" in row.verifying:
             row.verifying = row.verifying | {"at": row.verifying["at"] + now(s) - max(row.paused_at, row.verifying["at"])}
         row.paused, row.paused_at = False, None
-        s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note=note))
+        s.add(PhaseRow(upgrade_id=upgrade_id, at=day(s), phase=row.phase, note="no longer paused"))
 
     @transaction
     def make_way(self, s: Session, /, upgrade_id: int, *, note: str) -> None:

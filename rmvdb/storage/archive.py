@@ -111,10 +111,6 @@ class Archive:
         self.folder.write(path, data)
         return ArchiveFile(path=path, sha256=digest)
 
-    def read(self, file: ArchiveFile) -> list[Record]:
-        """Return the records as they were written. Raise ArtifactError if the file is missing or altered."""
-        return [reading.record for reading in self.readings(file)]
-
     def readings(self, file: ArchiveFile) -> list[Reading]:
         """Return the records with their digests. Raise ArtifactError if the file is missing or altered."""
         table = self._open(file)
@@ -186,10 +182,6 @@ class Archive:
         """Return the ids of its records, in order. Raise ArtifactError if the file is missing or altered."""
         ids: list[Id] = self._open(file, columns=["id"])["id"].to_pylist()
         return ids
-
-    def remove(self, file: ArchiveFile) -> None:
-        """Remove one file. Do nothing if it is gone already."""
-        self.folder.remove(file.path)
 
     def clear(self, folder: str, *more: str) -> None:
         """Remove every file under these folders, such as gallery, upgrade. Do nothing if there is none."""

@@ -53,7 +53,7 @@ def test_a_removal_that_was_decided_is_not_made_where_nothing_can_be_put_back_an
     gallery.expect_moved()
     retired = gallery.registry.batches(gallery.upgrade.id)
     assert [len(unpack_ids(row.remove)) for row in retired] == [0, 8]
-    assert len(gallery.archive.read(ArchiveFile(**retired[1].archive["texts_v1"]))) == 8
+    assert len(gallery.archive.readings(ArchiveFile(**retired[1].archive["texts_v1"]))) == 8
 
 
 @pytest.mark.parametrize("kind", ["altered", "missing"])

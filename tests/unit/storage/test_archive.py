@@ -71,7 +71,7 @@ def bits(vector: Vectors | None) -> bytes | None:
 def test_records_come_back_bit_for_bit(tmp_path: Path, records: list[Record]) -> None:
     archive = Archive(LocalFolder(tmp_path))
     file = archive.write("photos", "1", "7", records=records)
-    found = archive.read(file)
+    found = [each.record for each in archive.readings(file)]
     assert [record.id for record in found] == [record.id for record in records]
     assert [bits(record.vector) for record in found] == [bits(record.vector) for record in records]
     assert same([dict(record.fields) for record in found], [dict(record.fields) for record in records])
@@ -81,7 +81,7 @@ def test_records_come_back_bit_for_bit(tmp_path: Path, records: list[Record]) ->
 def test_values_of_engines_become_plain_values(tmp_path: Path) -> None:
     fields = {"f": np.float32(0.1), "i": np.int64(7), "b": np.bool_(True), "a": np.array([1.5, 2.5], np.float32), "t": (1, 2)}
     file = Archive(LocalFolder(tmp_path)).write("g", records=[Record(id=1, fields=fields)])
-    found = Archive(LocalFolder(tmp_path)).read(file)[0].fields
+    found = Archive(LocalFolder(tmp_path)).readings(file)[0].record.fields
     assert found == {"f": float(np.float32(0.1)), "i": 7, "b": True, "a": [1.5, 2.5], "t": [1, 2]}
     assert np.float32(found["f"]) == np.float32(0.1)
 
@@ -127,12 +127,12 @@ def test_an_altered_or_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    for read in (archive.read, archive.ids):
+    for read in (archive.readings, archive.ids):
         with pytest.raises(ArtifactError, match=rf"{path.name} was altered"):
             read(file)
-    archive.remove(file)
+    archive.folder.remove(file.path)
     with pytest.raises(ArtifactError, match=rf"{path.name} is missing"):
-        archive.read(file)
+        archive.readings(file)
 
 
 def test_names_and_paths_cannot_leave_the_folder(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_names_and_paths_cannot_leave_the_folder(tmp_path: Path) -> None:
         archive.write(name, name, records=[Record(id=1)])
     assert [path.name for path in tmp_path.iterdir()] == ["archive"]
     with pytest.raises(ArtifactError, match="is not a file in"):
-        archive.read(ArchiveFile(path="../archive2/x.parquet", sha256="0" * 64))
+        archive.readings(ArchiveFile(path="../archive2/x.parquet", sha256="0" * 64))
     archive.clear("..")
     assert (tmp_path / "archive").is_dir()
 
@@ -152,14 +152,15 @@ def test_clearing_removes_one_upgrade_and_can_be_repeated(tmp_path: Path) -> Non
     kept = archive.write("photos", "2", "7", records=[Record(id=1)])
     for _ in range(2):
         archive.clear("photos", "1")
-        archive.remove(gone)
+        archive.folder.remove(gone.path)
     assert not (tmp_path / gone.path).exists()
     assert archive.ids(kept) == [1]
 
 
 def test_vectors_do_not_keep_the_batch_in_memory(tmp_path: Path) -> None:
     records = [Record(id=n, vector=np.full(4, n, np.float32)) for n in range(3)]
-    found = Archive(LocalFolder(tmp_path)).read(Archive(LocalFolder(tmp_path)).write("g", records=records))
+    archive = Archive(LocalFolder(tmp_path))
+    found = [each.record for each in archive.readings(archive.write("g", records=records))]
     assert all(record.vector is not None and record.vector.base is None for record in found)
 
 
@@ -295,7 +296,7 @@ folder, vectors = Path(sys.argv[1]), np.ones((500, 512), np.float32)
 file = Archive(LocalFolder(folder)).write("g", "1", records=[Record(id=n, vector=vectors[n]) for n in range(500)])
 EmbeddingCache(LocalFolder(folder), model="v2").put(list(range(500)), vectors, [b"a"] * 500, vectors)
 before = len(os.listdir("/proc/self/task"))
-assert len(Archive(LocalFolder(folder)).read(file)) == 500
+assert len(Archive(LocalFolder(folder)).readings(file)) == 500
 assert len(EmbeddingCache(LocalFolder(folder), model="v2").get(list(range(500)), vectors, [b"a"] * 500)) == 500
 print(len(os.listdir("/proc/self/task")) - before)
 """
@@ -336,7 +337,7 @@ for write in (
         write()
     except DiskFull as exc:
         messages.append(str(exc))
-same = len(archive.read(kept)) == 20 and artifacts.get(digest) == b"psi" and len(cache.get([1], noise[:1], [b"a"])) == 1
+same = len(archive.readings(kept)) == 20 and artifacts.get(digest) == b"psi" and len(cache.get([1], noise[:1], [b"a"])) == 1
 same = same and sorted(str(path) for path in disk.rglob("*")) == before
 print(json.dumps({"messages": messages, "same": same}))
 """
