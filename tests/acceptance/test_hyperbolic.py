@@ -102,13 +102,12 @@ def test_a_model_trained_by_hbct_is_better_at_once_and_its_least_certain_records
     queries, place = embedded(models, "v2", QUERIES), {id: number for number, id in enumerate(GALLERY)}
     exact = {leg.collection: hyperbolic.distances(queries, embedded(models, leg.model, GALLERY)) for leg in (new, old)}
     for row, (hits, better) in enumerate(zip(found, rescored, strict=True)):
+        assert {hit.id for hit in hits if hit.leg == new.collection} == moved
         expected = [exact[hit.leg][row, place[hit.id]] for hit in hits]
         assert [hit.raw for hit in hits] == pytest.approx(expected, abs=2e-3)
-        true = exact[new.collection][row]
-        merged = {hit.id for hit in hits[:50]}
-        assert [hit.raw for hit in better if hit.id in merged] == pytest.approx(
-            [true[place[hit.id]] for hit in better if hit.id in merged], abs=2e-3
-        )
+        best = [hit for hit in better if hit.id in {each.id for each in hits[:50]}]
+        true = [exact[new.collection][row, place[hit.id]] for hit in best]
+        assert [hit.raw for hit in best] == pytest.approx(true, abs=2e-3)
         for leg in (new, old):
             assert np.diff([hit.raw for hit in hits if hit.leg == leg.collection]).min() >= 0
 
