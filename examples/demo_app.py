@@ -62,6 +62,20 @@ class Tally:
         self.slowest = max(self.slowest, time.monotonic() - started)
 
 
+class Round:
+    """Every query's hits, in order (Q, n): their ids, -1 if none came, and whether they were re-embedded."""
+
+    def __init__(self, rescore: int | None, queries: int, records: int) -> None:
+        self.rescore = rescore
+        self.ids, self.new = (np.full((queries, records), none) for none in (-1, False))
+
+    def keep(self, at: int, answers: list[list[rmvdb.Hit]], *, old: str) -> None:
+        """Keep the answers to the queries from number `at` on. `old`: the collection of records that were not re-embedded."""
+        for row, hits in enumerate(answers, start=at):
+            self.ids[row, : len(hits)] = [int(hit.id) for hit in hits]
+            self.new[row, : len(hits)] = [hit.leg != old for hit in hits]
+
+
 class Application:
     """Searches and writes one gallery."""
 
@@ -93,27 +107,24 @@ class Application:
         return {}
 
     def measure(self, name: str, first: int) -> dict[str, Any]:
-        """Rank all records from id `first` on for every query, as the plan says and without rescoring: rounds/{name}*.npz."""
-        started = time.monotonic()
-        self._rank_all(f"{name}-plain", first, rescore=0)
-        return {"name": name, "t": self._rank_all(name, first), "seconds": time.monotonic() - started}
+        """Rank all records from id `first` on for every query, as the plan says and without rescoring: rounds/{name}*.npz.
 
-    def _rank_all(self, name: str, first: int, *, rescore: int | None = None) -> float:
-        """Keep the ranks, and which records were re-embedded; their share."""
+        The backfill goes on meanwhile. So each query is asked in both ways one after the other: both then are of one moment.
+        """
+        started = time.monotonic()
         wanted = {id for id in self.expected if id >= first}
+        rounds = {f"{name}-plain": Round(0, len(self.queries), len(wanted)), name: Round(None, len(self.queries), len(wanted))}
         size = max(1, HITS // len(wanted))
-        ids, new = (np.full((len(self.queries), len(wanted)), none) for none in (-1, False))
         measured = f"id >= {first} and id < {VISITORS}"
         for at in range(0, len(self.queries), size):
-            answers: list[list[rmvdb.Hit]] = []
-            with self.tally.watched("failed"):
-                answers = self._ranked(self.queries[at : at + size], wanted, filter=measured, rescore=rescore)
-            for row, hits in enumerate(answers, start=at):
-                ids[row, : len(hits)] = [int(hit.id) for hit in hits]
-                new[row, : len(hits)] = [hit.leg != self._first for hit in hits]
+            for each in rounds.values():
+                with self.tally.watched("failed"):
+                    answers = self._ranked(self.queries[at : at + size], wanted, filter=measured, rescore=each.rescore)
+                    each.keep(at, answers, old=self._first)
         Path("rounds").mkdir(exist_ok=True)
-        np.savez(f"rounds/{name}.npz", ids=ids, new=new)
-        return float(new.mean())
+        for file, each in rounds.items():
+            np.savez(f"rounds/{file}.npz", ids=each.ids, new=each.new)
+        return {"name": name, "t": float(rounds[name].new.mean()), "seconds": time.monotonic() - started}
 
     def follow(self, first: int, say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Measure each time another tenth of the gallery has moved, until `unfollow`; each round is told when it is done."""

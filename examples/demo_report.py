@@ -149,8 +149,12 @@ def failures(summary: dict[str, Any]) -> list[str]:
         f"mAP fell by {summary['largest_fall']:.2f} points from one step to the next": summary["largest_fall"] > 0.5,
         f"M_1 is {off:.2f} points away from M_offline": off > 0.1,
         f"M_1 is {summary['M_1']:.2f}, below M_new, {summary['M_new']:.2f}": summary["M_1"] < summary["M_new"],
-        "the area under RM's curve is below naive's": summary["AUC"]["rm"]["mAP"]
-        < max(area["mAP"] for area in summary["AUC"].values()),
+    }
+    areas = {name: area["mAP"] for name, area in summary["AUC"].items()}
+    # Rescoring may gain nothing where searches have no time for it, and the two curves are some searches apart.
+    broken |= {
+        f"the area under rmvdb's curve is below that of {name}": areas["rm"] < areas[name] - off
+        for name, off in {"naive": 0.0, "naive_calibrated": 0.0, "without_rescoring": 0.5}.items()
     }
     return [sentence for sentence, so in broken.items() if so]
 
