@@ -46,4 +46,4 @@ class Settled:
         self.reasons = []
 
     def _hear(self, collection: str, indexed: int, rows: int) -> None:
-        self.reasons = [f"waiting until {collection} has an index of its {rows} rows"]
+        self.reasons = [f"waiting until {collection} has an index of its {rows} rows; {indexed} have one"]

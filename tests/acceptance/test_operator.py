@@ -28,13 +28,13 @@ def test_a_command_says_what_it_waits_for_and_how_long(tmp_path: Path) -> None:
     began, process = time.monotonic(), project.start("status")
     assert process.stderr is not None
     first = process.stderr.readline()
-    assert re.fullmatch(r"waiting for the registry at postgresql\+psycopg://me:\*+@127.0.0.1:1/rmvdb: \d s of 7 s\n", first), (
+    assert re.fullmatch(r"waiting for the registry at postgresql\+psycopg://me:\*+@127.0.0.1:1/rmvdb: [23] s of 7 s\n", first), (
         first
     )
     assert time.monotonic() - began < 30.0
     rest = process.communicate(timeout=120)[1]
     assert process.returncode == 1
-    assert len([line for line in rest.splitlines() if line.startswith("waiting for")]) <= 2
+    assert len([line for line in rest.splitlines() if line.startswith("waiting for")]) in (1, 2)  # after twice the time each
     assert "did not answer for 7 s" in rest
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from rmvdb.errors import NotOwner
 from rmvdb.registry.mark import Owner, mark_of
+from rmvdb.timing import WRITE_LASTS
 from tests.acceptance.conftest import IDS, NAIVE
 from tests.support.project import Project
 
@@ -91,6 +92,7 @@ def test_a_gallery_is_taken_from_a_registry_that_is_lost(project: Project, stran
     assert "--from-lost-registry" in stranger.ask("gallery", "take", "things", code=2).stderr
     assert "--yes" in stranger.run("gallery", "take", "things", "--from-lost-registry", code=2).stderr
     told = stranger.ask("gallery", "take", "things", "--from-lost-registry", "--yes").stdout
+    assert f"waiting {WRITE_LASTS:g} s, until no write or batch that the lost registry knew of is under way" in told
     assert f"gallery things is taken: {collection} is this registry's" in told
     stranger.ask(*adopt(stranger, collection))
     stranger.ask(*NAIVE, "--execute")

@@ -38,7 +38,8 @@ def test_records_that_vanished_hold_back_the_cut_over_until_the_user_accepts_it(
 def test_a_setting_says_how_many_may_vanish(project: Project, monkeypatch: pytest.MonkeyPatch, share: str, code: int) -> None:
     monkeypatch.setenv("RMVDB_BACKFILL__MISSING", share)
     deleted_by_another_program(project, 20)  # a twentieth
-    project.ask(*NAIVE, code=code)
+    done = project.ask(*NAIVE, code=code)
+    assert "20 records of the work list are gone" in done.stdout + done.stderr
 
 
 def without(project: Project, ids: Iterable[int]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import rmvdb
 import rmvdb.app
+from rmvdb.registry.mark import mark_of
 from tests.acceptance.conftest import NAIVE
 from tests.support.milvus_server import MilvusServer
 from tests.support.postgres import PASSWORD
@@ -42,6 +43,9 @@ def test_no_output_file_or_row_holds_a_secret(
 
     with project.opened() as opened:
         for row in opened.registry.collections(opened.registry.gallery("things").id):
+            mark = str([record.fields for page in opened.store.scan(mark_of(row.name), fields=None) for record in page])
+            assert "@" in mark  # it names the registry
+            assert not _told(mark.encode())
             opened.store.drop(row.name)
 
 

@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import insert
+from sqlalchemy.orm import Session
 
 from rmvdb.learning.method import Method
 from rmvdb.planning.question import Question
+from rmvdb.registry import shared_queries
 from rmvdb.registry.manifest import Manifest
+from rmvdb.registry.tables import AskedForRow, IntentRow, QuarantineRow
 from rmvdb.storage.folders import LocalFolder
 from rmvdb.types import Phase
 from rmvdb.upgrade import garbage
@@ -107,6 +111,27 @@ def test_in_an_upgrade_that_took_the_place_of_another_nothing_goes_that_leads_on
     assert conductor.advance(gallery.registry.upgrade(first.id), gallery.worker()).phase == Phase.CUT_OVER
 
 
+def test_the_work_of_an_ended_upgrade_goes_if_something_left_it(gallery: Gallery) -> None:
+    conductor, upgrade = gallery.conductor(), gallery.upgrade
+    conductor.clean_up(conductor.advance(upgrade, gallery.worker()))
+    collector(gallery).run(remove=True)
+    mine = {"upgrade_id": upgrade.id}
+    write = {"kind": "upsert", "done": True, "epoch": 1, "client": "killed", "opened_at": 0.0, "deadline": 1.0}
+    with Session(gallery.registry.engine) as s, s.begin():
+        s.add(shared_queries.new_batch(upgrade.id, 0, [7], None))
+        s.add(QuarantineRow(**mine, record="8", reason="broken", at=0.0))
+        s.execute(insert(AskedForRow).values(**mine, record="9"))
+        s.execute(insert(IntentRow).values(**mine, **write, gallery_id=upgrade.gallery_id, record="10"))
+    assert {name for name, count in collector(gallery).run(remove=True).rows.items() if count} == {
+        "batches of ended upgrades",
+        "quarantined records of ended upgrades",
+        "records asked for in ended upgrades",
+        "writes that no upgrade needs",
+    }
+    assert gallery.registry.batches(upgrade.id) == []
+    assert collector(gallery).run(remove=False).nothing
+
+
 def test_young_rows_and_files_stay(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "ROWS", 3600.0)
     monkeypatch.setattr(garbage, "FILES", 86400.0)
@@ -115,7 +140,7 @@ def test_young_rows_and_files_stay(gallery: Gallery, monkeypatch: pytest.MonkeyP
     left_behind(gallery)
     found = collector(gallery).run(remove=True)
     assert found.files == 0
-    assert {name for name, count in found.rows.items() if count} <= {"counts of what searches found"}
+    assert {name for name, count in found.rows.items() if count} == set()
     os.utime(gallery.folder / "artifacts" / f"{'a' * 64}.safetensors", (1.0, 1.0))
     assert collector(gallery).run(remove=True).files == 1
 

@@ -344,7 +344,7 @@ def test_status_says_that_an_index_is_waited_for(gallery: Gallery, monkeypatch: 
     monkeypatch.setattr(FaissStore, "settles_at_once", False)
     monkeypatch.setattr(gallery.store, "settle", settle)
     with working(gallery) as ended:
-        until(lambda: "waiting until texts_v2 has an index of its 40 rows" in held_back(gallery))
+        until(lambda: "waiting until texts_v2 has an index of its 40 rows; 10 have one" in held_back(gallery))
         time.sleep(3 * gallery.task.grace)  # in which every copied batch would have been retired
         assert len(gallery.held()["old"]) == 40
         indexed.set()

@@ -16,10 +16,8 @@ LONG = {
     "tests/acceptance/test_bad_files.py": "upgrades with files altered or a disk full",
     "tests/acceptance/test_compatible_losses.py": "trains each loss",
     "tests/acceptance/test_curves.py": "five upgrades that train",
-    "tests/acceptance/test_databases.py": "whole upgrades on a server",
     "tests/acceptance/test_examples.py": "programs with upgrades",
     "tests/acceptance/test_hyperbolic.py": "trains models of the user's",
-    "tests/acceptance/test_joined.py": "a registry is lost in an upgrade, and its halves are joined",
     "tests/acceptance/test_lift.py": "whole upgrades",
     "tests/acceptance/test_lite3.py": "another engine, from the first command to the last",
     "tests/acceptance/test_no_shared_disk.py": "an upgrade there and back on servers",
@@ -52,8 +50,6 @@ LONG = {
     "tests/integration/test_throttle.py::test_a_slow_embedder_or_store_holds_up_the_work_not_the_memory": "waits for slow parts",
     "tests/integration/third_version": "two upgrades each",
     "tests/model": "every state of the protocol",
-    "tests/unit/paper_tables/test_heads.py": "trains each row of a table",
-    "tests/unit/paper_tables/test_tables.py": "trains each row of a table",
 }
 
 

@@ -41,6 +41,18 @@ def test_a_batch_of_bad_items_is_set_aside_where_items_are_made_of_fields(galler
     assert {row.record for row in gallery.registry.quarantined(gallery.upgrade.id)} == {"5", "6", "7", "8"}
 
 
+def test_a_batch_whose_rows_come_in_another_order_is_not_copied(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model did so neither when it was registered nor while the plan was made."""
+    embed = inprocess.TextEmbedder.embed
+    monkeypatch.setattr(inprocess.TextEmbedder, "embed", lambda self, items: embed(self, items)[::-1])
+    with pytest.raises(errors.ModelError, match="gives another vector for item"):
+        drive(gallery)
+    assert gallery.held()["new"] == {}
+    monkeypatch.undo()
+    drive(gallery)
+    gallery.expect_moved()
+
+
 @pytest.mark.parametrize("kind", ["broken", "missing"])
 def test_bad_items_that_come_first_in_the_order_are_set_aside_by_what_the_plan_embedded(tmp_path: Path, kind: str) -> None:
     """A classifier is least sure of blank pictures, so that nothing is in the new collection yet."""
